@@ -1,0 +1,321 @@
+"""The one configuration model: TOML, then environment, then `--set`; unknown keys are errors.
+
+Every knob has a line of help and, where it has one, a unit. Environment variables are
+`PENSTOCK_SECTION__KEY`. Values that are None are chosen by the workload's defaults or the machine.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+ENVIRONMENT_PREFIX = "PENSTOCK_"
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+
+
+class ConfigurationError(ValueError):
+    """A configuration that cannot be used; the message names key, value and remedy."""
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    def canonical_json(self) -> str:
+        """Keys sorted, no spaces: equal sections have equal text."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+
+class EnvironmentSection(Section):
+    """What the actors step."""
+
+    id: str = "CartPole-v1"
+    """Any Gymnasium id; `module:Id` imports the module first."""
+    kwargs: dict[str, Any] = {}
+    """Arguments of the environment's constructor."""
+    count: Positive = 8
+    """Environments per actor (N)."""
+    vectorise: Literal["auto", "sync", "vector", "async"] = "auto"
+    """sync: one loop in the actor; vector: the environment's own vector entry point; async: one process each; auto: vector where the environment has one, else sync."""
+    max_episode_steps: Positive | None = None
+    """Overrides the time limit of the registered environment, in steps."""
+
+
+class PolicySection(Section):
+    """The network that acts and is trained."""
+
+    hidden_sizes: tuple[Positive, ...] = (64, 64)
+    """Widths of the hidden layers of the MLP."""
+    activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
+    """Non-linearity between layers."""
+    shared_trunk: bool = False
+    """True: actor and critic share all but their last layer."""
+    normalise_observations: bool = False
+    """Keep a running mean and variance of the observations as part of the weights."""
+    observation_clip: NonNegative = 10.0
+    """Normalised observations are clipped to ± this many standard deviations."""
+    continuous: Literal["clipped", "squashed"] = "clipped"
+    """clipped: diagonal Gaussian, actions clipped to the bounds by the environment side; squashed: tanh of a Gaussian."""
+    initial_log_std: float = 0.0
+    """Initial log standard deviation of Gaussian actions."""
+
+
+class AlgorithmSection(Section):
+    """How the learner learns."""
+
+    name: Literal["ppo"] = "ppo"
+    """Which algorithm."""
+    batch_steps: Positive = 2048
+    """Steps of one update (B)."""
+    staleness: Annotated[int, Field(ge=0)] = 1
+    """Updates that experience may lag behind when it is begun (S); 0: lock-step."""
+    stale_after: Positive | None = None
+    """Fragments older than this many updates at their turn are dropped as stale (H); default 4(S+1)."""
+    epochs: Positive = 4
+    """Passes over each batch."""
+    minibatches: Positive = 4
+    """Gradient steps per epoch."""
+    discount: Fraction = 0.99
+    """γ, per step."""
+    gae_lambda: Fraction = 0.95
+    """λ of GAE and V-trace."""
+    advantage: Literal["gae", "vtrace"] = "gae"
+    """How advantages and value targets are estimated, once per batch with the current critic."""
+    objective: Literal["decoupled", "coupled"] = "decoupled"
+    """decoupled: clip around the policy at batch start (Hilton et al. 2021); coupled: around the behaviour policy."""
+    rho_clip: NonNegative = 1.0
+    """ρ̄ of V-trace."""
+    c_clip: NonNegative = 1.0
+    """c̄ of V-trace."""
+    behaviour_weight_cap: NonNegative = 5.0
+    """Largest π_prox/μ of the decoupled objective."""
+    clip_range: NonNegative = 0.2
+    """ε of the surrogate."""
+    clip_schedule: Literal["constant", "linear"] = "constant"
+    """linear: ε falls to 0 over `learner.total_steps`."""
+    value_clip: NonNegative | None = None
+    """Largest change of a value in one update; none: off."""
+    value_coefficient: NonNegative = 0.5
+    """Weight of the value loss."""
+    entropy_coefficient: float = 0.0
+    """Weight of the entropy bonus."""
+    normalise_advantages: bool = True
+    """Standardise the advantages of each batch over its valid steps."""
+    scale_rewards: bool = False
+    """Divide rewards by the running standard deviation of the discounted return (stays in the learner)."""
+    learning_rate: NonNegative = 3e-4
+    """Step size of Adam."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate over `learner.total_steps`."""
+    warmup_updates: Annotated[int, Field(ge=0)] = 0
+    """Updates over which the learning rate rises from 0."""
+    adam_epsilon: NonNegative = 1e-5
+    """ε of Adam."""
+    max_gradient_norm: NonNegative = 0.5
+    """Gradients are scaled down to this norm; 0: off."""
+    target_kl: NonNegative | None = None
+    """Stop the epochs of an update when KL(π_prox‖π_θ) exceeds 1.5 times this; none: off."""
+
+
+class ActorSection(Section):
+    """How experience is generated."""
+
+    count: Positive = 2
+    """Rollout workers that the launcher starts, and that open round 0 in lock-step."""
+    unroll_length: Annotated[int, Field(gt=0, le=4096)] = 32
+    """Steps per slot of a fragment (T)."""
+    outbox_fragments: Positive = 8
+    """Fragments kept until acknowledged; when full the environment waits."""
+    compress: Literal["off", "lz4"] = "off"
+    """Compression of observation tensors."""
+    threads: Positive = 1
+    """Threads of the policy's forward pass."""
+    allow_modules: tuple[str, ...] = ()
+    """Modules that a run specification may make this actor import, beside Gymnasium's and installed workloads."""
+    stall_timeout_s: Positive = 120
+    """Health turns red when the environment makes no step for this long, in seconds."""
+
+
+class BrokerSection(Section):
+    """The front of the buffer."""
+
+    redis: str = ""
+    """URL of the Redis server: redis://, rediss:// or unix://; empty: the launcher starts one."""
+    durability: Literal["memory", "fsync_1s", "fsync"] = "fsync_1s"
+    """What an acknowledgement must survive; a Redis that gives less is refused."""
+    declared_durability: Literal["memory", "fsync_1s", "fsync"] | None = None
+    """What the Redis server gives, where it does not let CONFIG GET be asked."""
+    redis_wait_s: Positive = 60
+    """Give up when Redis does not answer for this long, in seconds."""
+    session_timeout_s: NonNegative = 30.0
+    """A session that says nothing for this long is closed, in seconds of Redis time."""
+    max_log_bytes: Positive = 512 * 1024 * 1024
+    """Ceiling of the payload bytes in the log."""
+    max_log_entries: Positive = 1_000_000
+    """Ceiling of the entries in the log."""
+    max_memory_bytes: Positive = 2 * 1024 * 1024 * 1024
+    """`maxmemory` of the embedded Redis server."""
+    max_staged_bytes: Positive = 256 * 1024 * 1024
+    """Most payload bytes that one broker has staged and not yet appended."""
+
+
+class LearnerSection(Section):
+    """The process that learns."""
+
+    total_steps: Positive | None = None
+    """The run ends after this many environment steps; none: the workload's default."""
+    target_return: float | None = None
+    """The run ends when the evaluated mean return reaches this; none: the environment's own threshold."""
+    stop_at_target: bool = True
+    """Evaluate and stop early when the mean of the last 100 training episodes reaches the target."""
+    checkpoint_interval_s: NonNegative = 30.0
+    """Seconds between checkpoints."""
+    keep_checkpoints: Annotated[int, Field(ge=2)] = 3
+    """Committed checkpoints kept on disk."""
+    prefetch_batches: Positive = 2
+    """Batches read ahead of the update."""
+    lease_ttl_s: NonNegative = 15.0
+    """Another learner may take over this long after the last renewal, in seconds of Redis time."""
+    threads: Positive = 1
+    """Threads of the update."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: CUDA where there is one."""
+    stall_timeout_s: Positive = 300
+    """Health turns red when no update is made for this long while not paused, in seconds."""
+    probe_tolerance: NonNegative = 1e-3
+    """Largest difference between a probe answered by an actor and by the learner."""
+
+
+class EvaluationSection(Section):
+    """Separate environments that only measure."""
+
+    episodes: Positive = 100
+    """Episodes of one evaluation; the i-th is seeded with `seed` + i."""
+    seed: Annotated[int, Field(ge=0)] = 1_000_000
+    """First seed."""
+    interval_steps: Positive | None = None
+    """Evaluate the newest version every so many environment steps; none: only when the target is in reach and at the end."""
+    timeout_s: Positive = 600
+    """Give up waiting for an evaluation after this long, in seconds."""
+
+
+class ServingSection(Section):
+    """The policy server."""
+
+
+class SecuritySection(Section):
+    """Who may talk to whom."""
+
+    insecure: bool = False
+    """Allow plaintext beyond loopback and unix sockets."""
+    tls_certificate: Path | None = None
+    """PEM file of this process's certificate chain."""
+    tls_key: Path | None = None
+    """PEM file of its key."""
+    tls_authority: Path | None = None
+    """PEM file of the authority that signs the peers."""
+    redis_password: SecretStr | None = None
+    """Password of the Redis user, where the URL holds none."""
+
+
+class MetricsSection(Section):
+    """Prometheus and health."""
+
+    host: str = "127.0.0.1"
+    """Address of the HTTP port with /metrics, /healthz and /readyz."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Its port; 0: any free one."""
+
+
+class Settings(Section):
+    """The whole configuration of a run."""
+
+    run: str = ""
+    """Name of the run; empty: made from the environment and a random suffix."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the run."""
+    workload: str = "control"
+    """Installed workload."""
+    environment: EnvironmentSection = EnvironmentSection()
+    policy: PolicySection = PolicySection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    actor: ActorSection = ActorSection()
+    broker: BrokerSection = BrokerSection()
+    learner: LearnerSection = LearnerSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    serving: ServingSection = ServingSection()
+    security: SecuritySection = SecuritySection()
+    metrics: MetricsSection = MetricsSection()
+
+
+def parse_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file; raises ConfigurationError that names file and line."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}; give a TOML file that can be read") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: not TOML: {error}") from error
+
+
+def parse_assignment(text: str) -> dict[str, Any]:
+    """`section.key=value` as nested dictionaries; the value is TOML where it parses, else a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigurationError(f"--set {text!r}: write section.key=value")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    for part in reversed(key.split(".")):
+        parsed = {part: parsed}
+    return dict(parsed)
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Every `PENSTOCK_SECTION__KEY=value` as nested dictionaries."""
+    merged: dict[str, Any] = {}
+    for name, value in environ.items():
+        if name.startswith(ENVIRONMENT_PREFIX) and "__" in name:
+            key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            merged = merge(merged, parse_assignment(f"{key}={value}"))
+    return merged
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, section by section."""
+    result = dict(base)
+    for key, value in over.items():
+        inner = result.get(key)
+        mappings = isinstance(inner, Mapping) and isinstance(value, Mapping) and key != "kwargs"
+        result[key] = merge(inner, value) if mappings else value
+    return result
+
+
+def load(layers: Iterable[Mapping[str, Any]]) -> Settings:
+    """Validate the layers laid on one another, first to last.
+
+    Raises ConfigurationError with a line per mistake: key, value and what is allowed.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = merge(merged, layer)
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(_explain(dict(e)) for e in error.errors())) from error
+
+
+def _explain(error: dict[str, Any]) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"{key}: unknown key; `penstock train --print-config` lists the known ones"
+    return f"{key}={error['input']!r}: {error['msg']}"

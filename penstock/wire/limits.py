@@ -1,0 +1,34 @@
+"""Every bound on what may cross a process border, and the deadline of every call, in one place."""
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+MAX_MESSAGE_BYTES: Final = 8 * MIB
+"""Largest gRPC message either way; an Append with its largest fragment fits below it."""
+MESSAGE_OVERHEAD_BYTES: Final = 64 * KIB
+"""Room left in a message for headers and framing beside the payloads."""
+WEIGHT_CHUNK_BYTES: Final = MIB
+"""Most bytes of weights in one message or one Redis value."""
+MAX_WEIGHT_BYTES: Final = 64 * 1024 * MIB
+MAX_TENSORS: Final = 64
+MAX_RANK: Final = 8
+MAX_STEPS: Final = 4096
+"""Largest T of a fragment."""
+MAX_SLOTS: Final = 4096
+"""Largest N of a fragment."""
+MAX_NAME_LENGTH: Final = 128
+MAX_ATTRIBUTES_BYTES: Final = KIB
+MAX_FRAGMENTS_PER_APPEND: Final = 256
+MAX_EPISODES_PER_REPORT: Final = 4096
+MAX_PROBE_ANSWERS: Final = 64
+MAX_WATCH_WAIT_MS: Final = 30_000
+
+APPEND_DEADLINE_S: Final = 10.0
+CALL_DEADLINE_S: Final = 5.0
+"""Deadline of every call that neither appends nor waits."""
+WATCH_GRACE_S: Final = 5.0
+"""What a WatchLatest's deadline adds to the wait it asks for."""
+STAGING_EXPIRY_S: Final = 60
+"""Redis forgets a payload that was staged but never appended after this long."""

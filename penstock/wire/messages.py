@@ -1,0 +1,191 @@
+"""What actor and broker tell each other beside fragments, as frozen dataclasses."""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from penstock.v1 import experience_pb2, weights_pb2
+
+
+class Role(IntEnum):
+    """What kind of actor opens a session."""
+
+    ROLLOUT = 1
+    SERVER = 2
+    EVALUATION = 3
+
+    @property
+    def label(self) -> str:
+        """Lower-case name for logs and metric labels."""
+        return self.name.lower()
+
+
+class Durability(IntEnum):
+    """How much an acknowledgement survives."""
+
+    MEMORY = 1
+    FSYNC_1S = 2
+    FSYNC = 3
+
+    @property
+    def label(self) -> str:
+        """Lower-case name for logs, metric labels and the summary."""
+        return self.name.lower()
+
+
+class RunState(IntEnum):
+    """Whether the run goes on."""
+
+    RUNNING = 1
+    PAUSED = 2
+    STOPPING = 3
+
+    @property
+    def label(self) -> str:
+        """Lower-case name for logs and the summary."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Absolute leave to generate; begin a sequence only up to `begin_through` and with `min_version`."""
+
+    begin_through: int = 0
+    min_version: int = 0
+    round: int = 0
+
+    def to_proto(self) -> experience_pb2.Leave:
+        """The message."""
+        return experience_pb2.Leave(
+            begin_through=self.begin_through, min_version=self.min_version, round=self.round
+        )
+
+    @classmethod
+    def from_proto(cls, message: experience_pb2.Leave) -> "Leave":
+        """The leave of a message."""
+        return cls(message.begin_through, message.min_version, message.round)
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication of weights; version 0 is "nothing published yet"."""
+
+    version: int = 0
+    update: int = 0
+    sha256: str = ""
+    size: int = 0
+
+    def to_proto(self) -> weights_pb2.Publication:
+        """The message."""
+        return weights_pb2.Publication(
+            version=self.version, update=self.update, sha256=self.sha256, size=self.size
+        )
+
+    @classmethod
+    def from_proto(cls, message: weights_pb2.Publication) -> "Publication":
+        """The publication of a message."""
+        return cls(message.version, message.update, message.sha256, message.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """A finished episode: undiscounted return, length in steps, weight version at its last step."""
+
+    slot_id: int
+    episode_id: int
+    episode_return: float
+    length: int
+    terminated: bool
+    version: int
+
+    def to_proto(self) -> experience_pb2.Episode:
+        """The message."""
+        return experience_pb2.Episode(
+            slot_id=self.slot_id,
+            episode_id=self.episode_id,
+            episode_return=self.episode_return,
+            length=self.length,
+            terminated=self.terminated,
+            version=self.version,
+        )
+
+    @classmethod
+    def from_proto(cls, message: experience_pb2.Episode) -> "Episode":
+        """The episode of a message."""
+        return cls(
+            slot_id=message.slot_id,
+            episode_id=message.episode_id,
+            episode_return=message.episode_return,
+            length=message.length,
+            terminated=message.terminated,
+            version=message.version,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Finished episodes of one session, as the broker keeps them for the learner."""
+
+    session: int
+    sequence: int
+    evaluation: bool = False
+    deterministic: bool = False
+    episodes: tuple[Episode, ...] = ()
+
+    def to_proto(self) -> experience_pb2.ReportEpisodesRequest:
+        """The message."""
+        return experience_pb2.ReportEpisodesRequest(
+            session=self.session,
+            sequence=self.sequence,
+            evaluation=self.evaluation,
+            deterministic=self.deterministic,
+            episodes=[episode.to_proto() for episode in self.episodes],
+        )
+
+    @classmethod
+    def from_proto(cls, message: experience_pb2.ReportEpisodesRequest) -> "Report":
+        """The report of a message."""
+        return cls(
+            session=message.session,
+            sequence=message.sequence,
+            evaluation=message.evaluation,
+            deterministic=message.deterministic,
+            episodes=tuple(Episode.from_proto(episode) for episode in message.episodes),
+        )
+
+    def encode(self) -> bytes:
+        """The bytes that Redis keeps."""
+        return self.to_proto().SerializeToString()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Report":
+        """Inverse of `encode`."""
+        return cls.from_proto(experience_pb2.ReportEpisodesRequest.FromString(data))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Upward half of WatchLatest: what the caller knows, serves and will wait for."""
+
+    session: int
+    begun_through: int = 0
+    known_version: int = 0
+    known_begin_through: int = 0
+    known_revision: int = 0
+    applied_version: int = 0
+    applied_sha256: str = ""
+    probe_log_prob: tuple[float, ...] = ()
+    wait_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """Downward half of WatchLatest. `weights` is empty when unknown bytes exceed one chunk."""
+
+    latest: Publication
+    leave: Leave
+    state: RunState
+    revision: int
+    weights: bytes = b""
+    traffic_revision: int = 0
+    scalars: dict[str, float] = field(default_factory=dict)
+    evaluate_version: int = 0

@@ -1,0 +1,72 @@
+"""Why something was not taken: one enumeration for the wire, the logs and the metrics.
+
+    Refused                  raised where a caller cannot go on without handling it
+      .refusal: Refusal      reason, detail, retry_after_ms, expected
+
+Errors that are not refusals: ValueError and its subclasses for what breaks a contract locally.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from penstock.v1 import refusal_pb2 as pb
+
+
+class Reason(IntEnum):
+    """Same numbers as `penstock.v1.Reason`; a test compares the two."""
+
+    FULL = 1
+    GAP = 2
+    INVALID = 3
+    EXPIRED = 4
+    FENCED = 5
+    NOT_READY = 6
+    RUN_CLOSED = 7
+
+    @property
+    def label(self) -> str:
+        """Lower-case name for logs and metric labels."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A refusal with what the caller needs to go on."""
+
+    reason: Reason
+    detail: str = ""
+    retry_after_ms: int = 0
+    expected: int = 0
+
+    def __str__(self) -> str:
+        """`reason: detail`, for logs."""
+        return f"{self.reason.label}: {self.detail}" if self.detail else self.reason.label
+
+    def to_proto(self) -> pb.Refusal:
+        """The message."""
+        return pb.Refusal(
+            reason=pb.Reason.ValueType(self.reason.value),
+            detail=self.detail,
+            retry_after_ms=self.retry_after_ms,
+            expected=self.expected,
+        )
+
+    @classmethod
+    def from_proto(cls, message: pb.Refusal) -> "Refusal | None":
+        """None when nothing was refused."""
+        if message.reason == pb.REASON_UNSPECIFIED:
+            return None
+        return cls(
+            reason=Reason(message.reason),
+            detail=message.detail,
+            retry_after_ms=message.retry_after_ms,
+            expected=message.expected,
+        )
+
+
+class Refused(Exception):
+    """A refusal that ends what the caller was doing."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal

@@ -1,0 +1,124 @@
+"""Fragment schema: the tensors that every fragment of a run carries, and the check that one does."""
+
+import hashlib
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+from penstock.v1 import specification_pb2 as pb
+from penstock.wire.spaces import Space, leaves
+from penstock.wire.tensor import DTYPES, check_dtype, check_shape
+
+
+class Axes(IntEnum):
+    """Leading axes of a tensor."""
+
+    STEP = 1
+    """[T, N, ...]"""
+    STEP_PLUS_ONE = 2
+    """[T+1, N, ...]"""
+    SLOT = 3
+    """[N, ...]"""
+    END = 4
+    """[K, ...], one row per episode that ended inside; K is the same for all such tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRule:
+    """One tensor: dtype and shape behind the leading axes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    axes: Axes = Axes.STEP
+
+    def bytes_per_row(self) -> int:
+        """Size of one row in bytes."""
+        size = DTYPES[self.dtype].itemsize
+        for length in self.shape:
+            size *= length
+        return size
+
+
+@dataclass(frozen=True)
+class FragmentSchema:
+    """The rules by name. `schema_id` is the SHA-256 of their canonical form, hexadecimal."""
+
+    tensors: tuple[TensorRule, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", tuple(sorted(self.tensors, key=lambda rule: rule.name)))
+        names = [rule.name for rule in self.tensors]
+        if len(set(names)) != len(names):
+            raise ValueError(f"schema: a tensor is declared twice in {names}")
+
+    @cached_property
+    def schema_id(self) -> str:
+        """Digest that a fragment's header repeats."""
+        return hashlib.sha256(self.to_proto().SerializeToString(deterministic=True)).hexdigest()
+
+    @cached_property
+    def by_name(self) -> dict[str, TensorRule]:
+        """The rules by tensor name."""
+        return {rule.name: rule for rule in self.tensors}
+
+    def under(self, prefix: str) -> tuple[TensorRule, ...]:
+        """Rules named `prefix` or below it, such as all of "observation"."""
+        return tuple(r for r in self.tensors if r.name == prefix or r.name.startswith(f"{prefix}/"))
+
+    def fragment_bytes(self, steps: int, slots: int) -> int:
+        """Payload of a full fragment of T steps and N slots in which every slot ends once."""
+        rows = {
+            Axes.STEP: steps * slots,
+            Axes.STEP_PLUS_ONE: (steps + 1) * slots,
+            Axes.SLOT: slots,
+            Axes.END: slots,
+        }
+        return sum(rule.bytes_per_row() * rows[rule.axes] for rule in self.tensors)
+
+    def to_proto(self) -> pb.FragmentSchema:
+        """The message."""
+        return pb.FragmentSchema(
+            tensors=[
+                pb.TensorRule(
+                    name=rule.name,
+                    dtype=rule.dtype,
+                    shape=rule.shape,
+                    axes=pb.Axes.ValueType(rule.axes.value),
+                )
+                for rule in self.tensors
+            ]
+        )
+
+    @classmethod
+    def from_proto(cls, message: pb.FragmentSchema) -> "FragmentSchema":
+        """The schema; raises ValueError that names the tensor for an unknown dtype or axes."""
+        rules = []
+        for rule in message.tensors:
+            check_dtype(f"schema.{rule.name}", rule.dtype)
+            shape = check_shape(f"schema.{rule.name}", rule.shape)
+            rules.append(TensorRule(name=rule.name, dtype=rule.dtype, shape=shape, axes=Axes(rule.axes)))
+        return cls(tuple(rules))
+
+
+def fragment_schema(observation: Space, action: Space, extra: tuple[TensorRule, ...] = ()) -> FragmentSchema:
+    """The schema of fixed-size observations and actions, plus the workload's `extra` tensors.
+
+    `final/observation/...`, `final/slot` and `final/step` hold the true last observation of every
+    episode that ended inside: row k belongs to slot `final/slot[k]` and ended with step `final/step[k]`.
+    """
+    rules = [
+        TensorRule(name="reward", dtype="float32"),
+        TensorRule(name="terminated", dtype="bool"),
+        TensorRule(name="truncated", dtype="bool"),
+        TensorRule(name="valid", dtype="bool"),
+        TensorRule(name="log_prob", dtype="float32"),
+        TensorRule(name="final/slot", dtype="int32", axes=Axes.END),
+        TensorRule(name="final/step", dtype="int32", axes=Axes.END),
+    ]
+    for path, leaf in leaves(observation, "observation"):
+        rules.append(TensorRule(name=path, dtype=leaf.dtype, shape=leaf.shape, axes=Axes.STEP_PLUS_ONE))
+        rules.append(TensorRule(name=f"final/{path}", dtype=leaf.dtype, shape=leaf.shape, axes=Axes.END))
+    for path, leaf in leaves(action, "action"):
+        rules.append(TensorRule(name=path, dtype=leaf.dtype, shape=leaf.shape))
+    return FragmentSchema((*rules, *extra))

@@ -1,0 +1,93 @@
+"""Run specification: what every process of a run agrees on, written once by the learner."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.v1 import specification_pb2 as pb
+from penstock.wire import spaces
+from penstock.wire.ids import check_id
+from penstock.wire.schema import FragmentSchema
+from penstock.wire.tensor import Array, from_tensor, to_tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """Fixed questions: observations and actions by path, each [P, ...]; answer: log_prob float32 [P]."""
+
+    observation: dict[str, Array]
+    action: dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunSpecification:
+    """Field meanings in `specification.proto`. The `*_json` sections are canonical JSON text."""
+
+    run: str
+    seed: int
+    environment_json: str
+    policy_json: str
+    actor_json: str
+    evaluation_json: str
+    workload: str
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    schema: FragmentSchema
+    probe: Probe
+    unroll_length: int
+    lock_step: bool
+    session_timeout_ms: int
+
+    def to_proto(self) -> pb.RunSpecification:
+        """The message."""
+        return pb.RunSpecification(
+            run=self.run,
+            seed=self.seed,
+            environment_json=self.environment_json,
+            policy_json=self.policy_json,
+            actor_json=self.actor_json,
+            evaluation_json=self.evaluation_json,
+            workload=self.workload,
+            observation_space=spaces.to_proto(self.observation_space),
+            action_space=spaces.to_proto(self.action_space),
+            schema=self.schema.to_proto(),
+            probe=pb.Probe(
+                observation={name: to_tensor(array) for name, array in self.probe.observation.items()},
+                action={name: to_tensor(array) for name, array in self.probe.action.items()},
+            ),
+            unroll_length=self.unroll_length,
+            lock_step=self.lock_step,
+            session_timeout_ms=self.session_timeout_ms,
+        )
+
+    @classmethod
+    def from_proto(cls, message: pb.RunSpecification) -> "RunSpecification":
+        """The specification of a message; raises ValueError that names the field that is wrong."""
+        probe: dict[str, Any] = {
+            "observation": {k: from_tensor(f"probe.{k}", t) for k, t in message.probe.observation.items()},
+            "action": {k: from_tensor(f"probe.{k}", t) for k, t in message.probe.action.items()},
+        }
+        return cls(
+            run=check_id("run", message.run),
+            seed=message.seed,
+            environment_json=message.environment_json,
+            policy_json=message.policy_json,
+            actor_json=message.actor_json,
+            evaluation_json=message.evaluation_json,
+            workload=check_id("workload", message.workload),
+            observation_space=spaces.from_proto("observation_space", message.observation_space),
+            action_space=spaces.from_proto("action_space", message.action_space),
+            schema=FragmentSchema.from_proto(message.schema),
+            probe=Probe(**probe),
+            unroll_length=message.unroll_length,
+            lock_step=message.lock_step,
+            session_timeout_ms=message.session_timeout_ms,
+        )
+
+    def encode(self) -> bytes:
+        """The bytes that Redis and the checkpoint keep."""
+        return self.to_proto().SerializeToString(deterministic=True)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "RunSpecification":
+        """Inverse of `encode`."""
+        return cls.from_proto(pb.RunSpecification.FromString(data))

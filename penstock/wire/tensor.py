@@ -1,0 +1,77 @@
+"""numpy arrays as bytes: a dtype allow-list, and every size checked before anything is allocated.
+
+All bytes are row-major and little-endian. Reads are views of the bytes, never copies.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.v1 import tensor_pb2 as pb
+from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_RANK
+
+Array = NDArray[np.generic]
+
+DTYPES: Final[dict[str, np.dtype[np.generic]]] = {
+    name: np.dtype(name)
+    for name in (
+        "bool", "uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64",
+    )
+}  # fmt: skip
+
+if sys.byteorder != "little":
+    raise ImportError("penstock speaks little-endian arrays and this machine is big-endian")
+
+
+def check_dtype(field: str, name: str) -> np.dtype[np.generic]:
+    """The numpy dtype of an allowed name; raises ValueError that lists the allowed ones."""
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise ValueError(f"{field}: dtype {name[:32]!r} is not one of {', '.join(DTYPES)}") from None
+
+
+def check_shape(field: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape as a tuple; raises ValueError for a rank or a product that no message may have."""
+    if len(shape) > MAX_RANK:
+        raise ValueError(f"{field}: rank {len(shape)} is above {MAX_RANK}")
+    if any(length < 0 for length in shape) or math.prod(shape) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"{field}: shape {tuple(shape)} has a negative or too large axis")
+    return tuple(int(length) for length in shape)
+
+
+def read_array(
+    field: str, data: bytes | memoryview, dtype: str, shape: Sequence[int], offset: int = 0
+) -> Array:
+    """A read-only view of `data` from `offset`.
+
+    Raises ValueError when dtype or shape is not allowed or the bytes do not reach.
+    """
+    kind, checked = check_dtype(field, dtype), check_shape(field, shape)
+    count = math.prod(checked)
+    if offset < 0 or offset + count * kind.itemsize > len(data):
+        raise ValueError(
+            f"{field}: {count * kind.itemsize} bytes at {offset} are needed, {len(data)} are there"
+        )
+    if count == 0:
+        return np.empty(checked, kind)
+    return np.frombuffer(data, kind, count, offset).reshape(checked)
+
+
+def to_tensor(array: Array) -> pb.Tensor:
+    """The message of an array; raises ValueError when its dtype is not allowed."""
+    check_dtype("array", array.dtype.name)
+    contiguous = np.ascontiguousarray(array)
+    return pb.Tensor(dtype=array.dtype.name, shape=array.shape, data=contiguous.tobytes())
+
+
+def from_tensor(field: str, message: pb.Tensor) -> Array:
+    """A read-only view of the message's data; raises ValueError that names `field`."""
+    array = read_array(field, message.data, message.dtype, message.shape)
+    if array.nbytes != len(message.data):
+        raise ValueError(f"{field}: {len(message.data)} bytes for {array.nbytes} of content")
+    return array
