@@ -1,0 +1,134 @@
+"""Whether a fragment follows the run's schema, checked before anything is stored.
+
+Every failure is a ValueError that names field, value and remedy. The common case is cheap: what the
+table must say for a (T, N) is worked out once per schema and compared row by row.
+"""
+
+import math
+
+import numpy as np
+
+from penstock.wire.header import FragmentHeader, TensorEntry
+from penstock.wire.ids import check_id
+from penstock.wire.limits import (
+    MAX_ATTRIBUTES_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_NAME_LENGTH,
+    MAX_SLOTS,
+    MAX_STEPS,
+    MAX_TENSORS,
+)
+from penstock.wire.payload import LZ4, RAW, read_entry
+from penstock.wire.schema import Axes, FragmentSchema, TensorRule
+from penstock.wire.tensor import DTYPES, check_shape
+
+FINITE_TENSORS = ("reward", "log_prob")
+
+
+def check_header(header: FragmentHeader, schema: FragmentSchema, run: str) -> None:
+    """Raise ValueError unless the header belongs to `run` and its fields are within the limits."""
+    if header.run != run:
+        raise ValueError(f"header.run={header.run[:80]!r}: this broker serves {run!r}")
+    check_id("header.policy", header.policy)
+    if header.schema_id != schema.schema_id:
+        raise ValueError(f"header.schema_id={header.schema_id[:12]}…: the run's is {schema.schema_id[:12]}…")
+    if header.session < 1 or header.sequence < 1:
+        raise ValueError(f"header.session={header.session}, sequence={header.sequence}: both start at 1")
+    if not 1 <= header.steps <= MAX_STEPS or not 1 <= len(header.slots) <= MAX_SLOTS:
+        raise ValueError(
+            f"header: T={header.steps} and N={len(header.slots)} must be 1..{MAX_STEPS} and 1..{MAX_SLOTS}"
+        )
+    if len(header.attributes) > MAX_ATTRIBUTES_BYTES:
+        raise ValueError(f"header.attributes: {len(header.attributes)} bytes, {MAX_ATTRIBUTES_BYTES} allowed")
+    if max(len(header.group_id), len(header.traceparent)) > MAX_NAME_LENGTH:
+        raise ValueError(f"header.group_id or traceparent is longer than {MAX_NAME_LENGTH}")
+    _check_weights(header)
+
+
+def _check_weights(header: FragmentHeader) -> None:
+    if not 1 <= len(header.weights) <= MAX_SLOTS:
+        raise ValueError(f"header.weights: {len(header.weights)} spans, give 1 to {MAX_SLOTS}")
+    for span in header.weights:
+        fits = span.length >= 1 and span.start + span.length <= header.steps and span.slot < len(header.slots)
+        if span.version < 1 or not fits:
+            raise ValueError(
+                f"header.weights: span {span} does not fit T={header.steps}, N={len(header.slots)} "
+                "or names no version"
+            )
+
+
+def check_table(header: FragmentHeader, payload_size: int, schema: FragmentSchema) -> None:
+    """Raise ValueError unless the table holds the schema's tensors, packed without holes."""
+    _check_names(header, schema)
+    offset = 0
+    ends: int | None = None
+    for entry in header.tensors:
+        rule = schema.by_name[entry.name]
+        if rule.axes is Axes.END:
+            ends = _count_ends(entry, ends)
+        _check_entry(entry, rule, _shape(rule, header.steps, len(header.slots), ends))
+        if entry.offset != offset:
+            raise ValueError(f"{entry.name}: offset {entry.offset}, {offset} expected")
+        offset += entry.stored_size
+    if offset != payload_size:
+        raise ValueError(f"payload: {payload_size} bytes, the table describes {offset}")
+    if ends is not None and ends > header.charge:
+        raise ValueError(f"final: {ends} ended episodes in {header.charge} steps")
+
+
+def _check_names(header: FragmentHeader, schema: FragmentSchema) -> None:
+    names = [entry.name for entry in header.tensors]
+    wanted = schema.by_name.keys()
+    if len(names) == len(wanted) <= MAX_TENSORS and wanted == set(names):
+        return
+    missing, foreign = sorted(wanted - set(names)), sorted(set(names) - wanted)
+    raise ValueError(
+        f"tensors: {len(names)} rows, missing {missing[:4]}, not in the schema {[n[:80] for n in foreign[:4]]}; "
+        "give each tensor of the schema once"
+    )
+
+
+def _count_ends(entry: TensorEntry, ends: int | None) -> int:
+    if ends is not None:
+        return ends
+    if not entry.shape:
+        raise ValueError(f"{entry.name}: shape (), one row per ended episode expected")
+    return entry.shape[0]
+
+
+def _shape(rule: TensorRule, steps: int, slots: int, ends: int | None) -> tuple[int, ...]:
+    match rule.axes:
+        case Axes.STEP:
+            return (steps, slots, *rule.shape)
+        case Axes.STEP_PLUS_ONE:
+            return (steps + 1, slots, *rule.shape)
+        case Axes.SLOT:
+            return (slots, *rule.shape)
+        case Axes.END:
+            return (ends or 0, *rule.shape)
+
+
+def _check_entry(entry: TensorEntry, rule: TensorRule, shape: tuple[int, ...]) -> None:
+    if entry.dtype != rule.dtype:
+        raise ValueError(f"{entry.name}: dtype {entry.dtype[:32]}, the schema says {rule.dtype}")
+    if entry.shape != shape:
+        # `check_shape` first: an absurd rank must not be printed in full.
+        raise ValueError(
+            f"{entry.name}: shape {check_shape(entry.name, entry.shape)}, the schema says {shape}"
+        )
+    raw = math.prod(shape) * DTYPES[rule.dtype].itemsize
+    if entry.raw_size != raw or raw > MAX_MESSAGE_BYTES:
+        raise ValueError(
+            f"{entry.name}: raw_size {entry.raw_size}, {raw} expected and {MAX_MESSAGE_BYTES} allowed"
+        )
+    if entry.codec == RAW and entry.stored_size != raw:
+        raise ValueError(f"{entry.name}: stored_size {entry.stored_size}, {raw} expected")
+    if entry.codec not in (RAW, LZ4):
+        raise ValueError(f"{entry.name}: codec {entry.codec[:16]!r} is not one of {RAW}, {LZ4}")
+
+
+def check_finite(header: FragmentHeader, payload: bytes | memoryview) -> None:
+    """Raise ValueError when `reward` or `log_prob` holds NaN or infinity; call after `check_table`."""
+    for entry in header.tensors:
+        if entry.name in FINITE_TENSORS and not np.isfinite(read_entry(entry, payload)).all():
+            raise ValueError(f"{entry.name}: holds NaN or infinity; send finite numbers")

@@ -1,0 +1,84 @@
+"""Fragment header: everything about a fragment but its bytes, as frozen dataclasses.
+
+Field meanings are in `protos/penstock/v1/fragment.proto`. Nothing here is checked on construction:
+`penstock.wire.conformance` holds a header against the run's schema before it is stored.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """What a fragment may be used for."""
+
+    TRAIN = 1
+    SHADOW = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one column comes from: environment, episode and index of its first step."""
+
+    slot_id: int
+    episode_id: int
+    first_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpan:
+    """Rows [start, start + length) of a slot were generated with (version, update)."""
+
+    slot: int
+    start: int
+    length: int
+    version: int
+    update: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where a tensor lies in the payload and how; sizes and offset in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    codec: str
+    stored_size: int
+    raw_size: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentHeader:
+    """Description of T = `steps` steps of N = len(`slots`) slots."""
+
+    run: str
+    session: int
+    sequence: int
+    schema_id: str
+    steps: int
+    slots: tuple[Slot, ...]
+    weights: tuple[WeightSpan, ...]
+    tensors: tuple[TensorEntry, ...]
+    policy: str = "default"
+    kind: Kind = Kind.TRAIN
+    created_us: int = 0
+    round: int = 0
+    traceparent: str = ""
+    group_id: str = ""
+    attributes: bytes = b""
+
+    @property
+    def charge(self) -> int:
+        """T·N, valid or not: what the fragment counts in every budget, in steps."""
+        return self.steps * len(self.slots)
+
+    @property
+    def oldest_update(self) -> int:
+        """Update count of the oldest weights it was generated with: what its staleness counts from."""
+        return min(span.update for span in self.weights)
+
+    @property
+    def oldest_version(self) -> int:
+        """Oldest weight version it was generated with."""
+        return min(span.version for span in self.weights)

@@ -1,0 +1,90 @@
+"""Fragment header as a protobuf message and as the bytes that the log stores."""
+
+from google.protobuf.message import DecodeError
+
+from penstock.v1 import fragment_pb2 as pb
+from penstock.wire.header import FragmentHeader, Kind, Slot, TensorEntry, WeightSpan
+from penstock.wire.limits import MAX_SLOTS, MAX_TENSORS
+
+
+def header_to_proto(header: FragmentHeader) -> pb.FragmentHeader:
+    """The message of a header."""
+    return pb.FragmentHeader(
+        run=header.run,
+        policy=header.policy,
+        kind=pb.Kind.ValueType(header.kind.value),
+        session=header.session,
+        sequence=header.sequence,
+        schema_id=header.schema_id,
+        created_us=header.created_us,
+        steps=header.steps,
+        slots=[
+            pb.Slot(slot_id=s.slot_id, episode_id=s.episode_id, first_step=s.first_step) for s in header.slots
+        ],
+        weights=[
+            pb.WeightSpan(slot=w.slot, start=w.start, length=w.length, version=w.version, update=w.update)
+            for w in header.weights
+        ],
+        tensors=[_entry_to_proto(entry) for entry in header.tensors],
+        round=header.round,
+        traceparent=header.traceparent,
+        group_id=header.group_id,
+        attributes=header.attributes,
+    )
+
+
+def _entry_to_proto(entry: TensorEntry) -> pb.TensorEntry:
+    return pb.TensorEntry(
+        name=entry.name,
+        dtype=entry.dtype,
+        shape=entry.shape,
+        codec=entry.codec,
+        stored_size=entry.stored_size,
+        raw_size=entry.raw_size,
+        offset=entry.offset,
+    )
+
+
+def header_from_proto(message: pb.FragmentHeader) -> FragmentHeader:
+    """The header of a message; raises ValueError for a kind that does not exist or too many rows."""
+    if message.kind not in (1, 2):
+        raise ValueError(f"header.kind={message.kind}: use TRAIN or SHADOW")
+    if max(len(message.slots), len(message.weights)) > MAX_SLOTS or len(message.tensors) > MAX_TENSORS:
+        raise ValueError(
+            f"header: {len(message.slots)} slots, {len(message.weights)} spans, {len(message.tensors)} tensors; "
+            f"at most {MAX_SLOTS}, {MAX_SLOTS} and {MAX_TENSORS}"
+        )
+    return FragmentHeader(
+        run=message.run,
+        policy=message.policy,
+        kind=Kind(message.kind),
+        session=message.session,
+        sequence=message.sequence,
+        schema_id=message.schema_id,
+        created_us=message.created_us,
+        steps=message.steps,
+        slots=tuple(Slot(s.slot_id, s.episode_id, s.first_step) for s in message.slots),
+        weights=tuple(WeightSpan(w.slot, w.start, w.length, w.version, w.update) for w in message.weights),
+        tensors=tuple(
+            TensorEntry(e.name, e.dtype, tuple(e.shape), e.codec, e.stored_size, e.raw_size, e.offset)
+            for e in message.tensors
+        ),
+        round=message.round,
+        traceparent=message.traceparent,
+        group_id=message.group_id,
+        attributes=message.attributes,
+    )
+
+
+def header_bytes(header: FragmentHeader) -> bytes:
+    """The header as the log stores it."""
+    return header_to_proto(header).SerializeToString()
+
+
+def parse_header(data: bytes) -> FragmentHeader:
+    """Inverse of `header_bytes`; raises ValueError for bytes that are no header."""
+    try:
+        message = pb.FragmentHeader.FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"header: {len(data)} bytes are not a FragmentHeader ({error})") from error
+    return header_from_proto(message)
