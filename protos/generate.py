@@ -26,6 +26,11 @@ def generate(out: Path) -> None:
     outputs = [f"{flag}:{out}" if "=" in flag else f"{flag}={out}" for flag in flags]
     if protoc.main(["protoc", f"-I{SOURCES}", f"-I{google}", *outputs, *protos]) != 0:
         raise RuntimeError("protoc refused the .proto files, see above")
+    for stub in package.glob("*_pb2_grpc.py"):
+        if "class " not in stub.read_text():
+            # The compiler writes one for every file, also where there is no service.
+            stub.unlink()
+            stub.with_suffix(".pyi").unlink()
 
 
 if __name__ == "__main__":
