@@ -1,0 +1,1 @@
+"""Actors: everything that acts, cuts fragments and sends them; needs only a broker's address."""

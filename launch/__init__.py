@@ -1,0 +1,1 @@
+"""Command line, local launcher and supervisor, and what looks at a run."""

@@ -1,0 +1,1 @@
+"""Learner: reads the log, updates the policy, publishes, checkpoints."""

@@ -1,0 +1,1 @@
+"""Plug-ins: one folder per kind of work, found by entry point."""

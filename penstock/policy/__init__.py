@@ -1,0 +1,1 @@
+"""Networks, distributions, normaliser and the weights codec (torch)."""

@@ -295,8 +295,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         inner = result.get(key)
-        mappings = isinstance(inner, Mapping) and isinstance(value, Mapping) and key != "kwargs"
-        result[key] = merge(inner, value) if mappings else value
+        if isinstance(inner, Mapping) and isinstance(value, Mapping) and key != "kwargs":
+            result[key] = merge(inner, value)
+        else:
+            result[key] = value
     return result
 
 

@@ -1,0 +1,1 @@
+"""What is said between processes: ids, limits, spaces, fragments, refusals, channels and servers."""

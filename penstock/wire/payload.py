@@ -16,7 +16,9 @@ RAW = "raw"
 LZ4 = "lz4"
 
 
-def pack(tensors: Mapping[str, Array], compress: Collection[str] = ()) -> tuple[tuple[TensorEntry, ...], bytes]:
+def pack(
+    tensors: Mapping[str, Array], compress: Collection[str] = ()
+) -> tuple[tuple[TensorEntry, ...], bytes]:
     """The tensor table and payload of arrays; names in `compress` are stored as lz4 frames.
 
     Raises ValueError when a dtype is not allowed.

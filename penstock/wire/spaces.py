@@ -38,7 +38,7 @@ class Box:
 
     @property
     def dtype(self) -> str:
-        """dtype of one value."""
+        """Dtype of one value."""
         return self.low.dtype.name
 
     def __eq__(self, other: object) -> bool:

@@ -1,0 +1,51 @@
+# `make train` and `make test` work in a bare clone: they make .venv first, once.
+# ARGS is passed on: make train ARGS="--seed 3", make test ARGS="-k broker".
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: train test test-slow learn check format bench protos
+
+train: .venv/installed
+	$(BIN)/penstock train CartPole-v1 $(ARGS)
+
+test: .venv/installed
+	$(BIN)/pytest -q -m "not slow" $(ARGS)
+
+test-slow: .venv/installed
+	$(BIN)/pytest -q -m slow $(ARGS)
+
+# Every learning proof that docs/results.jsonl does not hold yet, then docs/algorithms.md.
+learn: .venv/installed-learn
+	$(BIN)/python benchmarks/learn.py $(ARGS)
+
+check: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python protos/generate.py --check
+
+format: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/installed
+	$(BIN)/python -m benchmarks $(ARGS)
+
+protos: .venv/installed
+	$(BIN)/python protos/generate.py
+
+.venv/installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv (some minutes the first time)"
+	$(PIP) --editable ".[all,dev]"
+	@touch $@
+
+.venv/installed-learn: .venv/installed
+	$(PIP) --editable ".[all,box2d,mujoco]"
+	@touch $@
