@@ -1,0 +1,115 @@
+"""The seam between the learner's loop and what it learns by: one object, no `if` for an algorithm elsewhere.
+
+The loop asks `take` how many fragments at the head of the log make a batch, gives `update` the
+assembled batch, publishes `published_modules` and stores `state`. An algorithm knows nothing of
+Redis, gRPC, files or threads; it is called by one thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from learner.batch import Batch
+from penstock.wire.schema import TensorRule
+
+
+class Settles(StrEnum):
+    """When an entry of the log stops counting as outstanding."""
+
+    ON_PUBLISH = "publish"
+    ON_INSERT = "insert"
+
+
+class Charged(Protocol):
+    """Anything with the charge of a fragment: `FragmentHeader`, or a log entry that has one."""
+
+    @property
+    def charge(self) -> int:
+        """T·N, in steps."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one batch did.
+
+    applied: False when a value was not finite (parameters, optimiser and normaliser are as before,
+    the caller books `nan`) or when the batch had no valid step (the caller settles it).
+    reason: "" | "nan" | "empty".   steps: valid steps trained.   gradient_steps: minibatches.
+    metrics: finite floats by name, `learner.ppo.METRICS` lists PPO's.
+    """
+
+    applied: bool
+    reason: str
+    steps: int
+    gradient_steps: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmState:
+    """All of an algorithm that a checkpoint holds: copies, safe to write from another thread.
+
+    tensors: by path, on the CPU (weights, optimiser moments, normaliser, generator states).
+    numbers: JSON values.
+    """
+
+    tensors: dict[str, Tensor]
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+class Algorithm(Protocol):
+    """One way to learn."""
+
+    settles: Settles
+    lock_step: bool
+    """True when rounds replace the budget (staleness 0); `take` is then not asked."""
+    hard_staleness: int | None
+    """Fragments older than this many updates at their turn are `stale`; None: never."""
+
+    @property
+    def updates(self) -> int:
+        """Applied updates in this model's own lineage: the `update` of the next publication."""
+        ...
+
+    def requires(self) -> tuple[TensorRule, ...]:
+        """Tensors that fragments must carry beyond the standard ones."""
+        ...
+
+    def budget(self, fragment_charge: int) -> int:
+        """Most outstanding steps, for full fragments of `fragment_charge` steps.
+
+        Raises ValueError with both numbers when it is below one fragment.
+        """
+        ...
+
+    def take(self, pending: Sequence[Charged]) -> int:
+        """How many of the oldest `pending` fragments make a batch; 0: not enough yet."""
+        ...
+
+    def update(self, batch: Batch, *, progress: float) -> Update:
+        """Consume one batch. progress: environment steps done ÷ steps planned, clipped to 0..1."""
+        ...
+
+    def published_modules(self) -> dict[str, nn.Module]:
+        """What is published, by policy name. Copy (`penstock.policy.weights.snapshot`) before the next update."""
+        ...
+
+    def scalars(self, progress: float) -> dict[str, float]:
+        """Numbers sent to actors with every version."""
+        ...
+
+    def state(self) -> AlgorithmState:
+        """All that a checkpoint must hold."""
+        ...
+
+    def load(self, state: AlgorithmState) -> None:
+        """Become what `state` was taken from; raises ValueError that names a missing or misshapen part."""
+        ...
+
+    def retain_from(self) -> int | None:
+        """Number of the oldest log entry still needed; None: none behind the settled position."""
+        ...
