@@ -1,0 +1,160 @@
+"""Whether a process is alive, ready and making progress, and where it says so.
+
+`/healthz` is red when something named was expected to progress and did not, or when `fail` was
+called; `/readyz` is red until `set_ready(True)` and whenever `/healthz` is. Both say why in the
+body. The HTTP port carries no run data and no secrets. Health is safe to use from any thread.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from penstock.runtime import metrics
+
+ENDPOINT_VARIABLE: Final = "PENSTOCK_ENDPOINT_FILE"
+
+
+@dataclass(slots=True)
+class _Watch:
+    timeout_s: float
+    last_s: float
+    suspended: bool = False
+
+
+class Health:
+    """What `/healthz` and `/readyz` of one process answer."""
+
+    def __init__(self, role: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.role = role
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._watches: dict[str, _Watch] = {}
+        self._failure: str | None = None
+        self._not_ready: str | None = "starting"
+        metrics.set_role(role)
+
+    def set_ready(self, ready: bool, why: str = "") -> None:
+        """Ready to serve, or not and why."""
+        with self._lock:
+            self._not_ready = None if ready else why or "not ready"
+
+    def watch(self, name: str, timeout_s: float) -> None:
+        """Expect `progress(name)` at least every `timeout_s` seconds from now on."""
+        with self._lock:
+            self._watches[name] = _Watch(timeout_s, self._clock())
+
+    def progress(self, name: str) -> None:
+        """`name` moved; ends a suspension."""
+        with self._lock:
+            watch = self._watches[name]
+            watch.last_s, watch.suspended = self._clock(), False
+
+    def suspend(self, name: str) -> None:
+        """`name` waits for good reason (paused, draining): not judged until its next progress."""
+        with self._lock:
+            self._watches[name].suspended = True
+
+    def fail(self, reason: str) -> None:
+        """Red for good."""
+        with self._lock:
+            self._failure = self._failure or reason
+
+    def problem(self) -> str | None:
+        """Why `/healthz` is red, or None."""
+        with self._lock:
+            if self._failure:
+                return self._failure
+            now = self._clock()
+            for name, watch in self._watches.items():
+                idle_s = now - watch.last_s
+                if not watch.suspended and idle_s > watch.timeout_s:
+                    return f"{name}: no progress for {idle_s:.0f} s (limit {watch.timeout_s:.0f} s)"
+        return None
+
+    def unready(self) -> str | None:
+        """Why `/readyz` is red, or None."""
+        problem = self.problem()
+        with self._lock:
+            return problem or self._not_ready
+
+
+def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServer, int]:
+    """Serve /metrics, /healthz and /readyz from a daemon thread; port 0 takes a free one.
+
+    Returns the server and its port. Raises OSError that names the address when it is taken.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        """GET only."""
+
+        def do_GET(self) -> None:
+            """Answer one of the three paths."""
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
+                self._answer(HTTPStatus.OK, generate_latest(metrics.REGISTRY), CONTENT_TYPE_LATEST)
+            elif path in ("/healthz", "/readyz"):
+                reason = health.problem() if path == "/healthz" else health.unready()
+                status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
+                self._answer(status, f"{reason or 'ok'}\n".encode(), "text/plain; charset=utf-8")
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, b"/metrics /healthz /readyz\n", "text/plain")
+
+        def log_message(self, *_args: object) -> None:
+            """Scrapes are not worth a line."""
+
+        def _answer(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    try:
+        server = ThreadingHTTPServer((host, port), Handler)
+    except OSError as error:
+        text = f"metrics.host={host} metrics.port={port}: {error.strerror}; choose another port, or 0"
+        raise OSError(error.errno, text) from error
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+    return server, int(server.server_address[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a process can be reached: one line of JSON. `server_pid`: the Redis server's own pid."""
+
+    role: str
+    pid: int
+    metrics_port: int
+    address: str = ""
+    server_pid: int | None = None
+
+
+def announce(role: str, *, metrics_port: int, address: str = "", server_pid: int | None = None) -> Endpoint:
+    """Write this process's endpoint to the file that the launcher named, if it named one."""
+    endpoint = Endpoint(
+        role=role, pid=os.getpid(), metrics_port=metrics_port, address=address, server_pid=server_pid
+    )
+    name = os.environ.get(ENDPOINT_VARIABLE)
+    if name:
+        temporary = Path(f"{name}.tmp")
+        temporary.write_text(json.dumps(asdict(endpoint)) + "\n")
+        temporary.replace(name)
+    return endpoint
+
+
+def read_endpoint(path: Path) -> Endpoint | None:
+    """The endpoint in a file, or None while there is none."""
+    try:
+        return Endpoint(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None

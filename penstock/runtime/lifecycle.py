@@ -1,0 +1,133 @@
+"""How a process is asked to end: SIGTERM, SIGINT, or the launcher's pipe closing.
+
+A process installs one Lifecycle and drains when it says so. Signals and the lifeline are seen by a
+thread of their own, so a callback never runs inside a signal handler and may take locks. A second
+signal, at least a second after the first, ends the process at once with exit 130.
+If the launcher dies by `kill -9`, the kernel closes its end of the pipe: that drains us too.
+"""
+
+import logging
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Final
+
+from penstock.runtime import logs
+from penstock.runtime.exit import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Fatal
+from penstock.runtime.settings import ConfigurationError
+
+LIFELINE_VARIABLE: Final = "PENSTOCK_LIFELINE_FD"
+_SAME_SIGNAL_S: Final = 1.0
+_READ_BYTES: Final = 512
+
+log = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """Whether this process should go on.
+
+    `draining` is set once and never cleared; `reason` then says why.
+    """
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.draining = threading.Event()
+        self.reason = ""
+        self.interrupted = False
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+        self._first_signal_s: float | None = None
+
+    def install(self) -> None:
+        """Watch signals and, when the environment names one, the lifeline. Main thread only."""
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _ignore)
+        lifeline = os.environ.pop(LIFELINE_VARIABLE, None)
+        lifeline_fd = None if lifeline is None else int(lifeline)
+        if lifeline_fd is not None:
+            os.set_inheritable(lifeline_fd, False)
+        arguments = (read_fd, lifeline_fd)
+        threading.Thread(target=self._watch, args=arguments, name="lifecycle", daemon=True).start()
+
+    def drain(self, reason: str) -> None:
+        """Ask the process to end; only the first call counts. Runs the callbacks in this thread."""
+        with self._lock:
+            if self.draining.is_set():
+                return
+            self.reason = reason
+            self.draining.set()
+            callbacks = tuple(self._callbacks)
+        log.info("draining", extra={"reason": reason})
+        for callback in callbacks:
+            callback()
+
+    def on_drain(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, from any thread, when draining begins; at once if it has begun."""
+        with self._lock:
+            if not self.draining.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def _watch(self, signal_fd: int, lifeline_fd: int | None) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(signal_fd, selectors.EVENT_READ)
+        if lifeline_fd is not None:
+            selector.register(lifeline_fd, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                data = os.read(key.fd, _READ_BYTES)
+                if key.fd == signal_fd:
+                    self._on_signals(data)
+                elif not data:
+                    selector.unregister(key.fd)
+                    self.drain("the launcher is gone")
+
+    def _on_signals(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number not in (signal.SIGTERM, signal.SIGINT):
+                continue
+            now = time.monotonic()
+            if self._first_signal_s is None:
+                self._first_signal_s = now
+                self.interrupted = number == signal.SIGINT
+                self.drain(signal.Signals(number).name)
+            elif now - self._first_signal_s >= _SAME_SIGNAL_S:
+                os._exit(EXIT_INTERRUPTED)
+
+
+def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
+    """Run `main` as the body of a process and return its exit code.
+
+    Fatal ends it with 1 and ConfigurationError with 2, each as the last line on stderr; SIGINT
+    turns a clean end into 130.
+    """
+    logs.configure(role)
+    lifecycle = Lifecycle(role)
+    lifecycle.install()
+    try:
+        code = main(lifecycle)
+    except Fatal as error:
+        return _last_line(str(error), EXIT_FAILED)
+    except ConfigurationError as error:
+        return _last_line(str(error), EXIT_USAGE)
+    return EXIT_INTERRUPTED if code == EXIT_OK and lifecycle.interrupted else code
+
+
+def _last_line(text: str, code: int) -> int:
+    sys.stderr.write(text.rstrip("\n") + "\n")
+    sys.stderr.flush()
+    return code
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Signals are read from the wake-up pipe; a handler must exist for the pipe to be written."""

@@ -1,0 +1,98 @@
+"""The one retry loop: capped exponential delay with full jitter, and a way out.
+
+Waits between attempts; `stop` ends a wait at once. Nothing is retried that the caller does not
+name as retryable, and nothing below this layer retries (gRPC and Redis clients are built without).
+"""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+BASE_S: Final = 0.05
+CAP_S: Final = 5.0
+_MAX_DOUBLINGS: Final = 30
+
+_random = random.SystemRandom()
+
+
+class Interrupted(Exception):
+    """The process drains: what was being retried is given up."""
+
+
+def full_jitter(base_s: float = BASE_S, cap_s: float = CAP_S) -> Iterator[float]:
+    """Endless delays in seconds, the n-th uniform in [0, min(cap, base · 2ⁿ)]."""
+    attempt = 0
+    while True:
+        yield _random.uniform(0.0, min(cap_s, base_s * 2**attempt))
+        attempt = min(attempt + 1, _MAX_DOUBLINGS)
+
+
+def retry(
+    call: Callable[[], T],
+    *,
+    retryable: Callable[[Exception], bool],
+    stop: threading.Event,
+    on_wait: Callable[[Exception, float], None] | None = None,
+    give_up_s: float | None = None,
+    delays: Iterator[float] | None = None,
+) -> T:
+    """The result of the first `call` that succeeds.
+
+    `on_wait(error, delay_s)` is told before each wait. Raises the last error when it is not
+    retryable or `give_up_s` seconds have passed, Interrupted when `stop` is set.
+    """
+    delays = delays or full_jitter()
+    started = time.monotonic()
+    while not stop.is_set():
+        try:
+            return call()
+        except Exception as error:
+            if not retryable(error) or _is_over(started, give_up_s):
+                raise
+            delay = next(delays)
+            if on_wait is not None:
+                on_wait(error, delay)
+        stop.wait(delay)
+    raise Interrupted
+
+
+async def retry_async(
+    call: Callable[[], Awaitable[T]],
+    *,
+    retryable: Callable[[Exception], bool],
+    stop: asyncio.Event,
+    on_wait: Callable[[Exception, float], None] | None = None,
+    give_up_s: float | None = None,
+    delays: Iterator[float] | None = None,
+) -> T:
+    """`retry` for coroutines."""
+    delays = delays or full_jitter()
+    started = time.monotonic()
+    while not stop.is_set():
+        try:
+            return await call()
+        except Exception as error:
+            if not retryable(error) or _is_over(started, give_up_s):
+                raise
+            delay = next(delays)
+            if on_wait is not None:
+                on_wait(error, delay)
+        await _wait_async(stop, delay)
+    raise Interrupted
+
+
+def _is_over(started: float, give_up_s: float | None) -> bool:
+    return give_up_s is not None and time.monotonic() - started >= give_up_s
+
+
+async def _wait_async(stop: asyncio.Event, delay_s: float) -> None:
+    try:
+        async with asyncio.timeout(delay_s):
+            await stop.wait()
+    except TimeoutError:
+        return

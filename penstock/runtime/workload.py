@@ -1,0 +1,56 @@
+"""What kind of work a run does: a record of module paths, found by entry point.
+
+Paths, not imports: each role loads only its own side, so an actor imports no learner and a broker
+neither. A path is "module:function".
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Final
+
+from penstock.runtime.settings import ConfigurationError
+
+GROUP: Final = "penstock.workloads"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """An installed workload. Every field but `name` is a path for `load`."""
+
+    name: str
+    environment: str
+    """(section: EnvironmentSection, count: int, seed: int) → gymnasium.vector.VectorEnv."""
+    spaces: str
+    """(section: EnvironmentSection) → (observation Space, action Space) of one environment."""
+    policy: str
+    """(observation Space, action Space, PolicySection, seed: int) → Policy."""
+    defaults: str
+    """(environment id: str) → dict, a layer for `settings.load`."""
+    target: str
+    """(section: EnvironmentSection) → mean return that counts as solved, or None."""
+
+
+def find(name: str) -> Workload:
+    """The installed workload of that name; raises ConfigurationError that lists the installed."""
+    installed = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in installed:
+        known = ", ".join(sorted(installed)) or "none"
+        raise ConfigurationError(f"workload={name!r}: not installed; installed: {known}")
+    workload = installed[name].load()
+    if not isinstance(workload, Workload):
+        raise ConfigurationError(f"workload={name!r}: {installed[name].value} is not a Workload record")
+    return workload
+
+
+def load(path: str) -> Callable[..., Any]:
+    """The function at "module:function"; raises ConfigurationError that names the path."""
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"{path!r} cannot be loaded: {error}") from error
+    if not callable(found):
+        raise ConfigurationError(f"{path!r} is not a function")
+    return found  # type: ignore[no-any-return]

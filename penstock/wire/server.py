@@ -1,0 +1,117 @@
+"""gRPC servers, all with the same options, the standard health service and reflection.
+
+A server owns its address alone: `grpc.so_reuseport` is off, so a port in use is an error and not
+a silent second listener.
+"""
+
+import errno
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from penstock.wire.auth import Credentials, check_address, check_plaintext
+from penstock.wire.limits import MAX_MESSAGE_BYTES
+
+SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 30_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+class AddressInUse(OSError):
+    """Another process serves this address; the message names it."""
+
+
+class ServingStatus(Protocol):
+    """The standard health service."""
+
+    async def set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+        """What checks of `service` answer from now on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """A server with its health service."""
+
+    server: grpc.aio.Server
+    health: ServingStatus
+    service_names: tuple[str, ...]
+
+    async def set_serving(self, *, serving: bool) -> None:
+        """Answer health checks SERVING or NOT_SERVING, for the server and each service."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        value = status.SERVING if serving else status.NOT_SERVING
+        for name in ("", *self.service_names):
+            await self.health.set(name, value)
+
+
+def build_server(
+    service_names: Sequence[str],
+    *,
+    interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
+    maximum_concurrent_rpcs: int | None = None,
+) -> Front:
+    """A server without services or address yet; `service_names` are full names for reflection."""
+    server = grpc.aio.server(
+        interceptors=list(interceptors),
+        options=SERVER_OPTIONS,
+        maximum_concurrent_rpcs=maximum_concurrent_rpcs,
+        compression=grpc.Compression.NoCompression,
+    )
+    servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    return Front(server=server, health=servicer, service_names=tuple(service_names))
+
+
+def bind(server: grpc.aio.Server, address: str, credentials: Credentials) -> str:
+    """Listen on HOST:PORT (0: a free port) or unix:/path; returns the address clients can use.
+
+    Raises ValueError for a malformed address or plaintext beyond loopback that was not asked for,
+    AddressInUse when somebody listens there already, OSError when it cannot be bound otherwise.
+    """
+    check_address(address)
+    tls = credentials.for_server()
+    if tls is None:
+        check_plaintext(address, insecure=credentials.insecure)
+    _refuse_served_socket(address)
+    try:
+        port = server.add_secure_port(address, tls) if tls else server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise _bind_error(address, error) from error
+    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+
+def _refuse_served_socket(address: str) -> None:
+    """A unix socket socket that another process serves would be replaced by gRPC; ask first."""
+    if not address.startswith("unix:") or not Path(address.removeprefix("unix:")).exists():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(address.removeprefix("unix:"))
+        except OSError:
+            return
+    raise AddressInUse(errno.EADDRINUSE, f"{address} is in use; stop the process there or choose another")
+
+
+def _bind_error(address: str, error: RuntimeError) -> OSError:
+    """Since gRPC says only "failed to bind": find out why by binding ourselves."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_server((host.strip("[]"), int(port))):
+            return OSError(errno.EADDRNOTAVAIL, f"{address} cannot be bound: {error}")
+    except OSError as cause:
+        if cause.errno == errno.EADDRINUSE:
+            return AddressInUse(errno.EADDRINUSE, f"{address}: port in use; choose another port, or 0")
+        return OSError(cause.errno, f"{address} cannot be bound: {cause.strerror}")
