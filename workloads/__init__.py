@@ -1,1 +1,1 @@
-"""Plug-ins: one folder per kind of work, found by entry point."""
+"""Plug-ins: one folder per kind of work, found by entry point `penstock.workloads`."""

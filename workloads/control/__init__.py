@@ -1,0 +1,12 @@
+"""Control: any Gymnasium environment with fixed-size observations and actions, one forward pass a step."""
+
+from penstock.runtime.workload import Workload
+
+WORKLOAD = Workload(
+    name="control",
+    environment="workloads.control.environment:make",
+    spaces="workloads.control.environment:spaces",
+    policy="penstock.policy.policy:build",
+    defaults="workloads.control.defaults:for_environment",
+    target="workloads.control.environment:target",
+)

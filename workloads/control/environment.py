@@ -1,0 +1,138 @@
+"""Gymnasium environments as one vector of N: chosen vectoriser, autoreset mode, spaces, target.
+
+An environment with a vector entry point of its own steps faster and resets on the step after an end;
+`SyncVectorEnv` resets within the step, so that no step is wasted. Anything that Gymnasium cannot make
+is a ConfigurationError that names the setting.
+"""
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from penstock.runtime.settings import ConfigurationError, EnvironmentSection
+from penstock.wire.spaces import Space
+from workloads.control.spaces import to_space
+
+
+def make(section: EnvironmentSection, count: int, seed: int) -> VectorEnv[Any, Any, Any]:
+    """`count` environments as one; `seed` is not needed, `reset` takes seeds.
+
+    Raises ConfigurationError for an unknown id, arguments it does not take or a missing dependency.
+    """
+    del seed
+    spec = _specification(section)
+    match _vectoriser(section, spec):
+        case "vector":
+            return _make_vec(section, count, "vector_entry_point", {})
+        case "async":
+            # Subprocesses hand observations over by copy, one step late: next-step autoreset keeps the
+            # true last one. Never forked: the channel to the broker does not survive a fork.
+            options = {"context": "spawn", "autoreset_mode": AutoresetMode.NEXT_STEP}
+            return _make_vec(section, count, "async", options)
+        case _:
+            options = {"copy": False, "autoreset_mode": AutoresetMode.SAME_STEP}
+            return _keep_final_observations(_make_vec(section, count, "sync", options))
+
+
+def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
+    """Observation and action space of one environment, from one made and closed."""
+    single = section if section.vectorise != "async" else section.model_copy(update={"vectorise": "sync"})
+    environment = make(single, 1, 0)
+    try:
+        return (
+            to_space("observation_space", environment.single_observation_space),
+            to_space("action_space", environment.single_action_space),
+        )
+    finally:
+        environment.close()
+
+
+def target(section: EnvironmentSection) -> float | None:
+    """The reward threshold that the environment is registered with."""
+    threshold = _specification(section).reward_threshold
+    return None if threshold is None else float(threshold)
+
+
+def _specification(section: EnvironmentSection) -> EnvSpec:
+    module, _, name = section.id.rpartition(":")
+    try:
+        if module:
+            __import__(module)
+        return gymnasium.spec(name)
+    except ImportError as error:
+        raise ConfigurationError(f"environment.id={section.id!r}: {error}; install what it needs") from error
+    except gymnasium.error.Error as error:
+        raise ConfigurationError(_unknown(section.id, name, error)) from error
+
+
+def _unknown(full: str, name: str, error: Exception) -> str:
+    close = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(close)}?" if close else "write module:Id for one of your own"
+    return f"environment.id={full!r}: {str(error).rstrip('.')}; {hint}"
+
+
+def _vectoriser(section: EnvironmentSection, spec: EnvSpec) -> str:
+    has_vector = spec.vector_entry_point is not None and not spec.additional_wrappers
+    if section.vectorise == "vector" and not has_vector:
+        raise ConfigurationError(
+            f"environment.vectorise='vector': {section.id} has no vector entry point; use 'auto' or 'sync'"
+        )
+    if section.vectorise in ("sync", "async") and spec.entry_point is None:
+        raise ConfigurationError(
+            f"environment.vectorise={section.vectorise!r}: {section.id} has only a vector entry point; use 'vector'"
+        )
+    if section.vectorise == "auto":
+        return "vector" if has_vector else "sync"
+    return section.vectorise
+
+
+def _make_vec(
+    section: EnvironmentSection, count: int, mode: str, options: dict[str, Any]
+) -> VectorEnv[Any, Any, Any]:
+    arguments: dict[str, Any] = dict(section.kwargs)
+    if section.max_episode_steps is not None:
+        arguments["max_episode_steps"] = section.max_episode_steps
+    if mode != "vector_entry_point":
+        arguments.setdefault("disable_env_checker", True)
+    try:
+        return gymnasium.make_vec(section.id, count, mode, vector_kwargs=options, **arguments)
+    except (TypeError, gymnasium.error.Error, ImportError) as error:
+        raise ConfigurationError(
+            f"environment.id={section.id!r} environment.kwargs={section.kwargs!r}: cannot be made: {error}"
+        ) from error
+
+
+def _keep_final_observations(environment: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
+    """Leave resets to the caller where an environment overwrites the observation it has returned.
+
+    Same-step autoreset hands over the last observation by reference and then resets; an environment
+    that writes into one buffer would turn it into the first of the next episode.
+    """
+    assert isinstance(environment, SyncVectorEnv)
+    if _reuses_observations(environment.envs[0]):
+        environment.autoreset_mode = AutoresetMode.DISABLED
+        environment.metadata["autoreset_mode"] = AutoresetMode.DISABLED
+    return environment
+
+
+def _reuses_observations(environment: gymnasium.Env[Any, Any]) -> bool:
+    environment.reset(seed=0)
+    environment.action_space.seed(0)
+    last = _arrays(environment.step(environment.action_space.sample())[0])
+    before = [array.copy() for array in last]
+    first = _arrays(environment.reset(seed=0)[0])
+    shared = any(np.shares_memory(a, b) for a, b in zip(last, first, strict=False))
+    return shared or any(not np.array_equal(a, b) for a, b in zip(last, before, strict=True))
+
+
+def _arrays(observation: Any) -> list[np.ndarray[Any, Any]]:
+    if isinstance(observation, dict):
+        return [array for part in observation.values() for array in _arrays(part)]
+    if isinstance(observation, Sequence):
+        return [array for part in observation for array in _arrays(part)]
+    return [observation] if isinstance(observation, np.ndarray) else []
