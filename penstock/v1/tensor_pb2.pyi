@@ -207,17 +207,29 @@ class Space(_message.Message):
     DICT_FIELD_NUMBER: _builtins.int
     TUPLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def box(self) -> Global___Space.Box: ...
+    def box(self) -> Global___Space.Box:
+        """An array within bounds."""
+
     @_builtins.property
-    def discrete(self) -> Global___Space.Discrete: ...
+    def discrete(self) -> Global___Space.Discrete:
+        """One integer."""
+
     @_builtins.property
-    def multi_discrete(self) -> Global___Space.MultiDiscrete: ...
+    def multi_discrete(self) -> Global___Space.MultiDiscrete:
+        """Several integers."""
+
     @_builtins.property
-    def multi_binary(self) -> Global___Space.MultiBinary: ...
+    def multi_binary(self) -> Global___Space.MultiBinary:
+        """Bits."""
+
     @_builtins.property
-    def dict(self) -> Global___Space.Dict: ...
+    def dict(self) -> Global___Space.Dict:
+        """Parts by name."""
+
     @_builtins.property
-    def tuple(self) -> Global___Space.Tuple: ...
+    def tuple(self) -> Global___Space.Tuple:
+        """Parts in order."""
+
     def __init__(
         self,
         *,

@@ -10,6 +10,10 @@ from pathlib import Path
 import grpc
 
 
+class AddressInUse(OSError):
+    """Another process serves this address; the message names it and the remedy."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
     """PEM bytes of this process's certificate chain and key, and of the authority of its peers."""

@@ -97,6 +97,10 @@ class FragmentSchema:
         for rule in message.tensors:
             check_dtype(f"schema.{rule.name}", rule.dtype)
             shape = check_shape(f"schema.{rule.name}", rule.shape)
+            if rule.axes not in set(Axes):
+                raise ValueError(
+                    f"schema.{rule.name}: axes {rule.axes} is not one of {[a.name for a in Axes]}"
+                )
             rules.append(TensorRule(name=rule.name, dtype=rule.dtype, shape=shape, axes=Axes(rule.axes)))
         return cls(tuple(rules))
 

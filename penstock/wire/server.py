@@ -15,21 +15,18 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from penstock.wire.auth import Credentials, check_address, check_plaintext
+from penstock.wire.auth import AddressInUse, Credentials, check_address, check_plaintext
 from penstock.wire.limits import MAX_MESSAGE_BYTES
 
 SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Twice the limit: who sends a little too much is told so by name, not by a transport error.
+    ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 30_000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
-
-
-class AddressInUse(OSError):
-    """Another process serves this address; the message names it."""
 
 
 class ServingStatus(Protocol):
@@ -102,7 +99,7 @@ def _refuse_served_socket(address: str) -> None:
             probe.connect(address.removeprefix("unix:"))
         except OSError:
             return
-    raise AddressInUse(errno.EADDRINUSE, f"{address} is in use; stop the process there or choose another")
+    raise AddressInUse(f"{address} is in use; stop the process there or choose another")
 
 
 def _bind_error(address: str, error: RuntimeError) -> OSError:
@@ -110,8 +107,8 @@ def _bind_error(address: str, error: RuntimeError) -> OSError:
     host, _, port = address.rpartition(":")
     try:
         with socket.create_server((host.strip("[]"), int(port))):
-            return OSError(errno.EADDRNOTAVAIL, f"{address} cannot be bound: {error}")
+            return OSError(f"{address} cannot be bound: {error}")
     except OSError as cause:
         if cause.errno == errno.EADDRINUSE:
-            return AddressInUse(errno.EADDRINUSE, f"{address}: port in use; choose another port, or 0")
-        return OSError(cause.errno, f"{address} cannot be bound: {cause.strerror}")
+            return AddressInUse(f"{address}: port in use; choose another port, or 0")
+        return OSError(f"{address} cannot be bound: {cause.strerror}")

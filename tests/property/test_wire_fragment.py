@@ -1,0 +1,125 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.v1 import fragment_pb2 as pb
+from penstock.wire.fragment import Fragment, check, from_proto, parse_header, to_proto
+from penstock.wire.tensor import DTYPES, from_tensor, read_array, to_tensor
+from tests.unit.wire.fragments import RUN, SCHEMA, fragment_of
+
+NAMES = sorted(SCHEMA.by_name)
+
+
+@given(
+    steps=st.integers(1, 9),
+    slots=st.integers(1, 5),
+    ends=st.integers(0, 5),
+    compress=st.sets(st.sampled_from(NAMES)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_fragment_crosses_the_wire_unchanged(
+    steps: int, slots: int, ends: int, compress: set[str], seed: int
+) -> None:
+    """Whatever its size and codecs, what arrives conforms and holds the same arrays."""
+    sent = fragment_of(
+        steps=steps, slots=slots, ends=min(ends, steps * slots), compress=tuple(compress), seed=seed
+    )
+    got = from_proto(pb.Fragment.FromString(to_proto(sent).SerializeToString()))
+    check(got, SCHEMA, RUN)
+    assert got == sent
+    for name, array in sent.arrays().items():
+        np.testing.assert_array_equal(array, got.arrays()[name])
+
+
+numbers = st.integers(0, 2**63) | st.sampled_from([0, 1, 59, 60, 61, 2**31, 2**32, 2**62])
+ENTRY_FIELDS = {
+    "name": st.sampled_from(NAMES) | st.text(max_size=20),
+    "dtype": st.sampled_from([*DTYPES, "object", ""]),
+    "shape": st.lists(numbers, max_size=10).map(tuple),
+    "codec": st.sampled_from(["raw", "lz4", "zip", ""]),
+    "stored_size": numbers,
+    "raw_size": numbers,
+    "offset": numbers,
+}
+
+
+@given(data=st.data())
+def test_a_changed_table_is_refused_or_reads_within_its_payload(data: st.DataObject) -> None:
+    """Any one field of any one row, set to anything: a ValueError, or arrays of the declared shapes."""
+    fragment = fragment_of(compress=("observation/camera",))
+    index = data.draw(st.integers(0, len(fragment.header.tensors) - 1))
+    field = data.draw(st.sampled_from(sorted(ENTRY_FIELDS)))
+    changed = replace(fragment.header.tensors[index], **{field: data.draw(ENTRY_FIELDS[field])})
+    tensors = (*fragment.header.tensors[:index], changed, *fragment.header.tensors[index + 1 :])
+    hostile = Fragment(replace(fragment.header, tensors=tensors), fragment.payload)
+    try:
+        check(hostile, SCHEMA, RUN)
+        arrays = hostile.arrays()
+    except ValueError:
+        return
+    assert {e.name: e.shape for e in tensors} == {name: array.shape for name, array in arrays.items()}
+
+
+@given(
+    position=st.floats(0, 1, exclude_max=True),
+    value=st.integers(1, 255),
+    compress=st.sampled_from([(), tuple(NAMES)]),
+)
+def test_a_flipped_byte_of_the_payload_is_refused_or_stays_in_its_place(
+    position: float, value: int, compress: tuple[str, ...]
+) -> None:
+    """Damage never reads outside the payload and never raises anything but ValueError."""
+    fragment = fragment_of(compress=compress)
+    payload = bytearray(fragment.payload)
+    payload[int(position * len(payload))] ^= value
+    damaged = replace(fragment, payload=bytes(payload))
+    try:
+        check(damaged, SCHEMA, RUN)
+        arrays = damaged.arrays()
+    except ValueError:
+        return
+    assert [array.shape for array in arrays.values()] == [e.shape for e in fragment.header.tensors]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_header_or_a_value_error(data: bytes) -> None:
+    """The broker has one kind of error to map."""
+    try:
+        parse_header(data)
+    except ValueError as error:
+        assert str(error).startswith("header")
+
+
+@given(
+    dtype=st.sampled_from(sorted(DTYPES)),
+    shape=st.lists(st.integers(0, 5), max_size=4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_array_survives_as_a_tensor(dtype: str, shape: list[int], seed: int) -> None:
+    """Any bit pattern of any allowed dtype, NaN payloads included."""
+    size = int(np.prod(shape, dtype=int)) * DTYPES[dtype].itemsize
+    raw = np.random.default_rng(seed).bytes(size)
+    array = read_array("x", raw, dtype, shape)
+    assert from_tensor("x", to_tensor(array)).tobytes() == raw
+
+
+@given(shape=st.lists(st.integers(-(2**63), 2**63), max_size=9), offset=st.integers(-(2**63), 2**63))
+def test_no_shape_or_offset_reads_outside_the_bytes(shape: list[int], offset: int) -> None:
+    """Either the view lies within, or a ValueError says why not."""
+    data = bytes(64)
+    try:
+        array = read_array("x", data, "float32", shape, offset)
+    except ValueError:
+        return
+    assert array.shape == tuple(shape)
+    assert array.size == 0 or 0 <= offset <= offset + array.nbytes <= len(data)
+
+
+def test_the_fixture_itself_conforms() -> None:
+    """The properties above start from a fragment that is whole."""
+    check(fragment_of(), SCHEMA, RUN)
+    with pytest.raises(ValueError, match="this broker serves 'other'"):
+        check(fragment_of(), SCHEMA, "other")

@@ -1,0 +1,98 @@
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("actor", "broker", "launch", "learner", "penstock", "workloads")
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level modules in a fresh interpreter after `statement`."""
+    code = (
+        f"import json, sys\n{statement}\nprint(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_imports_run_one_way() -> None:
+    """Every contract of pyproject.toml is kept by the code as it is written."""
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import penstock", {"torch", "numpy", "grpc", "redis"}),
+        ("import launch.cli", {"torch", "numpy", "grpc", "redis", "matplotlib", "gymnasium"}),
+        ("import broker.service", {"torch", "gymnasium", "safetensors", "learner", "actor"}),
+        ("import actor.worker", {"redis", "hiredis", "broker", "learner"}),
+        ("import learner.service", {"actor"}),
+        ("import penstock.runtime.lifecycle, penstock.wire.server", {"torch", "redis"}),
+    ],
+)
+def test_a_process_loads_no_more_than_its_role_needs(statement: str, absent: set[str]) -> None:
+    """What is really imported, beside what the contracts say about source text."""
+    assert loaded_by(statement) & absent == set()
+
+
+def test_no_installed_distribution_owns_a_name_of_ours() -> None:
+    """`actor`, `broker`, `launch` … are short names; another package may want them."""
+    owners = packages_distributions()
+    for package in PACKAGES:
+        assert set(owners.get(package, ["penstock"])) == {"penstock"}, package
+
+
+def third_party_imports() -> set[str]:
+    """Top-level names that the source imports and that are neither ours nor the standard library's."""
+    statement = re.compile(r"^\s*(?:from|import) (\w+)", re.MULTILINE)
+    names = {
+        name
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for name in statement.findall(re.sub(r'"""(.|\n)*?"""', "", path.read_text()))
+    }
+    return names - set(PACKAGES) - sys.stdlib_module_names
+
+
+def test_every_import_is_a_declared_dependency_and_pinned() -> None:
+    """An extra that forgets a package, or constraints without it, fail here and not for a user."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {
+        re.split(r"[\s\[<>=;]", requirement)[0].lower()
+        for requirement in sum(project["optional-dependencies"].values(), project["dependencies"])
+    }
+    pinned = {
+        line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    }
+    owners = packages_distributions()
+    for name in third_party_imports() - {"google"}:
+        distributions = {owner.lower().replace("_", "-") for owner in owners.get(name, [name])}
+        assert distributions & declared, f"{name} is imported but not declared"
+        assert distributions & pinned, f"{name} is not pinned in constraints.txt"
+
+
+def test_nothing_unsafe_is_called() -> None:
+    """No pickle and no torch.load: what comes from disk or the wire is data."""
+    unsafe = re.compile(
+        r"\bimport (?:pickle|cloudpickle|dill|marshal)\b|\btorch\.load\(|(?<![\w.])eval\(|\bexec\("
+    )
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for match in unsafe.finditer(path.read_text())
+    ]
+    assert found == []

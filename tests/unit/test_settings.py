@@ -1,0 +1,135 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from penstock.runtime.settings import (
+    ConfigurationError,
+    Settings,
+    from_environment,
+    load,
+    merge,
+    parse_assignment,
+    parse_toml,
+)
+
+
+def test_later_layers_win_key_by_key() -> None:
+    """Defaults of the workload, then the file, the environment, the command line."""
+    settings = load(
+        [
+            {"algorithm": {"batch_steps": 512, "epochs": 8}},
+            {"algorithm": {"epochs": 3}, "seed": 1},
+            parse_assignment("seed=2"),
+        ]
+    )
+    assert (settings.algorithm.batch_steps, settings.algorithm.epochs, settings.seed) == (512, 3, 2)
+
+
+def test_arguments_of_the_environment_are_replaced_as_a_whole() -> None:
+    """Half of one environment's arguments and half of another's make no environment."""
+    merged = merge({"environment": {"kwargs": {"a": 1}}}, {"environment": {"kwargs": {"b": 2}}})
+    assert merged["environment"]["kwargs"] == {"b": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("seed=3", {"seed": 3}),
+        ("algorithm.learning_rate=1e-3", {"algorithm": {"learning_rate": 1e-3}}),
+        ("policy.hidden_sizes=[32, 32]", {"policy": {"hidden_sizes": [32, 32]}}),
+        ("environment.id=CartPole-v1", {"environment": {"id": "CartPole-v1"}}),
+        ("environment.id=a=b", {"environment": {"id": "a=b"}}),
+        ("learner.stop_at_target=false", {"learner": {"stop_at_target": False}}),
+        ("environment.kwargs.g=9.8", {"environment": {"kwargs": {"g": 9.8}}}),
+    ],
+)
+def test_an_assignment_is_toml_or_a_string(text: str, expected: dict[str, Any]) -> None:
+    """Quotes around plain words are not needed."""
+    assert parse_assignment(text) == expected
+
+
+@pytest.mark.parametrize("text", ["seed", "=3", ""])
+def test_an_assignment_without_key_or_value_is_told_the_form(text: str) -> None:
+    """The remedy is in the message."""
+    with pytest.raises(ConfigurationError, match=r"write section\.key=value"):
+        parse_assignment(text)
+
+
+def test_the_environment_is_read_by_prefix() -> None:
+    """PENSTOCK_SECTION__KEY and nothing else."""
+    environ = {"PENSTOCK_ALGORITHM__EPOCHS": "7", "PENSTOCK_LIFELINE_FD": "3", "HOME": "/root"}
+    assert from_environment(environ) == {"algorithm": {"epochs": 7}}
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"algorithm": {"epoch": 1}}, r"algorithm\.epoch: unknown key; .*--print-config"),
+    "unknown section": ({"algo": {}}, "algo: unknown key"),
+    "out of range": ({"algorithm": {"epochs": 0}}, r"algorithm\.epochs=0: .*greater than 0"),
+    "not a number": ({"seed": "many"}, "seed='many': .*integer"),
+    "not a choice": ({"algorithm": {"advantage": "td"}}, r"algorithm\.advantage='td': .*'gae' or 'vtrace'"),
+    "not finite": ({"algorithm": {"learning_rate": float("nan")}}, r"algorithm\.learning_rate=nan"),
+}
+
+
+@pytest.mark.parametrize(("layer", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_named_with_key_value_and_what_is_allowed(layer: dict[str, Any], message: str) -> None:
+    """One line per mistake."""
+    with pytest.raises(ConfigurationError, match=message):
+        load([layer])
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    """Nobody fixes one key per attempt."""
+    with pytest.raises(ConfigurationError) as caught:
+        load([{"algorithm": {"epochs": 0, "epoch": 1}, "seed": -1}])
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_a_file_is_read_and_its_faults_are_named(tmp_path: Path) -> None:
+    """Absent files and broken TOML say which file and where."""
+    path = tmp_path / "run.toml"
+    path.write_text("[algorithm]\nepochs = 2\n")
+    assert parse_toml(path) == {"algorithm": {"epochs": 2}}
+    path.write_text("[algorithm\n")
+    with pytest.raises(ConfigurationError, match=r"run\.toml: not TOML: .*line 1"):
+        parse_toml(path)
+    with pytest.raises(ConfigurationError, match=r"absent\.toml: No such file"):
+        parse_toml(tmp_path / "absent.toml")
+
+
+def test_settings_cannot_be_changed() -> None:
+    """What a run agreed on stays."""
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().seed = 1  # type: ignore[misc]
+
+
+def test_secrets_are_not_printed() -> None:
+    """Neither in a representation nor in JSON."""
+    settings = load([{"security": {"redis_password": "hunter2"}}])
+    assert "hunter2" not in repr(settings)
+    assert "hunter2" not in settings.model_dump_json()
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    """Every section of the configuration by name."""
+    annotated = {name: field.annotation for name, field in Settings.model_fields.items()}
+    return {
+        name: kind
+        for name, kind in annotated.items()
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+    }
+
+
+@pytest.mark.parametrize("name", sections())
+def test_every_knob_has_a_line_of_help(name: str) -> None:
+    """A field without a description fails here."""
+    assert [key for key, field in sections()[name].model_fields.items() if not field.description] == []
+
+
+def test_the_number_of_knobs_is_bounded() -> None:
+    """A new knob must earn its place."""
+    limits = {"actor": 25, "broker": 25, "learner": 40, "algorithm": 40}
+    for name, limit in limits.items():
+        assert len(sections()[name].model_fields) <= limit
