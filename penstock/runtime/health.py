@@ -19,6 +19,7 @@ from typing import Final
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from penstock.runtime import metrics
+from penstock.wire.auth import AddressInUse
 
 ENDPOINT_VARIABLE: Final = "PENSTOCK_ENDPOINT_FILE"
 
@@ -90,7 +91,7 @@ class Health:
 def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServer, int]:
     """Serve /metrics, /healthz and /readyz from a daemon thread; port 0 takes a free one.
 
-    Returns the server and its port. Raises OSError that names the address when it is taken.
+    Returns the server and its port. Raises AddressInUse when it is taken.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -122,7 +123,7 @@ def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServe
         server = ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
         text = f"metrics.host={host} metrics.port={port}: {error.strerror}; choose another port, or 0"
-        raise OSError(error.errno, text) from error
+        raise AddressInUse(text) from error
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     return server, int(server.server_address[1])

@@ -3,7 +3,8 @@
 A process installs one Lifecycle and drains when it says so. Signals and the lifeline are seen by a
 thread of their own, so a callback never runs inside a signal handler and may take locks. A second
 signal, at least a second after the first, ends the process at once with exit 130.
-If the launcher dies by `kill -9`, the kernel closes its end of the pipe: that drains us too.
+If the launcher dies by `kill -9`, the kernel closes its end of the pipe: that drains us too, and
+ends us the hard way when the drain takes longer than LIFELINE_GRACE_S.
 """
 
 import logging
@@ -20,8 +21,11 @@ from typing import Final
 from penstock.runtime import logs
 from penstock.runtime.exit import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Fatal
 from penstock.runtime.settings import ConfigurationError
+from penstock.wire.auth import AddressInUse
 
 LIFELINE_VARIABLE: Final = "PENSTOCK_LIFELINE_FD"
+LIFELINE_GRACE_S: Final = 15.0
+"""With nobody left to kill a process that hangs in its drain, it ends itself after this long."""
 _SAME_SIGNAL_S: Final = 1.0
 _READ_BYTES: Final = 512
 
@@ -90,6 +94,7 @@ class Lifecycle:
                     self._on_signals(data)
                 elif not data:
                     selector.unregister(key.fd)
+                    _end_after(LIFELINE_GRACE_S)
                     self.drain("the launcher is gone")
 
     def _on_signals(self, numbers: bytes) -> None:
@@ -108,7 +113,7 @@ class Lifecycle:
 def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
     """Run `main` as the body of a process and return its exit code.
 
-    Fatal ends it with 1 and ConfigurationError with 2, each as the last line on stderr; SIGINT
+    Fatal ends it with 1, ConfigurationError and AddressInUse with 2, each as the last line on stderr; SIGINT
     turns a clean end into 130.
     """
     logs.configure(role)
@@ -118,7 +123,7 @@ def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
         code = main(lifecycle)
     except Fatal as error:
         return _last_line(str(error), EXIT_FAILED)
-    except ConfigurationError as error:
+    except (ConfigurationError, AddressInUse) as error:
         return _last_line(str(error), EXIT_USAGE)
     return EXIT_INTERRUPTED if code == EXIT_OK and lifecycle.interrupted else code
 
@@ -127,6 +132,12 @@ def _last_line(text: str, code: int) -> int:
     sys.stderr.write(text.rstrip("\n") + "\n")
     sys.stderr.flush()
     return code
+
+
+def _end_after(seconds: float) -> None:
+    timer = threading.Timer(seconds, os._exit, (EXIT_FAILED,))
+    timer.daemon = True
+    timer.start()
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
