@@ -1,0 +1,141 @@
+"""What stands between the wire and every handler of the broker: one gRPC server interceptor.
+
+A request that is too large or is not the message it should be ends as INVALID_ARGUMENT before the
+handler sees it, and so does Malformed raised inside; Absent ends as NOT_FOUND. A handler that outlives
+the server's deadline ends as DEADLINE_EXCEEDED. A Redis that does not answer ends as UNAVAILABLE where the handler has no
+refusal for it. Anything else that a handler raises is logged with a number and ends as INTERNAL with
+that number: no text of an exception leaves the process.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from broker.store import StoreUnavailable
+from penstock.runtime import metrics
+from penstock.wire.limits import (
+    APPEND_DEADLINE_S,
+    CALL_DEADLINE_S,
+    MAX_MESSAGE_BYTES,
+    MAX_WATCH_WAIT_MS,
+    WATCH_GRACE_S,
+)
+from penstock.wire.refusal import Reason, Refusal
+
+LOGGER = logging.getLogger(__name__)
+REDIS_DOWN_RETRY_MS: Final = 500
+MAX_NUMBER: Final = 2**53
+"""Redis scripts count in doubles."""
+_DEADLINES_S: Final[dict[str, float]] = {
+    "Append": APPEND_DEADLINE_S,
+    "WatchLatest": MAX_WATCH_WAIT_MS / 1000 + WATCH_GRACE_S,
+}
+
+Handler = Callable[[Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
+
+
+class Malformed(ValueError):
+    """A request that breaks the contract; the message names field, value and remedy."""
+
+
+class Absent(LookupError):
+    """What was asked for is not there (any more); ends as NOT_FOUND."""
+
+
+def redis_down(reason: Reason, error: StoreUnavailable) -> Refusal:
+    """What callers are told while Redis does not answer."""
+    return Refusal(reason=reason, detail=f"redis: {error}", retry_after_ms=REDIS_DOWN_RETRY_MS)
+
+
+def check_number(field: str, value: int) -> None:
+    """Raise Malformed unless `value` is one that the broker gives: 1 .. 2^53."""
+    if not 1 <= value <= MAX_NUMBER:
+        raise Malformed(f"{field}={value}: give the number that the broker gave, from 1 to 2^53")
+
+
+class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
+    """See the module. One per server."""
+
+    def __init__(self) -> None:
+        self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """The guarded handler of our own unary calls; others (health, reflection) as they are."""
+        method = handler_call_details.method
+        if method in self._guarded:
+            return self._guarded[method]
+        handler = await continuation(handler_call_details)
+        if not method.startswith("/penstock.v1.") or handler is None or handler.unary_unary is None:
+            return handler
+        self._guarded[method] = _guard(handler, method.rpartition("/")[2])
+        return self._guarded[method]
+
+
+def _guard(handler: "grpc.RpcMethodHandler[Any, Any]", name: str) -> "grpc.RpcMethodHandler[Any, Any]":
+    inner: Any = handler.unary_unary
+    return grpc.unary_unary_rpc_method_handler(
+        _guarded_call(inner, name, _DEADLINES_S.get(name, CALL_DEADLINE_S)),
+        request_deserializer=_guarded_parse(handler.request_deserializer, name),
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _guarded_parse(parse: Any, name: str) -> Callable[[bytes], Any]:
+    """`parse`, with what cannot be parsed returned as Malformed: a raise there would be INTERNAL."""
+
+    def guarded(data: bytes) -> Any:
+        if len(data) > MAX_MESSAGE_BYTES:
+            return Malformed(
+                f"{name}: message of {len(data)} bytes, at most {MAX_MESSAGE_BYTES}; send less at once"
+            )
+        try:
+            return parse(data)
+        except DecodeError:
+            return Malformed(
+                f"{name}: {len(data)} bytes that are no {name}Request; check the protocol version"
+            )
+
+    return guarded
+
+
+def _sound(request: Any) -> Any:
+    if isinstance(request, Malformed):
+        raise request
+    return request
+
+
+def _guarded_call(inner: Handler, name: str, deadline_s: float) -> Handler:
+    async def guarded(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await inner(_sound(request), context)
+        except grpc.aio.AbortError:
+            raise
+        except Malformed as error:
+            metrics.REFUSALS.labels(reason="malformed").inc()
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Absent as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except TimeoutError:
+            text = f"{name}: no answer within {deadline_s:g} s; send it again"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+        except StoreUnavailable as error:
+            LOGGER.warning("%s: redis does not answer: %s", name, error)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"{name}: redis does not answer; send it again")
+        except Exception:
+            number = secrets.token_hex(4)
+            LOGGER.exception("%s failed; request id %s", name, number)
+            await context.abort(
+                grpc.StatusCode.INTERNAL, f"{name} failed; request id {number} in the broker's log"
+            )
+
+    return guarded

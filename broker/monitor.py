@@ -1,0 +1,87 @@
+"""Looks at Redis once a second: readiness, gauges, and the end of a broker whose Redis stays away.
+
+A server that comes back is examined again before the broker calls itself ready: it may have returned
+with another configuration. Raises Fatal when it is unsuitable then, or away too long.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from redis.exceptions import RedisError
+
+from broker import guard
+from broker.state import Status
+from broker.store import Store, StoreUnavailable
+from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
+from penstock.runtime.health import Health
+from penstock.runtime.settings import BrokerSection
+from penstock.wire.messages import Role
+
+LOGGER = logging.getLogger(__name__)
+INTERVAL_S: Final = 1.0
+STALL_S: Final = 30.0
+"""Health turns red when the event loop has not come round for this long."""
+
+
+class Monitor:
+    """See the module."""
+
+    def __init__(self, store: Store, health: Health, section: BrokerSection, examine: guard.Examine) -> None:
+        self._store, self._health, self._section, self._examine = store, health, section, examine
+        self._away_since: float | None = None
+        health.watch("event loop", STALL_S)
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self.look()
+            self._health.progress("event loop")
+            await asyncio.sleep(INTERVAL_S)
+
+    async def look(self) -> None:
+        """One look; raises Fatal."""
+        try:
+            if self._away_since is not None:
+                await self._examine()
+            status = await self._store.status()
+        except guard.UnsuitableRedis as error:
+            raise Fatal(f"redis came back unsuitable: {error}") from error
+        except (StoreUnavailable, RedisError) as error:
+            self._note_away(error)
+        else:
+            self._note_there(status)
+
+    def _note_away(self, error: Exception) -> None:
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+            LOGGER.warning("redis does not answer", extra={"error": str(error)})
+        metrics.REDIS_UP.set(0)
+        self._health.set_ready(False, f"redis does not answer: {error}")
+        if now - self._away_since > self._section.redis_wait_s:
+            limit = self._section.redis_wait_s
+            raise Fatal(f"redis did not answer for {limit} s (broker.redis_wait_s): {error}; start it again")
+
+    def _note_there(self, status: Status) -> None:
+        if self._away_since is not None:
+            LOGGER.info("redis answers again", extra={"away_s": time.monotonic() - self._away_since})
+        self._away_since = None
+        metrics.REDIS_UP.set(1)
+        self._health.set_ready(True)
+        show(status)
+
+
+def show(status: Status) -> None:
+    """Set the gauges of the run."""
+    metrics.OUTSTANDING_STEPS.set(status.gauges.outstanding_steps)
+    metrics.SETTLED_STEPS.set(status.gauges.settled_steps)
+    metrics.LOG_ENTRIES.set(status.gauges.log_entries)
+    metrics.LOG_BYTES.set(status.gauges.log_bytes)
+    metrics.BUDGET_STEPS.set(status.budget_steps)
+    metrics.LOG_CLOSED.set(status.closed)
+    for role in Role:
+        count = sum(row.role is role for row in status.sessions)
+        metrics.SESSIONS_OPEN.labels(role=role.label).set(count)

@@ -1,0 +1,233 @@
+"""The broker process: the gRPC front of one run's Redis.
+
+Takes a Redis URL and an address to listen on. Waits for Redis with a message, up to
+`broker.redis_wait_s`, then examines it (`guard`) and serves. Keeps nothing that matters: whatever it
+acknowledged is in Redis, so it may be killed at any moment and started again, and any number of brokers
+may serve one run. While Redis is away it answers FULL or NOT_READY and `/readyz` is red; when that
+lasts longer than `broker.redis_wait_s` it exits with 1. A drain answers the held calls, finishes the
+appends that have begun and exits with 0.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from redis import asyncio as redis_asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from broker import guard
+from broker.admission import Admission
+from broker.boundary import Boundary
+from broker.changes import Changes
+from broker.control_service import ControlService
+from broker.experience_service import ExperienceService
+from broker.monitor import Monitor
+from broker.staging import StagingBudget
+from broker.store import Store
+from broker.weight_cache import WeightCache
+from broker.weight_service import WeightService
+from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.retry import Interrupted, retry_async
+from penstock.runtime.settings import ConfigurationError, SecuritySection, Settings
+from penstock.v1 import control_pb2_grpc, experience_pb2_grpc, weights_pb2_grpc
+from penstock.wire.auth import Credentials
+from penstock.wire.server import Front, bind, build_server
+
+LOGGER = logging.getLogger(__name__)
+ROLE: Final = "broker"
+SERVICES: Final = tuple(
+    f"penstock.v1.{name}" for name in ("ExperienceService", "WeightService", "ControlService")
+)
+DRAIN_GRACE_S: Final = 10.0
+PROBE_TIMEOUT_S: Final = 5.0
+
+
+def main(lifecycle: Lifecycle, settings: Settings, *, redis_url: str, listen: str) -> int:
+    """Serve until the lifecycle drains; returns the exit code.
+
+    Raises ConfigurationError for an address or a Redis that cannot be used, Fatal when Redis stays away.
+    """
+    return asyncio.run(_serve(lifecycle, settings, redis_url, listen))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What one broker is made of."""
+
+    store: Store
+    changes: Changes
+    experience: ExperienceService
+    front: Front
+
+
+async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, listen: str) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    lifecycle.on_drain(lambda: _set_from_thread(loop, stop))
+    health = Health(ROLE)
+    try:
+        _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+        front = build_server(SERVICES, interceptors=[Boundary()])
+        address = bind(front.server, listen, credentials(settings.security))
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(str(error)) from error
+    inspector = connect_inspector(redis_url, settings.security)
+    try:
+        facts = await wait_for_redis(inspector, redis_url, settings, stop)
+        parts = assemble(front, settings, redis_url, facts)
+        await front.server.start()
+        await front.set_serving(serving=True)
+        announce(ROLE, metrics_port=metrics_port, address=address)
+        LOGGER.info("serving", extra={"address": address, "redis": facts.version})
+        await _run(
+            parts,
+            Monitor(parts.store, health, settings.broker, _examiner(inspector, redis_url, settings)),
+            stop,
+        )
+        health.set_ready(False, "draining")
+        await _drain(parts)
+    except Interrupted:
+        LOGGER.info("asked to end while waiting for redis")
+    finally:
+        await inspector.aclose()
+    return EXIT_OK
+
+
+def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    loop.call_soon_threadsafe(event.set)
+
+
+def credentials(section: SecuritySection) -> Credentials:
+    """The credentials that the configuration names; raises ValueError or OSError that names a file."""
+    return Credentials.from_files(
+        insecure=section.insecure,
+        certificate=section.tls_certificate,
+        key=section.tls_key,
+        authority=section.tls_authority,
+    )
+
+
+def connect_inspector(redis_url: str, section: SecuritySection) -> "redis_asyncio.Redis":
+    """The client that examines the server; raises ConfigurationError for what is no Redis URL."""
+    try:
+        return redis_asyncio.Redis.from_url(
+            redis_url,
+            decode_responses=True,
+            socket_timeout=PROBE_TIMEOUT_S,
+            socket_connect_timeout=PROBE_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+            password=password(section),
+        )
+    except ValueError as error:
+        text = f"broker.redis={without_password(redis_url)}: write redis://, rediss:// or unix:///path"
+        raise ConfigurationError(text) from error
+
+
+def password(section: SecuritySection) -> str | None:
+    """The password of the configuration; one in the URL goes before it."""
+    return section.redis_password.get_secret_value() if section.redis_password else None
+
+
+def without_password(redis_url: str) -> str:
+    """The URL as logs may show it."""
+    parts = urlsplit(redis_url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+async def wait_for_redis(
+    inspector: "redis_asyncio.Redis", redis_url: str, settings: Settings, stop: asyncio.Event
+) -> guard.ServerFacts:
+    """The facts of the server as soon as it answers.
+
+    Raises ConfigurationError when it is unsuitable, Fatal when it does not answer in time, Interrupted.
+    """
+    shown, wait_s = without_password(redis_url), settings.broker.redis_wait_s
+
+    def say(error: Exception, delay_s: float) -> None:
+        LOGGER.warning(
+            "waiting for redis",
+            extra={"redis": shown, "error": str(error), "retry_s": delay_s, "limit_s": wait_s},
+        )
+
+    try:
+        return await retry_async(
+            _examiner(inspector, redis_url, settings),
+            retryable=is_down,
+            stop=stop,
+            on_wait=say,
+            give_up_s=wait_s,
+        )
+    except guard.UnsuitableRedis as error:
+        raise ConfigurationError(f"redis at {shown}: {error}") from error
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        text = f"redis at {shown} did not answer for {wait_s} s (broker.redis_wait_s): {error}; start it or check the URL"
+        raise Fatal(text) from error
+
+
+def is_down(error: Exception) -> bool:
+    """Whether waiting may help."""
+    return isinstance(error, RedisConnectionError | RedisTimeoutError) and not isinstance(
+        error, AuthenticationError
+    )
+
+
+def _examiner(inspector: "redis_asyncio.Redis", redis_url: str, settings: Settings) -> guard.Examine:
+    async def examine() -> guard.ServerFacts:
+        facts = await guard.examine(inspector, redis_url, settings.broker)
+        for warning in facts.warnings:
+            LOGGER.warning("redis: %s", warning)
+        return facts
+
+    return examine
+
+
+def assemble(front: Front, settings: Settings, redis_url: str, facts: guard.ServerFacts) -> Parts:
+    """Put the services on the server."""
+    section = settings.broker
+    store = Store.connect(redis_url, password=password(settings.security))
+    changes = Changes()
+    experience = ExperienceService(
+        store, Admission(store.specification), StagingBudget(section.max_staged_bytes), facts.durability
+    )
+    weights = WeightService(store, WeightCache(store.weights_chunk), changes)
+    experience_pb2_grpc.add_ExperienceServiceServicer_to_server(experience, front.server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(weights, front.server)
+    control_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(store), front.server)
+    return Parts(store=store, changes=changes, experience=experience, front=front)
+
+
+async def _run(parts: Parts, monitor: Monitor, stop: asyncio.Event) -> None:
+    """Until `stop`; raises what the monitor or the change feed raises."""
+    tasks = {
+        asyncio.create_task(stop.wait()),
+        asyncio.create_task(parts.changes.follow(parts.store.changes())),
+        asyncio.create_task(monitor.run()),
+    }
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def _drain(parts: Parts) -> None:
+    """Say so, answer the held calls, finish what has begun, close."""
+    await parts.front.set_serving(serving=False)
+    parts.changes.close()
+    await parts.front.server.stop(DRAIN_GRACE_S)
+    await parts.experience.finish_appends()
+    await parts.store.aclose()

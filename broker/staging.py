@@ -1,0 +1,38 @@
+"""The bound on payload bytes that this broker has staged in Redis and not yet appended.
+
+A reservation is taken before the first byte is staged and given back when the append is over, however
+it ends. Nobody waits: what does not fit is refused, and the actor sends it again.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.runtime import metrics
+from penstock.wire.refusal import Reason, Refusal, Refused
+
+RETRY_AFTER_MS = 50
+
+
+class StagingBudget:
+    """Counts the bytes in flight of one event loop; not for several threads."""
+
+    def __init__(self, ceiling_bytes: int) -> None:
+        self.ceiling_bytes = ceiling_bytes
+        self.staged_bytes = 0
+
+    @contextmanager
+    def reserve(self, size: int) -> Iterator[None]:
+        """Hold `size` bytes of the budget; raises Refused(FULL) when they do not fit.
+
+        One append is always let in, so that a ceiling below one message slows down and never blocks.
+        """
+        if self.staged_bytes and self.staged_bytes + size > self.ceiling_bytes:
+            detail = f"staging: {self.staged_bytes} of {self.ceiling_bytes} bytes in flight, {size} asked"
+            raise Refused(Refusal(reason=Reason.FULL, detail=detail, retry_after_ms=RETRY_AFTER_MS))
+        self.staged_bytes += size
+        metrics.STAGED_BYTES.set(self.staged_bytes)
+        try:
+            yield
+        finally:
+            self.staged_bytes -= size
+            metrics.STAGED_BYTES.set(self.staged_bytes)

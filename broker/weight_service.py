@@ -1,0 +1,161 @@
+"""WeightService: newest weights, leave to generate and run state on their way down.
+
+WatchLatest looks, and holds the call until there is something that the caller does not know, its wait
+is over or the broker drains. While Redis does not answer it says NOT_READY and never fails.
+"""
+
+import asyncio
+import re
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any, Final
+
+from broker.boundary import Absent, Malformed, check_number, redis_down
+from broker.changes import Changes
+from broker.store import Store, StoreUnavailable
+from broker.weight_cache import WeightCache
+from penstock.runtime import metrics
+from penstock.v1 import weights_pb2 as pb
+from penstock.v1.weights_pb2_grpc import WeightServiceServicer
+from penstock.wire.limits import MAX_PROBE_ANSWERS, MAX_WATCH_WAIT_MS, MAX_WEIGHT_BYTES, WEIGHT_CHUNK_BYTES
+from penstock.wire.messages import News, Publication, Watch
+from penstock.wire.refusal import Reason, Refusal
+
+MAX_REMEMBERED_SESSIONS: Final = 4096
+_SHA256 = re.compile(r"[0-9a-f]{64}|")
+
+Context = Any
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+
+
+class WeightService(WeightServiceServicer):
+    """See the module."""
+
+    def __init__(self, store: Store, cache: WeightCache, changes: Changes) -> None:
+        self._store, self._cache, self._changes = store, cache, changes
+        self._evaluations_told: OrderedDict[int, int] = OrderedDict()
+
+    async def WatchLatest(  # noqa: N802 - the name of the RPC
+        self, request: pb.WatchLatestRequest, context: Context
+    ) -> pb.WatchLatestReply:
+        """See weights.proto."""
+        watch = read_watch(request)
+        with metrics.WATCHERS.track_inprogress():
+            try:
+                watched = await self._look_until_news(watch)
+            except StoreUnavailable as error:
+                watched = redis_down(Reason.NOT_READY, error)
+        if isinstance(watched, Refusal):
+            metrics.REFUSALS.labels(reason=watched.reason.label).inc()
+            return pb.WatchLatestReply(refusal=watched.to_proto())
+        self._remember(watch.session, watched.evaluate_version)
+        return news_to_proto(watched, await self._new_weights(watch, watched))
+
+    async def _look_until_news(self, watch: Watch) -> News | Refusal:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + watch.wait_ms / 1000
+        while True:
+            seen = self._changes.generation
+            news = await self._look(watch)
+            is_over = self._changes.closed or loop.time() >= deadline
+            if is_over or isinstance(news, Refusal) or self._is_new(watch, news):
+                return news
+            watch = replace(watch, probe_log_prob=())
+            await self._changes.wait(seen, deadline - loop.time())
+
+    async def _look(self, watch: Watch) -> News | Refusal:
+        watched = await self._store.watch(watch)
+        outcome = watched.refusal or watched.news
+        if outcome is None:
+            raise RuntimeError("the store answered neither news nor a refusal")
+        return outcome
+
+    def _is_new(self, watch: Watch, news: News) -> bool:
+        return (
+            news.latest.version > watch.known_version
+            or news.leave.begin_through > watch.known_begin_through
+            or news.revision > watch.known_revision
+            or news.evaluate_version != self._evaluations_told.get(watch.session, 0)
+        )
+
+    def _remember(self, session: int, evaluate_version: int) -> None:
+        """A reply that gets lost costs one wait: the next call is told again when its wait ends."""
+        if evaluate_version == self._evaluations_told.get(session, 0):
+            return
+        self._evaluations_told[session] = evaluate_version
+        self._evaluations_told.move_to_end(session)
+        if len(self._evaluations_told) > MAX_REMEMBERED_SESSIONS:
+            self._evaluations_told.popitem(last=False)
+
+    async def _new_weights(self, watch: Watch, news: News) -> bytes:
+        publication = news.latest
+        if publication.version <= watch.known_version or publication.size > WEIGHT_CHUNK_BYTES:
+            return b""
+        chunk = await self._cache.chunk(publication, 0, newest=True)
+        metrics.WEIGHT_VERSION_SERVED.set(publication.version)
+        return chunk or b""
+
+    async def GetWeights(  # noqa: N802 - the name of the RPC
+        self, request: pb.GetWeightsRequest, context: Context
+    ) -> pb.GetWeightsReply:
+        """See weights.proto."""
+        check_number("session", request.session)
+        check_number("version", request.version)
+        if request.offset > MAX_WEIGHT_BYTES:
+            raise Malformed(f"offset={request.offset}: no weights are larger than {MAX_WEIGHT_BYTES} bytes")
+        found = await self._find(request.version, request.offset)
+        if found is None:
+            text = f"version={request.version}: neither recent nor pinned; ask for the latest"
+            raise Absent(text)
+        publication, chunk = found
+        return pb.GetWeightsReply(publication=publication.to_proto(), offset=request.offset, chunk=chunk)
+
+    async def _find(self, version: int, offset: int) -> tuple[Publication, bytes] | None:
+        publication = self._cache.held(version) or await self._store.publication(version)
+        if publication is None:
+            return None
+        chunk = await self._read(publication, offset)
+        return None if chunk is None else (publication, chunk)
+
+    async def _read(self, publication: Publication, offset: int) -> bytes | None:
+        if offset >= publication.size:
+            return b""
+        chunk = await self._cache.chunk(publication, offset // WEIGHT_CHUNK_BYTES)
+        within = offset % WEIGHT_CHUNK_BYTES
+        return chunk[within:] if chunk and within else chunk
+
+
+def read_watch(request: pb.WatchLatestRequest) -> Watch:
+    """The watch of a message; raises Malformed that names the field."""
+    check_number("session", request.session)
+    if request.wait_ms > MAX_WATCH_WAIT_MS:
+        raise Malformed(f"wait_ms={request.wait_ms}: at most {MAX_WATCH_WAIT_MS}")
+    if len(request.probe_log_prob) > MAX_PROBE_ANSWERS:
+        raise Malformed(f"probe_log_prob: {len(request.probe_log_prob)} answers, at most {MAX_PROBE_ANSWERS}")
+    if not _SHA256.fullmatch(request.applied_sha256):
+        raise Malformed(f"applied_sha256={request.applied_sha256[:80]!r}: give 64 hexadecimal digits")
+    return Watch(
+        session=request.session,
+        begun_through=request.begun_through,
+        known_version=request.known_version,
+        known_begin_through=request.known_begin_through,
+        known_revision=request.known_revision,
+        applied_version=request.applied_version,
+        applied_sha256=request.applied_sha256,
+        probe_log_prob=tuple(request.probe_log_prob),
+        wait_ms=request.wait_ms,
+    )
+
+
+def news_to_proto(news: News, weights: bytes) -> pb.WatchLatestReply:
+    """The message of a watch that is served."""
+    return pb.WatchLatestReply(
+        latest=news.latest.to_proto(),
+        weights=weights,
+        leave=news.leave.to_proto(),
+        state=pb.RunState.ValueType(news.state.value),
+        revision=news.revision,
+        traffic_revision=news.traffic_revision,
+        scalars=news.scalars,
+        evaluate_version=news.evaluate_version,
+    )
