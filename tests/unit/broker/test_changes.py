@@ -1,0 +1,55 @@
+"""Waking the held calls."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from broker.changes import Changes
+
+
+async def _feed(queue: "asyncio.Queue[None]") -> AsyncIterator[None]:
+    while True:
+        yield await queue.get()
+
+
+async def test_a_change_wakes_every_waiter() -> None:
+    """All of them, long before their time is over."""
+    changes, queue = Changes(), asyncio.Queue[None]()
+    following = asyncio.create_task(changes.follow(_feed(queue)))
+    waiters = [asyncio.create_task(changes.wait(changes.generation, 60)) for _ in range(5)]
+    await asyncio.sleep(0)
+    queue.put_nowait(None)
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiters)
+    following.cancel()
+
+
+async def test_a_change_between_look_and_wait_is_not_lost() -> None:
+    """The wait returns at once because the generation moved on."""
+    changes, queue = Changes(), asyncio.Queue[None]()
+    following = asyncio.create_task(changes.follow(_feed(queue)))
+    seen = changes.generation
+    queue.put_nowait(None)
+    while changes.generation == seen:
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await changes.wait(seen, 60)
+    following.cancel()
+
+
+async def test_a_wait_ends_with_its_time() -> None:
+    """Without a change."""
+    changes = Changes()
+    async with asyncio.timeout(5):
+        await changes.wait(changes.generation, 0.01)
+    assert changes.generation == 0
+
+
+async def test_closing_wakes_and_nobody_waits_any_more() -> None:
+    """The drain answers held calls at once."""
+    changes = Changes()
+    waiter = asyncio.create_task(changes.wait(changes.generation, 60))
+    await asyncio.sleep(0)
+    changes.close()
+    async with asyncio.timeout(5):
+        await waiter
+        await changes.wait(changes.generation, 60)

@@ -1,0 +1,90 @@
+"""The cache of the newest weights."""
+
+import asyncio
+import hashlib
+
+import pytest
+
+from broker.weight_cache import CorruptWeights, WeightCache
+from penstock.wire.limits import WEIGHT_CHUNK_BYTES
+from penstock.wire.messages import Publication
+
+
+class Shelf:
+    """Chunks by (version, index), counting how often each is read."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[tuple[int, int], bytes] = {}
+        self.reads: list[tuple[int, int]] = []
+
+    def put(self, version: int, blob: bytes) -> Publication:
+        """Cut a blob as Redis holds it."""
+        for index in range(-(-len(blob) // WEIGHT_CHUNK_BYTES)):
+            self.chunks[version, index] = blob[index * WEIGHT_CHUNK_BYTES :][:WEIGHT_CHUNK_BYTES]
+        sha256 = hashlib.sha256(blob).hexdigest()
+        return Publication(version=version, update=version, sha256=sha256, size=len(blob))
+
+    async def read(self, version: int, index: int) -> bytes | None:
+        """One chunk."""
+        self.reads.append((version, index))
+        await asyncio.sleep(0)
+        return self.chunks.get((version, index))
+
+
+async def test_many_actors_cost_one_read() -> None:
+    """Sixty-four callers at once, one look into Redis."""
+    shelf = Shelf()
+    publication = shelf.put(1, b"w" * 1000)
+    cache = WeightCache(shelf.read)
+    got = await asyncio.gather(*(cache.chunk(publication, 0, newest=True) for _ in range(64)))
+    assert got == [b"w" * 1000] * 64
+    assert shelf.reads == [(1, 0)]
+
+
+async def test_every_chunk_of_large_weights_is_served_whole() -> None:
+    """Joined they are the blob; behind the end there is nothing."""
+    shelf = Shelf()
+    blob = bytes(range(256)) * 10_000
+    publication = shelf.put(3, blob)
+    cache = WeightCache(shelf.read)
+    chunks = [await cache.chunk(publication, index, newest=True) for index in range(4)]
+    assert b"".join(chunk or b"" for chunk in chunks) == blob
+    assert chunks[3] == b""
+
+
+async def test_an_older_version_is_read_through_and_does_not_replace_the_newest() -> None:
+    """An evaluation of a pinned version does not evict what all actors ask for."""
+    shelf = Shelf()
+    older, newest = shelf.put(1, b"old"), shelf.put(2, b"new")
+    cache = WeightCache(shelf.read)
+    assert await cache.chunk(newest, 0, newest=True) == b"new"
+    assert await cache.chunk(older, 0) == b"old"
+    assert cache.held(2) == newest
+    assert cache.held(1) is None
+
+
+async def test_a_version_that_is_gone_is_none() -> None:
+    """Unlinked between pointer and read."""
+    cache = WeightCache(Shelf().read)
+    assert await cache.chunk(Publication(version=9, size=5, sha256="0" * 64), 0, newest=True) is None
+
+
+async def test_bytes_that_are_not_the_published_ones_are_never_served() -> None:
+    """The error names the version; nothing is kept."""
+    shelf = Shelf()
+    publication = shelf.put(4, b"good")
+    shelf.chunks[4, 0] = b"evil"
+    cache = WeightCache(shelf.read)
+    with pytest.raises(CorruptWeights, match="version 4"):
+        await cache.chunk(publication, 0, newest=True)
+    assert cache.held(4) is None
+
+
+async def test_another_run_with_the_same_version_number_replaces_what_is_held() -> None:
+    """Redis was emptied and a new run began."""
+    shelf = Shelf()
+    first = shelf.put(5, b"first run")
+    cache = WeightCache(shelf.read)
+    await cache.chunk(first, 0, newest=True)
+    second = shelf.put(5, b"second run")
+    assert await cache.chunk(second, 0, newest=True) == b"second run"
