@@ -36,9 +36,7 @@ class Batch:
     slots: tuple[tuple[int, int], ...]
 
 
-def assemble(
-    fragments: Sequence[tuple[FragmentHeader, Mapping[str, Array]]], device: torch.device
-) -> Batch:
+def assemble(fragments: Sequence[tuple[FragmentHeader, Mapping[str, Array]]], device: torch.device) -> Batch:
     """One batch of checked fragments (`penstock.wire.fragment.check`), on `device`.
 
     Raises ValueError for no fragments. Call `check_meaning` on each fragment first.

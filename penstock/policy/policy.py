@@ -6,17 +6,26 @@ drawn (index from 0, unclipped Gaussian, unsquashed Gaussian); `environment_acti
 what an environment takes. Nothing here waits or touches a file; a policy is used by one thread.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from penstock.policy.acting import NumpyForward, numpy_forward
+from penstock.policy.distributions import ActionHead, head_of
+from penstock.policy.networks import Body, Inputs, Reader, initialise
+from penstock.policy.normaliser import Normaliser
 from penstock.runtime.settings import PolicySection
-from penstock.wire.spaces import Space
+from penstock.wire.spaces import Space, leaves, unflatten
 from penstock.wire.tensor import Array
+
+POLICY_GAIN = 0.01
+HIDDEN_GAIN = math.sqrt(2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +45,51 @@ class Evaluated:
     value: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """parameters: [M, P], those of every action head behind one another.   value: [M]."""
+
+    parameters: Tensor
+    value: Tensor
+
+
 class Policy(nn.Module):
     """Actor-critic over fixed-size observations. Make one with `build`."""
 
-    observation_space: Space
-    action_space: Space
+    def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
+        super().__init__()
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.reader = Reader(observation_space, section)
+        heads = [
+            head_of(path, leaf, section.continuous, section.initial_log_std)
+            for path, leaf in leaves(action_space, "action")
+        ]
+        self.heads = nn.ModuleList(heads)
+        # Plain tuples beside the module list: looking a submodule up costs more than using it.
+        self.action_heads: tuple[ActionHead, ...] = tuple(heads)
+        ends = np.cumsum([head.size for head in heads]).tolist()
+        self._cuts = tuple(slice(end - head.size, end) for head, end in zip(heads, ends, strict=True))
+        self.actor_body = Body(self.reader, section)
+        self.critic_body = None if section.shared_trunk else Body(self.reader, section)
+        self.actor_head = nn.Linear(self.actor_body.width, ends[-1])
+        self.critic_head = nn.Linear(self.actor_body.width, 1)
+        self._random = np.random.default_rng(0)
+        self._fast: NumpyForward | None = None
+
+    @property
+    def normaliser(self) -> Normaliser | None:
+        """Statistics of the observations, where the section asks for them."""
+        return self.reader.normaliser
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32; float64 after `double()`."""
+        return self.actor_head.weight.dtype
 
     def seed_actions(self, seed: int) -> None:
         """Start the generator that actions are drawn from (it is not part of the weights)."""
-        raise NotImplementedError
+        self._random = np.random.default_rng(seed)
 
     def act(self, observation: Mapping[str, Array], *, deterministic: bool = False) -> Acted:
         """Draw one action per row; the mode where `deterministic`.
@@ -52,28 +97,104 @@ class Policy(nn.Module):
         observation: by path, [N, *shape], raw, in the dtype of the leaf. N may change between calls.
         The arrays returned are the caller's. Uses the weights of this moment, no gradients.
         """
-        raise NotImplementedError
+        parameters = self._acting_parameters(observation)
+        if not np.isfinite(parameters).all():
+            raise FloatingPointError(
+                "policy: the network's outputs are not finite; check observation and weights"
+            )
+        actions: dict[str, Array] = {}
+        log_prob = np.zeros(len(parameters), np.float32)
+        for head, cut in zip(self.action_heads, self._cuts, strict=True):
+            part = parameters[:, cut]
+            actions[head.path], share = head.mode(part) if deterministic else head.draw(part, self._random)
+            log_prob += share
+        return Acted(actions, log_prob)
+
+    def _acting_parameters(self, observation: Mapping[str, Array]) -> NDArray[np.floating]:
+        if self._fast is None or not self._fast.is_current():
+            self._fast = numpy_forward(self.reader, [*self.actor_body.layers, self.actor_head])
+        if self._fast is not None:
+            return self._fast(observation)
+        with torch.inference_mode():
+            inputs = self.read(self._tensors(observation))
+            parameters: NDArray[np.floating] = self.actor_head(self.actor_body(inputs)).cpu().numpy()
+        return parameters
+
+    def _tensors(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
+        device = self.actor_head.weight.device
+        return {
+            path: torch.from_numpy(np.ascontiguousarray(array)).to(device) for path, array in arrays.items()
+        }
 
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array]) -> NDArray[np.float32]:
         """Joint log-probability float32 [N] of stored actions, for the probe; no gradients."""
-        raise NotImplementedError
+        with torch.inference_mode():
+            inputs = self.read(self._tensors(observation))
+            parameters = self.actor_head(self.actor_body(inputs))
+            answer = self.joint_log_prob(parameters, self._tensors(action))
+        result: NDArray[np.float32] = answer.float().cpu().numpy()
+        return result
+
+    def read(self, observation: Mapping[str, Tensor]) -> Inputs:
+        """Normalised inputs of raw observations [..., *shape], leading axes flattened to M rows."""
+        return self.reader.read(observation, self.dtype)
+
+    def outputs(self, inputs: Inputs) -> Outputs:
+        """Both networks on M rows."""
+        features = self.actor_body(inputs)
+        critic_features = features if self.critic_body is None else self.critic_body(inputs)
+        return Outputs(self.actor_head(features), self.critic_head(critic_features).squeeze(-1))
+
+    def joint_log_prob(self, parameters: Tensor, action: Mapping[str, Tensor]) -> Tensor:
+        """Parameters [..., P], stored actions [..., *shape] → [...]: the sum over action heads."""
+        pieces = zip(self.action_heads, self._cuts, strict=True)
+        shares = [head.log_prob(parameters[..., cut], action[head.path]) for head, cut in pieces]
+        return shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
+
+    def joint_entropy(self, parameters: Tensor) -> Tensor:
+        """Parameters [..., P] → [...], in nats."""
+        pieces = zip(self.action_heads, self._cuts, strict=True)
+        shares = [head.entropy(parameters[..., cut]) for head, cut in pieces]
+        return shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
 
     def evaluate(self, observation: Mapping[str, Tensor], action: Mapping[str, Tensor]) -> Evaluated:
         """Of tensors with any equal leading axes [..., *shape]."""
-        raise NotImplementedError
+        lead = self._leading(observation)
+        outputs = self.outputs(self.read(observation))
+        parameters = outputs.parameters.reshape(*lead, -1)
+        log_prob, entropy = self.joint_log_prob(parameters, action), self.joint_entropy(parameters)
+        return Evaluated(log_prob, entropy, outputs.value.reshape(lead))
 
     def value(self, observation: Mapping[str, Tensor]) -> Tensor:
         """The critic alone, [...]."""
-        raise NotImplementedError
+        body = self.actor_body if self.critic_body is None else self.critic_body
+        value: Tensor = self.critic_head(body(self.read(observation)))
+        return value.reshape(self._leading(observation))
 
-    def environment_action(self, action: Mapping[str, Array]) -> Any:  # noqa: ANN401 - any Gymnasium action
+    def _leading(self, observation: Mapping[str, Tensor]) -> tuple[int, ...]:
+        path, leaf = next(leaves(self.observation_space, "observation"))
+        shape = tuple(observation[path].shape)
+        return shape[: len(shape) - len(leaf.shape)]
+
+    def environment_action(self, action: Mapping[str, Array]) -> Any:
         """Stored actions [N, *shape] as `VectorEnv.step` takes them: offset, clipped or scaled, nested."""
-        raise NotImplementedError
+        ready = {head.path: head.to_environment(action[head.path]) for head in self.action_heads}
+        return unflatten(self.action_space, ready, "action")
 
 
 def build(observation_space: Space, action_space: Space, section: PolicySection, seed: int) -> Policy:
     """A policy with freshly initialised weights; equal arguments give equal weights.
 
-    Raises ValueError that names field and space when a space cannot be handled, and what can.
+    Orthogonal weights with gain √2 in hidden layers, 0.01 before the actions, 1 before the value
+    (Andrychowicz et al. 2021), zero biases. Raises ValueError that names field and space when a space
+    cannot be handled, and what can.
     """
-    raise NotImplementedError
+    policy = Policy(observation_space, action_space, section)
+    generator = torch.Generator().manual_seed(seed)
+    for body in (policy.actor_body, policy.critic_body):
+        if body is not None:
+            initialise(body, HIDDEN_GAIN, generator)
+    initialise(policy.actor_head, POLICY_GAIN, generator)
+    initialise(policy.critic_head, 1.0, generator)
+    policy.seed_actions(seed)
+    return policy

@@ -1,0 +1,273 @@
+"""Action distributions: how the network's outputs become actions, log-probabilities and entropies.
+
+One `ActionHead` per leaf of the action space. The learner's half (`log_prob`, `entropy`) is torch and
+differentiable over any leading axes; the actor's half (`draw`, `mode`) is numpy over [N, size]. Both
+take `parameters`, the `size` outputs of the network that belong to the leaf. Axes: A = elements of a leaf.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
+from penstock.wire.tensor import Array
+
+Reals = NDArray[np.floating]
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+_QUADRATURE_NODES = 16
+
+
+class ActionHead(nn.Module):
+    """Distribution of one leaf of the action space.
+
+    path: name of the action tensor.   size: outputs of the network that it needs.
+    """
+
+    def __init__(self, path: str, size: int, dtype: str) -> None:
+        super().__init__()
+        self.path = path
+        self.size = size
+        self.action_dtype = np.dtype(dtype)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Parameters [..., size], action [..., *shape] as drawn → [...]."""
+        raise NotImplementedError
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Parameters [..., size] → [...], in nats."""
+        raise NotImplementedError
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Parameters [N, size] → an action [N, *shape] and its log-probability [N]."""
+        raise NotImplementedError
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """The most likely action (before squashing) and its log-probability, as `draw`."""
+        raise NotImplementedError
+
+    def to_environment(self, action: Array) -> Array:
+        """An action as drawn, [N, *shape], as the environment takes it."""
+        return action
+
+
+class Categorical(ActionHead):
+    """One of n; logits."""
+
+    def __init__(self, path: str, space: Discrete) -> None:
+        super().__init__(path, space.n, space.dtype)
+        self.start = space.start
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Log-softmax at the index."""
+        return functional.log_softmax(parameters, -1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """−Σ p log p."""
+        log_p = functional.log_softmax(parameters, -1)
+        return -(log_p.exp() * log_p).sum(-1)
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Gumbel-max: argmax of logits − log of exponentials."""
+        noise = random.standard_exponential(parameters.shape, dtype=np.float32)
+        # A draw of exactly 0 has no logarithm; the smallest normal number stands in for it.
+        np.maximum(noise, np.finfo(np.float32).tiny, out=noise)
+        np.log(noise, out=noise)
+        return self._at(parameters, (parameters - noise).argmax(-1))
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """The largest logit."""
+        return self._at(parameters, parameters.argmax(-1))
+
+    def to_environment(self, action: Array) -> Array:
+        """Counted from the space's start."""
+        return np.add(action, self.start) if self.start else action
+
+    def _at(self, parameters: Reals, index: NDArray[np.intp]) -> tuple[Array, Reals]:
+        shifted = parameters - parameters.max(-1, keepdims=True)
+        log_p = shifted[np.arange(len(index)), index] - np.log(np.exp(shifted).sum(-1))
+        return index.astype(self.action_dtype, copy=False), log_p
+
+
+class MultiCategorical(ActionHead):
+    """Independent categoricals; their logits behind one another."""
+
+    def __init__(self, path: str, space: MultiDiscrete) -> None:
+        super().__init__(path, sum(space.nvec), space.dtype)
+        self.parts = [Categorical(path, Discrete(n)) for n in space.nvec]
+        ends = np.cumsum(space.nvec).tolist()
+        self.cuts = [slice(end - n, end) for end, n in zip(ends, space.nvec, strict=True)]
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Sum over the parts."""
+        pieces = zip(self.parts, self.cuts, action.long().unbind(-1), strict=True)
+        return torch.stack([part.log_prob(parameters[..., cut], a) for part, cut, a in pieces]).sum(0)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Sum over the parts."""
+        pieces = zip(self.parts, self.cuts, strict=True)
+        return torch.stack([part.entropy(parameters[..., cut]) for part, cut in pieces]).sum(0)
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Each part on its own."""
+        pieces = zip(self.parts, self.cuts, strict=True)
+        return self._join([part.draw(parameters[:, cut], random) for part, cut in pieces])
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """Each part's mode."""
+        pieces = zip(self.parts, self.cuts, strict=True)
+        return self._join([part.mode(parameters[:, cut]) for part, cut in pieces])
+
+    def _join(self, drawn: Sequence[tuple[Array, Reals]]) -> tuple[Array, Reals]:
+        action = np.stack([a for a, _ in drawn], -1).astype(self.action_dtype, copy=False)
+        return action, np.sum([p for _, p in drawn], 0)
+
+
+class Bernoulli(ActionHead):
+    """Independent bits; a logit each."""
+
+    def __init__(self, path: str, space: MultiBinary) -> None:
+        super().__init__(path, space.n, space.dtype)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Σ log σ(±logit)."""
+        return functional.logsigmoid(torch.where(action.bool(), parameters, -parameters)).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Σ softplus(x) − x σ(x)."""
+        return (functional.softplus(parameters) - parameters * parameters.sigmoid()).sum(-1)
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Logit against a logistic draw."""
+        uniform = random.random(parameters.shape)
+        return self._at(parameters, parameters > np.log(np.maximum(uniform, 1e-300)) - np.log1p(-uniform))
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """Bits whose logit is positive."""
+        return self._at(parameters, parameters > 0)
+
+    def _at(self, parameters: Reals, bits: NDArray[np.bool_]) -> tuple[Array, Reals]:
+        log_p = -np.logaddexp(0, np.where(bits, -parameters, parameters)).sum(-1)
+        return bits.astype(self.action_dtype), log_p
+
+
+class Gaussian(ActionHead):
+    """Independent normals around the network's outputs, with a standard deviation of their own.
+
+    Actions are drawn unbounded; the environment gets them clipped to the bounds.
+    """
+
+    def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
+        count = math.prod(space.shape)
+        super().__init__(path, count, space.dtype)
+        self.shape = space.shape
+        self.low: Reals = np.asarray(space.low, self.action_dtype)
+        self.high: Reals = np.asarray(space.high, self.action_dtype)
+        self.log_std = nn.Parameter(torch.full((count,), initial_log_std))
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Sum of the normals' log-densities."""
+        raw = action.reshape(parameters.shape).to(parameters.dtype)
+        scaled = (raw - parameters) * (-self.log_std).exp()
+        return -0.5 * scaled.square().sum(-1) - (self.log_std.sum() + self.size * _HALF_LOG_TWO_PI)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """½ log 2πe σ², summed: the same for every observation."""
+        entropy = self.log_std.sum() + self.size * (0.5 + _HALF_LOG_TWO_PI)
+        return entropy.expand(parameters.shape[:-1])
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Mean + σ·noise."""
+        noise = random.standard_normal(parameters.shape, dtype=np.float32)
+        return self._at(parameters, parameters + np.exp(self._log_std()) * noise)
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """The mean."""
+        return self._at(parameters, parameters)
+
+    def to_environment(self, action: Array) -> Array:
+        """Clipped to the bounds."""
+        return np.minimum(np.maximum(action, self.low), self.high)
+
+    def _log_std(self) -> Reals:
+        # A view of the parameter, so that new weights are seen at once.
+        array: Reals = self.log_std.detach().cpu().numpy()
+        return array
+
+    def _at(self, parameters: Reals, raw: Reals) -> tuple[Array, Reals]:
+        # The log-probability belongs to the action as it is sent, rounded to its dtype.
+        action = raw.astype(self.action_dtype)
+        log_std = self._log_std()
+        scaled = (action - parameters) * np.exp(-log_std)
+        log_p = -0.5 * np.square(scaled).sum(-1) - (log_std.sum() + self.size * _HALF_LOG_TWO_PI)
+        return action.reshape(len(parameters), *self.shape), log_p
+
+
+class SquashedGaussian(Gaussian):
+    """tanh of a Gaussian, stretched to the bounds; actions are kept as before the tanh.
+
+    Log-probability and entropy are those of tanh(u) in (−1, 1); stretching adds a constant to both.
+    """
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Gaussian minus Σ log(1 − tanh²u)."""
+        raw = action.reshape(parameters.shape).to(parameters.dtype)
+        return super().log_prob(parameters, action) - log_tanh_slope(raw).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Gaussian entropy + Σ E[log(1 − tanh²u)], the expectation by Gauss-Hermite quadrature."""
+        nodes, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE_NODES)
+        node = torch.as_tensor(nodes, dtype=parameters.dtype, device=parameters.device)
+        weight = torch.as_tensor(weights / weights.sum(), dtype=parameters.dtype, device=parameters.device)
+        drawn = parameters.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * node
+        return super().entropy(parameters) + (log_tanh_slope(drawn) * weight).sum((-1, -2))
+
+    def to_environment(self, action: Array) -> Array:
+        """tanh, then from (−1, 1) to (low, high)."""
+        middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
+        return np.asarray(middle + half * np.tanh(np.asarray(action, self.action_dtype)), self.action_dtype)
+
+    def _at(self, parameters: Reals, raw: Reals) -> tuple[Array, Reals]:
+        action, log_p = super()._at(parameters, raw)
+        flat: Reals = np.asarray(action, self.action_dtype).reshape(parameters.shape)
+        slope = 2.0 * (math.log(2.0) - flat - np.logaddexp(0, -2.0 * flat))
+        return action, log_p - slope.sum(-1)
+
+
+def log_tanh_slope(raw: Tensor) -> Tensor:
+    """log(1 − tanh²u) without cancellation: 2(log 2 − u − softplus(−2u))."""
+    return 2.0 * (math.log(2.0) - raw - functional.softplus(-2.0 * raw))
+
+
+def head_of(path: str, leaf: Leaf, continuous: str, initial_log_std: float) -> ActionHead:
+    """The head of one leaf; raises ValueError that names path and space for one that has none."""
+    match leaf:
+        case Discrete():
+            return Categorical(path, leaf)
+        case MultiDiscrete():
+            return MultiCategorical(path, leaf)
+        case MultiBinary():
+            return Bernoulli(path, leaf)
+        case Box():
+            return _box_head(path, leaf, continuous, initial_log_std)
+
+
+def _box_head(path: str, leaf: Box, continuous: str, initial_log_std: float) -> Gaussian:
+    if not np.issubdtype(np.dtype(leaf.dtype), np.floating) or math.prod(leaf.shape) == 0:
+        raise ValueError(
+            f"action_space at {path!r}: {leaf!r} cannot be drawn from; "
+            "a Box of actions must hold at least one float, use Discrete or MultiDiscrete for integers"
+        )
+    if continuous == "squashed":
+        if not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all()):
+            raise ValueError(
+                f"action_space at {path!r}: {leaf!r} has no finite bounds to squash into; "
+                "set policy.continuous=clipped"
+            )
+        return SquashedGaussian(path, leaf, initial_log_std)
+    return Gaussian(path, leaf, initial_log_std)

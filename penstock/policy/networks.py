@@ -1,0 +1,197 @@
+"""From raw observations to features: what the network reads, and the layers that read it.
+
+`Reader` turns observation tensors into `Inputs` (no parameters but the normaliser); a `Body` turns
+`Inputs` into features. Axes: M = any number of rows, D = width of the vector part, F = features.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from penstock.policy.normaliser import Normaliser
+from penstock.runtime.settings import PolicySection
+from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
+
+IMAGE_RANKS = (2, 3)
+IMAGE_FEATURES = 512
+SMALLEST_NATURE_IMAGE = 36
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """vector: [M, D] in the policy's dtype.   images: [M, *shape] each, raw uint8."""
+
+    vector: Tensor
+    images: tuple[Tensor, ...] = ()
+
+    def select(self, index: Tensor) -> "Inputs":
+        """The rows at an int64 index [m]."""
+        return Inputs(self.vector[index], tuple(image[index] for image in self.images))
+
+    def narrow(self, start: int, length: int) -> "Inputs":
+        """Rows [start, start + length), as views."""
+        images = tuple(image[start : start + length] for image in self.images)
+        return Inputs(self.vector[start : start + length], images)
+
+
+def is_image(leaf: Leaf) -> bool:
+    """A uint8 Box of rank 2 or 3."""
+    return isinstance(leaf, Box) and leaf.dtype == "uint8" and len(leaf.shape) in IMAGE_RANKS
+
+
+def vector_width(leaf: Leaf) -> int:
+    """Elements of the vector part that a leaf takes."""
+    match leaf:
+        case Box():
+            return math.prod(leaf.shape)
+        case Discrete():
+            return leaf.n
+        case MultiDiscrete():
+            return sum(leaf.nvec)
+        case MultiBinary():
+            return leaf.n
+
+
+class Reader(nn.Module):
+    """Which leaves are real numbers (normalised if asked), one-hot or images.
+
+    The vector part is the Box leaves in order, then the others in order.
+    """
+
+    def __init__(self, space: Space, section: PolicySection) -> None:
+        super().__init__()
+        every = list(leaves(space, "observation"))
+        for path, leaf in every:
+            _check_observation(path, leaf)
+        self.images = [(path, leaf) for path, leaf in every if is_image(leaf)]
+        plain = [(path, leaf) for path, leaf in every if not is_image(leaf)]
+        self.reals = [(path, leaf) for path, leaf in plain if isinstance(leaf, Box)]
+        self.codes = [(path, leaf) for path, leaf in plain if not isinstance(leaf, Box)]
+        self.reals_width = sum(vector_width(leaf) for _, leaf in self.reals)
+        self.width = self.reals_width + sum(vector_width(leaf) for _, leaf in self.codes)
+        wanted = section.normalise_observations and self.reals_width > 0
+        self.normaliser = Normaliser(self.reals_width, section.observation_clip) if wanted else None
+
+    def raw_reals(self, observation: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """The Box leaves side by side, [M, reals_width], not normalised; leading axes flattened to M."""
+        columns = []
+        for path, leaf in self.reals:
+            column = observation[path].reshape(-1, vector_width(leaf)).to(dtype)
+            columns.append(column / 255 if leaf.dtype == "uint8" else column)
+        return columns[0] if len(columns) == 1 else torch.cat(columns, 1)
+
+    def read(self, observation: Mapping[str, Tensor], dtype: torch.dtype) -> Inputs:
+        """Inputs of observations [..., *shape], leading axes flattened to M rows."""
+        columns = []
+        if self.reals:
+            reals = self.raw_reals(observation, dtype)
+            columns.append(reals if self.normaliser is None else self.normaliser(reals))
+        columns += [codes(observation[path], leaf).to(dtype) for path, leaf in self.codes]
+        images = tuple(observation[path].reshape(-1, *leaf.shape) for path, leaf in self.images)
+        if not columns:
+            return Inputs(torch.empty((len(images[0]), 0), dtype=dtype, device=images[0].device), images)
+        return Inputs(columns[0] if len(columns) == 1 else torch.cat(columns, 1), images)
+
+
+def codes(value: Tensor, leaf: Leaf) -> Tensor:
+    """One-hot codes of integers, bits as they are: [M, vector_width]."""
+    match leaf:
+        case Discrete():
+            return functional.one_hot(value.reshape(-1).long() - leaf.start, leaf.n)
+        case MultiDiscrete():
+            rows = value.reshape(-1, len(leaf.nvec)).long()
+            return torch.cat([functional.one_hot(rows[:, i], n) for i, n in enumerate(leaf.nvec)], 1)
+        case _:
+            return value.reshape(-1, vector_width(leaf))
+
+
+def _check_observation(path: str, leaf: Leaf) -> None:
+    if isinstance(leaf, Box) and math.prod(leaf.shape) == 0:
+        raise ValueError(
+            f"observation_space at {path!r}: {leaf!r} is empty; "
+            "a policy reads Box (images: uint8 of rank 2 or 3), Discrete, MultiDiscrete, MultiBinary, "
+            "and Dict or Tuple of them"
+        )
+
+
+class ImageEncoder(nn.Module):
+    """Convolutions of Mnih et al. (2015); for images below 36 pixels two of 3x3 with stride 2."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.rank = len(shape)
+        self.channels_first = self.rank == 3 and shape[0] < shape[-1]
+        height, width, channels = _layout(shape, channels_first=self.channels_first)
+        sizes: tuple[tuple[int, int, int, int, int], ...]
+        if min(height, width) >= SMALLEST_NATURE_IMAGE:
+            sizes = ((channels, 32, 8, 4, 0), (32, 64, 4, 2, 0), (64, 64, 3, 1, 0))
+        else:
+            sizes = ((channels, 32, 3, 2, 1), (32, 64, 3, 2, 1))
+        layers: list[nn.Module] = []
+        for before, after, kernel, stride, padding in sizes:
+            layers += [nn.Conv2d(before, after, kernel, stride, padding), nn.ReLU()]
+            height = (height + 2 * padding - kernel) // stride + 1
+            width = (width + 2 * padding - kernel) // stride + 1
+        flat = sizes[-1][1] * height * width
+        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, IMAGE_FEATURES), nn.ReLU())
+
+    def forward(self, image: Tensor) -> Tensor:
+        """image: uint8 [M, *shape] → [M, 512]."""
+        rows = image.unsqueeze(-1) if self.rank == 2 else image
+        planes = rows if self.channels_first else rows.permute(0, 3, 1, 2)
+        weight = self.layers[0].weight
+        assert isinstance(weight, Tensor)
+        features: Tensor = self.layers(planes.to(weight.dtype) / 255)
+        return features
+
+
+def _layout(shape: tuple[int, ...], *, channels_first: bool) -> tuple[int, int, int]:
+    if len(shape) == 2:
+        return shape[0], shape[1], 1
+    return (shape[1], shape[2], shape[0]) if channels_first else (shape[0], shape[1], shape[2])
+
+
+class Body(nn.Module):
+    """One encoder per image, their features beside the vector part, then the hidden layers.
+
+    width: F, features that come out.
+    """
+
+    def __init__(self, reader: Reader, section: PolicySection) -> None:
+        super().__init__()
+        self.images = nn.ModuleList(ImageEncoder(leaf.shape) for _, leaf in reader.images)
+        self.width = reader.width + IMAGE_FEATURES * len(reader.images)
+        layers: list[nn.Module] = []
+        for size in section.hidden_sizes:
+            layers += [nn.Linear(self.width, size), ACTIVATIONS[section.activation]()]
+            self.width = size
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[M, F]."""
+        joined = inputs.vector
+        if self.images:
+            seen = [encoder(image) for encoder, image in zip(self.images, inputs.images, strict=True)]
+            joined = torch.cat([inputs.vector, *seen], 1)
+        features: Tensor = self.layers(joined)
+        return features
+
+
+def initialise(module: nn.Module, gain: float, generator: torch.Generator) -> None:
+    """Orthogonal weights and zero biases in every linear and convolutional layer inside."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(layer.weight, gain, generator=generator)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

@@ -1,0 +1,91 @@
+"""Running mean and variance of observations: part of the weights, frozen while an update runs.
+
+Kept in float64 and combined exactly (Chan, Golub, LeVeque 1979), so that any grouping of the same
+steps gives the same statistics. Before the first merge it is the identity.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Reals = NDArray[np.floating]
+
+_VARIANCE_FLOOR = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Of n rows: count float64 [], mean float64 [D], spread float64 [D] = Σ (x − mean)²."""
+
+    count: Tensor
+    mean: Tensor
+    spread: Tensor
+
+    def finite(self) -> Tensor:
+        """One flag on the device: nothing here is NaN or infinite."""
+        return torch.isfinite(self.mean.sum() + self.spread.sum())
+
+
+def moments(rows: Tensor) -> Moments:
+    """Moments of rows [n, D], n ≥ 1."""
+    wide = rows.double()
+    mean = wide.mean(0)
+    count = torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device)
+    return Moments(count, mean, (wide - mean).square().sum(0))
+
+
+def combine(first: Moments, second: Moments) -> Moments:
+    """Moments of both sets of rows together."""
+    count = first.count + second.count
+    delta = second.mean - first.mean
+    share = second.count / count.clamp(min=1.0)
+    spread = first.spread + second.spread + delta.square() * first.count * share
+    return Moments(count, first.mean + delta * share, spread)
+
+
+class Normaliser(nn.Module):
+    """(x − mean)/√var, clipped. Buffers: count [], mean [D], variance [D], all float64."""
+
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int, clip: float) -> None:
+        super().__init__()
+        self.clip = clip
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(width, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(width, dtype=torch.float64))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows [..., D] → the same, normalised with the statistics of now."""
+        scale = (self.variance + _VARIANCE_FLOOR).rsqrt().to(rows.dtype)
+        return ((rows - self.mean.to(rows.dtype)) * scale).clamp(-self.clip, self.clip)
+
+    def merge(self, new: Moments) -> None:
+        """Take in the rows that `new` was computed from."""
+        old = Moments(self.count, self.mean, self.variance * self.count)
+        both = combine(old, new)
+        self.count.copy_(both.count)
+        self.mean.copy_(both.mean)
+        self.variance.copy_(both.spread / both.count.clamp(min=1.0))
+
+
+class NumpyNormaliser:
+    """`Normaliser.forward` for acting, rounded at the same places; reads the module's own buffers."""
+
+    def __init__(self, module: Normaliser) -> None:
+        self._mean: NDArray[np.float64] = module.mean.numpy()
+        self._variance: NDArray[np.float64] = module.variance.numpy()
+        self._clip = module.clip
+
+    def __call__(self, rows: Reals) -> Reals:
+        """Rows [N, D], not changed."""
+        scale = 1.0 / np.sqrt(self._variance + _VARIANCE_FLOOR)
+        centred: Reals = rows - self._mean.astype(rows.dtype)
+        centred *= scale.astype(rows.dtype)
+        np.maximum(centred, -self._clip, out=centred)
+        return np.minimum(centred, self._clip, out=centred)
