@@ -112,7 +112,8 @@ class LogEntry:
 
     number: position. header: None where the entry itself was lost with a Redis that went back in time
     (ask `LearnerLog.missing`). steps_total: charges of all entries up to and with this one.
-    size: bytes of the payload. round: lock-step round, 0 outside lock-step.
+    size: bytes of the payload. round: lock-step round, 0 outside lock-step. actor_id: who appended it
+    (a round is trained in order of actor id).
     """
 
     number: int
@@ -120,6 +121,7 @@ class LogEntry:
     steps_total: int
     size: int
     round: int
+    actor_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
