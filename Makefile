@@ -19,7 +19,7 @@ test-slow: .venv/installed
 
 # Every learning proof that docs/results.jsonl does not hold yet, then docs/algorithms.md.
 learn: .venv/installed-learn
-	$(BIN)/python benchmarks/learn.py $(ARGS)
+	$(BIN)/python -m benchmarks.learn $(ARGS)
 
 check: .venv/installed
 	$(BIN)/ruff check .

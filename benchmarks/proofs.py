@@ -1,0 +1,107 @@
+"""The learning proofs: which task each algorithm must solve, from which seeds, within how many steps."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """One run of `penstock train` that must end with an evaluation of at least `threshold`.
+
+    variant: what differs from the plain run of that task, "" for nothing. options: further arguments.
+    required: False for a measurement that is shown and has no threshold to pass.
+    """
+
+    task: str
+    algorithm: str
+    seed: int
+    threshold: float
+    total_steps: int
+    variant: str = ""
+    options: tuple[str, ...] = ()
+    required: bool = True
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """What makes two records the same entry."""
+        return self.task, self.algorithm, self.variant, self.seed
+
+    @property
+    def title(self) -> str:
+        """Task and variant, for people."""
+        return f"{self.task}, {self.variant}" if self.variant else self.task
+
+    def arguments(self) -> tuple[str, ...]:
+        """Arguments behind `penstock`, without the folder of the run."""
+        return (
+            "train",
+            self.task,
+            "--seed",
+            str(self.seed),
+            "--target-return",
+            f"{self.threshold:g}",
+            "--total-steps",
+            str(self.total_steps),
+            *self.options,
+            "--json",
+        )
+
+
+SEEDS = (1, 2, 3, 4, 5)
+STALENESS = (0, 8, 32)
+
+
+def _task(task: str, threshold: float, total_steps: int, seeds: tuple[int, ...] = SEEDS) -> list[Proof]:
+    return [
+        Proof(task=task, algorithm="ppo", seed=seed, threshold=threshold, total_steps=total_steps)
+        for seed in seeds
+    ]
+
+
+def _actors() -> list[Proof]:
+    return [
+        Proof(
+            task="CartPole-v1",
+            algorithm="ppo",
+            variant="1 actor" if actors == 1 else f"{actors} actors",
+            seed=seed,
+            threshold=475,
+            total_steps=150_000,
+            options=("--actors", str(actors)),
+        )
+        for actors in (1, 8)
+        for seed in SEEDS
+    ]
+
+
+def _staleness() -> list[Proof]:
+    """Both objectives at a forced lag: the whole step budget, whatever the return (Hilton et al. 2021)."""
+    return [
+        Proof(
+            task="CartPole-v1",
+            algorithm=f"ppo-{objective}",
+            variant=f"staleness {staleness}",
+            seed=seed,
+            threshold=475,
+            total_steps=150_000,
+            options=(
+                *("--set", f"algorithm.staleness={staleness}"),
+                *("--set", f"algorithm.objective={objective}"),
+                *("--set", "learner.stop_at_target=false"),
+            ),
+            required=False,
+        )
+        for objective in ("decoupled", "coupled")
+        for staleness in STALENESS
+        for seed in SEEDS[:3]
+    ]
+
+
+PROOFS: tuple[Proof, ...] = (
+    *_task("CartPole-v1", 475, 150_000),
+    *_actors(),
+    *_task("Acrobot-v1", -100, 500_000),
+    *_task("Pendulum-v1", -250, 500_000),
+    *_staleness(),
+    *_task("LunarLander-v3", 200, 1_500_000),
+    *_task("HalfCheetah-v5", 1_500, 1_000_000, seeds=(1,)),
+)

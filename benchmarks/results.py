@@ -1,0 +1,70 @@
+"""Records of learning proofs: one JSON line each in `docs/results.jsonl`, only ever appended to."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.proofs import Proof
+
+CURVE_POINTS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What came of a proof.
+
+    passed: the evaluation reached the threshold within the steps. result: the fields of `summary.json`
+    that say how. curve: (environment steps, mean return of the last 100 episodes), at most CURVE_POINTS.
+    """
+
+    task: str
+    algorithm: str
+    variant: str
+    seed: int
+    command: str
+    commit: str
+    date: str
+    machine: str
+    passed: bool
+    result: dict[str, Any]
+    curve: list[tuple[int, float]]
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """Same as the proof's."""
+        return self.task, self.algorithm, self.variant, self.seed
+
+
+def read(path: Path) -> dict[tuple[str, str, str, int], Record]:
+    """The newest record of every entry; an absent file holds none."""
+    if not path.exists():
+        return {}
+    records = (Record(**json.loads(line)) for line in path.read_text().splitlines() if line)
+    return {record.key: record for record in records}
+
+
+def append(path: Path, record: Record) -> None:
+    """Add one line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(record)) + "\n")
+
+
+def missing(
+    proofs: Iterable[Proof], records: dict[tuple[str, str, str, int], Record], *, retry: bool
+) -> list[Proof]:
+    """Proofs without a record; with `retry` also those whose newest record did not pass."""
+    return [
+        proof
+        for proof in proofs
+        if proof.key not in records or (retry and proof.required and not records[proof.key].passed)
+    ]
+
+
+def thin(points: Sequence[tuple[int, float]], count: int = CURVE_POINTS) -> list[tuple[int, float]]:
+    """At most `count` of the points, evenly, with the first and the last."""
+    if len(points) <= count:
+        return list(points)
+    return [points[round(index * (len(points) - 1) / (count - 1))] for index in range(count)]
