@@ -123,6 +123,8 @@ def _guarded_call(inner: Handler, name: str, deadline_s: float) -> Handler:
         except Malformed as error:
             metrics.REFUSALS.labels(reason="malformed").inc()
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except NotImplementedError:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{name} is not served here")
         except Absent as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except TimeoutError:

@@ -11,7 +11,9 @@ from penstock.wire.limits import MIB
 from penstock.wire.messages import Durability
 
 
-@pytest.mark.parametrize("version", ["6.2.20", "7.2.11", "7.4.7", "8.0.4", "8.2.2", "8.4.0", "8.6.3", "8.8.0", "9.0.1"])
+@pytest.mark.parametrize(
+    "version", ["6.2.20", "7.2.11", "7.4.7", "8.0.4", "8.2.2", "8.4.0", "8.6.3", "8.8.0", "9.0.1"]
+)
 @pytest.mark.parametrize("private", [True, False])
 def test_a_fixed_release_passes_everywhere(version: str, *, private: bool) -> None:
     """At or above the floor of its series there is nothing to say."""

@@ -18,7 +18,10 @@ def test_what_does_not_fit_is_refused_as_full_with_the_figures() -> None:
     """The caller is told to come back, and nothing is counted for it."""
     budget = StagingBudget(100)
     with budget.reserve(60):
-        with pytest.raises(Refused, match="60 of 100 bytes in flight, 41 asked") as caught, budget.reserve(41):
+        with (
+            pytest.raises(Refused, match="60 of 100 bytes in flight, 41 asked") as caught,
+            budget.reserve(41),
+        ):
             pass
         assert caught.value.refusal.reason is Reason.FULL
         assert caught.value.refusal.retry_after_ms > 0

@@ -1,0 +1,141 @@
+"""The boundary: what a caller sees of a request that cannot be served."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from broker.boundary import Absent, Boundary, Malformed, check_number
+from broker.store import StoreUnavailable
+from penstock.v1 import control_pb2, control_pb2_grpc
+from penstock.wire.auth import Credentials
+from penstock.wire.channel import open_async_channel
+from penstock.wire.limits import MAX_MESSAGE_BYTES
+from penstock.wire.server import bind, build_server
+
+FAULTS = {
+    "malformed": Malformed("reason='malformed': give another"),
+    "absent": Absent("version=3: gone"),
+    "redis": StoreUnavailable("connection refused by 10.0.0.1"),
+    "bug": KeyError("a secret of this process"),
+}
+STATUS = "/penstock.v1.ControlService/Status"
+PAUSE = "/penstock.v1.ControlService/Pause"
+
+
+class Faulty(control_pb2_grpc.ControlServiceServicer):
+    """Raises what the request's reason names."""
+
+    async def Pause(self, request: control_pb2.ControlRequest, context: Any) -> control_pb2.ControlReply:  # noqa: N802
+        """Raise, or hang."""
+        if request.reason in FAULTS:
+            raise FAULTS[request.reason]
+        return control_pb2.ControlReply(revision=len(request.reason))
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a server with a Faulty behind a Boundary."""
+    front = build_server(["penstock.v1.ControlService"], interceptors=[Boundary()])
+    control_pb2_grpc.add_ControlServiceServicer_to_server(Faulty(), front.server)
+    address = bind(front.server, "127.0.0.1:0", Credentials())
+    await front.server.start()
+    # Without the client's own limit, so that what is too large leaves the client.
+    async with grpc.aio.insecure_channel(address) as opened:
+        yield opened
+    await front.server.stop(0)
+
+
+async def _error(channel: grpc.aio.Channel, request: bytes, method: str = PAUSE) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary(method)(request, timeout=5)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("malformed", grpc.StatusCode.INVALID_ARGUMENT),
+        ("absent", grpc.StatusCode.NOT_FOUND),
+        ("redis", grpc.StatusCode.UNAVAILABLE),
+        ("bug", grpc.StatusCode.INTERNAL),
+    ],
+)
+async def test_what_a_handler_raises_has_a_code_of_its_own(
+    channel: grpc.aio.Channel, fault: str, code: grpc.StatusCode
+) -> None:
+    """Never UNKNOWN."""
+    error = await _error(channel, control_pb2.ControlRequest(reason=fault).SerializeToString())
+    assert error.code() is code
+
+
+async def test_no_text_of_an_unforeseen_error_leaves_the_process(channel: grpc.aio.Channel) -> None:
+    """Only a number that the log repeats; nor the address of Redis."""
+    for fault in ("bug", "redis"):
+        error = await _error(channel, control_pb2.ControlRequest(reason=fault).SerializeToString())
+        assert "secret" not in str(error.details())
+        assert "10.0.0.1" not in str(error.details())
+
+
+async def test_a_malformed_request_names_the_field(channel: grpc.aio.Channel) -> None:
+    """With the value and the remedy."""
+    error = await _error(channel, control_pb2.ControlRequest(reason="malformed").SerializeToString())
+    assert error.details() == "reason='malformed': give another"
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x05ab", b"\x08" + b"\xff" * 11]
+)
+async def test_bytes_that_are_no_message_are_an_invalid_argument(
+    channel: grpc.aio.Channel, garbage: bytes
+) -> None:
+    """Not an internal error."""
+    error = await _error(channel, garbage)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "PauseRequest" in str(error.details()) or "Pause" in str(error.details())
+
+
+async def test_a_message_over_the_limit_is_an_invalid_argument_with_the_figures(
+    channel: grpc.aio.Channel,
+) -> None:
+    """Before it is parsed."""
+    request = control_pb2.ControlRequest(reason="x" * MAX_MESSAGE_BYTES).SerializeToString()
+    error = await _error(channel, request)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"{len(request)} bytes, at most {MAX_MESSAGE_BYTES}" in str(error.details())
+
+
+async def test_a_message_far_over_the_limit_is_cut_off_by_the_transport(channel: grpc.aio.Channel) -> None:
+    """Its bytes are never held."""
+    error = await _error(channel, b"\0" * (2 * MAX_MESSAGE_BYTES + 1))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_our_own_channel_does_not_send_a_message_over_the_limit() -> None:
+    """It fails before a byte leaves."""
+    async with open_async_channel("127.0.0.1:9", Credentials()) as channel, asyncio.timeout(5):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await channel.unary_unary(PAUSE)(b"\0" * (MAX_MESSAGE_BYTES + 1), timeout=2)
+
+
+async def test_a_call_that_does_not_exist_is_unimplemented(channel: grpc.aio.Channel) -> None:
+    """Neither a method without a body nor one without a name breaks the boundary."""
+    for method in (STATUS, "/penstock.v1.ControlService/Nothing", "/other.Service/Call"):
+        error = await _error(channel, b"", method)
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_good_call_passes(channel: grpc.aio.Channel) -> None:
+    """Unchanged."""
+    request = control_pb2.ControlRequest(reason="four").SerializeToString()
+    reply = await channel.unary_unary(PAUSE)(request, timeout=5)
+    assert control_pb2.ControlReply.FromString(bytes(reply)).revision == 4
+
+
+@pytest.mark.parametrize("value", [0, 2**53 + 1, 2**64 - 1])
+def test_numbers_that_the_broker_never_gives_are_malformed(value: int) -> None:
+    """Redis scripts count in doubles: beyond 2^53 they would round."""
+    with pytest.raises(Malformed, match=f"session={value}"):
+        check_number("session", value)
