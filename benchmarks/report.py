@@ -110,6 +110,7 @@ def _ablation_row(group: list[Proof], records: Records) -> str:
 def _draw(proofs: Sequence[Proof], records: Records, path: Path) -> None:
     # Matplotlib takes a second to import, and only this picture needs it.
     from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.lines import Line2D  # noqa: PLC0415
 
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     axes = figure.subplots(1, len(STALENESS), sharey=True)
@@ -120,10 +121,9 @@ def _draw(proofs: Sequence[Proof], records: Records, path: Path) -> None:
                     continue
                 record = records.get(proof.key)
                 if record and record.curve:
-                    label = objective if proof.seed == proofs[0].seed else None
-                    axis.plot(*zip(*record.curve, strict=True), color=colour, alpha=0.8, label=label)
+                    axis.plot(*zip(*record.curve, strict=True), color=colour, alpha=0.8)
         axis.set(title=f"staleness {staleness}", xlabel="environment steps")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("mean return, last 100 episodes")
-    axes[0].legend()
+    axes[0].legend([Line2D([], [], color=colour) for colour in ("C0", "C1")], ["decoupled", "coupled"])
     figure.savefig(path, dpi=110)
