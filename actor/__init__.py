@@ -1,1 +1,1 @@
-"""Actors: everything that acts, cuts fragments and sends them; needs only a broker's address."""
+"""Everything that acts: rollout workers and evaluation actors, with the session and outbox they share."""

@@ -1,0 +1,157 @@
+"""Collects steps into arrays allocated once and cuts them into fragments.
+
+In: the action taken and `Stepped`, step by step.  Out: a Fragment of T' ≤ T rows that follows the run's
+schema, and the episodes that ended inside. Row T' of the observations is row 0 of the next fragment, so
+nothing is lost between two. A fragment's payload is a copy: the arrays are free again once it is cut.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actor.episodes import Ends, Episodes
+from actor.vector import Ended, Stepped
+from penstock.runtime.settings import ConfigurationError
+from penstock.wire.fragment import Fragment, FragmentHeader, WeightSpan, build
+from penstock.wire.messages import Episode, Publication
+from penstock.wire.schema import Axes, FragmentSchema
+from penstock.wire.tensor import DTYPES, Array
+
+_OBSERVATION, _ACTION, _FINAL = "observation", "action", "final"
+_FIXED = frozenset({"reward", "terminated", "truncated", "valid", "log_prob", "final/slot", "final/step"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What a fragment's header says beside its content."""
+
+    run: str
+    session: int
+    sequence: int
+    weights: Publication
+    round: int
+
+
+class FragmentBuilder:
+    """Arrays [T, N] for the tensors of the schema; observations have one row more."""
+
+    def __init__(
+        self, schema: FragmentSchema, unroll_length: int, slots: int, compress: bool = False
+    ) -> None:
+        self._schema, self._slots = schema, slots
+        self.unroll_length = unroll_length
+        self.length = 0
+        self._arrays = {
+            rule.name: np.zeros(
+                (unroll_length + (rule.axes is Axes.STEP_PLUS_ONE), slots, *rule.shape), DTYPES[rule.dtype]
+            )
+            for rule in _step_rules(schema)
+        }
+        self._observations = {rule.name: self._arrays[rule.name] for rule in schema.under(_OBSERVATION)}
+        self._actions = {rule.name: self._arrays[rule.name] for rule in schema.under(_ACTION)}
+        self._rows = [
+            {path: array[row] for path, array in self._observations.items()}
+            for row in range(unroll_length + 1)
+        ]
+        self._reward: Any = self._arrays["reward"]
+        self._terminated: Any = self._arrays["terminated"]
+        self._truncated: Any = self._arrays["truncated"]
+        self._valid: Any = self._arrays["valid"]
+        self._log_prob: Any = self._arrays["log_prob"]
+        self._ended: list[tuple[int, Ended]] = []
+        self._compress = frozenset(self._observations) if compress else frozenset[str]()
+        self._episodes = Episodes(slots)
+
+    def start(self, observation: Mapping[str, Any]) -> None:
+        """Begin at freshly reset environments: forget what was collected and all running episodes."""
+        self.length = 0
+        self._ended.clear()
+        self._episodes = Episodes(self._slots)
+        self._put(0, observation)
+
+    def observation(self) -> dict[str, Array]:
+        """What to act on: views by path, [N, ...], valid until the next `cut`."""
+        return self._rows[self.length]
+
+    def record(self, action: Mapping[str, Array], log_prob: Array, stepped: Stepped) -> None:
+        """Add the step that `action` [N, ...] by path led to."""
+        row = self.length
+        for path, array in action.items():
+            self._actions[path][row] = array
+        self._log_prob[row] = log_prob
+        self._reward[row] = stepped.reward
+        self._terminated[row] = stepped.terminated
+        self._truncated[row] = stepped.truncated
+        self._valid[row] = True if stepped.valid is None else stepped.valid
+        if stepped.ended is not None:
+            self._ended.append((row, stepped.ended))
+        self._put(row + 1, stepped.observation)
+        self.length = row + 1
+
+    def cut(self, stamp: Stamp) -> tuple[Fragment, list[Episode]]:
+        """The rows collected, at least one, as a fragment, and the episodes that ended in them."""
+        steps, slots = self.length, self._episodes.slots()
+        ends = self._ends()
+        header = FragmentHeader(
+            run=stamp.run,
+            session=stamp.session,
+            sequence=stamp.sequence,
+            schema_id=self._schema.schema_id,
+            steps=steps,
+            slots=slots,
+            weights=(WeightSpan(0, 0, steps, stamp.weights.version, stamp.weights.update),),
+            tensors=(),
+            created_us=time.time_ns() // 1000,
+            round=stamp.round,
+        )
+        fragment = build(header, self._tensors(ends), self._compress)
+        episodes = self._episodes.advance(
+            self._reward[:steps], self._valid[:steps], self._terminated[:steps], ends, stamp.weights.version
+        )
+        self._roll_over()
+        return fragment, episodes
+
+    def _put(self, row: int, observation: Mapping[str, Any]) -> None:
+        for path, array in self._observations.items():
+            array[row] = observation[path]
+
+    def _ends(self) -> Ends:
+        if not self._ended:
+            return Ends(np.empty(0, np.int32), np.empty(0, np.int32))
+        slot = np.concatenate([ended.slots for _, ended in self._ended]).astype(np.int32)
+        counts = [len(ended.slots) for _, ended in self._ended]
+        return Ends(slot, np.repeat(np.array([row for row, _ in self._ended], np.int32), counts))
+
+    def _tensors(self, ends: Ends) -> dict[str, Array]:
+        steps = self.length
+        tensors: dict[str, Array] = {name: array[:steps] for name, array in self._arrays.items()}
+        tensors |= {path: array[: steps + 1] for path, array in self._observations.items()}
+        tensors |= {"final/slot": ends.slot, "final/step": ends.step}
+        for path, array in self._observations.items():
+            rows = [ended.observation[path] for _, ended in self._ended]
+            final = np.concatenate(rows) if rows else np.empty((0, *array.shape[2:]))
+            tensors[f"{_FINAL}/{path}"] = final.astype(array.dtype, copy=False)
+        return tensors
+
+    def _roll_over(self) -> None:
+        for array in self._observations.values():
+            array[0] = array[self.length]
+        self._ended.clear()
+        self.length = 0
+
+
+def _step_rules(schema: FragmentSchema) -> list[Any]:
+    """The rules with one row per step; raises ConfigurationError for a tensor that no step gives."""
+    rules = []
+    for rule in schema.tensors:
+        head = rule.name.partition("/")[0]
+        if rule.name not in _FIXED and head not in (_OBSERVATION, _ACTION, _FINAL):
+            raise ConfigurationError(
+                f"schema: tensor {rule.name!r} is not made by a rollout worker; the workload needs its own rollout"
+            )
+        if head != _FINAL:
+            rules.append(rule)
+    return rules

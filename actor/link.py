@@ -1,0 +1,235 @@
+"""The broker's calls as functions of dataclasses: one channel, a deadline on every call, one retry loop.
+
+A call comes back with what the broker said, a refusal included. When nobody knows whether the broker
+heard (it is down, it restarts, the deadline passed) the same request is sent again with full jitter
+until it is answered or `stop` is set (Interrupted); every call is safe to repeat. A status that no
+repetition changes (a malformed request, no permission) is Fatal. Used by several threads.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
+from penstock.runtime.retry import Interrupted, retry
+from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2, weights_pb2_grpc
+from penstock.wire.auth import Credentials
+from penstock.wire.channel import open_channel
+from penstock.wire.fragment import Fragment, to_proto
+from penstock.wire.limits import APPEND_DEADLINE_S, CALL_DEADLINE_S, WATCH_GRACE_S
+from penstock.wire.messages import Leave, News, Publication, Report, Role, RunState, Watch
+from penstock.wire.refusal import Refusal
+from penstock.wire.specification import RunSpecification
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+_REPEATABLE = frozenset({
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+})  # fmt: skip
+_COMPLAIN_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A session: its number, the run, the salt of its seeds and its first leave."""
+
+    session: int
+    specification: RunSpecification
+    seed_salt: int
+    leave: Leave
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """How far the log got, why no further, and leave to go on."""
+
+    acked_through: int
+    refusal: Refusal | None
+    leave: Leave
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Bytes of a publication from `offset`; empty at the end."""
+
+    publication: Publication
+    data: bytes
+
+
+class Link:
+    """Calls to one broker."""
+
+    def __init__(self, address: str, credentials: Credentials) -> None:
+        """Raise ValueError for a malformed address or plaintext that was not asked for."""
+        self.address = address
+        self._channel = open_channel(address, credentials)
+        self._experience = experience_pb2_grpc.ExperienceServiceStub(self._channel)
+        self._weights = weights_pb2_grpc.WeightServiceStub(self._channel)
+        self._complained_s = -_COMPLAIN_EVERY_S
+
+    def open_session(self, actor_id: str, role: Role, stop: threading.Event) -> Opened | Refusal:
+        """OpenSession."""
+        request = experience_pb2.OpenSessionRequest(
+            actor_id=actor_id, role=experience_pb2.Role.ValueType(role.value)
+        )
+        reply = self._call(self._experience.OpenSession, request, CALL_DEADLINE_S, stop)
+        refusal = Refusal.from_proto(reply.refusal)
+        if refusal is not None:
+            return refusal
+        try:
+            specification = RunSpecification.from_proto(reply.specification)
+        except ValueError as error:
+            raise Fatal(
+                f"the run specification cannot be used: {error}; run the same version everywhere"
+            ) from error
+        return Opened(
+            session=reply.session,
+            specification=specification,
+            seed_salt=reply.seed_salt,
+            leave=Leave.from_proto(reply.leave),
+        )
+
+    def append(
+        self, session: int, acked_through: int, fragments: Sequence[Fragment], stop: threading.Event
+    ) -> Appended:
+        """Append, the same message each time it is repeated."""
+        request = experience_pb2.AppendRequest(
+            session=session,
+            acked_through=acked_through,
+            fragments=[to_proto(fragment) for fragment in fragments],
+        )
+        metrics.FRAGMENT_BYTES_SENT.inc(sum(len(fragment.payload) for fragment in fragments))
+        repeated = lambda: metrics.FRAGMENTS_RESENT.inc(len(fragments))  # noqa: E731 - one use
+        reply = self._call(self._experience.Append, request, APPEND_DEADLINE_S, stop, repeated)
+        return Appended(
+            acked_through=reply.acked_through,
+            refusal=Refusal.from_proto(reply.refusal),
+            leave=Leave.from_proto(reply.leave),
+        )
+
+    def report(self, report: Report, stop: threading.Event) -> tuple[int, Refusal | None]:
+        """ReportEpisodes: last report taken, and why this one was not."""
+        reply = self._call(self._experience.ReportEpisodes, report.to_proto(), CALL_DEADLINE_S, stop)
+        return reply.acked_through, Refusal.from_proto(reply.refusal)
+
+    def close_session(self, session: int, give_up_s: float) -> None:
+        """CloseSession; a broker that does not answer in time closes the session by its timeout."""
+        request = experience_pb2.CloseSessionRequest(session=session)
+        try:
+            self._experience.CloseSession(request, timeout=give_up_s)
+        except grpc.RpcError as error:
+            log.warning(
+                "session not closed, it will expire", extra={"session": session, "error": _text(error)}
+            )
+
+    def watch(self, watch: Watch, stop: threading.Event) -> News | Refusal:
+        """WatchLatest; held by the broker for up to `watch.wait_ms`."""
+        request = weights_pb2.WatchLatestRequest(
+            session=watch.session,
+            begun_through=watch.begun_through,
+            known_version=watch.known_version,
+            known_begin_through=watch.known_begin_through,
+            known_revision=watch.known_revision,
+            applied_version=watch.applied_version,
+            applied_sha256=watch.applied_sha256,
+            probe_log_prob=watch.probe_log_prob,
+            wait_ms=watch.wait_ms,
+        )
+        deadline_s = watch.wait_ms / 1000 + WATCH_GRACE_S
+        reply = self._call(self._weights.WatchLatest, request, deadline_s, stop)
+        return Refusal.from_proto(reply.refusal) or _news(reply)
+
+    def weights(self, session: int, version: int, offset: int, stop: threading.Event) -> Chunk | None:
+        """GetWeights from `offset`; None when the version is no longer kept."""
+        request = weights_pb2.GetWeightsRequest(session=session, version=version, offset=offset)
+        try:
+            reply = self._call(self._weights.GetWeights, request, CALL_DEADLINE_S, stop)
+        except _NotFound:
+            return None
+        return Chunk(publication=Publication.from_proto(reply.publication), data=reply.chunk)
+
+    def close(self) -> None:
+        """End the channel; a call that is being held ends with CANCELLED."""
+        self._channel.close()
+
+    def _call(
+        self,
+        method: Callable[..., T],
+        request: Any,
+        deadline_s: float,
+        stop: threading.Event,
+        on_repeat: Callable[[], Any] = lambda: None,
+    ) -> T:
+        def on_wait(error: Exception, delay_s: float) -> None:
+            metrics.RECONNECTS.inc()
+            self._complain(error, delay_s)
+            on_repeat()
+
+        try:
+            return retry(
+                lambda: method(request, timeout=deadline_s),
+                retryable=lambda error: _is_repeatable(error) and not stop.is_set(),
+                stop=stop,
+                on_wait=on_wait,
+            )
+        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed under the call
+            if stop.is_set():
+                raise Interrupted from error
+            raise _final(self.address, error) from error
+
+    def _complain(self, error: Exception, delay_s: float) -> None:
+        now = time.monotonic()
+        if now - self._complained_s >= _COMPLAIN_EVERY_S:
+            self._complained_s = now
+            log.warning(
+                "the broker does not answer, trying again",
+                extra={"broker": self.address, "error": _text(error), "delay_s": delay_s},
+            )
+
+
+class _NotFound(Exception):
+    """The broker knows no such thing."""
+
+
+def _is_repeatable(error: Exception) -> bool:
+    return isinstance(error, grpc.RpcError) and _code(error) in _REPEATABLE
+
+
+def _code(error: Exception) -> grpc.StatusCode | None:
+    return error.code() if isinstance(error, grpc.Call) else None
+
+
+def _text(error: Exception) -> str:
+    return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
+
+
+def _final(address: str, error: Exception) -> Exception:
+    if _code(error) is grpc.StatusCode.NOT_FOUND:
+        return _NotFound(_text(error))
+    return Fatal(f"the broker at {address} refuses this actor's calls: {_text(error)}")
+
+
+def _news(reply: weights_pb2.WatchLatestReply) -> News:
+    return News(
+        latest=Publication.from_proto(reply.latest),
+        leave=Leave.from_proto(reply.leave),
+        state=RunState(reply.state) if reply.state else RunState.RUNNING,
+        revision=reply.revision,
+        weights=reply.weights,
+        traffic_revision=reply.traffic_revision,
+        scalars=dict(reply.scalars),
+        evaluate_version=reply.evaluate_version,
+    )

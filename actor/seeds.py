@@ -1,0 +1,23 @@
+"""Seeds of a session: different for every actor, session and slot, equal in equal runs."""
+
+import zlib
+
+import numpy as np
+
+_ACTIONS = 2**32
+"""In place of a slot: the stream that actions are drawn from."""
+
+
+def environment_seeds(run_seed: int, actor_id: str, salt: int, slots: int) -> list[int]:
+    """One seed per slot, each below 2^32 (what every Gymnasium environment takes)."""
+    return [_draw(run_seed, actor_id, salt, slot) for slot in range(slots)]
+
+
+def action_seed(run_seed: int, actor_id: str, salt: int) -> int:
+    """Seed of the actions drawn in a session."""
+    return _draw(run_seed, actor_id, salt, _ACTIONS)
+
+
+def _draw(run_seed: int, actor_id: str, salt: int, slot: int) -> int:
+    entropy = [run_seed, zlib.crc32(actor_id.encode()), salt, slot]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
