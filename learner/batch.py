@@ -3,11 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.wire.fragment import FragmentHeader
 from penstock.wire.tensor import Array
+
+Fragments = Sequence[tuple[FragmentHeader, Mapping[str, Array]]]
+
+_FINAL = "final/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +41,74 @@ class Batch:
     slots: tuple[tuple[int, int], ...]
 
 
-def assemble(fragments: Sequence[tuple[FragmentHeader, Mapping[str, Array]]], device: torch.device) -> Batch:
+def assemble(fragments: Fragments, device: torch.device) -> Batch:
     """One batch of checked fragments (`penstock.wire.fragment.check`), on `device`.
 
     Raises ValueError for no fragments. Call `check_meaning` on each fragment first.
     """
-    raise NotImplementedError
+    if not fragments:
+        raise ValueError("a batch of no fragments; wait until the algorithm takes at least one")
+    columns = _Columns(fragments, device)
+    valid = columns.padded("valid")
+    return Batch(
+        observation={name: columns.padded(name, 1) for name in columns.under("observation")},
+        action={name: columns.padded(name) for name in columns.under("action")},
+        reward=columns.padded("reward").where(valid, 0.0),
+        terminated=columns.padded("terminated") & valid,
+        truncated=columns.padded("truncated") & valid,
+        valid=valid,
+        log_prob=columns.padded("log_prob").where(valid, 0.0),
+        final_observation={name: columns.rows(f"{_FINAL}{name}") for name in columns.under("observation")},
+        final_slot=columns.final_slots(),
+        final_step=columns.rows("final/step").long(),
+        update=columns.updates(),
+        slots=tuple((header.session, slot.slot_id) for header, _ in fragments for slot in header.slots),
+    )
+
+
+class _Columns:
+    """The same tensor of every fragment, put together."""
+
+    def __init__(self, fragments: Fragments, device: torch.device) -> None:
+        self._fragments = fragments
+        self._device = device
+        self._steps = [header.steps for header, _ in fragments]
+        self._widths = [len(header.slots) for header, _ in fragments]
+        self._starts = np.cumsum([0, *self._widths])
+
+    def under(self, prefix: str) -> list[str]:
+        return [name for name in self._fragments[0][1] if name == prefix or name.startswith(f"{prefix}/")]
+
+    def padded(self, name: str, more: int = 0) -> Tensor:
+        """[max T + more, B, ...]; rows that a fragment lacks are zero."""
+        arrays = [arrays[name] for _, arrays in self._fragments]
+        if len(set(self._steps)) == 1:
+            return self._tensor(np.concatenate(arrays, 1))
+        shape = (max(self._steps) + more, int(self._starts[-1]), *arrays[0].shape[2:])
+        joined = np.zeros(shape, arrays[0].dtype)
+        for array, start in zip(arrays, self._starts, strict=False):
+            joined[: len(array), start : start + array.shape[1]] = array
+        return self._tensor(joined)
+
+    def rows(self, name: str) -> Tensor:
+        """Row by row, [Σ K, ...]."""
+        return self._tensor(np.concatenate([arrays[name] for _, arrays in self._fragments]))
+
+    def final_slots(self) -> Tensor:
+        """`final/slot` counted over the columns of the batch."""
+        shifted = [
+            arrays["final/slot"].astype(np.int64) + start
+            for (_, arrays), start in zip(self._fragments, self._starts, strict=False)
+        ]
+        return self._tensor(np.concatenate(shifted))
+
+    def updates(self) -> Tensor:
+        """The oldest update of each fragment, once per column."""
+        oldest = [header.oldest_update for header, _ in self._fragments]
+        return self._tensor(np.repeat(np.asarray(oldest, np.int64), self._widths))
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
 
 
 def check_meaning(header: FragmentHeader, arrays: Mapping[str, Array]) -> None:
@@ -51,4 +118,28 @@ def check_meaning(header: FragmentHeader, arrays: Mapping[str, Array]) -> None:
     that did not end, a `reward`, `log_prob` or floating observation or action that is not finite where valid.
     The caller books `invalid`.
     """
-    raise NotImplementedError
+    valid = arrays["valid"].astype(bool)
+    _check_finals(header, arrays, valid)
+    for name, array in arrays.items():
+        if not np.issubdtype(array.dtype, np.floating):
+            continue
+        whole = name.startswith(("observation", _FINAL)) or bool(valid.all())
+        if not np.isfinite(array if whole else array[valid]).all():
+            raise ValueError(f"{name}: holds NaN or infinity; the environment or the policy diverged")
+
+
+def _check_finals(header: FragmentHeader, arrays: Mapping[str, Array], valid: Array) -> None:
+    slot, step = arrays["final/slot"].astype(np.int64), arrays["final/step"].astype(np.int64)
+    outside = (slot < 0) | (slot >= len(header.slots)) | (step < 0) | (step >= header.steps)
+    if outside.any():
+        raise ValueError(
+            f"final/slot, final/step: a row points outside [{header.steps}, {len(header.slots)}]"
+        )
+    terminated = arrays["terminated"].astype(bool) & valid
+    truncated = arrays["truncated"].astype(bool) & valid
+    given = np.zeros(valid.shape, bool)
+    given[step, slot] = True
+    if (given & ~(terminated | truncated)).any():
+        raise ValueError("final/observation: given for a step that ended no episode")
+    if (truncated & ~terminated & ~given).any():
+        raise ValueError("final/observation: missing for a truncated step; its value cannot be bootstrapped")

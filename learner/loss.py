@@ -1,0 +1,93 @@
+"""PPO's losses and what to watch of them; pure functions of flat, valid steps [n].
+
+Three policies: μ that acted, π_prox at the start of this batch, π_θ being trained. Everything is in
+log space; advantages and targets carry no gradient.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """What stays fixed over the epochs of a batch.
+
+    anchor: log-probabilities [n] that π_θ is clipped around.
+    weighted_advantage: [n], the advantage times the behaviour weight.
+    """
+
+    anchor: Tensor
+    weighted_advantage: Tensor
+
+
+def coupled(behaviour: Tensor, advantage: Tensor) -> Surrogate:
+    """PPO around the policy that acted (Schulman et al. 2017, eq. 7): anchor μ, weight 1."""
+    return Surrogate(behaviour, advantage)
+
+
+def decoupled(behaviour: Tensor, proximal: Tensor, advantage: Tensor, weight_cap: float) -> Surrogate:
+    """PPO around π_prox with experience of μ (Hilton, Cobbe, Schulman 2021, eq. 2).
+
+    L = −E[ (π_prox/μ) min(r A, clip(r, 1−ε, 1+ε) A) ], r = π_θ/π_prox. The weight π_prox/μ is positive and
+    fixed for the batch, so it joins the advantage; it is truncated at `weight_cap`.
+    With π_prox = μ this is `coupled`.
+    """
+    return Surrogate(proximal, behaviour_weight(behaviour, proximal, weight_cap) * advantage)
+
+
+def behaviour_weight(behaviour: Tensor, proximal: Tensor, cap: float) -> Tensor:
+    """min(π_prox/μ, cap), [n]."""
+    return (proximal - behaviour).exp().clamp(max=cap)
+
+
+def policy_loss(log_prob: Tensor, anchor: Tensor, weighted_advantage: Tensor, clip_range: float) -> Tensor:
+    """−mean min(r A, clip(r, 1−ε, 1+ε) A), r = π_θ/π_anchor; a scalar."""
+    ratio = (log_prob - anchor).exp()
+    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+    return -torch.minimum(ratio * weighted_advantage, clipped * weighted_advantage).mean()
+
+
+def value_loss(value: Tensor, target: Tensor, old_value: Tensor, clip: float | None) -> Tensor:
+    """½ mean squared error.
+
+    With `clip` the larger of that and the error of the value held within ± clip of `old_value`, as in
+    the code published with Schulman et al. 2017.
+    """
+    error = (value - target).square()
+    if clip is not None:
+        held = old_value + (value - old_value).clamp(-clip, clip)
+        error = torch.maximum(error, (held - target).square())
+    return 0.5 * error.mean()
+
+
+def standardise(advantage: Tensor) -> Tensor:
+    """Mean 0 and standard deviation 1 over the steps of a batch, [n]; one step becomes 0."""
+    if len(advantage) < 2:
+        return advantage - advantage.mean()
+    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+
+
+def divergence(before: Tensor, after: Tensor) -> Tensor:
+    """KL(before ‖ after) from log-probabilities of actions drawn by `before`: E[r − 1 − log r] ≥ 0."""
+    log_ratio = after - before
+    return (log_ratio.exp() - 1.0 - log_ratio).mean()
+
+
+def clip_fraction(log_prob: Tensor, anchor: Tensor, clip_range: float) -> Tensor:
+    """Share of steps whose ratio to the anchor lies outside 1 ± ε."""
+    return (((log_prob - anchor).exp() - 1.0).abs() > clip_range).to(log_prob.dtype).mean()
+
+
+def effective_sample_size(behaviour: Tensor, log_prob: Tensor) -> Tensor:
+    """(Σw)² / (n Σw²), w = π/μ: 1 on policy, 1/n when one step has all the weight."""
+    weight = (log_prob - behaviour).exp()
+    return weight.sum().square() / (len(weight) * weight.square().sum())
+
+
+def explained_variance(value: Tensor, target: Tensor) -> Tensor:
+    """1 − var(target − value)/var(target); 0 where the targets are all alike."""
+    variance = target.var(correction=0)
+    explained = 1.0 - (target - value).var(correction=0) / variance.clamp(min=1e-12)
+    return torch.where(variance > 1e-12, explained, torch.zeros_like(explained))

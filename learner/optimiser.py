@@ -1,0 +1,109 @@
+"""Adam over one flat vector: all parameters of a module live in one tensor, and so do their gradients.
+
+A step, a norm, a copy for a rollback and a finiteness test are then a few kernels each, whatever the
+number of layers.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+_BETA_1 = 0.9
+_BETA_2 = 0.999
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A copy to go back to."""
+
+    parameters: Tensor
+    first: Tensor
+    second: Tensor
+    steps: int
+
+
+class FlatAdam:
+    """Adam (Kingma and Ba 2015) of every parameter of `module`.
+
+    Moves the parameters into one flat tensor (`parameters`) that they become views of: do not move or
+    convert the module afterwards.
+    """
+
+    def __init__(self, module: nn.Module, epsilon: float) -> None:
+        named = dict(module.named_parameters())
+        self._names = list(named)
+        self._own = list(named.values())
+        ends = list(accumulate(parameter.numel() for parameter in self._own))
+        self._cuts = [slice(end - own.numel(), end) for end, own in zip(ends, self._own, strict=True)]
+        self._epsilon = epsilon
+        self.parameters = torch.cat([parameter.detach().reshape(-1) for parameter in self._own])
+        for parameter, cut in zip(self._own, self._cuts, strict=True):
+            parameter.data = self.parameters[cut].view_as(parameter)
+        self.first = torch.zeros_like(self.parameters)
+        self.second = torch.zeros_like(self.parameters)
+        self._gradient = torch.empty_like(self.parameters)
+        self.steps = 0
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        """∂loss/∂parameters, flat; the tensor is reused by the next call. Unused parameters get 0."""
+        pieces = torch.autograd.grad(loss, self._own, materialize_grads=True)
+        return torch.cat([piece.reshape(-1) for piece in pieces], out=self._gradient)
+
+    def step(self, gradient: Tensor, learning_rate: float, max_norm: float) -> Tensor:
+        """One step down `gradient`, which is scaled to `max_norm` where longer (0: never), in place.
+
+        Returns the gradient's norm before that, a scalar on the device.
+        """
+        norm: Tensor = torch.linalg.vector_norm(gradient)
+        if max_norm > 0:
+            gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self.steps += 1
+        self.first.lerp_(gradient, 1.0 - _BETA_1)
+        self.second.mul_(_BETA_2).addcmul_(gradient, gradient, value=1.0 - _BETA_2)
+        # Same order of operations as torch.optim.Adam, so that results can be compared.
+        root = math.sqrt(1.0 - _BETA_2**self.steps)
+        scale = (self.second.sqrt() / root).add_(self._epsilon)
+        self.parameters.addcdiv_(self.first, scale, value=-learning_rate / (1.0 - _BETA_1**self.steps))
+        return norm
+
+    def checksum(self) -> Tensor:
+        """Finite exactly when parameters and moments are, short of sums beyond the range of the dtype."""
+        return self.parameters.sum() + self.first.sum() + self.second.sum()
+
+    def backup(self) -> Backup:
+        """A copy of all that `step` changes."""
+        return Backup(self.parameters.clone(), self.first.clone(), self.second.clone(), self.steps)
+
+    def restore(self, backup: Backup) -> None:
+        """Back to a copy."""
+        self.parameters.copy_(backup.parameters)
+        self.first.copy_(backup.first)
+        self.second.copy_(backup.second)
+        self.steps = backup.steps
+
+    def moments(self) -> dict[str, Tensor]:
+        """Copies of both moments by parameter: `first/NAME`, `second/NAME`, on the CPU."""
+        result = {}
+        for kind, flat in (("first", self.first), ("second", self.second)):
+            for name, parameter, cut in zip(self._names, self._own, self._cuts, strict=True):
+                result[f"{kind}/{name}"] = flat[cut].view(parameter.shape).to("cpu", copy=True)
+        return result
+
+    def load_moments(self, moments: Mapping[str, Tensor], steps: int) -> None:
+        """Inverse of `moments`; raises ValueError that names a missing or misshapen one."""
+        flats = []
+        for kind in ("first", "second"):
+            for name, parameter in zip(self._names, self._own, strict=True):
+                moment = moments.get(f"{kind}/{name}")
+                if moment is None or moment.shape != parameter.shape:
+                    found = "nothing" if moment is None else tuple(moment.shape)
+                    raise ValueError(f"optimiser {kind}/{name}: {found} for {tuple(parameter.shape)}")
+                flats.append(moment.reshape(-1).to(self.parameters))
+        both = torch.cat(flats)
+        self.first.copy_(both[: len(self.first)])
+        self.second.copy_(both[len(self.first) :])
+        self.steps = steps
