@@ -72,7 +72,11 @@ class Lifecycle:
             callbacks = tuple(self._callbacks)
         log.info("draining", extra={"reason": reason})
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:
+                # One part that has ended already must not keep the others from draining.
+                log.exception("drain callback failed")
 
     def on_drain(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, from any thread, when draining begins; at once if it has begun."""

@@ -6,7 +6,7 @@ Fields travel as `extra={"key": value}`. Configured once per process; repeated c
 import logging
 import sys
 import time
-from typing import Final
+from typing import Final, TextIO
 
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -33,11 +33,11 @@ class KeyValueFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def configure(role: str, run: str | None = None, level: int = logging.INFO) -> None:
-    """Send all records of this process to stderr, stamped with `role` and, when known, `run`."""
-    handler = logging.StreamHandler(sys.stderr)
+def configure(role: str, run: str | None = None, *, stream: TextIO | None = None) -> None:
+    """Send all records of this process to `stream` (stderr), stamped with `role` and, when known, `run`."""
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(KeyValueFormatter(role, run))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 def _quoted(value: object) -> str:

@@ -1,0 +1,331 @@
+"""The `penstock` command line. Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 130 interrupted.
+
+Commands import what they need when they run: help is fast, and a broker loads no torch.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.runtime.exit import EXIT_FAILED, EXIT_USAGE, Fatal
+
+if TYPE_CHECKING:
+    from penstock.runtime.lifecycle import Lifecycle
+    from penstock.runtime.settings import Settings
+
+app = typer.Typer(
+    help="Asynchronous actor-learner reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the configuration; may be repeated."),
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration file (TOML).")]
+EndpointFile = Annotated[
+    Path | None, typer.Option("--endpoints", help="Write pid, ports and address to this file when serving.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")]
+Runs = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
+
+
+@app.command()
+def train(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ENV_OR_CONFIG]", help="Gymnasium id, .toml file, or with --resume a run's folder."
+        ),
+    ] = None,
+    actors: Annotated[int | None, typer.Option(min=1, help="Rollout workers.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the run.")] = None,
+    target_return: Annotated[float | None, typer.Option(help="Mean return that counts as solved.")] = None,
+    total_steps: Annotated[int | None, typer.Option(min=1, help="Environment steps at most.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/NAME.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")
+    ] = False,
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="With --resume: fall back behind what the log still holds.")
+    ] = False,
+    redis: Annotated[
+        str | None, typer.Option(metavar="URL", help="Use this Redis; default: start one.")
+    ] = None,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the resolved configuration and stop.")
+    ] = False,
+) -> None:
+    """Train a policy: actors, broker, Redis and learner on this machine."""
+    from launch.plan import Request, make_plan
+
+    request = Request(
+        what=what,
+        run_dir=run_dir,
+        resume=resume,
+        allow_loss=allow_loss,
+        actors=actors,
+        seed=seed,
+        target_return=target_return,
+        total_steps=total_steps,
+        redis=redis,
+        assignments=tuple(assignments or ()),
+    )
+
+    def body() -> int:
+        plan = make_plan(request)
+        if print_config:
+            from launch.toml import masked
+
+            sys.stdout.write(masked(plan.settings))
+            return 0
+        from launch.train import train as run
+
+        return run(plan, as_json=as_json)
+
+    _finish(body)
+
+
+@app.command()
+def redis(
+    socket: Annotated[Path, typer.Option(help="Unix socket to listen on.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Folder of the append-only file.")],
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+) -> None:
+    """Serve a private, durable redis-server on a unix socket."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from launch.redis_service import ServerPlace, main
+
+        return main(lifecycle, settings, ServerPlace(socket=socket.absolute(), folder=folder.absolute()))
+
+    _service("redis", body, config, assignments, endpoints)
+
+
+@app.command()
+def broker(
+    redis_url: Annotated[
+        str, typer.Option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
+    ],
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or unix:/path.")
+    ] = "127.0.0.1:50051",
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Serve actors: the gRPC front of a run's Redis."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from broker.service import main
+
+        return main(lifecycle, settings, redis_url=redis_url, listen=listen)
+
+    _service("broker", body, config, assignments, endpoints, insecure=insecure)
+
+
+@app.command()
+def actor(
+    broker_address: Annotated[
+        str, typer.Option("--broker", metavar="ADDRESS", help="HOST:PORT or unix:/path.")
+    ],
+    actor_id: Annotated[
+        str | None, typer.Option(help="Name of this actor, constant over restarts; default: host and pid.")
+    ] = None,
+    role: Annotated[str, typer.Option(help="rollout or evaluation.")] = "rollout",
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Act: step environments with the newest weights, or with --role evaluation only measure."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from penstock.runtime.settings import ConfigurationError
+
+        name = actor_id or _default_actor_id()
+        if role == "rollout":
+            from actor.worker import main as work
+
+            return work(lifecycle, settings=settings, broker=broker_address, actor_id=name)
+        if role == "evaluation":
+            from actor.evaluator import main as measure
+
+            return measure(lifecycle, settings=settings, broker=broker_address, actor_id=name)
+        raise ConfigurationError(f"--role {role!r}: use rollout or evaluation")
+
+    _service(
+        "actor" if role == "rollout" else "evaluator", body, config, assignments, endpoints, insecure=insecure
+    )
+
+
+@app.command()
+def learner(
+    redis_url: Annotated[
+        str, typer.Option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
+    ],
+    run_dir: Annotated[Path, typer.Option(help="Folder of checkpoints, curve and final policy.")],
+    config: Annotated[Path, typer.Option(help="Configuration file (TOML).")],
+    resume: Annotated[bool, typer.Option("--resume", help="Start from the newest checkpoint.")] = False,
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="With --resume: fall back behind what the log still holds.")
+    ] = False,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+) -> None:
+    """Learn from the log of a run and publish weights."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from learner.service import main
+
+        return main(
+            lifecycle, settings, redis_url=redis_url, run_dir=run_dir, resume=resume, allow_loss=allow_loss
+        )
+
+    _service("learner", body, config, assignments, endpoints)
+
+
+@app.command()
+def status(
+    run: Annotated[Path | None, typer.Argument(help="Folder of a run on this machine.")] = None,
+    broker_address: Annotated[
+        str | None, typer.Option("--broker", metavar="ADDRESS", help="Ask this broker.")
+    ] = None,
+    as_json: AsJson = False,
+    insecure: Insecure = False,
+) -> None:
+    """Show what a run is doing."""
+
+    def body() -> int:
+        from launch.status import main
+
+        return main(run, broker_address, as_json=as_json, insecure=insecure)
+
+    _finish(body)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    episodes: Annotated[int | None, typer.Option(min=1, help="Episodes; default: the run's setting.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="First seed; default: the run's setting.")] = None,
+    sampled: Annotated[
+        bool, typer.Option("--sampled", help="Sample actions instead of taking the mode.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Play the final policy of a run on separate environments."""
+
+    def body() -> int:
+        from launch.evaluate import main
+
+        return main(run, episodes=episodes, seed=seed, deterministic=not sampled, as_json=as_json)
+
+    _finish(body)
+
+
+@app.command()
+def plot(
+    runs: Runs,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="PNG file; default: learning-curve.png in the run's folder, or here for several.",
+        ),
+    ] = None,
+) -> None:
+    """Draw the learning curves of runs into one picture."""
+
+    def body() -> int:
+        from launch.plot import draw
+
+        single = runs[0] if len(runs) == 1 else Path()
+        target = output or single / "learning-curve.png"
+        draw(runs, target)
+        sys.stdout.write(f"{target}\n")
+        return 0
+
+    _finish(body)
+
+
+@app.command()
+def doctor() -> None:
+    """Check that this machine can run Penstock."""
+
+    def body() -> int:
+        from launch.doctor import main
+
+        return main()
+
+    _finish(body)
+
+
+def _service(
+    role: str,
+    body: "Callable[[Lifecycle, Settings], int]",
+    config: Path | None,
+    assignments: list[str] | None,
+    endpoints: Path | None,
+    *,
+    insecure: bool = False,
+) -> None:
+    import os
+
+    from launch.plan import service_settings
+    from penstock.runtime.health import ENDPOINT_VARIABLE
+    from penstock.runtime.lifecycle import run_service
+
+    if endpoints is not None:
+        os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
+    said = (*(assignments or ()), *(["security.insecure=true"] if insecure else []))
+    code = run_service(lambda lifecycle: body(lifecycle, service_settings(config, said)), role)
+    raise typer.Exit(code)
+
+
+def _finish(body: Callable[[], int]) -> None:
+    from penstock.runtime.settings import ConfigurationError
+
+    try:
+        code = body()
+    except ConfigurationError as error:
+        code = _fail(error, EXIT_USAGE)
+    except Fatal as error:
+        code = _fail(error, EXIT_FAILED)
+    raise typer.Exit(code)
+
+
+def _fail(error: Exception, code: int) -> int:
+    sys.stderr.write(f"{error}\n")
+    return code
+
+
+def _default_actor_id() -> str:
+    import os
+    import socket
+
+    from penstock.wire.ids import to_id
+
+    return to_id(f"{socket.gethostname()}-{os.getpid()}")
+
+
+def main() -> Any:
+    """Entry point of the `penstock` command."""
+    return app()
+
+
+if __name__ == "__main__":
+    main()

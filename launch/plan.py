@@ -1,0 +1,134 @@
+"""From a command line to what a run will do: resolved settings and the run's folder.
+
+Layers, each over the one before: the workload's defaults for the environment, the TOML file, the
+process environment, the flags, `--set`. Every mistake is a ConfigurationError that names the key.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch import toml
+from penstock.runtime import settings as configuration
+from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.runtime.workload import find, load
+from penstock.wire.ids import new_run_name
+
+CONFIG_FILE = "config.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for; None: not said."""
+
+    what: str | None = None
+    run_dir: Path | None = None
+    resume: bool = False
+    allow_loss: bool = False
+    actors: int | None = None
+    seed: int | None = None
+    target_return: float | None = None
+    total_steps: int | None = None
+    redis: str | None = None
+    assignments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run that can be started. `target`: mean return that counts as solved, None: there is none."""
+
+    settings: Settings
+    run_dir: Path
+    resume: bool
+    allow_loss: bool
+    target: float | None
+
+    @property
+    def config(self) -> Path:
+        """The run's configuration file."""
+        return self.run_dir / CONFIG_FILE
+
+
+def make_plan(request: Request) -> Plan:
+    """Resolve a request; touches no file."""
+    if request.resume:
+        run_dir = _resumed_folder(request)
+        settings = resolve(configuration.parse_toml(run_dir / CONFIG_FILE), request)
+    else:
+        settings = resolve(_first_layer(request.what), request)
+        name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
+        settings = settings.model_copy(update={"run": name})
+        run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
+    target = settings.learner.target_return
+    known = load(find(settings.workload).target)(settings.environment)
+    return Plan(
+        settings=settings,
+        run_dir=run_dir,
+        resume=request.resume,
+        allow_loss=request.allow_loss,
+        target=known if target is None else target,
+    )
+
+
+def resolve(first: Mapping[str, Any], request: Request) -> Settings:
+    """Lay environment, flags and assignments over `first`, and all of it over the workload's defaults."""
+    layers = [first, configuration.from_environment(), _flags(request)]
+    layers += [configuration.parse_assignment(text) for text in request.assignments]
+    asked = configuration.load(layers)
+    defaults = load(find(asked.workload).defaults)(asked.environment.id)
+    return configuration.load([defaults, *layers])
+
+
+def service_settings(config: Path | None, assignments: tuple[str, ...]) -> Settings:
+    """Settings of one service in the foreground: file, environment, `--set`."""
+    layers = [configuration.parse_toml(config)] if config else []
+    layers.append(configuration.from_environment())
+    return configuration.load(layers + [configuration.parse_assignment(text) for text in assignments])
+
+
+def prepare_folder(plan: Plan) -> None:
+    """Make the run's folder and its configuration file."""
+    (plan.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    (plan.run_dir / "endpoints").mkdir(exist_ok=True)
+    temporary = plan.config.with_suffix(".tmp")
+    temporary.write_text(toml.dump(plan.settings))
+    temporary.replace(plan.config)
+
+
+def _first_layer(what: str | None) -> dict[str, Any]:
+    if what is None:
+        raise ConfigurationError("train: name a Gymnasium environment such as CartPole-v1, or a .toml file")
+    if what.endswith(".toml"):
+        return configuration.parse_toml(Path(what))
+    return {"environment": {"id": what}}
+
+
+def _flags(request: Request) -> dict[str, Any]:
+    flags = {
+        "seed": request.seed,
+        "actor": {"count": request.actors},
+        "learner": {"target_return": request.target_return, "total_steps": request.total_steps},
+        "broker": {"redis": request.redis},
+    }
+    return _said(flags)
+
+
+def _said(flags: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {key: _said(value) if isinstance(value, Mapping) else value for key, value in flags.items()}
+    return {key: value for key, value in nested.items() if value not in (None, {})}
+
+
+def _resumed_folder(request: Request) -> Path:
+    named = request.run_dir or (Path(request.what) if request.what else None)
+    if named is None:
+        raise ConfigurationError("--resume: name the run's folder, as in `penstock train --resume runs/NAME`")
+    if not (named / CONFIG_FILE).is_file():
+        raise ConfigurationError(f"--resume {named}: holds no {CONFIG_FILE}, so no run; see `ls runs`")
+    return named.resolve()
+
+
+def _fresh_folder(run_dir: Path) -> Path:
+    if (run_dir / CONFIG_FILE).exists():
+        raise ConfigurationError(f"--run-dir {run_dir}: holds a run already; add --resume or choose another")
+    return run_dir.resolve()

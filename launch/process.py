@@ -1,0 +1,161 @@
+"""One service as a child process: its own process group, log file and endpoint file.
+
+The child inherits the read end of the launcher's pipe and drains when it closes, so nothing
+outlives a launcher that was killed. A thread per child waits for its end and tells the supervisor.
+"""
+
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
+from penstock.runtime.lifecycle import LIFELINE_VARIABLE
+
+_TAIL_BYTES: Final = 8192
+_PROBE_TIMEOUT_S: Final = 2.0
+_PENSTOCK_SECTION: Final = re.compile(r"PENSTOCK_[A-Z]+__")
+_PASSED_ON: Final = "PENSTOCK_SECURITY__REDIS_PASSWORD"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """What to start: `penstock` with `arguments`, and with `on_restart` behind them from the second time on."""
+
+    name: str
+    role: str
+    arguments: tuple[str, ...]
+    on_restart: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """The end of a child: exit code as the shell counts it, CPU seconds with those of its children."""
+
+    name: str
+    pid: int
+    code: int
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """Where services of one run write."""
+
+    logs: Path
+    endpoints: Path
+
+
+class ServiceProcess:
+    """A running child. Created running; `on_exit` is called once, from a thread, when it ends."""
+
+    def __init__(
+        self,
+        spec: ServiceSpec,
+        *,
+        folder: Folder,
+        lifeline_fd: int,
+        restarted: bool,
+        on_exit: Callable[[Exit], None],
+    ) -> None:
+        self.spec = spec
+        self._log = folder.logs / f"{spec.name}.log"
+        self._endpoint = folder.endpoints / f"{spec.name}.json"
+        self._endpoint.unlink(missing_ok=True)
+        arguments = (*spec.arguments, *(spec.on_restart if restarted else ()))
+        environment = child_environment(os.environ) | {
+            LIFELINE_VARIABLE: str(lifeline_fd),
+            ENDPOINT_VARIABLE: str(self._endpoint),
+        }
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "launch.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=(lifeline_fd,),
+                process_group=0,
+            )
+        self.pid = self._process.pid
+        threading.Thread(target=self._wait, args=(on_exit,), name=f"wait-{spec.name}", daemon=True).start()
+
+    def _wait(self, on_exit: Callable[[Exit], None]) -> None:
+        _, status, usage = os.wait4(self.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        self._process.returncode = code
+        cpu_seconds = usage.ru_utime + usage.ru_stime
+        on_exit(Exit(name=self.spec.name, pid=self.pid, code=code, cpu_seconds=cpu_seconds))
+
+    def terminate(self) -> None:
+        """Ask the child to drain."""
+        self._signal(signal.SIGTERM, group=False)
+
+    def kill(self) -> None:
+        """End the child and whatever it started."""
+        self._signal(signal.SIGKILL, group=True)
+
+    def _signal(self, number: signal.Signals, *, group: bool) -> None:
+        try:
+            (os.killpg if group else os.kill)(self.pid, number)
+        except ProcessLookupError:
+            return
+
+    def endpoint(self) -> Endpoint | None:
+        """Where the child can be reached, None until it says so."""
+        return read_endpoint(self._endpoint)
+
+    def is_ready(self) -> bool:
+        """Whether the child's `/readyz` is green."""
+        endpoint = self.endpoint()
+        if endpoint is None:
+            return False
+        return probe(endpoint, "/readyz") is None
+
+    def last_line(self) -> str:
+        """The last line that the child wrote, which names the cause when it failed."""
+        return last_line(self._log)
+
+
+def probe(endpoint: Endpoint, path: str) -> str | None:
+    """None when `/healthz` or `/readyz` is green, else why it is not."""
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.metrics_port, timeout=_PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        reason = reply.read().decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        return f"does not answer: {error}"
+    else:
+        return None if reply.status == HTTPStatus.OK else reason
+    finally:
+        connection.close()
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log file that is not empty; "" when there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without configuration: the run's file holds it, resolved. Secrets stay."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name == _PASSED_ON or not _PENSTOCK_SECTION.match(name)
+    }

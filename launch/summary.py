@@ -1,0 +1,151 @@
+"""The summary of a run: `summary.json` and what is printed at the end.
+
+What was learnt comes from the learner's `learner.json` (its final account, after the last commit);
+processes, Redis and wall time are the launcher's.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from launch.plan import Plan
+from launch.supervisor import Account
+
+LEARNER_FILE: Final = "learner.json"
+SUMMARY_FILE: Final = "summary.json"
+_LEARNT: Final = (
+    "mean_return",
+    "evaluation",
+    "env_steps",
+    "updates",
+    "policy_version",
+    "training_seconds",
+    "env_steps_per_second",
+    "staleness",
+    "ledger",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisFacts:
+    """Which server the run used."""
+
+    version: str
+    durability: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the launcher saw the run end. `cause`: why it failed, "" when it did not."""
+
+    wall_seconds: float
+    interrupted: bool
+    cause: str
+    accounts: Sequence[Account]
+    redis: RedisFacts
+
+
+def make_summary(plan: Plan, ending: Ending) -> dict[str, Any]:
+    """The summary as JSON values; what the learner did not get to say is null."""
+    learnt = _learnt(plan.run_dir / LEARNER_FILE)
+    summary = {
+        "run": plan.settings.run,
+        "workload": plan.settings.workload,
+        "environment": plan.settings.environment.id,
+        "seed": plan.settings.seed,
+        "solved": bool(learnt.get("solved", False)),
+        "target_return": plan.target,
+        **{key: learnt.get(key) for key in _LEARNT},
+        "wall_seconds": round(ending.wall_seconds, 3),
+        "interrupted": ending.interrupted,
+        "processes": [_process(account) for account in ending.accounts],
+        "redis": asdict(ending.redis),
+    }
+    return summary | {"failure": ending.cause} if ending.cause else summary
+
+
+def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+    """Replace `summary.json` in one step."""
+    temporary = run_dir / f"{SUMMARY_FILE}.tmp"
+    temporary.write_text(json.dumps(summary, indent=2) + "\n")
+    temporary.replace(run_dir / SUMMARY_FILE)
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """The summary for people."""
+    evaluation, ledger = summary["evaluation"], summary["ledger"]
+    lines = [
+        f"{summary['environment']}: {_verdict(summary)}",
+        f"  run          {summary['run']} (seed {summary['seed']})",
+        f"  steps        {_count(summary['env_steps'])} ({_count(summary['env_steps_per_second'])} per second)",
+        f"  time         {_seconds(summary['training_seconds'])} of training, {_seconds(summary['wall_seconds'])} in all",
+        f"  updates      {_count(summary['updates'])}, policy version {_count(summary['policy_version'])}",
+        f"  return       {_decimal(summary['mean_return'])} over the last 100 training episodes",
+    ]
+    if evaluation:
+        lines.append(
+            f"  evaluation   {_decimal(evaluation.get('mean'))} ± {_decimal(evaluation.get('std'))} over "
+            f"{evaluation.get('episodes')} episodes of version {evaluation.get('version')}"
+        )
+    if summary["staleness"]:
+        parts = ", ".join(f"{key} {_decimal(value)}" for key, value in summary["staleness"].items())
+        lines.append(f"  staleness    {parts} updates")
+    if ledger:
+        lines.append(f"  ledger       {_ledger(ledger)}")
+    lines.append("  processes    " + ", ".join(map(_process_text, summary["processes"])))
+    lines.append(f"  redis        {summary['redis']['version']}, durability {summary['redis']['durability']}")
+    return lines
+
+
+def _learnt(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return {}
+
+
+def _process(account: Account) -> dict[str, Any]:
+    return {
+        "role": account.role,
+        "pid": account.pid,
+        "restarts": account.restarts,
+        "cpu_seconds": round(account.cpu_seconds, 3),
+    }
+
+
+def _process_text(process: dict[str, Any]) -> str:
+    again = f", {process['restarts']} restarts" if process["restarts"] else ""
+    return f"{process['role']} {process['cpu_seconds']:.1f} s CPU{again}"
+
+
+def _verdict(summary: dict[str, Any]) -> str:
+    if "failure" in summary:
+        return "failed"
+    if summary["solved"]:
+        return "solved"
+    return "interrupted" if summary["interrupted"] else "not solved"
+
+
+def _ledger(ledger: dict[str, Any]) -> str:
+    dropped = ledger["dropped"]
+    reasons = " (" + ", ".join(f"{key} {value}" for key, value in dropped.items() if value) + ")"
+    total = sum(dropped.values())
+    state = "balanced" if ledger["balanced"] else "NOT BALANCED"
+    return (
+        f"{state}: {ledger['acked']:,} acked = {ledger['trained']:,} trained + {total:,} dropped"
+        f"{reasons if total else ''} + {ledger['resident']:,} resident"
+    )
+
+
+def _count(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _decimal(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} s"
