@@ -1,9 +1,9 @@
 """What stands between the wire and every handler of the broker: one gRPC server interceptor.
 
 A request that is too large or is not the message it should be ends as INVALID_ARGUMENT before the
-handler sees it, and so does Malformed raised inside; Absent ends as NOT_FOUND. A handler that outlives
-the server's deadline ends as DEADLINE_EXCEEDED. A Redis that does not answer ends as UNAVAILABLE where the handler has no
-refusal for it. Anything else that a handler raises is logged with a number and ends as INTERNAL with
+handler sees it, and so does Malformed raised inside. Absent ends as NOT_FOUND; a Refused that the
+reply has no place for as FAILED_PRECONDITION; a handler that outlives the server's deadline as
+DEADLINE_EXCEEDED; a Redis that does not answer as UNAVAILABLE where there is no refusal for it. Anything else that a handler raises is logged with a number and ends as INTERNAL with
 that number: no text of an exception leaves the process.
 """
 
@@ -25,7 +25,7 @@ from penstock.wire.limits import (
     MAX_WATCH_WAIT_MS,
     WATCH_GRACE_S,
 )
-from penstock.wire.refusal import Reason, Refusal
+from penstock.wire.refusal import Reason, Refusal, Refused
 
 LOGGER = logging.getLogger(__name__)
 REDIS_DOWN_RETRY_MS: Final = 500
@@ -123,6 +123,8 @@ def _guarded_call(inner: Handler, name: str, deadline_s: float) -> Handler:
         except Malformed as error:
             metrics.REFUSALS.labels(reason="malformed").inc()
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Refused as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{name}: {error}")
         except NotImplementedError:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{name} is not served here")
         except Absent as error:
