@@ -58,7 +58,7 @@ class Appended:
     refusal: Refusal | None
     leave: Leave
     appended: int = 0
-    gauges: Gauges = Gauges()
+    gauges: Gauges = field(default_factory=Gauges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +90,14 @@ class Status:
     epoch: int = 0
     desired: RunState = RunState.RUNNING
     revision: int = 0
-    latest: Publication = Publication()
+    latest: Publication = field(default_factory=Publication)
     log_head: int = 0
     settled: int = 0
     trim_floor: int = 0
     budget_steps: int = 0
     acked: int = 0
     log_lost: int = 0
-    gauges: Gauges = Gauges()
+    gauges: Gauges = field(default_factory=Gauges)
     sessions: tuple[SessionRow, ...] = ()
     learner_json: str = ""
     closed: bool = False
@@ -154,7 +154,7 @@ class Commit:
     manifest_sha256: str
     position: int
     trim: int
-    totals: Totals = Totals()
+    totals: Totals = field(default_factory=Totals)
 
     def encode(self) -> str:
         """JSON text."""

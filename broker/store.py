@@ -5,18 +5,24 @@ refusals included, or raises `StoreUnavailable`: then nobody knows whether the c
 repeating it is safe. Nothing is kept in the process: any number of stores share one Redis.
 """
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
 
-from broker.state import (
-    Appended,
-    AppendItem,
-    ControlAction,
-    Opened,
-    Status,
-    Watched,
-)
+from redis.exceptions import NoScriptError
+
+from broker import keys, replies
+from broker.connection import connect_async, is_unavailable
+from broker.scripts import Script, load
+from broker.state import Appended, AppendItem, ControlAction, Opened, Status, Watched
+from penstock.wire.limits import STAGING_EXPIRY_S
 from penstock.wire.messages import Publication, Report, Role, RunState, Watch
-from penstock.wire.refusal import Refusal
+from penstock.wire.refusal import Reason, Refusal, Refused
+
+CHANGES_HEARTBEAT_S: Final = 1.0
+_RESUBSCRIBE_S: Final = 0.2
 
 
 class StoreUnavailable(Exception):
@@ -26,59 +32,151 @@ class StoreUnavailable(Exception):
 class Store:
     """See the module. Build with `Store.connect`; close with `aclose`."""
 
+    def __init__(self, client: Any, staging_expiry_s: float) -> None:
+        self._redis = client
+        self._staging_expiry_ms = max(1, round(staging_expiry_s * 1000))
+        self._nonce = secrets.token_hex(6)
+        self._attempts = 0
+
     @classmethod
-    def connect(cls, url: str, *, password: str | None = None, staging_expiry_s: int = 60) -> "Store":
+    def connect(
+        cls, url: str, *, password: str | None = None, staging_expiry_s: float = STAGING_EXPIRY_S
+    ) -> "Store":
         """A store on `redis://`, `rediss://` or `unix://`; opens no connection yet."""
-        raise NotImplementedError
+        return cls(connect_async(url, password), staging_expiry_s)
 
     async def aclose(self) -> None:
         """Close every connection."""
+        await self._redis.aclose(close_connection_pool=True)
 
     async def ping(self) -> None:
         """Return when Redis answers; raises StoreUnavailable."""
+        await self._guarded(lambda: self._redis.execute_command("PING"))
 
     async def open_session(self, actor_id: str, role: Role) -> Opened | Refusal:
         """Draw a session number and close the actor's previous session.
 
         Refusals: NOT_READY (no specification yet, or the log waits to be re-opened), RUN_CLOSED.
         """
-        raise NotImplementedError
+        return replies.opened(await self._run("open_session", actor_id, role.value))
 
     async def append(self, session: int, acked_through: int, items: Sequence[AppendItem]) -> Appended:
         """Append checked fragments with consecutive sequence numbers, each at most once.
 
-        Refusals for the first not taken: FULL (detail log_bytes, log_entries, staging, pacing, closed),
-        GAP(expected), INVALID, EXPIRED, FENCED, NOT_READY.
+        One pipeline: the payloads are staged under names of this attempt that expire, then one script
+        moves them into place or drops them. Refusals for the first fragment not taken: FULL (detail
+        log_bytes, log_entries, staging, pacing, closed), GAP(expected), INVALID, EXPIRED, FENCED.
         """
-        raise NotImplementedError
+        staged = [self._staging_key() for _ in items]
+        arguments: list[Any] = [session, acked_through]
+        for item in items:
+            header = item.header
+            arguments += (header.sequence, header.charge, header.kind.value, len(item.payload))
+            arguments.append(item.header_bytes)
+        reply = await self._guarded(lambda: self._append(load("append"), staged, items, arguments))
+        return replies.appended(reply)
 
     async def close_session(self, session: int) -> None:
         """End a session; its leave goes back to the budget. Safe to repeat."""
+        await self._run("close_session", session)
 
     async def report(self, report: Report) -> tuple[int, Refusal | None]:
         """Keep finished episodes for the learner: (last report taken, why this one was not)."""
-        raise NotImplementedError
+        return replies.reported(await self._run("report", report.session, report.sequence, report.encode()))
 
     async def watch(self, watch: Watch) -> Watched:
         """Renew the session, note what it serves, grant leave; never waits."""
-        raise NotImplementedError
+        answer = ""
+        if watch.probe_log_prob:
+            answer = json.dumps([watch.applied_version, watch.applied_sha256, list(watch.probe_log_prob)])
+        reply = await self._run("watch", watch.session, watch.begun_through, watch.applied_version, answer)
+        return replies.watched(reply)
+
+    async def specification(self) -> bytes | None:
+        """The encoded run specification; None before a learner wrote it."""
+        value = await self._guarded(lambda: self._redis.execute_command("GET", keys.SPECIFICATION))
+        return None if value is None else bytes(value)
 
     async def publication(self, version: int) -> Publication | None:
         """The publication of a version whose bytes are still there, else None."""
-        raise NotImplementedError
+        value = await self._guarded(
+            lambda: self._redis.execute_command("HGET", keys.PUBLICATIONS, str(version))
+        )
+        return None if value is None else replies.publication(version, value)
 
     async def weights_chunk(self, version: int, index: int) -> bytes | None:
         """Chunk `index` (of WEIGHT_CHUNK_BYTES) of a version, or None."""
-        raise NotImplementedError
+        chunk = await self._guarded(lambda: self._redis.execute_command("GET", keys.weights(version, index)))
+        return None if chunk is None else bytes(chunk)
 
     async def status(self) -> Status:
         """The run at one moment."""
-        raise NotImplementedError
+        return replies.status(await self._run("status"))
 
     async def control(self, action: ControlAction, reason: str = "") -> tuple[int, RunState]:
-        """Write the desired state: (revision, state wanted now). STOPPING is not taken back."""
-        raise NotImplementedError
+        """Write the desired state: (revision, state wanted now). STOPPING is not taken back.
 
-    def changes(self) -> AsyncIterator[None]:
-        """Yield after every change that may end somebody's wait, and once a second in any case."""
-        raise NotImplementedError
+        Raises Refused(NOT_READY) before a learner took the lease.
+        """
+        reply = await self._run("control", action, reason)
+        if reply[0] != b"OK":
+            raise Refused(Refusal(reason=Reason.NOT_READY, detail="no learner has taken the run yet"))
+        return int(reply[1]), RunState(int(reply[2]))
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yield after every change that may end somebody's wait, and once a second in any case.
+
+        Subscribes again by itself when the connection breaks; what was missed meanwhile is covered
+        by the yield that follows.
+        """
+        while True:
+            try:
+                async with self._redis.pubsub() as subscription:
+                    await subscription.subscribe(keys.CHANGED)
+                    while True:
+                        await subscription.get_message(
+                            ignore_subscribe_messages=True, timeout=CHANGES_HEARTBEAT_S
+                        )
+                        yield
+            except Exception as error:
+                if not is_unavailable(error):
+                    raise
+            await asyncio.sleep(_RESUBSCRIBE_S)
+            yield
+
+    def _staging_key(self) -> str:
+        self._attempts += 1
+        return f"{keys.STAGING}{self._nonce}:{self._attempts}"
+
+    async def _append(
+        self, script: Script, staged: list[str], items: Sequence[AppendItem], arguments: list[Any]
+    ) -> Any:
+        pipeline = self._redis.pipeline(transaction=False)
+        for key, item in zip(staged, items, strict=True):
+            pipeline.execute_command("SET", key, item.payload, "PX", self._staging_expiry_ms)
+        pipeline.execute_command("EVALSHA", script.sha1, len(staged), *staged, *arguments)
+        # A SET that failed (at `maxmemory`) is seen by the script as a staging key that is absent.
+        reply = (await pipeline.execute(raise_on_error=False))[-1]
+        if isinstance(reply, NoScriptError):
+            return await self._redis.execute_command("EVAL", script.source, len(staged), *staged, *arguments)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def _run(self, name: str, *arguments: Any) -> Any:
+        script = load(name)
+        return await self._guarded(lambda: self._evaluate(script, arguments))
+
+    async def _evaluate(self, script: Script, arguments: Sequence[Any]) -> Any:
+        try:
+            return await self._redis.execute_command("EVALSHA", script.sha1, 0, *arguments)
+        except NoScriptError:
+            return await self._redis.execute_command("EVAL", script.source, 0, *arguments)
+
+    async def _guarded(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            return await call()
+        except Exception as error:
+            if is_unavailable(error):
+                raise StoreUnavailable(f"{type(error).__name__}: {error}") from error
+            raise

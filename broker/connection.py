@@ -1,0 +1,86 @@
+"""Redis clients of one kind: no hidden retries, explicit timeouts, bytes in and out.
+
+redis-py would repeat a write ten times on its own; here every retry is the caller's. A URL is
+`redis://`, `rediss://` or `unix:///path`.
+"""
+
+from typing import Any, Final
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    TimeoutError as RedisTimeoutError,
+)
+from redis.retry import Retry
+
+CONNECT_TIMEOUT_S: Final = 2.0
+REPLY_TIMEOUT_S: Final = 5.0
+"""Longest wait for a reply; blocking reads wait less."""
+MAX_CONNECTIONS: Final = 32
+SCHEMES: Final = ("redis://", "rediss://", "unix://")
+
+UNAVAILABLE: Final = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    BusyLoadingError,
+    OutOfMemoryError,
+    ReadOnlyError,
+)
+"""Errors after which the same call may succeed later, or took effect without our knowing."""
+_TRANSIENT_CODES: Final = ("MISCONF", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN")
+
+
+def check_url(url: str) -> str:
+    """Return `url` when its scheme is known; raises ValueError that names the remedy."""
+    if not url.startswith(SCHEMES):
+        raise ValueError(f"redis={url[:80]!r}: start the URL with one of {', '.join(SCHEMES)}")
+    return url
+
+
+def is_unavailable(error: Exception) -> bool:
+    """True for errors that waiting may cure; False for wrong credentials and programming errors."""
+    if isinstance(error, AuthenticationError):
+        return False
+    if isinstance(error, UNAVAILABLE):
+        return True
+    return isinstance(error, ResponseError) and str(error).startswith(_TRANSIENT_CODES)
+
+
+def connect(url: str, password: str | None) -> Any:
+    """A synchronous `redis.Redis` (whose own annotations are partial); thread-safe; connects on first use."""
+    return redis.Redis.from_url(check_url(url), **_options(password), retry=Retry(NoBackoff(), 0))
+
+
+def connect_async(url: str, password: str | None) -> Any:
+    """A `redis.asyncio.Redis` with a bounded pool that makes callers wait; connects on first use."""
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        check_url(url),
+        **_options(password),
+        retry=AsyncRetry(NoBackoff(), 0),
+        max_connections=MAX_CONNECTIONS,
+        timeout=REPLY_TIMEOUT_S,
+    )
+    return redis.asyncio.Redis(connection_pool=pool)
+
+
+def _options(password: str | None) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": REPLY_TIMEOUT_S,
+        "decode_responses": False,
+        "protocol": 2,
+        "health_check_interval": 0,
+    }
+    return options | ({"password": password} if password is not None else {})

@@ -1,0 +1,71 @@
+"""Every key of a run in Redis. One run = one Redis, so the names are constant.
+
+`scripts.load` puts these constants in front of every Lua script, under the same names: no key is
+spelled twice.
+"""
+
+from typing import Final
+
+STATE: Final = "penstock:state"
+"""Hash: run, lease, counters of the log, pointer of the weights, pacing, desired state."""
+SPECIFICATION: Final = "penstock:specification"
+"""Encoded RunSpecification."""
+SESSION: Final = "penstock:session:"
+"""Prefix, hash per open session: actor, role, sequence, begin_through, min_version, round, reports, applied."""
+OPEN: Final = "penstock:open"
+"""Sorted set of open sessions by when they were last heard, in milliseconds of Redis time."""
+ACTORS: Final = "penstock:actors"
+"""Hash: actor id → its open session."""
+SUPERSEDED: Final = "penstock:superseded"
+"""Sorted set of the newest sessions that a newer session of the same actor closed, by number."""
+ROLLOUTS: Final = "penstock:rollouts"
+"""Set of open rollout sessions."""
+LEAVE: Final = "penstock:leave"
+"""Hash: rollout session → sequences that it has leave for and has not appended."""
+ROSTER: Final = "penstock:roster"
+"""Lock-step: set of sessions that owe a fragment to the round that is open."""
+LOG: Final = "penstock:log"
+"""Stream `n-0`: h header, t running total of steps, z payload size, r lock-step round."""
+PAYLOAD: Final = "penstock:payload:"
+"""Prefix: payload of entry n."""
+STAGING: Final = "penstock:staging:"
+"""Prefix: payload of an attempt; expires."""
+SHADOW: Final = "penstock:shadow"
+"""Stream of shadow fragments, bounded, counted nowhere."""
+SHADOW_PAYLOAD: Final = "penstock:shadow:"
+"""Prefix: payload of shadow entry n."""
+REPORTS: Final = "penstock:reports"
+"""Stream `n-0`: a actor id, b encoded report. Bounded: the oldest go."""
+PROBES: Final = "penstock:probes"
+"""Hash: session → its newest answer to the probe, as JSON."""
+COMMITS: Final = "penstock:commits"
+"""List of the newest committed checkpoints, oldest first, as JSON."""
+PUBLICATIONS: Final = "penstock:publications"
+"""Hash: version whose bytes are kept → "update sha256 size chunks"."""
+STAGED_WEIGHTS: Final = "penstock:staged-weights"
+"""Hash: version allocated and not yet published → chunks."""
+WEIGHTS: Final = "penstock:weights:"
+"""Prefix, `version:index`: one chunk of weight bytes."""
+PINS: Final = "penstock:pins"
+"""Set of versions whose bytes stay."""
+LEARNER: Final = "penstock:learner"
+"""What the learner last said of itself, JSON."""
+CHANGED: Final = "penstock:changed"
+"""Channel: something changed that may end somebody's wait."""
+ABSENT: Final = "penstock:absent"
+"""Never exists: deleting it first lifts the refusal of writes at `maxmemory` for the rest of a script."""
+
+
+def payload(number: int) -> str:
+    """Key of an entry's payload."""
+    return f"{PAYLOAD}{number}"
+
+
+def weights(version: int, index: int) -> str:
+    """Key of one chunk of weight bytes."""
+    return f"{WEIGHTS}{version}:{index}"
+
+
+def entry_id(number: int) -> str:
+    """Stream id of an entry."""
+    return f"{number}-0"

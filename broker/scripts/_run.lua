@@ -1,0 +1,41 @@
+-- Numbers, time and state of the run. Integers stay below 2^53, where Lua's doubles are exact.
+
+-- Decimal text of an integer: `..` alone would write 1e+15.
+local function int(n)
+  return string.format('%.0f', n)
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Numeric fields of a hash, 0 where absent.
+local function numbers(key, ...)
+  local values = redis.call('HMGET', key, ...)
+  for i = 1, #values do
+    values[i] = tonumber(values[i] or 0)
+  end
+  return unpack(values)
+end
+
+-- True until the lease holder opens the log, and again from a restart of Redis until it re-opens it.
+local function is_closed()
+  local now = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  return redis.call('HGET', STATE, 'redis_run_id') ~= now
+end
+
+-- Why a learner with this epoch may not write; nil when it may. A Redis that went back in time may
+-- hold an older epoch than the true lease holder's: that is CLOSED, not FENCED.
+local function fence(epoch)
+  local stored = numbers(STATE, 'epoch')
+  local mine = tonumber(epoch)
+  if mine < stored then return 'FENCED' end
+  if is_closed() then return 'CLOSED' end
+  if mine ~= stored then return 'FENCED' end
+end
+
+-- Wakes everybody who waits.
+local function changed()
+  redis.call('PUBLISH', CHANGED, '')
+end

@@ -1,0 +1,40 @@
+-- Rows of open sessions. Session numbers are text here, as Redis gives and takes them.
+-- Needs: run.
+
+-- The only way a row goes. What it had leave for is outstanding no more.
+local function close_session(session)
+  local actor = redis.call('HGET', SESSION .. session, 'actor')
+  if not actor then return false end
+  if redis.call('HGET', ACTORS, actor) == session then
+    redis.call('HDEL', ACTORS, actor)
+  end
+  redis.call('DEL', SESSION .. session)
+  redis.call('ZREM', OPEN, session)
+  redis.call('SREM', ROLLOUTS, session)
+  redis.call('SREM', ROSTER, session)
+  redis.call('HDEL', LEAVE, session)
+  redis.call('HDEL', PROBES, session)
+  return true
+end
+
+-- Closes sessions not heard for one timeout, never sooner than one timeout after the log opened.
+local function expire_sessions(now)
+  local timeout, opened = numbers(STATE, 'session_timeout_ms', 'opened_ms')
+  if timeout == 0 or now - opened <= timeout then return 0 end
+  local stale = redis.call('ZRANGEBYSCORE', OPEN, '-inf', '(' .. int(now - timeout))
+  for _, session in ipairs(stale) do
+    close_session(session)
+  end
+  return #stale
+end
+
+-- Why there is no service for this session; nil when there is.
+local function refuse_session(session)
+  if redis.call('EXISTS', SESSION .. session) == 1 then return nil end
+  if redis.call('ZSCORE', SUPERSEDED, session) then return 'FENCED' end
+  return 'EXPIRED'
+end
+
+local function renew_session(session)
+  redis.call('ZADD', OPEN, 'XX', now_ms(), session)
+end

@@ -1,0 +1,103 @@
+-- Appends fragments in order, each at most once; their payloads are staged already.
+-- KEYS: staging key per fragment.
+-- ARGV: session, acked_through of the actor, then per fragment: sequence, charge, kind, size, header.
+-- Reply: {status, detail, acked_through, appended, begin_through, min_version, round,
+--         outstanding, settled steps, entries, bytes}; status OK, FULL, GAP, INVALID, EXPIRED or FENCED
+--         for the first fragment not taken (GAP expects acked_through + 1).
+-- uses: run, sessions, leave
+redis.call('DEL', ABSENT)
+local session, actor_acked = ARGV[1], tonumber(ARGV[2])
+local row = SESSION .. session
+local role, sequence, through, round = numbers(row, 'role', 'sequence', 'begin_through', 'round')
+local number, total, bytes, acked, lost, reopened, budget, charge_full, max_bytes, max_entries, lock_step =
+  numbers(STATE, 'number', 'steps_total', 'log_bytes', 'acked', 'log_lost', 'reopened', 'budget',
+    'fragment_charge', 'max_log_bytes', 'max_log_entries', 'lock_step')
+local entries, appended, rewound = redis.call('XLEN', LOG), 0, false
+local steps = outstanding()
+
+local function refusal_of_call()
+  if is_closed() then return 'FULL', 'closed' end
+  local status = refuse_session(session)
+  if status then return status, '' end
+  if role == 3 then return 'INVALID', 'an evaluation session appends nothing' end
+  if actor_acked <= sequence then return nil end
+  if reopened == 0 then return 'GAP', '' end
+  -- Redis went back in time: what the actor saw acknowledged is acknowledged, and lost.
+  acked, lost = acked + actor_acked - sequence, lost + actor_acked - sequence
+  sequence, rewound = actor_acked, true
+end
+
+local function refusal_of_fragment(i, given, charge, kind, size)
+  if given > sequence + 1 then return 'GAP', '' end
+  if role == 1 and given > through then
+    if reopened == 0 then return 'INVALID', 'sequence ' .. int(given) .. ' was begun without leave' end
+    through = given
+  end
+  if kind == 1 then
+    if entries >= max_entries then return 'FULL', 'log_entries' end
+    if bytes + size > max_bytes then return 'FULL', 'log_bytes' end
+    if role == 2 and steps >= budget then return 'FULL', 'pacing' end
+  end
+  if redis.call('EXISTS', KEYS[i]) == 0 then return 'FULL', 'staging' end
+end
+
+-- RENAME first among the writes (a script does not roll back); it keeps the staging expiry: PERSIST.
+local function store(i, charge, size, header)
+  number, total, bytes, entries = number + 1, total + charge, bytes + size, entries + 1
+  acked, steps = acked + 1, steps + charge
+  redis.call('RENAME', KEYS[i], PAYLOAD .. int(number))
+  redis.call('PERSIST', PAYLOAD .. int(number))
+  redis.call('XADD', LOG, int(number) .. '-0', 'h', header, 't', int(total), 'z', size, 'r', round)
+end
+
+local function store_shadow(i, size, header)
+  local shadow = int(redis.call('HINCRBY', STATE, 'shadow_number', 1))
+  redis.call('RENAME', KEYS[i], SHADOW_PAYLOAD .. shadow)
+  redis.call('PERSIST', SHADOW_PAYLOAD .. shadow)
+  redis.call('XADD', SHADOW, shadow .. '-0', 'h', header, 'z', size)
+  local held = redis.call('HINCRBY', STATE, 'shadow_bytes', size)
+  while held > MAX_SHADOW_BYTES or redis.call('XLEN', SHADOW) > MAX_SHADOW_ENTRIES do
+    local oldest = redis.call('XRANGE', SHADOW, '-', '+', 'COUNT', 1)[1][1]
+    local key = SHADOW_PAYLOAD .. string.match(oldest, '%d+')
+    held = redis.call('HINCRBY', STATE, 'shadow_bytes', -redis.call('STRLEN', key))
+    redis.call('UNLINK', key)
+    redis.call('XDEL', SHADOW, oldest)
+  end
+end
+
+local status, detail = refusal_of_call()
+local first_left = 1
+while not status and first_left <= #KEYS do
+  local i, at = first_left, 3 + (first_left - 1) * 5
+  local given, charge, kind, size = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]),
+    tonumber(ARGV[at + 3])
+  if given <= sequence then
+    redis.call('UNLINK', KEYS[i])
+  else
+    status, detail = refusal_of_fragment(i, given, charge, kind, size)
+    if not status then
+      if kind == 1 then store(i, charge, size, ARGV[at + 4]) else store_shadow(i, size, ARGV[at + 4]) end
+      sequence, appended = given, appended + 1
+    end
+  end
+  if not status then first_left = first_left + 1 end
+end
+for i = first_left, #KEYS do
+  redis.call('UNLINK', KEYS[i])
+end
+
+if appended > 0 or rewound then
+  redis.call('HSET', STATE, 'number', number, 'steps_total', total, 'log_bytes', bytes, 'acked', acked,
+    'log_lost', lost)
+  through = math.max(through, role == 1 and sequence or 0)
+  redis.call('HSET', row, 'sequence', sequence, 'begin_through', through)
+  if role == 1 then note_leave(session, through - sequence) end
+  if lock_step == 1 and appended > 0 then redis.call('SREM', ROSTER, session) end
+end
+if detail ~= 'closed' and role > 0 then
+  renew_session(session)
+  grant(session)
+end
+local leave, version, leave_round = leave_of(session)
+return {status or 'OK', detail or '', sequence, appended, leave, version, leave_round,
+  outstanding(), (numbers(STATE, 'settled_steps')), entries, bytes}

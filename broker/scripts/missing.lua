@@ -1,0 +1,6 @@
+-- Why an entry or its payload is not there.
+-- ARGV: epoch, number. Reply: {'TRIMMED' | 'LOST'} or {'FENCED' | 'CLOSED'}.
+-- uses: run
+local refused = fence(ARGV[1])
+if refused then return {refused} end
+return {tonumber(ARGV[2]) <= (numbers(STATE, 'trim_floor')) and 'TRIMMED' or 'LOST'}

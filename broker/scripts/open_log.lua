@@ -1,0 +1,107 @@
+-- Opens the log for the lease holder: for the first time, after a restart of the learner, or after a
+-- restart of Redis. In the last case everything becomes the maximum of both sides, and the allocators
+-- of session, version and epoch leap. Safe to repeat with the same nonce.
+-- ARGV: epoch, nonce, run, holder, time to live in ms, specification, pacing (JSON), state of the learner
+--       (JSON, '' for none), position to set settled back to ('' when re-opening).
+-- Reply: {'OK', epoch} or {'FENCED'} or {'TRIMMED', trim floor}.
+-- uses: run, sessions, leave, rounds
+redis.call('DEL', ABSENT)
+local mine, position = tonumber(ARGV[1]), tonumber(ARGV[9])
+local stored = numbers(STATE, 'epoch')
+if redis.call('HGET', STATE, 'opened_by') == ARGV[2] then return {'OK', stored} end
+local closed = is_closed()
+if mine < stored or (mine ~= stored and not closed) then return {'FENCED'} end
+local floor = numbers(STATE, 'trim_floor')
+if position and position < floor then return {'TRIMMED', floor} end
+local state = ARGV[8] ~= '' and cjson.decode(ARGV[8]) or nil
+local opened_before = redis.call('HEXISTS', STATE, 'redis_run_id') == 1
+local rewound = closed and (opened_before or state ~= nil)
+
+local function raise(field, value)
+  if value > (numbers(STATE, field)) then redis.call('HSET', STATE, field, value) end
+end
+
+-- Entries that the learner has read and Redis lost leave a hole; a marker without header ends it, so
+-- that a reader who waits for the next entry finds the hole at once.
+local function raise_number()
+  local number, acked = numbers(STATE, 'number', 'acked')
+  if state.number <= number then return end
+  redis.call('HSET', STATE, 'number', state.number, 'acked', acked + state.number - number)
+  raise('steps_total', state.steps_total)
+  redis.call('XADD', LOG, int(state.number) .. '-0', 'h', '', 't', int((numbers(STATE, 'steps_total'))),
+    'z', 0, 'r', math.max(0, state.round))
+end
+
+local function raise_log_lost()
+  local lost, acked = numbers(STATE, 'log_lost', 'acked')
+  if state.log_lost <= lost then return end
+  redis.call('HSET', STATE, 'log_lost', state.log_lost, 'acked', acked + state.log_lost - lost)
+end
+
+local function raise_sequences()
+  for session, last in pairs(state.sequences) do
+    local row = SESSION .. session
+    local role, sequence, through = numbers(row, 'role', 'sequence', 'begin_through')
+    if role > 0 and last > sequence then
+      redis.call('HSET', row, 'sequence', last, 'begin_through', math.max(through, last))
+      if role == 1 then note_leave(session, math.max(through, last) - last) end
+    end
+  end
+end
+
+local function raise_commits()
+  local known = {}
+  for _, commit in ipairs(redis.call('LRANGE', COMMITS, 0, -1)) do known[commit] = true end
+  for _, commit in ipairs(state.commits) do
+    if not known[commit] then redis.call('RPUSH', COMMITS, commit) end
+  end
+  redis.call('LTRIM', COMMITS, -KEPT_COMMITS, -1)
+end
+
+if rewound and state then
+  raise_number()
+  raise_log_lost()
+  raise_sequences()
+  raise_commits()
+  for _, field in ipairs({'session', 'trim_floor', 'reports', 'revision', 'settled'}) do
+    raise(field, state[field])
+  end
+  raise('version_counter', state.version)
+  if not opened_before then raise('trimmed', state.trim_floor) end
+  if state.round > (numbers(STATE, 'round')) then
+    redis.call('HSET', STATE, 'round', state.round, 'round_open', 0)
+    redis.call('DEL', ROSTER)
+  end
+end
+
+local epoch = mine
+if rewound then
+  epoch = mine + JUMP
+  redis.call('HINCRBY', STATE, 'session', JUMP)
+  redis.call('HINCRBY', STATE, 'version_counter', JUMP)
+  redis.call('HINCRBY', STATE, 'reopened', 1)
+  redis.call('HINCRBY', STATE, 'revision', 1)
+end
+local now = now_ms()
+for _, session in ipairs(redis.call('ZRANGE', OPEN, 0, -1)) do
+  redis.call('ZADD', OPEN, now, session)
+  if rewound then redis.call('HSET', SESSION .. session, 'rewound', 1) end
+end
+
+redis.call('SET', SPECIFICATION, ARGV[6])
+for field, value in pairs(cjson.decode(ARGV[7])) do
+  redis.call('HSET', STATE, field, value)
+end
+local desired = numbers(STATE, 'desired')
+if desired == 0 or (desired == 3 and position) then
+  redis.call('HSET', STATE, 'desired', 1)
+  redis.call('HINCRBY', STATE, 'revision', 1)
+end
+redis.call('HSETNX', STATE, 'round', 0)
+redis.call('HSET', STATE, 'run', ARGV[3], 'holder', ARGV[4], 'epoch', epoch, 'lease_expires_ms', now + ARGV[5],
+  'opened_ms', now, 'opened_by', ARGV[2],
+  'redis_run_id', string.match(redis.call('INFO', 'server'), 'run_id:(%x+)'))
+set_settled(position or (numbers(STATE, 'settled')))
+open_round()
+changed()
+return {'OK', epoch}

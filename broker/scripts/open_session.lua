@@ -1,0 +1,34 @@
+-- Draws a session number and closes the actor's previous session.
+-- ARGV: actor id, role.
+-- Reply: {'OK', session, seed salt, begin_through, min_version, round, specification}
+--        or {'NOT_READY' | 'RUN_CLOSED', detail}.
+-- uses: run, sessions, leave, rounds
+redis.call('DEL', ABSENT)
+local actor, role = ARGV[1], tonumber(ARGV[2])
+local specification = redis.call('GET', SPECIFICATION)
+if not specification then return {'NOT_READY', 'no learner has written the run specification yet'} end
+if is_closed() then return {'NOT_READY', 'the log waits for the learner to re-open it'} end
+local number, desired = numbers(STATE, 'number', 'desired')
+if desired == 3 then return {'RUN_CLOSED', 'the run is stopping'} end
+
+local previous = redis.call('HGET', ACTORS, actor)
+if previous then
+  close_session(previous)
+  redis.call('ZADD', SUPERSEDED, previous, previous)
+  redis.call('ZREMRANGEBYRANK', SUPERSEDED, 0, -KEPT_SUPERSEDED - 1)
+end
+local now = now_ms()
+expire_sessions(now)
+
+local session = int(redis.call('HINCRBY', STATE, 'session', 1))
+redis.call('HSET', SESSION .. session, 'actor', actor, 'role', role, 'sequence', 0)
+redis.call('ZADD', OPEN, now, session)
+redis.call('HSET', ACTORS, actor, session)
+if role == 1 then redis.call('SADD', ROLLOUTS, session) end
+open_round()
+grant(session)
+changed()
+
+local salt = (previous or number > 0) and tonumber(session) or 0
+local through, version, round = leave_of(session)
+return {'OK', tonumber(session), salt, through, version, round, specification}
