@@ -33,6 +33,7 @@ _IDLE_S = 0.05
 """Pause after a watch that came back early with nothing new, so that a hasty broker costs no core."""
 _WAITING = (Reason.NOT_READY, Reason.FULL)
 _LEAST_WAIT_S = 0.05
+_EVERY_VERSION = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class _Answer:
 class Session:
     """An open session. Fields are written under `changed` and may be read without it."""
 
-    def __init__(self, link: Link, opened: Opened) -> None:
+    def __init__(self, link: Link, opened: Opened, *, follows_weights: bool = True) -> None:
+        """Without `follows_weights` publications neither end a wait nor are fetched."""
         self.link = link
         self.number = opened.session
         self.specification = opened.specification
@@ -68,6 +70,7 @@ class Session:
         self.failure: Exception | None = None
         self.begun_through = 0
         self._revision = 0
+        self._follows_weights = follows_weights
         self._answer = _Answer(Publication())
         self._threads: list[threading.Thread] = []
         self._wait_ms = min(self.specification.session_timeout_ms // 3, MAX_WATCH_WAIT_MS)
@@ -162,7 +165,7 @@ class Session:
         return Watch(
             session=self.number,
             begun_through=self.begun_through,
-            known_version=self.weights.publication.version if self.weights else 0,
+            known_version=self._known_version(),
             known_begin_through=self.leave.begin_through,
             known_revision=self._revision,
             applied_version=answer.publication.version,
@@ -179,8 +182,7 @@ class Session:
 
     def _take(self, news: News) -> bool:
         """Whether anything was new."""
-        known = self.weights.publication.version if self.weights else 0
-        fresh = self._newer(news) if news.latest.version > known else None
+        fresh = self._newer(news) if news.latest.version > self._known_version() else None
         self.offer(news.leave)
         with self.changed:
             before = (self.state, self._revision, self.evaluate_version)
@@ -189,6 +191,11 @@ class Session:
             self.weights = fresh or self.weights
             self.changed.notify_all()
             return fresh is not None or before != (self.state, self._revision, self.evaluate_version)
+
+    def _known_version(self) -> int:
+        if not self._follows_weights:
+            return _EVERY_VERSION
+        return self.weights.publication.version if self.weights else 0
 
     def _newer(self, news: News) -> Weights | None:
         if news.weights:
@@ -225,7 +232,7 @@ def open_session(link: Link, actor_id: str, role: Role, lifecycle: Lifecycle) ->
         if isinstance(reply, Opened):
             metrics.SESSIONS_OPENED.inc()
             log.info("session open", extra={"session": reply.session, "run_name": reply.specification.run})
-            return Session(link, reply)
+            return Session(link, reply, follows_weights=role is not Role.EVALUATION)
         if reply.reason is Reason.RUN_CLOSED:
             log.info("the run has ended")
             break

@@ -1,0 +1,46 @@
+"""The local policy copy: applies publications between fragments and answers the run's probe.
+
+The answer says which weights this actor really acts with: log-probabilities of fixed actions under
+what was applied, not a number that was passed along.
+"""
+
+import time
+
+from actor.session import Session, Weights
+from penstock.policy.policy import Policy
+from penstock.policy.weights import load_into
+from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
+from penstock.wire.messages import Publication
+from penstock.wire.specification import Probe
+
+
+class LocalPolicy:
+    """A policy and the publication it holds; version 0 before the first."""
+
+    def __init__(self, policy: Policy, probe: Probe) -> None:
+        self.policy = policy
+        self.publication = Publication()
+        self._probe = probe
+
+    def apply(self, weights: Weights) -> None:
+        """Act with these weights from now on; raises Fatal when they do not fit the policy."""
+        try:
+            load_into(self.policy, weights.blob)
+        except ValueError as error:
+            raise Fatal(f"weights {weights.publication.version} cannot be applied: {error}") from error
+        self.publication = weights.publication
+        metrics.WEIGHT_VERSION_APPLIED.set(weights.publication.version)
+        metrics.WEIGHT_APPLY_SECONDS.observe(time.monotonic() - weights.arrived_s)
+
+    def follow(self, session: Session) -> None:
+        """Apply the session's newest weights if they are newer, and answer the probe with them."""
+        weights = session.weights
+        if weights is not None and weights.publication.version > self.publication.version:
+            self.apply(weights)
+            self.tell(session)
+
+    def tell(self, session: Session) -> None:
+        """Have the session say what is applied."""
+        answer = self.policy.log_prob(self._probe.observation, self._probe.action)
+        session.answer(self.publication, tuple(answer.tolist()))

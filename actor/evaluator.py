@@ -1,0 +1,187 @@
+"""Evaluation actor: measures the versions that the learner asks about, on environments of its own.
+
+In: `evaluate_version` from the session's watcher.  Out: one evaluation report per version. Waits for
+nothing else. A report that a lost session swallowed is sent again in the next one without playing again;
+an evaluator that crashed is told the version again and plays it again. A version that the broker no
+longer keeps is skipped with a warning.
+"""
+
+import logging
+import time
+
+import torch
+
+from actor import run
+from actor.acting import LocalPolicy
+from actor.evaluation import Played, play
+from actor.link import Link
+from actor.run import Run
+from actor.session import Session, open_session
+from actor.vector import Stepper
+from penstock.runtime import metrics
+from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.health import Health
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.settings import Settings
+from penstock.wire.limits import MAX_EPISODES_PER_REPORT
+from penstock.wire.messages import Episode, Report, Role, RunState
+from penstock.wire.refusal import Reason, Refusal
+
+log = logging.getLogger(__name__)
+
+MAX_ENVIRONMENTS = 100
+_LEAST_WAIT_S = 0.05
+
+
+class Evaluator:
+    """An evaluation actor; `run` is its life."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, link: Link, actor_id: str, health: Health, settings: Settings
+    ) -> None:
+        self._lifecycle, self._link, self._actor_id = lifecycle, link, actor_id
+        self._health, self._settings = health, settings
+        self._run: Run | None = None
+        self._stepper: Stepper | None = None
+        self._local: LocalPolicy | None = None
+        self._done = 0
+        self._unsent: tuple[Episode, ...] = ()
+
+    def run(self) -> int:
+        """Open sessions and serve them until there is no more to do."""
+        try:
+            while True:
+                session = open_session(self._link, self._actor_id, Role.EVALUATION, self._lifecycle)
+                if session is None or self._serve(session):
+                    return EXIT_OK
+        finally:
+            if self._stepper is not None:
+                self._stepper.close()
+
+    def _serve(self, session: Session) -> bool:
+        """Evaluate in one session; True when the work is done, False when another session is needed."""
+        self._lifecycle.on_drain(lambda: _wake(session))
+        session.start()
+        try:
+            self._prepare(session)
+            self._health.set_ready(True)
+            sequence = 0
+            while self._unsent or self._await_request(session):
+                if not self._unsent:
+                    self._measure(session)
+                if self._unsent and not self._report(session, sequence := sequence + 1):
+                    break
+            session.check()
+            return self._is_done(session)
+        finally:
+            session.close(politely=not session.is_over)
+
+    def _prepare(self, session: Session) -> None:
+        specification = session.specification
+        if self._run is not None and self._run.specification.run != specification.run:
+            raise Fatal(f"the broker serves run {specification.run} now; start this actor again")
+        if self._run is None:
+            self._run = of = run.read(specification, self._settings.actor)
+            torch.set_num_threads(of.actor.threads)
+            # One seed per episode: the environments are made one by one unless there is no such way.
+            section = of.environment
+            if section.vectorise != "vector":
+                section = section.model_copy(update={"vectorise": "sync"})
+            count = min(of.evaluation.episodes, MAX_ENVIRONMENTS)
+            self._stepper = of.make_environment(section, count, of.evaluation.seed)
+            self._local = of.make_policy(specification.seed)
+            self._local.policy.seed_actions(of.evaluation.seed)
+            if of.evaluation.episodes > MAX_EPISODES_PER_REPORT:
+                raise Fatal(
+                    f"evaluation.episodes={of.evaluation.episodes}: at most {MAX_EPISODES_PER_REPORT}"
+                )
+
+    def _await_request(self, session: Session) -> bool:
+        with session.changed:
+            session.changed.wait_for(
+                lambda: self._is_over(session) or session.evaluate_version not in (0, self._done)
+            )
+        return not self._is_over(session)
+
+    def _is_over(self, session: Session) -> bool:
+        stopping = session.state is RunState.STOPPING
+        return self._lifecycle.draining.is_set() or session.is_over or stopping
+
+    def _measure(self, session: Session) -> None:
+        """Play the version asked for; leaves the result in `_unsent`, or nothing when it cannot be had."""
+        assert self._run is not None
+        assert self._stepper is not None
+        assert self._local is not None
+        version, began = session.evaluate_version, time.monotonic()
+        weights = session.fetch(version)
+        if weights is None:
+            log.warning("version is no longer kept, not evaluated", extra={"version": version})
+            self._done = version
+            return
+        self._local.apply(weights)
+        self._local.tell(session)
+        played = play(
+            self._stepper,
+            self._local.policy,
+            episodes=self._run.evaluation.episodes,
+            seed=self._run.evaluation.seed,
+            deterministic=True,
+            stop=self._lifecycle.draining,
+        )
+        if played is not None:
+            self._done, self._unsent = version, _episodes(played, version)
+            mean = sum(one.episode_return for one in played) / len(played)
+            seconds = time.monotonic() - began
+            log.info("evaluated", extra={"version": version, "mean_return": mean, "seconds": seconds})
+
+    def _report(self, session: Session, sequence: int) -> bool:
+        """Send `_unsent`; False when the session takes nothing more."""
+        report = Report(
+            session=session.number,
+            sequence=sequence,
+            evaluation=True,
+            deterministic=True,
+            episodes=self._unsent,
+        )
+        while not session.is_over and not self._lifecycle.draining.is_set():
+            acked, refusal = self._link.report(report, session.closing)
+            if acked >= sequence:
+                metrics.EPISODES.labels("yes").inc(len(self._unsent))
+                self._unsent = ()
+                return True
+            self._refused(session, refusal)
+        return False
+
+    def _refused(self, session: Session, refusal: Refusal | None) -> None:
+        if refusal is None or refusal.reason in (Reason.FULL, Reason.NOT_READY):
+            wait_ms = refusal.retry_after_ms if refusal else 0
+            self._lifecycle.draining.wait(max(_LEAST_WAIT_S, wait_ms / 1000))
+        else:
+            session.end(refusal)
+
+    def _is_done(self, session: Session) -> bool:
+        if session.ended is None or session.ended.reason is Reason.RUN_CLOSED:
+            return True
+        if session.ended.reason is Reason.FENCED:
+            raise Fatal(f"another process acts under this name: {session.ended}")
+        log.warning("session ended", extra={"refusal": session.ended})
+        return self._lifecycle.draining.is_set()
+
+
+def _episodes(played: list[Played], version: int) -> tuple[Episode, ...]:
+    return tuple(
+        Episode(
+            slot_id=index,
+            episode_id=0,
+            episode_return=one.episode_return,
+            length=one.length,
+            terminated=one.terminated,
+            version=version,
+        )
+        for index, one in enumerate(played)
+    )
+
+
+def _wake(session: Session) -> None:
+    with session.changed:
+        session.changed.notify_all()

@@ -1,0 +1,123 @@
+"""What an actor makes of a run specification: its sections, its environments, its policy.
+
+The specification comes over the network, so it names only what is installed here: a workload by entry
+point, an environment by its Gymnasium id. A module in an id is imported only when `actor.allow_modules`
+of this process (never of the specification) holds it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from actor.acting import LocalPolicy
+from actor.vector import Stepper
+from penstock.policy.policy import Policy
+from penstock.runtime.exit import Fatal
+from penstock.runtime.settings import (
+    ActorSection,
+    ConfigurationError,
+    EnvironmentSection,
+    EvaluationSection,
+    PolicySection,
+    Section,
+)
+from penstock.runtime.workload import Workload, find, load
+from penstock.wire.auth import Credentials
+from penstock.wire.specification import RunSpecification
+
+S = TypeVar("S", bound=Section)
+
+_LOCAL = ("threads", "outbox_fragments")
+"""Knobs of the actor section that a process may set for itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A specification, read."""
+
+    specification: RunSpecification
+    environment: EnvironmentSection
+    policy: PolicySection
+    actor: ActorSection
+    evaluation: EvaluationSection
+    workload: Workload
+
+    def make_environment(self, section: EnvironmentSection, count: int, seed: int) -> Stepper:
+        """`count` environments; raises ConfigurationError when they cannot be made."""
+        environment = load(self.workload.environment)(section, count, seed)
+        return Stepper(environment, self.specification.observation_space)
+
+    def make_policy(self, seed: int) -> LocalPolicy:
+        """A policy that waits for its first weights."""
+        specification = self.specification
+        policy: Policy = load(self.workload.policy)(
+            specification.observation_space, specification.action_space, self.policy, seed
+        )
+        return LocalPolicy(policy, specification.probe)
+
+
+def read(specification: RunSpecification, local: ActorSection) -> Run:
+    """The run of a specification.
+
+    Raises ConfigurationError for a workload or a module that this process does not have or allow, Fatal for a
+    specification of another version of penstock, or spaces that differ from this machine's environment.
+    """
+    run = Run(
+        specification=specification,
+        environment=_section(EnvironmentSection, "environment", specification.environment_json),
+        policy=_section(PolicySection, "policy", specification.policy_json),
+        actor=_overlay(_section(ActorSection, "actor", specification.actor_json), local),
+        evaluation=_section(EvaluationSection, "evaluation", specification.evaluation_json),
+        workload=find(specification.workload),
+    )
+    _check_module(run.environment.id, local.allow_modules)
+    _check_spaces(run)
+    return run
+
+
+def _section(kind: type[S], name: str, text: str) -> S:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise Fatal(f"run specification, section {name}: {error}; run the same version everywhere") from error
+
+
+def _overlay(told: ActorSection, local: ActorSection) -> ActorSection:
+    own: dict[str, Any] = {key: getattr(local, key) for key in _LOCAL if key in local.model_fields_set}
+    return told.model_copy(update=own)
+
+
+def _check_module(environment_id: str, allowed: tuple[str, ...]) -> None:
+    module = environment_id.rpartition(":")[0]
+    if module and module not in allowed:
+        raise ConfigurationError(
+            f"environment.id={environment_id!r}: the run asks this actor to import {module!r}; "
+            f"say --set 'actor.allow_modules=[\"{module}\"]' if you trust it"
+        )
+
+
+def _check_spaces(run: Run) -> None:
+    observation, action = load(run.workload.spaces)(run.environment)
+    for name, own, told in (
+        ("observation_space", observation, run.specification.observation_space),
+        ("action_space", action, run.specification.action_space),
+    ):
+        if own != told:
+            raise Fatal(
+                f"{name}: {run.environment.id} has {own} on this machine and {told} in the run; "
+                "install the same version of the environment"
+            )
+
+
+def credentials(security: Any) -> Credentials:
+    """With what this process speaks to the broker; raises ConfigurationError for files it cannot read."""
+    try:
+        return Credentials.from_files(
+            insecure=security.insecure,
+            certificate=security.tls_certificate,
+            key=security.tls_key,
+            authority=security.tls_authority,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"security: {error}") from error
