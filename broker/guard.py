@@ -152,7 +152,8 @@ async def _durability(
     if not int(info.get("aof_enabled", 0)):
         return Durability.MEMORY
     try:
-        answer = await redis.config_get("appendfsync", "no-appendfsync-on-rewrite")
+        # A pattern: before 7.0 CONFIG GET takes one argument.
+        answer = await redis.config_get("*appendfsync*")
     except ResponseError as error:
         return _declared(section, str(error))
     config = {str(name): str(value) for name, value in answer.items()}
