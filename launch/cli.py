@@ -15,6 +15,7 @@ from penstock.runtime.exit import EXIT_FAILED, EXIT_USAGE, Fatal
 if TYPE_CHECKING:
     from penstock.runtime.lifecycle import Lifecycle
     from penstock.runtime.settings import Settings
+    from penstock.wire.messages import Role
 
 app = typer.Typer(
     help="Asynchronous actor-learner reinforcement learning.",
@@ -153,18 +154,9 @@ def actor(
     """Act: step environments with the newest weights, or with --role evaluation only measure."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from penstock.runtime.settings import ConfigurationError
+        from actor.worker import main
 
-        name = actor_id or _default_actor_id()
-        if role == "rollout":
-            from actor.worker import main as work
-
-            return work(lifecycle, settings=settings, broker=broker_address, actor_id=name)
-        if role == "evaluation":
-            from actor.evaluator import main as measure
-
-            return measure(lifecycle, settings=settings, broker=broker_address, actor_id=name)
-        raise ConfigurationError(f"--role {role!r}: use rollout or evaluation")
+        return main(lifecycle, broker=broker_address, actor_id=actor_id, role=_role(role), settings=settings)
 
     _service(
         "actor" if role == "rollout" else "evaluator", body, config, assignments, endpoints, insecure=insecure
@@ -313,13 +305,14 @@ def _fail(error: Exception, code: int) -> int:
     return code
 
 
-def _default_actor_id() -> str:
-    import os
-    import socket
+def _role(text: str) -> "Role":
+    from penstock.runtime.settings import ConfigurationError
+    from penstock.wire.messages import Role
 
-    from penstock.wire.ids import to_id
-
-    return to_id(f"{socket.gethostname()}-{os.getpid()}")
+    roles = {"rollout": Role.ROLLOUT, "evaluation": Role.EVALUATION}
+    if text not in roles:
+        raise ConfigurationError(f"--role {text!r}: use rollout or evaluation")
+    return roles[text]
 
 
 def main() -> Any:

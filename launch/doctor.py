@@ -28,8 +28,7 @@ def main() -> int:
 
 def check_python() -> str:
     """Which Python; installing refuses one that is too old."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    return version
+    return ".".join(map(str, sys.version_info[:3]))
 
 
 def check_packages() -> str:
