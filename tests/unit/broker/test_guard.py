@@ -31,7 +31,7 @@ def test_a_release_below_its_security_floor_is_refused_over_tcp(version: str) ->
 @pytest.mark.parametrize("version", ["5.0.14", "6.0.20", "2.8"])
 def test_a_version_below_the_functional_floor_is_refused_everywhere(version: str) -> None:
     """RENAME, PERSIST and the effects of scripts are relied on as 6.2 has them."""
-    with pytest.raises(UnsuitableRedis, match="below 6.2"):
+    with pytest.raises(UnsuitableRedis, match=r"below 6\.2"):
         guard.check_version(version, private=True)
 
 
