@@ -1,0 +1,67 @@
+"""Redis and a broker as real services in a temporary folder, for measurements."""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.process import Exit, Folder, ServiceProcess, ServiceSpec
+
+START_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """redis_url: unix URL of the server. broker: address of the broker, "" when none was started."""
+
+    redis_url: str
+    broker: str
+
+
+@contextmanager
+def services(*, durability: str, broker: bool = True) -> Iterator[Services]:
+    """Start Redis with a durability (memory, fsync_1s, fsync) and a broker before it; stop both at the end.
+
+    Raises RuntimeError with the last line of its log when one does not come up.
+    """
+    read_fd, write_fd = os.pipe()
+    started: list[ServiceProcess] = []
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        root = Path(name)
+        url, address = f"unix://{root}/redis.sock", f"unix:{root}/broker.sock"
+        settings = (
+            *("--set", f"broker.durability={durability}"),
+            *("--set", "broker.max_memory_bytes=4294967296"),
+        )
+        try:
+            where = ("--socket", f"{root}/redis.sock", "--dir", f"{root}/redis")
+            started.append(_start("redis", (*where, *settings), root, read_fd))
+            if broker:
+                where = ("--redis", url, "--listen", address)
+                started.append(_start("broker", (*where, *settings), root, read_fd))
+            yield Services(url, address if broker else "")
+        finally:
+            os.close(write_fd)
+            for process in reversed(started):
+                process.kill()
+            os.close(read_fd)
+
+
+def _start(role: str, arguments: tuple[str, ...], root: Path, lifeline_fd: int) -> ServiceProcess:
+    ended: list[Exit] = []
+    process = ServiceProcess(
+        ServiceSpec(name=role, role=role, arguments=(role, *arguments)),
+        folder=Folder(logs=root, endpoints=root),
+        lifeline_fd=lifeline_fd,
+        restarted=False,
+        on_exit=ended.append,
+    )
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not process.is_ready():
+        if ended or time.monotonic() > deadline:
+            raise RuntimeError(f"{role} does not come up: {process.last_line()}")
+        time.sleep(0.05)
+    return process
