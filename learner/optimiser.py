@@ -30,28 +30,27 @@ class FlatAdam:
     """Adam (Kingma and Ba 2015) of every parameter of `module`.
 
     Moves the parameters into one flat tensor (`parameters`) that they become views of: do not move or
-    convert the module afterwards.
+    convert the module afterwards. `own` are the module's parameters in the vector's order; whoever
+    differentiates writes into `flat_gradient` or, by parameter, `gradient_views`.
     """
 
     def __init__(self, module: nn.Module, epsilon: float) -> None:
         named = dict(module.named_parameters())
         self._names = list(named)
-        self._own = list(named.values())
-        ends = list(accumulate(parameter.numel() for parameter in self._own))
-        self._cuts = [slice(end - own.numel(), end) for end, own in zip(ends, self._own, strict=True)]
+        self.own = list(named.values())
+        ends = list(accumulate(parameter.numel() for parameter in self.own))
+        self._cuts = [slice(end - own.numel(), end) for end, own in zip(ends, self.own, strict=True)]
         self._epsilon = epsilon
-        self.parameters = torch.cat([parameter.detach().reshape(-1) for parameter in self._own])
-        for parameter, cut in zip(self._own, self._cuts, strict=True):
+        self.parameters = torch.cat([parameter.detach().reshape(-1) for parameter in self.own])
+        for parameter, cut in zip(self.own, self._cuts, strict=True):
             parameter.data = self.parameters[cut].view_as(parameter)
         self.first = torch.zeros_like(self.parameters)
         self.second = torch.zeros_like(self.parameters)
-        self._gradient = torch.empty_like(self.parameters)
+        self.flat_gradient = torch.zeros_like(self.parameters)
+        self.gradient_views = [
+            self.flat_gradient[cut].view_as(own) for cut, own in zip(self._cuts, self.own, strict=True)
+        ]
         self.steps = 0
-
-    def gradient(self, loss: Tensor) -> Tensor:
-        """∂loss/∂parameters, flat; the tensor is reused by the next call. Unused parameters get 0."""
-        pieces = torch.autograd.grad(loss, self._own, materialize_grads=True)
-        return torch.cat([piece.reshape(-1) for piece in pieces], out=self._gradient)
 
     def step(self, gradient: Tensor, learning_rate: float, max_norm: float) -> Tensor:
         """One step down `gradient`, which is scaled to `max_norm` where longer (0: never), in place.
@@ -89,7 +88,7 @@ class FlatAdam:
         """Copies of both moments by parameter: `first/NAME`, `second/NAME`, on the CPU."""
         result = {}
         for kind, flat in (("first", self.first), ("second", self.second)):
-            for name, parameter, cut in zip(self._names, self._own, self._cuts, strict=True):
+            for name, parameter, cut in zip(self._names, self.own, self._cuts, strict=True):
                 result[f"{kind}/{name}"] = flat[cut].view(parameter.shape).to("cpu", copy=True)
         return result
 
@@ -97,7 +96,7 @@ class FlatAdam:
         """Inverse of `moments`; raises ValueError that names a missing or misshapen one."""
         flats = []
         for kind in ("first", "second"):
-            for name, parameter in zip(self._names, self._own, strict=True):
+            for name, parameter in zip(self._names, self.own, strict=True):
                 moment = moments.get(f"{kind}/{name}")
                 if moment is None or moment.shape != parameter.shape:
                     found = "nothing" if moment is None else tuple(moment.shape)

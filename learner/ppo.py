@@ -24,6 +24,7 @@ from learner.loss import (
     policy_loss,
     value_loss,
 )
+from learner.network import network_of
 from learner.optimiser import FlatAdam
 from learner.preparation import Prepared, Rows, prepare
 from learner.reward_scale import RewardScale, Scaled
@@ -78,6 +79,7 @@ class PPO:
         self.lock_step = section.staleness == 0
         self.hard_staleness: int | None = section.stale_after or 4 * (section.staleness + 1)
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
+        self._network = network_of(policy, self._optimiser)
         self._permutations = torch.Generator().manual_seed(seed)
         self._reward_scale = RewardScale(section.discount) if section.scale_rewards else None
         self._updates = 0
@@ -129,7 +131,9 @@ class PPO:
         rate, clip = self._rate(progress), self._clip(progress)
         with torch.no_grad():
             scaled = self._reward_scale.scale(batch) if self._reward_scale is not None else None
-            prepared = prepare(self.policy, self.section, batch, scaled.rewards if scaled else batch.reward)
+            prepared = prepare(
+                self.policy, self._network, self.section, batch, scaled.rewards if scaled else batch.reward
+            )
         backup = self._optimiser.backup()
         trace = self._train(prepared.rows, rate, clip)
         with torch.no_grad():
@@ -171,14 +175,14 @@ class PPO:
     def _gradient_step(self, rows: Rows, rate: float, clip: float, trace: _Trace) -> Tensor:
         """One minibatch; returns its log-probabilities [m] from before the step."""
         section = self.section
-        outputs = self.policy.outputs(rows.inputs)
+        outputs = self._network.outputs(rows.inputs)
         log_prob = self.policy.joint_log_prob(outputs.parameters, rows.action)
         surrogate = policy_loss(log_prob, rows.anchor, rows.weighted_advantage, clip)
         error = value_loss(outputs.value, rows.target, rows.old_value, section.value_clip)
         total = surrogate + section.value_coefficient * error
         if section.entropy_coefficient:
             total = total - section.entropy_coefficient * self.policy.joint_entropy(outputs.parameters).mean()
-        gradient = self._optimiser.gradient(total)
+        gradient = self._network.gradient(total)
         trace.norms.append(self._optimiser.step(gradient, rate, section.max_gradient_norm))
         trace.policy_losses.append(surrogate.detach())
         trace.value_losses.append(error.detach())

@@ -14,6 +14,7 @@ from torch import Tensor
 from learner.advantage import Advantages, carries, gae, next_values, vtrace
 from learner.batch import Batch
 from learner.loss import Surrogate, coupled, decoupled, standardise
+from learner.network import Network
 from penstock.policy.networks import Inputs
 from penstock.policy.normaliser import Moments, moments
 from penstock.policy.policy import Policy
@@ -85,12 +86,14 @@ class Prepared:
     observed: Moments | None
 
 
-def prepare(policy: Policy, section: AlgorithmSection, batch: Batch, rewards: Tensor) -> Prepared:
+def prepare(
+    policy: Policy, network: Network, section: AlgorithmSection, batch: Batch, rewards: Tensor
+) -> Prepared:
     """Prepare a batch with at least one valid step. rewards: [T, B], scaled where that is asked for."""
     steps, columns = batch.valid.shape
     count = steps * columns
     inputs = policy.read(batch.observation)
-    outputs = policy.outputs(inputs)
+    outputs = network.outputs(inputs)
     action = {path: values.flatten(0, 1) for path, values in batch.action.items()}
     parameters = outputs.parameters[:count]
     proximal = policy.joint_log_prob(parameters, action)

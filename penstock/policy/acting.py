@@ -84,7 +84,9 @@ class NumpyForward:
         if columns and self._normaliser is not None:
             columns = [self._normaliser(_side_by_side(columns))]
         for path, leaf in self._codes:
-            columns.append(codes(torch.from_numpy(observation[path]), leaf).numpy().astype(self._dtype))
+            columns.append(
+                codes(torch.from_numpy(np.array(observation[path])), leaf).numpy().astype(self._dtype)
+            )
         return _side_by_side(columns)
 
     def _column(self, value: Array, leaf: Leaf) -> Reals:
