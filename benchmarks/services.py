@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.process import Exit, Folder, ServiceProcess, ServiceSpec
+from launch.process import Exit, Folder, ServiceProcess, ServiceSpec, penstock
 
 START_TIMEOUT_S = 60.0
 
@@ -53,7 +53,7 @@ def services(*, durability: str, broker: bool = True) -> Iterator[Services]:
 def _start(role: str, arguments: tuple[str, ...], root: Path, lifeline_fd: int) -> ServiceProcess:
     ended: list[Exit] = []
     process = ServiceProcess(
-        ServiceSpec(name=role, role=role, arguments=(role, *arguments)),
+        ServiceSpec(name=role, role=role, command=penstock(role, *arguments)),
         folder=Folder(logs=root, endpoints=root),
         lifeline_fd=lifeline_fd,
         restarted=False,
