@@ -1,0 +1,119 @@
+"""What /metrics, /healthz and /readyz answer."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, Health, announce, read_endpoint, serve_http
+from penstock.wire.auth import AddressInUse
+
+
+class Clock:
+    """Time that passes when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock at 0."""
+    return Clock()
+
+
+@pytest.fixture
+def health(clock: Clock) -> Health:
+    """Health of a test process."""
+    return Health("test", clock)
+
+
+@pytest.fixture
+def port(health: Health) -> Iterator[int]:
+    """Port of a served health."""
+    server, port = serve_http(health, "127.0.0.1", 0)
+    yield port
+    server.shutdown()
+    server.server_close()
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    """Status and body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection.request("GET", path)
+    reply = connection.getresponse()
+    status, body = reply.status, reply.read().decode()
+    connection.close()
+    return status, body
+
+
+def test_a_process_is_alive_before_it_is_ready(health: Health, port: int) -> None:
+    """Starting is no illness."""
+    assert get(port, "/healthz") == (200, "ok\n")
+    assert get(port, "/readyz") == (503, "starting\n")
+    health.set_ready(True)
+    assert get(port, "/readyz") == (200, "ok\n")
+    health.set_ready(False, "draining")
+    assert get(port, "/readyz") == (503, "draining\n")
+
+
+def test_a_lack_of_progress_turns_health_red_with_the_reason(health: Health, clock: Clock, port: int) -> None:
+    """And progress turns it green again."""
+    health.set_ready(True)
+    health.watch("updates", timeout_s=10)
+    clock.now = 11
+    assert get(port, "/healthz") == (503, "updates: no progress for 11 s (limit 10 s)\n")
+    assert get(port, "/readyz")[0] == 503
+    health.progress("updates")
+    assert get(port, "/healthz")[0] == 200
+
+
+def test_what_is_suspended_is_not_judged_until_it_moves_again(health: Health, clock: Clock) -> None:
+    """A paused run is healthy."""
+    health.watch("updates", timeout_s=10)
+    health.suspend("updates")
+    clock.now = 100
+    assert health.problem() is None
+    health.progress("updates")
+    clock.now = 111
+    assert health.problem() is not None
+
+
+def test_a_failure_stays(health: Health) -> None:
+    """The first reason is kept."""
+    health.fail("disk full")
+    health.fail("something else")
+    assert health.problem() == "disk full"
+
+
+def test_metrics_name_the_role_of_the_process(port: int) -> None:
+    """CPU seconds per role, and unknown paths are not found."""
+    status, body = get(port, "/metrics")
+    assert status == 200
+    assert 'penstock_cpu_seconds_total{role="test"}' in body
+    assert get(port, "/secrets")[0] == 404
+
+
+def test_a_port_in_use_is_named(health: Health, port: int) -> None:
+    """The message says which and what to do."""
+    with pytest.raises(AddressInUse, match=f"metrics.port={port}.*another port"):
+        serve_http(health, "127.0.0.1", port)
+
+
+def test_an_endpoint_is_announced_where_the_launcher_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written in one step, read back equal; absent until then."""
+    path = tmp_path / "broker.json"
+    assert read_endpoint(path) is None
+    monkeypatch.setenv(ENDPOINT_VARIABLE, str(path))
+    endpoint = announce("broker", metrics_port=9464, address="127.0.0.1:50051")
+    assert read_endpoint(path) == endpoint
+    assert isinstance(endpoint, Endpoint)
+    assert json.loads(path.read_text())["address"] == "127.0.0.1:50051"

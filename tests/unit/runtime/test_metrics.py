@@ -1,0 +1,41 @@
+"""Every metric is declared once, with unit and help."""
+
+import re
+
+from prometheus_client import generate_latest
+
+from penstock.runtime import metrics
+
+PLATFORM = ("process_", "python_")
+LABELS = {"reason", "cause", "phase", "method", "role", "evaluation", "le"}
+
+
+def families() -> list[tuple[str, str]]:
+    """Name and help of our own families."""
+    text = generate_latest(metrics.REGISTRY).decode()
+    found = re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE)
+    return [(name, words) for name, words in found if not name.startswith(PLATFORM)]
+
+
+def test_every_metric_has_the_prefix_and_a_help_text() -> None:
+    """Also a name that Prometheus takes."""
+    assert len(families()) > 50
+    for name, words in families():
+        assert re.fullmatch(r"penstock_[a-z][a-z0-9_]*", name), name
+        assert len(words) > 10, name
+
+
+def test_labels_come_from_small_enumerations() -> None:
+    """No actor, session or run in a label: series would grow without bound."""
+    for collector in vars(metrics).values():
+        names = getattr(collector, "_labelnames", ())
+        assert set(names) <= LABELS, collector
+
+
+def test_times_and_sizes_carry_their_unit() -> None:
+    """What is measured in seconds or bytes says so."""
+    for name, words in families():
+        if ", in seconds" in words:
+            assert "_seconds" in name, name
+        if ", in bytes" in words:
+            assert "_bytes" in name, name

@@ -1,0 +1,27 @@
+"""Workloads are found by name and loaded by path."""
+
+import pytest
+
+from penstock.runtime.settings import ConfigurationError
+from penstock.runtime.workload import find, load
+
+
+def test_the_installed_control_workload_is_found_and_its_paths_load() -> None:
+    """Every path of the record names a function."""
+    workload = find("control")
+    assert workload.name == "control"
+    for path in (workload.environment, workload.spaces, workload.policy, workload.defaults, workload.target):
+        assert callable(load(path))
+
+
+def test_an_unknown_workload_is_named_with_the_installed_ones() -> None:
+    """The remedy is in the message."""
+    with pytest.raises(ConfigurationError, match=r"workload='chess'.*installed: .*control"):
+        find("chess")
+
+
+@pytest.mark.parametrize("path", ["", "nowhere:f", "os:nothing", "os", "os:name"])
+def test_a_path_that_is_no_function_is_named(path: str) -> None:
+    """Whatever is wrong with it."""
+    with pytest.raises(ConfigurationError, match="is not a function|cannot be loaded"):
+        load(path)

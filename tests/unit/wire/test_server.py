@@ -1,0 +1,76 @@
+"""Servers and channels that find each other."""
+
+import socket
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from penstock.wire.auth import AddressInUse, Credentials
+from penstock.wire.channel import open_async_channel
+from penstock.wire.server import bind, build_server
+
+PLAIN = Credentials()
+
+
+async def test_a_served_address_answers_health_checks() -> None:
+    """SERVING after it was said, NOT_SERVING in a drain."""
+    front = build_server(["penstock.v1.ControlService"])
+    address = bind(front.server, "127.0.0.1:0", PLAIN)
+    await front.server.start()
+    request = health_pb2.HealthCheckRequest(service="penstock.v1.ControlService")
+    async with open_async_channel(address, PLAIN) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        await front.set_serving(serving=True)
+        assert (await stub.Check(request, timeout=5)).status == health_pb2.HealthCheckResponse.SERVING
+        await front.set_serving(serving=False)
+        assert (await stub.Check(request, timeout=5)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    await front.server.stop(None)
+
+
+async def test_a_port_in_use_is_an_error_that_names_it() -> None:
+    """Not a second listener that takes half of the calls."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(AddressInUse, match=f"{address}: port in use; choose another"):
+            bind(build_server([]).server, address, PLAIN)
+
+
+async def test_a_served_unix_socket_is_not_taken_over(tmp_path: Path) -> None:
+    """One that nobody serves any more is."""
+    address = f"unix:{tmp_path / 's'}"
+    first = build_server([])
+    bind(first.server, address, PLAIN)
+    await first.server.start()
+    with pytest.raises(AddressInUse, match="is in use"):
+        bind(build_server([]).server, address, PLAIN)
+    await first.server.stop(None)
+    with socket.socket(socket.AF_UNIX) as dead:
+        (tmp_path / "s").unlink(missing_ok=True)
+        dead.bind(str(tmp_path / "s"))
+    second = build_server([])
+    assert bind(second.server, address, PLAIN) == address
+    await second.server.stop(None)
+
+
+async def test_plaintext_beyond_loopback_is_refused_on_both_sides() -> None:
+    """Unless it was asked for."""
+    with pytest.raises(ValueError, match="insecure"):
+        bind(build_server([]).server, "0.0.0.0:0", PLAIN)
+    with pytest.raises(ValueError, match="insecure"):
+        open_async_channel("broker:50051", PLAIN)
+
+
+async def test_a_message_over_the_limit_is_refused_before_it_is_read() -> None:
+    """RESOURCE_EXHAUSTED comes from the limit alone, never from the broker's own refusals."""
+    front = build_server([])
+    address = bind(front.server, "127.0.0.1:0", PLAIN)
+    await front.server.start()
+    async with open_async_channel(address, PLAIN) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="x" * (9 * 1024 * 1024))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Check(request, timeout=5)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await front.server.stop(None)
