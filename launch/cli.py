@@ -316,7 +316,8 @@ def _role(text: str) -> "Role":
 
 
 def main() -> Any:
-    """Entry point of the `penstock` command."""
+    """Entry point of the `penstock` command. Modules in the working folder can be named, but hide nothing."""
+    sys.path.append(str(Path.cwd()))
     return app()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from launch import toml
 from penstock.runtime import settings as configuration
-from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.runtime.settings import ActorSection, ConfigurationError, Settings
 from penstock.runtime.workload import find, load
 from penstock.wire.ids import new_run_name
 
@@ -58,7 +58,7 @@ def make_plan(request: Request) -> Plan:
     else:
         settings = resolve(_first_layer(request.what), request)
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
-        settings = settings.model_copy(update={"run": name})
+        settings = settings.model_copy(update={"run": name, "actor": _allowing_module(settings)})
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
     target = settings.learner.target_return
     known = load(find(settings.workload).target)(settings.environment)
@@ -94,6 +94,14 @@ def prepare_folder(plan: Plan) -> None:
     temporary = plan.config.with_suffix(".tmp")
     temporary.write_text(toml.dump(plan.settings))
     temporary.replace(plan.config)
+
+
+def _allowing_module(settings: Settings) -> ActorSection:
+    """The user named the environment's module here, so the actors that we start may import it."""
+    module = settings.environment.id.rpartition(":")[0]
+    if not module or module in settings.actor.allow_modules:
+        return settings.actor
+    return settings.actor.model_copy(update={"allow_modules": (*settings.actor.allow_modules, module)})
 
 
 def _first_layer(what: str | None) -> dict[str, Any]:

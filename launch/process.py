@@ -28,12 +28,17 @@ _PASSED_ON: Final = "PENSTOCK_SECURITY__REDIS_PASSWORD"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """What to start: `penstock` with `arguments`, and with `on_restart` behind them from the second time on."""
+    """What to start: `command`, with `on_restart` behind it from the second time on."""
 
     name: str
     role: str
-    arguments: tuple[str, ...]
+    command: tuple[str, ...]
     on_restart: tuple[str, ...] = ()
+
+
+def penstock(*arguments: str) -> tuple[str, ...]:
+    """The command line of `penstock ARGUMENTS` by this interpreter; -P: a folder here hides no package."""
+    return (sys.executable, "-P", "-m", "launch.cli", *arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +75,13 @@ class ServiceProcess:
         self._log = folder.logs / f"{spec.name}.log"
         self._endpoint = folder.endpoints / f"{spec.name}.json"
         self._endpoint.unlink(missing_ok=True)
-        arguments = (*spec.arguments, *(spec.on_restart if restarted else ()))
         environment = child_environment(os.environ) | {
             LIFELINE_VARIABLE: str(lifeline_fd),
             ENDPOINT_VARIABLE: str(self._endpoint),
         }
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "launch.cli", *arguments],
+                (*spec.command, *(spec.on_restart if restarted else ())),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from launch.plan import Plan, prepare_folder
-from launch.process import Folder, ServiceSpec
+from launch.process import Folder, ServiceSpec, penstock
 from launch.progress import MetricsTail
 from launch.redis_service import ask
 from launch.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
@@ -195,16 +195,16 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
         _actor(f"actor-{index}", "rollout", broker, config) for index in range(plan.settings.actor.count)
     ]
     return [
-        *([ServiceSpec(name="redis", role="redis", arguments=redis)] if own_redis else []),
+        *([ServiceSpec(name="redis", role="redis", command=penstock(*redis))] if own_redis else []),
         ServiceSpec(
             name="broker",
             role="broker",
-            arguments=("broker", "--redis", redis_url, "--listen", broker, *config),
+            command=penstock("broker", "--redis", redis_url, "--listen", broker, *config),
         ),
         ServiceSpec(
             name="learner",
             role="learner",
-            arguments=(*learner, *(resume if plan.resume else ())),
+            command=penstock(*learner, *(resume if plan.resume else ())),
             on_restart=() if plan.resume else ("--resume",),
         ),
         *actors,
@@ -213,8 +213,8 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
 
 
 def _actor(name: str, role: str, broker: str, config: tuple[str, ...]) -> ServiceSpec:
-    arguments = ("actor", "--broker", broker, "--actor-id", name, "--role", role, *config)
-    return ServiceSpec(name=name, role="actor" if role == "rollout" else "evaluator", arguments=arguments)
+    command = penstock("actor", "--broker", broker, "--actor-id", name, "--role", role, *config)
+    return ServiceSpec(name=name, role="actor" if role == "rollout" else "evaluator", command=command)
 
 
 def private_folder() -> Path:
