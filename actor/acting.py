@@ -21,7 +21,9 @@ class LocalPolicy:
     def __init__(self, policy: Policy, probe: Probe) -> None:
         self.policy = policy
         self.publication = Publication()
-        self._probe = probe
+        # Copies: torch does not take the read-only views of a message.
+        self._observation = {path: array.copy() for path, array in probe.observation.items()}
+        self._action = {path: array.copy() for path, array in probe.action.items()}
 
     def apply(self, weights: Weights) -> None:
         """Act with these weights from now on; raises Fatal when they do not fit the policy."""
@@ -42,5 +44,5 @@ class LocalPolicy:
 
     def tell(self, session: Session) -> None:
         """Have the session say what is applied."""
-        answer = self.policy.log_prob(self._probe.observation, self._probe.action)
+        answer = self.policy.log_prob(self._observation, self._action)
         session.answer(self.publication, tuple(answer.tolist()))
