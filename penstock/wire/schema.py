@@ -97,7 +97,7 @@ class FragmentSchema:
         for rule in message.tensors:
             check_dtype(f"schema.{rule.name}", rule.dtype)
             shape = check_shape(f"schema.{rule.name}", rule.shape)
-            if rule.axes not in set(Axes):
+            if rule.axes not in {axes.value for axes in Axes}:
                 raise ValueError(
                     f"schema.{rule.name}: axes {rule.axes} is not one of {[a.name for a in Axes]}"
                 )
