@@ -1,7 +1,7 @@
 """Looks at Redis once a second: readiness, gauges, and the end of a broker whose Redis stays away.
 
-A server that comes back is examined again before the broker calls itself ready: it may have returned
-with another configuration. Raises Fatal when it is unsuitable then, or away too long.
+Every look examines the server again: it may have been restarted or set to forget meanwhile. Raises
+Fatal when it has become unsuitable or is away too long.
 """
 
 import asyncio
@@ -44,11 +44,10 @@ class Monitor:
     async def look(self) -> None:
         """One look; raises Fatal."""
         try:
-            if self._away_since is not None:
-                await self._examine()
+            await self._examine()
             status = await self._store.status()
         except guard.UnsuitableRedis as error:
-            raise Fatal(f"redis came back unsuitable: {error}") from error
+            raise Fatal(f"redis has become unsuitable: {error}") from error
         except (StoreUnavailable, RedisError) as error:
             self._note_away(error)
         else:

@@ -74,32 +74,35 @@ async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, liste
     loop = asyncio.get_running_loop()
     lifecycle.on_drain(lambda: _set_from_thread(loop, stop))
     health = Health(ROLE)
-    try:
-        _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
-        front = build_server(SERVICES, interceptors=[Boundary()])
-        address = bind(front.server, listen, credentials(settings.security))
-    except (ValueError, OSError) as error:
-        raise ConfigurationError(str(error)) from error
+    front = build_server(SERVICES, interceptors=[Boundary()])
     inspector = connect_inspector(redis_url, settings.security)
     try:
-        facts = await wait_for_redis(inspector, redis_url, settings, stop)
+        metrics_port, address = _listen(front, health, settings, listen)
+        examine = _examiner(inspector, redis_url, settings)
+        facts = await wait_for_redis(examine, redis_url, settings.broker.redis_wait_s, stop)
         parts = assemble(front, settings, redis_url, facts)
         await front.server.start()
         await front.set_serving(serving=True)
         announce(ROLE, metrics_port=metrics_port, address=address)
         LOGGER.info("serving", extra={"address": address, "redis": facts.version})
-        await _run(
-            parts,
-            Monitor(parts.store, health, settings.broker, _examiner(inspector, redis_url, settings)),
-            stop,
-        )
+        await _run(parts, Monitor(parts.store, health, settings.broker, examine), stop)
         health.set_ready(False, "draining")
         await _drain(parts)
     except Interrupted:
         LOGGER.info("asked to end while waiting for redis")
     finally:
+        await front.server.stop(0)
         await inspector.aclose()
     return EXIT_OK
+
+
+def _listen(front: Front, health: Health, settings: Settings, listen: str) -> tuple[int, str]:
+    """Port of the metrics and address of the server."""
+    try:
+        _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+        return metrics_port, bind(front.server, listen, credentials(settings.security))
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
@@ -144,33 +147,28 @@ def without_password(redis_url: str) -> str:
 
 
 async def wait_for_redis(
-    inspector: "redis_asyncio.Redis", redis_url: str, settings: Settings, stop: asyncio.Event
+    examine: guard.Examine, redis_url: str, wait_s: float, stop: asyncio.Event
 ) -> guard.ServerFacts:
     """The facts of the server as soon as it answers.
 
     Raises ConfigurationError when it is unsuitable, Fatal when it does not answer in time, Interrupted.
     """
-    shown, wait_s = without_password(redis_url), settings.broker.redis_wait_s
+    shown = without_password(redis_url)
 
     def say(error: Exception, delay_s: float) -> None:
-        LOGGER.warning(
-            "waiting for redis",
-            extra={"redis": shown, "error": str(error), "retry_s": delay_s, "limit_s": wait_s},
-        )
+        fields = {"redis": shown, "error": str(error), "retry_s": delay_s, "limit_s": wait_s}
+        LOGGER.warning("waiting for redis", extra=fields)
 
     try:
-        return await retry_async(
-            _examiner(inspector, redis_url, settings),
-            retryable=is_down,
-            stop=stop,
-            on_wait=say,
-            give_up_s=wait_s,
-        )
+        facts = await retry_async(examine, retryable=is_down, stop=stop, on_wait=say, give_up_s=wait_s)
     except guard.UnsuitableRedis as error:
         raise ConfigurationError(f"redis at {shown}: {error}") from error
     except (RedisConnectionError, RedisTimeoutError) as error:
         text = f"redis at {shown} did not answer for {wait_s} s (broker.redis_wait_s): {error}; start it or check the URL"
         raise Fatal(text) from error
+    for warning in facts.warnings:
+        LOGGER.warning("redis: %s", warning)
+    return facts
 
 
 def is_down(error: Exception) -> bool:
@@ -182,10 +180,7 @@ def is_down(error: Exception) -> bool:
 
 def _examiner(inspector: "redis_asyncio.Redis", redis_url: str, settings: Settings) -> guard.Examine:
     async def examine() -> guard.ServerFacts:
-        facts = await guard.examine(inspector, redis_url, settings.broker)
-        for warning in facts.warnings:
-            LOGGER.warning("redis: %s", warning)
-        return facts
+        return await guard.examine(inspector, redis_url, settings.broker)
 
     return examine
 
