@@ -1,0 +1,188 @@
+"""Checkpoints on disk: written whole or not at all, read only when every byte is as it was written.
+
+A checkpoint is a directory `checkpoints/ID` with `tensors.safetensors`, `state.json` and, written
+last, `manifest.json` with size and SHA-256 of the others. It is made under a temporary name, every
+file and then the parent directory is fsynced, and renamed: a crash at any moment leaves the old
+ones and at most one directory that is ignored. The manifest's own digest goes into the commit in
+Redis, so a checkpoint that was truncated, flipped or exchanged is refused.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from penstock.runtime import metrics
+
+FORMAT: Final = 1
+_MANIFEST: Final = "manifest.json"
+_TENSORS: Final = "tensors.safetensors"
+_STATE: Final = "state.json"
+_TEMPORARY: Final = ".tmp-"
+_MAX_MANIFEST_BYTES: Final = 64 * 1024
+
+log = logging.getLogger(__name__)
+
+
+class Damaged(ValueError):
+    """A checkpoint that is not whole; the message names directory, file and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint read back. tensors: on the CPU. state: JSON object."""
+
+    id: str
+    manifest_sha256: str
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+class CheckpointStore:
+    """The `checkpoints` directory of a run. One process writes it: the holder of the lease."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self.directory = directory
+        self.keep = keep
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def write(self, checkpoint_id: str, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> str:
+        """Store a checkpoint; when this returns it survives loss of power. Returns the manifest's digest."""
+        temporary = self.directory / f"{_TEMPORARY}{checkpoint_id}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(mode=0o700)
+        contents = {
+            _TENSORS: save_tensors({name: _plain(tensor) for name, tensor in tensors.items()}),
+            _STATE: json.dumps(state, sort_keys=True).encode(),
+        }
+        for name, data in contents.items():
+            _write_durably(temporary / name, data)
+        manifest = _manifest(checkpoint_id, contents)
+        _write_durably(temporary / _MANIFEST, manifest)
+        _sync_directory(temporary)
+        temporary.rename(self.directory / checkpoint_id)
+        _sync_directory(self.directory)
+        return hashlib.sha256(manifest).hexdigest()
+
+    def read(self, checkpoint_id: str, manifest_sha256: str | None = None) -> Checkpoint:
+        """The checkpoint of that id; raises Damaged unless it is whole and, where given, has that digest."""
+        directory = self.directory / checkpoint_id
+        manifest = _read(directory / _MANIFEST, _MAX_MANIFEST_BYTES)
+        digest = hashlib.sha256(manifest).hexdigest()
+        if manifest_sha256 is not None and digest != manifest_sha256:
+            raise Damaged(
+                f"{directory}: manifest {digest[:12]}… is not the committed {manifest_sha256[:12]}…"
+            )
+        files = _parse_manifest(directory, manifest, checkpoint_id)
+        state = _read_checked(directory, _STATE, files)
+        tensors = _read_checked(directory, _TENSORS, files)
+        try:
+            return Checkpoint(
+                id=checkpoint_id,
+                manifest_sha256=digest,
+                tensors=load_tensors(tensors),
+                state=json.loads(state),
+            )
+        except (SafetensorError, ValueError) as error:
+            raise Damaged(f"{directory}: {error}") from error
+
+    def newest(self, candidates: Sequence[tuple[str, str | None]]) -> Checkpoint | None:
+        """The first of (id, manifest digest) that is whole; says why each one before it was refused."""
+        for checkpoint_id, digest in candidates:
+            try:
+                return self.read(checkpoint_id, digest)
+            except Damaged as error:
+                metrics.CHECKPOINTS_REFUSED.inc()
+                log.error("checkpoint refused, falling back", extra={"why": str(error)})  # noqa: TRY400 - expected
+        return None
+
+    def ids(self) -> list[str]:
+        """Every checkpoint directory, newest first; ids sort by epoch, then by age."""
+        names = (path.name for path in self.directory.iterdir() if path.is_dir())
+        return sorted((name for name in names if not name.startswith(_TEMPORARY)), reverse=True)
+
+    def name_ignored(self, committed: Sequence[str]) -> None:
+        """Say which directories do not count; remove what a crash left half-written."""
+        for path in self.directory.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(path, ignore_errors=True)
+        for checkpoint_id in self.ids():
+            if checkpoint_id not in committed:
+                log.warning("checkpoint ignored: it was never committed", extra={"checkpoint": checkpoint_id})
+
+    def prune(self, committed: Sequence[str]) -> None:
+        """Remove committed checkpoints but the newest `keep`. committed: oldest first."""
+        for checkpoint_id in committed[: -self.keep]:
+            shutil.rmtree(self.directory / checkpoint_id, ignore_errors=True)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
+
+
+def _manifest(checkpoint_id: str, contents: Mapping[str, bytes]) -> bytes:
+    files = {
+        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in contents.items()
+    }
+    return json.dumps({"format": FORMAT, "id": checkpoint_id, "files": files}, sort_keys=True).encode()
+
+
+def _parse_manifest(directory: Path, manifest: bytes, checkpoint_id: str) -> dict[str, Any]:
+    try:
+        content = json.loads(manifest)
+        known = content["format"] == FORMAT and content["id"] == checkpoint_id
+        files: dict[str, Any] = content["files"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"{directory / _MANIFEST}: not a manifest ({error})") from error
+    if not known:
+        raise Damaged(f"{directory / _MANIFEST}: not format {FORMAT} of {checkpoint_id}")
+    return files
+
+
+def _read_checked(directory: Path, name: str, files: Mapping[str, Any]) -> bytes:
+    try:
+        size, digest = int(files[name]["size"]), str(files[name]["sha256"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"{directory / _MANIFEST}: does not describe {name}") from error
+    data = _read(directory / name, size)
+    if len(data) != size:
+        raise Damaged(f"{directory / name}: {len(data)} bytes, {size} were written")
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise Damaged(f"{directory / name}: its SHA-256 is not the one in the manifest")
+    return data
+
+
+def _read(path: Path, at_most: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(at_most + 1)
+    except OSError as error:
+        raise Damaged(f"{path}: {error.strerror}") from error
+    if len(data) > at_most:
+        raise Damaged(f"{path}: more than the {at_most} bytes it should have")
+    return data
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,132 @@
+"""When a checkpoint is made, and what making one means: write, lineage, commit, trim, prune.
+
+In this order, so that a crash in between leaves either a checkpoint that does not count or one that
+does with all its bytes on disk. The log is trimmed behind the second newest checkpoint of this lineage
+only, so that one damaged checkpoint costs nothing. Runs in the loop's thread, between two updates.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from broker.learner_log import LearnerLog
+from broker.state import Commit, Renewal
+from learner.algorithm import Algorithm
+from learner.checkpoint import CheckpointStore
+from learner.lease import LeaseKeeper
+from learner.ledger import Ledger, append_lineage
+from learner.progress import Progress
+from penstock.runtime import metrics
+
+PRESSURE: Final = 0.6
+"""Share of the log's room beside the budget that may be held back before a checkpoint is due."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What the log may hold beside the budget, in payload bytes and entries."""
+
+    size: int
+    entries: int
+
+
+class Keeper:
+    """Owns the checkpoints of this process. lineage: committed ones behind the start, oldest first."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        learner_log: LearnerLog,
+        lease: LeaseKeeper,
+        ledger: Ledger,
+        *,
+        lineage: Sequence[Commit],
+        lineage_path: Path,
+        interval_s: float,
+        room: Room,
+    ) -> None:
+        self._store = store
+        self._log = learner_log
+        self._lease = lease
+        self._ledger = ledger
+        self._lineage = list(lineage)
+        self._lineage_path = lineage_path
+        self._interval_s = interval_s
+        self._room = room
+        self._serial = 0
+        self._at_s = time.monotonic()
+        self._revision = lease.renewal.checkpoint_revision
+        self._trim = self._lineage[-1].trim if self._lineage else 0
+        # What lies in front of the start is not known exactly: all of the log is its upper bound.
+        self._consumed_bytes = lease.renewal.log_bytes
+        self._bytes_at: dict[int, int] = {self._trim: 0, ledger.position: self._consumed_bytes}
+
+    def consumed(self, size: int) -> None:
+        """The ledger moved over entries of `size` payload bytes."""
+        self._consumed_bytes += size
+
+    def due(self, renewal: Renewal) -> bool:
+        """An operator asked, the interval is over, or the log is filling up."""
+        asked = renewal.checkpoint_revision != self._revision
+        return asked or self._is_time() or self._is_pressed()
+
+    def save(self, algorithm: Algorithm, progress: Progress) -> None:
+        """Make a checkpoint that counts; a second one where the first freed nothing and room is short."""
+        started = time.perf_counter()
+        self._revision = self._lease.renewal.checkpoint_revision
+        trim = self._trim
+        self._save(algorithm, progress)
+        if self._trim == trim and self._is_pressed():
+            self._save(algorithm, progress)
+        self._at_s = time.monotonic()
+        metrics.CHECKPOINT_SECONDS.observe(time.perf_counter() - started)
+
+    @property
+    def last_id(self) -> str:
+        """Id of the newest checkpoint of this lineage, "" without one."""
+        return self._lineage[-1].checkpoint_id if self._lineage else ""
+
+    def _save(self, algorithm: Algorithm, progress: Progress) -> None:
+        self._serial += 1
+        checkpoint_id = f"{self._log.epoch:012d}-{self._serial:08d}"
+        state = algorithm.state()
+        digest = self._store.write(
+            checkpoint_id, state.tensors, progress.to_json() | {"numbers": state.numbers}
+        )
+        append_lineage(self._lineage_path, self._ledger.entry(checkpoint_id, self.last_id))
+        commit = Commit(
+            checkpoint_id=checkpoint_id,
+            manifest_sha256=digest,
+            position=self._ledger.position,
+            trim=self._trim_through(algorithm),
+            totals=self._ledger.totals(),
+        )
+        self._lease.patiently(lambda: self._log.commit(commit))
+        self._lineage.append(commit)
+        self._trim = commit.trim
+        self._bytes_at[commit.position] = self._consumed_bytes
+        self._bytes_at = {at: size for at, size in self._bytes_at.items() if at >= commit.trim}
+        self._store.prune([kept.checkpoint_id for kept in self._lineage])
+        metrics.CHECKPOINTS.inc()
+        log.info("checkpoint committed", extra={"checkpoint": checkpoint_id, "position": commit.position})
+
+    def _trim_through(self, algorithm: Algorithm) -> int:
+        """The second newest checkpoint, once this one is committed, needs nothing up to here."""
+        behind = self._lineage[-1].position if self._lineage else 0
+        retained = algorithm.retain_from()
+        wanted = behind if retained is None else min(behind, retained - 1)
+        return max(wanted, self._trim)
+
+    def _is_time(self) -> bool:
+        saved = self._lineage[-1].position if self._lineage else -1
+        return time.monotonic() - self._at_s >= self._interval_s and self._ledger.position > saved
+
+    def _is_pressed(self) -> bool:
+        retained = self._consumed_bytes - self._bytes_at.get(self._trim, 0)
+        entries = self._ledger.position - self._trim
+        return retained > PRESSURE * self._room.size or entries > PRESSURE * self._room.entries

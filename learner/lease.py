@@ -1,0 +1,120 @@
+"""The lease, kept from a thread of its own, and what every renewal tells.
+
+Renews at least every third of the lease's time. A refused renewal (`FENCED`: another learner has taken
+over) ends the process: nothing is written after it. A log that Redis closed by restarting is opened
+again here, from what this process knows; `on_reopened` then has the weights published once more.
+Whoever else meets the closed log calls through `patiently`, which hastens the next renewal and waits.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from broker.learner_log import LearnerLog
+from broker.state import Lease, LogState, Renewal
+from learner.probe import Quarantine
+from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
+from penstock.runtime.retry import Interrupted
+from penstock.wire.refusal import Reason, Refused
+
+T = TypeVar("T")
+
+_MAX_INTERVAL_S: Final = 1.0
+_CLOSED_WAIT_S: Final = 0.1
+
+log = logging.getLogger(__name__)
+
+
+def acquire(learner_log: LearnerLog, run: str, holder: str, ttl_s: float, stopped: threading.Event) -> Lease:
+    """Take the lease, waiting while another learner holds it; raises Interrupted when `stopped`."""
+    while not stopped.is_set():
+        try:
+            return learner_log.acquire(run, holder, int(ttl_s * 1000))
+        except Refused as error:
+            if error.refusal.reason is not Reason.FENCED:
+                raise
+            log.warning(
+                "waiting for the lease: another learner holds it", extra={"why": error.refusal.detail}
+            )
+            stopped.wait(min(max(error.refusal.retry_after_ms / 1000, _CLOSED_WAIT_S), ttl_s))
+    raise Interrupted
+
+
+class LeaseKeeper:
+    """Renews from `run`; `renewal` is the newest answer. Call `renew` once before the thread starts."""
+
+    def __init__(
+        self,
+        learner_log: LearnerLog,
+        ttl_s: float,
+        *,
+        stop: threading.Event,
+        quarantine: Quarantine,
+        on_reopened: Callable[[], None],
+        description: Callable[[], str],
+    ) -> None:
+        self._log = learner_log
+        self._interval_s = min(ttl_s / 3, _MAX_INTERVAL_S)
+        self._stop = stop
+        self._quarantine = quarantine
+        self._on_reopened = on_reopened
+        self._description = description
+        self._hasten = threading.Event()
+        self.renewal: Renewal = self._renew()
+
+    def run(self) -> None:
+        """Renew until `stop`."""
+        while not self._stop.is_set():
+            self._hasten.wait(self._interval_s)
+            self._hasten.clear()
+            self.renewal = self._renew()
+            self._observe()
+
+    def known(self) -> LogState:
+        """What this process knows of the log, for a checkpoint."""
+        return self._log.snapshot()
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        """The result of `call`, which is repeated while the log waits to be opened again."""
+        while True:
+            try:
+                return call()
+            except Refused as error:
+                if error.refusal.reason is not Reason.NOT_READY:
+                    raise fenced(error) from error
+            if self._stop.is_set():
+                raise Interrupted
+            self._hasten.set()
+            self._stop.wait(_CLOSED_WAIT_S)
+
+    def _observe(self) -> None:
+        try:
+            self._log.observe(self._description())
+        except Refused as error:
+            if error.refusal.reason is not Reason.NOT_READY:
+                raise fenced(error) from error
+            self._hasten.set()
+
+    def _renew(self) -> Renewal:
+        try:
+            renewal = self._log.renew()
+            if renewal.closed:
+                log.warning("Redis was restarted: opening the log again")
+                self._log.reopen(self._log.snapshot())
+                self._on_reopened()
+        except Refused as error:
+            raise fenced(error) from error
+        self._quarantine.check(renewal.probes)
+        metrics.LEDGER_ACKED.set(renewal.acked)
+        metrics.LOG_BYTES.set(renewal.log_bytes)
+        metrics.LOG_ENTRIES.set(renewal.log_entries)
+        metrics.OUTSTANDING_STEPS.set(renewal.outstanding)
+        metrics.SETTLED_STEPS.set(renewal.settled_steps)
+        return renewal
+
+
+def fenced(error: Refused) -> Fatal:
+    """The end of a learner whose writes are refused."""
+    return Fatal(f"this learner may not write any longer ({error.refusal}); it ends without writing")

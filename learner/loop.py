@@ -1,0 +1,310 @@
+"""The learner's loop: the one place where everything it does can be read in order.
+
+    wait for a batch → update → book → publish and settle → checkpoint when due → evaluate when promising
+
+Between two updates it follows what operators want (pause, stop, checkpoint) and what the other threads
+met (a re-opened log, an error). It waits for the feed, never for Redis on the usual path: weights go out
+through the publisher. In lock-step it publishes itself, and every round ends with a publication.
+On a crash nothing is lost but the updates since the last commit, which the next process makes again.
+"""
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from learner.algorithm import Algorithm, Update
+from learner.crew import Crew
+from learner.episodes import Episodes
+from learner.evaluation import Evaluation
+from learner.evidence import keep_evidence
+from learner.feed import Delivery, Feed
+from learner.keeper import Keeper
+from learner.lease import LeaseKeeper
+from learner.ledger import Drop, Ledger
+from learner.progress import Progress
+from learner.publisher import Offer, Publisher
+from learner.recorder import Moment, Recorder
+from learner.training_clock import TrainingClock
+from penstock.policy import weights
+from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
+from penstock.runtime.health import Health
+from penstock.wire.messages import RunState
+
+UPDATE: Final = "update"
+"""What health watches."""
+_TAKE_S: Final = 0.1
+_MAX_NAN: Final = 3
+
+log = logging.getLogger(__name__)
+
+
+class Ending(StrEnum):
+    """Why the loop ended."""
+
+    TARGET = "target"
+    STEPS = "steps"
+    STOPPED = "stopped"
+    DRAINED = "drained"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is done, and not only this process."""
+        return self in (Ending.TARGET, Ending.STEPS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything that the loop ties together."""
+
+    algorithm: Algorithm
+    feed: Feed
+    publisher: Publisher
+    lease: LeaseKeeper
+    ledger: Ledger
+    keeper: Keeper
+    evaluation: Evaluation
+    episodes: Episodes
+    recorder: Recorder
+    clock: TrainingClock
+    crew: Crew
+    health: Health
+    draining: threading.Event
+    reopened: threading.Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the run is for. Sections and run name go into every checkpoint."""
+
+    run: str
+    sections: dict[str, str]
+    total_steps: int | None
+    stop_at_target: bool
+    evaluation_timeout_s: float
+    budget: int
+    evidence_dir: str
+
+
+class Loop:
+    """`run` once."""
+
+    def __init__(self, parts: Parts, plan: Plan, round_: int) -> None:
+        self._parts = parts
+        self._plan = plan
+        self._round = round_
+        self._nan_in_a_row = 0
+        self._waited_since = time.perf_counter()
+
+    def publish_first(self) -> None:
+        """The weights that this process begins with, as a new version; opens the first round."""
+        self._parts.publisher.publish(self._offer(evaluate=False))
+
+    def run(self) -> Ending:
+        """Learn until done, stopped or drained; leaves a committed checkpoint."""
+        ending = self._learn()
+        log.info("learning ended", extra={"why": ending.value, "env_steps": self._parts.ledger.env_steps})
+        self._parts.health.suspend(UPDATE)
+        self._parts.publisher.flush()
+        if ending is Ending.STEPS:
+            self._evaluate_last()
+        self._save()
+        self._parts.recorder.write(self.moment, now=True)
+        return ending
+
+    def moment(self) -> Moment:
+        """Where the run is; may be asked from any thread."""
+        parts, renewal = self._parts, self._parts.lease.renewal
+        mean_return, episode_length = parts.episodes.means()
+        return Moment(
+            training_seconds=parts.clock.seconds(),
+            env_steps=parts.ledger.env_steps,
+            updates=parts.algorithm.updates,
+            version=parts.publisher.latest.version,
+            episodes=parts.episodes.count,
+            mean_return=mean_return,
+            episode_length=episode_length,
+            publish_s=parts.publisher.seconds,
+            log_bytes=renewal.log_bytes,
+            outstanding=renewal.outstanding,
+            budget=self._plan.budget,
+        )
+
+    # ---- learning
+
+    def _learn(self) -> Ending:
+        parts = self._parts
+        while True:
+            parts.crew.check()
+            ending = self._ending()
+            if ending is not None:
+                return ending
+            if parts.reopened.is_set():
+                self._publish_again()
+            if parts.keeper.due(parts.lease.renewal):
+                self._save()
+            if parts.lease.renewal.desired is RunState.PAUSED:
+                self._pause()
+                continue
+            delivery = parts.feed.take(_TAKE_S)
+            if delivery is not None:
+                self._consume(delivery)
+            parts.recorder.write(self.moment)
+
+    def _ending(self) -> Ending | None:
+        parts, plan = self._parts, self._plan
+        if parts.draining.is_set():
+            return Ending.DRAINED
+        if parts.lease.renewal.desired is RunState.STOPPING:
+            return Ending.STOPPED
+        if plan.stop_at_target and parts.evaluation.solved is not None:
+            return Ending.TARGET
+        done = plan.total_steps is not None and parts.ledger.env_steps >= plan.total_steps
+        return Ending.STEPS if done else None
+
+    def _pause(self) -> None:
+        self._parts.health.suspend(UPDATE)
+        self._parts.draining.wait(_TAKE_S)
+        self._waited_since = time.perf_counter()
+
+    def _consume(self, delivery: Delivery) -> None:
+        parts = self._parts
+        parts.clock.start(delivery.created_us)
+        turn = parts.algorithm.updates
+        wait_s = time.perf_counter() - self._waited_since
+        update = self._update(delivery)
+        compute_s = time.perf_counter() - self._waited_since - wait_s
+        self._book(delivery, update)
+        parts.keeper.consumed(delivery.size)
+        if delivery.round is not None:
+            self._round = delivery.round + 1
+        self._publish(update)
+        if delivery.batch is not None:
+            values = update.metrics if update is not None else {}
+            parts.recorder.updated(delivery, values, update=turn, wait_s=wait_s, compute_s=compute_s)
+            for version in delivery.versions:
+                metrics.GENERATIONS.observe(max(0, parts.publisher.latest.version - version))
+        parts.health.progress(UPDATE)
+        self._waited_since = time.perf_counter()
+
+    def _update(self, delivery: Delivery) -> Update | None:
+        if delivery.batch is None:
+            return None
+        update = self._parts.algorithm.update(delivery.batch, progress=self._progress())
+        if update.applied:
+            self._nan_in_a_row = 0
+            metrics.UPDATES.inc()
+            metrics.TRAINED_STEPS.inc(update.steps)
+            return update
+        metrics.UPDATES_SKIPPED.labels(update.reason).inc()
+        self._parts.feed.skipped()
+        if update.reason == "nan":
+            self._alarm(delivery, update)
+        return update
+
+    def _alarm(self, delivery: Delivery, update: Update) -> None:
+        self._nan_in_a_row += 1
+        where = keep_evidence(self._plan.evidence_dir, delivery, update, self._parts.algorithm.updates)
+        log.error("update skipped: a value was not finite", extra={"evidence": where, "last": delivery.last})
+        if self._nan_in_a_row == _MAX_NAN:
+            raise Fatal(
+                f"{_MAX_NAN} updates in a row were not finite; evidence in {where}; "
+                "lower algorithm.learning_rate or look at the environment's rewards"
+            )
+
+    def _book(self, delivery: Delivery, update: Update | None) -> None:
+        trained, dropped = delivery.trained, dict(delivery.dropped)
+        if update is not None and update.reason == "nan":
+            trained, dropped = (), dropped | dict.fromkeys(delivery.trained, Drop.NAN)
+        self._parts.ledger.book(delivery.last, trained=trained, dropped=dropped, steps=delivery.steps)
+        metrics.LEDGER_TRAINED.set(self._parts.ledger.trained)
+        for reason in dropped.values():
+            metrics.LEDGER_DROPPED.labels(reason.value).set(self._parts.ledger.dropped[reason.value])
+
+    # ---- publishing
+
+    def _publish(self, update: Update | None) -> None:
+        parts = self._parts
+        applied = update is not None and update.applied
+        evaluate = applied and parts.evaluation.wanted(
+            parts.episodes.recent(), update=parts.algorithm.updates, env_steps=parts.ledger.env_steps
+        )
+        if parts.algorithm.lock_step:
+            parts.publisher.publish(self._offer(evaluate=evaluate))
+        elif applied:
+            parts.publisher.offer(self._offer(evaluate=evaluate))
+        else:
+            parts.publisher.offer(Offer(settled=parts.ledger.position))
+
+    def _publish_again(self) -> None:
+        """Redis came back: it may have forgotten the weights, and what is being evaluated."""
+        self._parts.reopened.clear()
+        self._parts.publisher.publish(self._offer(evaluate=self._parts.evaluation.pending))
+
+    def _offer(self, *, evaluate: bool) -> Offer:
+        parts = self._parts
+        (module,) = parts.algorithm.published_modules().values()
+        return Offer(
+            settled=parts.ledger.position,
+            weights=weights.snapshot(module),
+            update=parts.algorithm.updates,
+            scalars=parts.algorithm.scalars(self._progress()),
+            evaluate=evaluate,
+            round=self._round if parts.algorithm.lock_step else None,
+            env_steps=parts.ledger.env_steps,
+            at_s=parts.clock.seconds(),
+        )
+
+    def _progress(self) -> float:
+        total = self._plan.total_steps
+        return 0.0 if total is None else min(1.0, self._parts.ledger.env_steps / total)
+
+    # ---- evaluating
+
+    def _evaluate_last(self) -> None:
+        """Wait for what is under way, then for the last weights, unless the target is reached before."""
+        deadline = time.monotonic() + self._plan.evaluation_timeout_s
+        self._await_evaluation(deadline)
+        last_one = not self._ending_early() and self._parts.evaluation.ask(self._parts.algorithm.updates)
+        if last_one and self._parts.evaluation.solved is None:
+            self._parts.publisher.publish(self._offer(evaluate=True))
+            self._await_evaluation(deadline)
+
+    def _await_evaluation(self, deadline: float) -> None:
+        parts = self._parts
+        while parts.evaluation.pending and not self._ending_early():
+            parts.crew.check()
+            if parts.reopened.is_set():
+                self._publish_again()
+            if time.monotonic() > deadline:
+                log.error(
+                    "no evaluation came back in time", extra={"timeout_s": self._plan.evaluation_timeout_s}
+                )
+                parts.evaluation.abandon()
+            parts.draining.wait(_TAKE_S)
+
+    def _ending_early(self) -> bool:
+        return self._parts.draining.is_set() or self._parts.lease.renewal.desired is RunState.STOPPING
+
+    # ---- keeping
+
+    def _save(self) -> None:
+        parts = self._parts
+        parts.keeper.save(
+            parts.algorithm,
+            Progress(
+                run=self._plan.run,
+                sections=self._plan.sections,
+                position=parts.ledger.position,
+                round=self._round,
+                updates=parts.algorithm.updates,
+                training_seconds=parts.clock.seconds(),
+                totals=parts.ledger.totals(),
+                episodes=parts.episodes.state(),
+                staleness=parts.recorder.staleness.state(),
+                log=parts.lease.known(),
+            ),
+        )

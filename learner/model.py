@@ -1,0 +1,188 @@
+"""What a run learns with, made from its settings: spaces, policy, algorithm, schema, specification.
+
+Everything that cannot work is refused here, before the lease is taken, by a ConfigurationError that
+names the setting, the figure and what would fit.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from broker.state import Pacing
+from learner.algorithm import Algorithm
+from learner.keeper import Room
+from learner.ppo import PPO
+from learner.probe import Quarantine, make_probe
+from penstock.policy import weights
+from penstock.policy.policy import Policy
+from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.runtime.workload import Workload, find, load
+from penstock.wire.limits import MAX_MESSAGE_BYTES, MESSAGE_OVERHEAD_BYTES, MIB
+from penstock.wire.schema import FragmentSchema, fragment_schema
+from penstock.wire.spaces import Space
+from penstock.wire.specification import RunSpecification
+
+ALGORITHMS: Final = {"ppo": PPO}
+_WEIGHT_GENERATIONS: Final = 3
+_PINS: Final = 2
+_MEMORY_RESERVE_BYTES: Final = 64 * MIB
+_INTERVALS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """target: mean return that counts as solved, or None."""
+
+    algorithm: Algorithm
+    specification: RunSpecification
+    quarantine: Quarantine
+    pacing: Pacing
+    room: Room
+    device: torch.device
+    target: float | None
+
+
+def make_model(settings: Settings) -> Model:
+    """Raises ConfigurationError for settings that do not fit together."""
+    workload = find(settings.workload)
+    observation, action = load(workload.spaces)(settings.environment)
+    policies = [_build(workload, settings, observation, action) for _ in range(2)]
+    device = _device(settings)
+    algorithm: Algorithm = ALGORITHMS[settings.algorithm.name](
+        policies[0].to(device), settings.algorithm, seed=settings.seed
+    )
+    schema = fragment_schema(observation, action, algorithm.requires())
+    specification = _specification(settings, observation, action, schema, policies[1], algorithm)
+    pacing = _pacing(settings, algorithm)
+    return Model(
+        algorithm=algorithm,
+        specification=specification,
+        quarantine=Quarantine(specification.probe, policies[1], settings.learner.probe_tolerance),
+        pacing=pacing,
+        room=_room(settings, schema, pacing, len(weights.encode(policies[1]))),
+        device=device,
+        target=_target(settings, workload),
+    )
+
+
+def _build(workload: Workload, settings: Settings, observation: Space, action: Space) -> Policy:
+    try:
+        policy: Policy = load(workload.policy)(observation, action, settings.policy, settings.seed)
+    except ConfigurationError:
+        raise
+    except ValueError as error:
+        raise ConfigurationError(f"environment.id={settings.environment.id!r}: {error}") from error
+    policy.seed_actions(settings.seed)
+    return policy
+
+
+def _device(settings: Settings) -> torch.device:
+    name = settings.learner.device
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("learner.device='cuda': torch sees no CUDA device; use 'auto' or 'cpu'")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _target(settings: Settings, workload: Workload) -> float | None:
+    if settings.learner.target_return is not None:
+        return settings.learner.target_return
+    target: Any = load(workload.target)(settings.environment)
+    return None if target is None else float(target)
+
+
+def _specification(
+    settings: Settings,
+    observation: Space,
+    action: Space,
+    schema: FragmentSchema,
+    policy: Policy,
+    algorithm: Algorithm,
+) -> RunSpecification:
+    _check_fragment(settings, schema)
+    return RunSpecification(
+        run=settings.run,
+        seed=settings.seed,
+        environment_json=settings.environment.canonical_json(),
+        policy_json=settings.policy.canonical_json(),
+        actor_json=settings.actor.canonical_json(),
+        evaluation_json=settings.evaluation.canonical_json(),
+        workload=settings.workload,
+        observation_space=observation,
+        action_space=action,
+        schema=schema,
+        probe=make_probe(observation, policy, settings.seed),
+        unroll_length=settings.actor.unroll_length,
+        lock_step=algorithm.lock_step,
+        session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
+    )
+
+
+def _check_fragment(settings: Settings, schema: FragmentSchema) -> None:
+    length, count = settings.actor.unroll_length, settings.environment.count
+    room = MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES
+    needed = schema.fragment_bytes(length, count)
+    if needed <= room:
+        return
+    fits = max((t for t in range(1, length) if schema.fragment_bytes(t, count) <= room), default=0)
+    remedy = f"use {fits}" if fits else "lower environment.count"
+    raise ConfigurationError(
+        f"actor.unroll_length={length}: a fragment of {count} environments has {needed} bytes, "
+        f"a message holds {room}; {remedy}"
+    )
+
+
+def _pacing(settings: Settings, algorithm: Algorithm) -> Pacing:
+    charge = settings.actor.unroll_length * settings.environment.count
+    try:
+        budget = algorithm.budget(charge)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    return Pacing(
+        budget=budget,
+        fragment_charge=charge,
+        actor_count=settings.actor.count,
+        lock_step=algorithm.lock_step,
+        session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
+        max_log_bytes=settings.broker.max_log_bytes,
+        max_log_entries=settings.broker.max_log_entries,
+    )
+
+
+def _room(settings: Settings, schema: FragmentSchema, pacing: Pacing, weight_bytes: int) -> Room:
+    """What the log holds beside the budget; refused when that is not two intervals' worth of anything."""
+    fragment = schema.fragment_bytes(settings.actor.unroll_length, settings.environment.count)
+    fragments = -(-pacing.budget // pacing.fragment_charge) + settings.actor.count
+    in_flight = fragments * fragment
+    size, entries = pacing.max_log_bytes - in_flight, pacing.max_log_entries - fragments
+    if size < _INTERVALS * in_flight or entries < _INTERVALS * fragments:
+        raise ConfigurationError(
+            f"broker.max_log_bytes={pacing.max_log_bytes}, max_log_entries={pacing.max_log_entries}: the "
+            f"budget alone is {in_flight} bytes in {fragments} fragments; give three times that"
+        )
+    _check_memory(settings, weight_bytes)
+    return Room(size=size, entries=entries)
+
+
+def _check_memory(settings: Settings, weight_bytes: int) -> None:
+    broker = settings.broker
+    weight = (_WEIGHT_GENERATIONS + _PINS) * weight_bytes
+    needed = broker.max_log_bytes + weight + broker.max_staged_bytes + _MEMORY_RESERVE_BYTES
+    if not broker.redis and broker.max_memory_bytes < needed:
+        raise ConfigurationError(
+            f"broker.max_memory_bytes={broker.max_memory_bytes}: log {broker.max_log_bytes}, weights {weight}, "
+            f"staging {broker.max_staged_bytes} and reserve {_MEMORY_RESERVE_BYTES} need {needed}"
+        )
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def use_threads(settings: Settings) -> None:
+    """Bound torch's own threads before anything is computed; call once, early."""
+    torch.set_num_threads(settings.learner.threads)
+    os.environ.setdefault("OMP_NUM_THREADS", str(settings.learner.threads))

@@ -1,0 +1,114 @@
+"""The probe: fixed questions that show which weights an actor really serves.
+
+An actor answers with its log-probabilities under the weights it applied; the learner keeps the right
+answers of every version it published and compares. A session whose answer is wrong is quarantined: the
+feed books its fragments `quarantined` until it answers right again. Safe to use from any thread.
+"""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
+import torch
+
+from broker.state import ProbeAnswer
+from penstock.policy.policy import Policy
+from penstock.runtime import metrics
+from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
+from penstock.wire.specification import Probe
+from penstock.wire.tensor import Array
+
+ROWS: Final = 4
+_VERSIONS_KEPT: Final = 1024
+_UNBOUNDED: Final = 3.0
+"""Stands in for a bound that is infinite or astronomically far."""
+
+log = logging.getLogger(__name__)
+
+
+def make_probe(observation_space: Space, policy: Policy, seed: int) -> Probe:
+    """The probe of a run: observations drawn within their bounds, and an action of the policy for each."""
+    generator = np.random.default_rng(seed)
+    observation = {path: _draw(leaf, generator) for path, leaf in leaves(observation_space, "observation")}
+    return Probe(observation=observation, action=policy.act(observation, deterministic=True).action)
+
+
+def _draw(leaf: Leaf, generator: np.random.Generator) -> Array:
+    rows = (ROWS, *leaf.shape)
+    match leaf:
+        case Box():
+            low = np.clip(leaf.low.astype(np.float64), -_UNBOUNDED, None)
+            high = np.clip(leaf.high.astype(np.float64), None, np.maximum(_UNBOUNDED, low))
+            if np.issubdtype(leaf.low.dtype, np.integer):
+                low, high = leaf.low.astype(np.float64), leaf.high.astype(np.float64)
+            return generator.uniform(low, np.maximum(low, high), rows).astype(leaf.dtype)
+        case Discrete():
+            return (leaf.start + generator.integers(leaf.n, size=rows)).astype(leaf.dtype)
+        case MultiDiscrete():
+            return generator.integers(np.asarray(leaf.nvec), size=rows).astype(leaf.dtype)
+        case MultiBinary():
+            return generator.integers(2, size=rows).astype(leaf.dtype)
+
+
+class Quarantine:
+    """Right answers by version, and the sessions that gave a wrong one.
+
+    replica: a policy of the run that nothing else uses; published weights are loaded into it.
+    """
+
+    def __init__(self, probe: Probe, replica: Policy, tolerance: float) -> None:
+        self._probe = probe
+        self._replica = replica
+        self._tolerance = tolerance
+        self._lock = threading.Lock()
+        self._right: OrderedDict[int, tuple[str, Array]] = OrderedDict()
+        self._sessions: frozenset[int] = frozenset()
+
+    def expect(self, version: int, sha256: str, weights: Mapping[str, Array]) -> None:
+        """These weights were published: remember what they answer."""
+        self._replica.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+        answer = self._replica.log_prob(self._probe.observation, self._probe.action)
+        with self._lock:
+            self._right[version] = (sha256, answer)
+            while len(self._right) > _VERSIONS_KEPT:
+                self._right.popitem(last=False)
+
+    def check(self, answers: Iterable[ProbeAnswer]) -> None:
+        """Judge the newest answers; versions that are not remembered prove nothing."""
+        for answer in answers:
+            with self._lock:
+                right = self._right.get(answer.version)
+            if right is None:
+                continue
+            wrong = self._difference(answer, *right)
+            held = answer.session in self._sessions
+            if wrong and not held:
+                metrics.PROBE_MISMATCHES.inc()
+                log.error(
+                    "session quarantined: it does not serve the weights it names", extra=_who(answer, wrong)
+                )
+                self._sessions |= {answer.session}
+            elif held and not wrong:
+                log.warning("quarantine lifted", extra=_who(answer, ""))
+                self._sessions -= {answer.session}
+
+    def holds(self, session: int) -> bool:
+        """Whether what this session sends must not be trained on."""
+        return session in self._sessions
+
+    def _difference(self, answer: ProbeAnswer, sha256: str, right: Array) -> str:
+        if answer.sha256 != sha256:
+            return f"sha256 {answer.sha256[:12]} instead of {sha256[:12]}"
+        given = np.asarray(answer.log_prob, np.float64)
+        if given.shape != right.shape:
+            return f"{given.size} answers to {right.size} questions"
+        largest = float(np.max(np.abs(given - right.astype(np.float64))))
+        # Written so that NaN, which compares false, is wrong too.
+        return "" if largest <= self._tolerance else f"off by {largest:g}, {self._tolerance:g} allowed"
+
+
+def _who(answer: ProbeAnswer, why: str) -> dict[str, object]:
+    return {"actor": answer.actor_id, "session": answer.session, "version": answer.version, "why": why}

@@ -1,0 +1,64 @@
+"""Where a run is: everything beside the algorithm's own state that a checkpoint holds, as JSON."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from broker.state import LogState, Totals
+from penstock.runtime.settings import ConfigurationError, Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """position: last log entry consumed. round: next one of lock-step. episodes: `Episodes.state()`.
+
+    numbers: of the `AlgorithmState`. staleness: fragments by age in updates. sections: what must not
+    change between stop and resume, as canonical JSON. training_seconds: since the first experience.
+    """
+
+    run: str
+    sections: dict[str, str]
+    position: int = 0
+    round: int = 0
+    updates: int = 0
+    training_seconds: float = 0.0
+    totals: Totals = field(default_factory=Totals)
+    episodes: dict[str, Any] = field(default_factory=dict)
+    staleness: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, Any] = field(default_factory=dict)
+    log: LogState | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {**asdict(self), "log": None if self.log is None else self.log.to_json()}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Progress":
+        """Inverse of `to_json`; raises TypeError or KeyError for another shape."""
+        log = value["log"]
+        return cls(
+            **{
+                **value,
+                "totals": Totals(**value["totals"]),
+                "log": None if log is None else LogState.from_json(log),
+            }
+        )
+
+
+def sections(settings: Settings) -> dict[str, str]:
+    """What decides the meaning of weights and fragments."""
+    return {
+        "workload": settings.workload,
+        "environment": settings.environment.canonical_json(),
+        "policy": settings.policy.canonical_json(),
+        "actor.unroll_length": str(settings.actor.unroll_length),
+    }
+
+
+def check_same(run: str, before: dict[str, str], now: dict[str, str]) -> None:
+    """Raise ConfigurationError that names the first section that changed since the checkpoint."""
+    for name, text in now.items():
+        if before.get(name) != text:
+            raise ConfigurationError(
+                f"{name}={text}: run {run!r} was begun with {before.get(name)}; resume it with the same, "
+                "or start a new run"
+            )

@@ -1,0 +1,172 @@
+"""What a run leaves to read: `metrics.jsonl` while it learns, `learner.json` when it ends.
+
+A line is written at most every INTERVAL_S, between two updates: it sums up the updates since the line
+before. A resumed learner appends; its lines begin at the step of its checkpoint, so a reader takes the
+later of two lines for the same step. Losing the last lines in a crash loses nothing but the view.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from learner.feed import Delivery
+from learner.ledger import Balance
+from penstock.runtime import metrics
+
+INTERVAL_S: Final = 0.25
+
+_GAUGES: Final = {
+    "policy_loss": metrics.POLICY_LOSS,
+    "value_loss": metrics.VALUE_LOSS,
+    "entropy": metrics.ENTROPY_NATS,
+    "kl_behaviour": metrics.KL_BEHAVIOUR_NATS,
+    "clip_fraction": metrics.CLIP_FRACTION,
+    "effective_sample_size": metrics.EFFECTIVE_SAMPLE_SIZE,
+    "explained_variance": metrics.EXPLAINED_VARIANCE,
+    "gradient_norm": metrics.GRADIENT_NORM,
+    "learning_rate": metrics.LEARNING_RATE,
+}
+
+
+class Staleness:
+    """How many fragments were how many updates old at their turn."""
+
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        self.counts = Counter({int(age): count for age, count in (counts or {}).items()})
+
+    def add(self, ages: Mapping[int, int]) -> None:
+        """Count fragments by age."""
+        self.counts.update(ages)
+
+    def state(self) -> dict[str, int]:
+        """A JSON object for a checkpoint."""
+        return {str(age): count for age, count in self.counts.items()}
+
+    def quantiles(self) -> dict[str, int]:
+        """p50, p99 and max in updates; zeros before the first fragment."""
+        return {"p50": self._at(0.5), "p99": self._at(0.99), "max": max(self.counts, default=0)}
+
+    def _at(self, share: float) -> int:
+        wanted, seen = share * self.counts.total(), 0
+        for age in sorted(self.counts):
+            seen += self.counts[age]
+            if seen >= wanted:
+                return age
+        return 0
+
+
+@dataclass(slots=True)
+class _Since:
+    """Sums since the last line. Times in seconds."""
+
+    env_steps: int
+    at_s: float
+    publish_s: float = 0.0
+    wait_s: float = 0.0
+    assemble_s: float = 0.0
+    compute_s: float = 0.0
+    staleness: Staleness = field(default_factory=Staleness)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Where the run is: what a line says beside the sums."""
+
+    training_seconds: float
+    env_steps: int
+    updates: int
+    version: int
+    episodes: int
+    mean_return: float | None
+    episode_length: float | None
+    publish_s: float
+    log_bytes: int
+    outstanding: int
+    budget: int
+
+
+class Recorder:
+    """Used by the loop's thread. staleness: of the whole run."""
+
+    def __init__(self, run_dir: Path, staleness: Staleness, env_steps: int) -> None:
+        self._run_dir = run_dir
+        self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self._since = _Since(env_steps, time.monotonic())
+        self._last: dict[str, float] = {}
+        self.staleness = staleness
+
+    def updated(
+        self, delivery: Delivery, values: Mapping[str, float], *, update: int, wait_s: float, compute_s: float
+    ) -> None:
+        """An update was made from `delivery` at the learner's count `update`."""
+        ages = Counter(abs(update - made_with) for made_with in delivery.updates)
+        self.staleness.add(ages)
+        self._since.staleness.add(ages)
+        self._since.wait_s += wait_s
+        self._since.assemble_s += delivery.assemble_s
+        self._since.compute_s += compute_s
+        self._last = dict(values)
+        metrics.UPDATE_SECONDS.labels("wait").observe(wait_s)
+        metrics.UPDATE_SECONDS.labels("compute").observe(compute_s)
+        for age, count in ages.items():
+            for _ in range(count):
+                metrics.STALENESS_UPDATES.observe(age)
+        for name, gauge in _GAUGES.items():
+            if name in values:
+                gauge.set(values[name])
+
+    def write(self, moment: Callable[[], Moment], *, now: bool = False) -> None:
+        """Add a line when one is due, or `now`."""
+        elapsed = time.monotonic() - self._since.at_s
+        if elapsed < INTERVAL_S and not now:
+            return
+        here = moment()
+        self._file.write(json.dumps(self._line(here, max(elapsed, 1e-9))) + "\n")
+        self._file.flush()
+        self._since = _Since(here.env_steps, time.monotonic(), here.publish_s)
+
+    def finish(self, account: Mapping[str, Any]) -> None:
+        """Replace `learner.json` with the final account of this process."""
+        temporary = self._run_dir / "learner.json.tmp"
+        temporary.write_text(json.dumps(account, indent=2) + "\n")
+        temporary.replace(self._run_dir / "learner.json")
+        self._file.close()
+
+    def _line(self, moment: Moment, elapsed: float) -> dict[str, Any]:
+        since = self._since
+        ages = since.staleness.quantiles()
+        return {
+            "time": round(time.time(), 3),
+            "training_seconds": round(moment.training_seconds, 3),
+            "env_steps": moment.env_steps,
+            "updates": moment.updates,
+            "version": moment.version,
+            "episodes": moment.episodes,
+            "mean_return": moment.mean_return,
+            "episode_length": moment.episode_length,
+            "steps_per_second": round((moment.env_steps - since.env_steps) / elapsed, 1),
+            **{f"staleness_{name}": value for name, value in ages.items()},
+            "wait_seconds": round(since.wait_s, 4),
+            "assemble_seconds": round(since.assemble_s, 4),
+            "compute_seconds": round(since.compute_s, 4),
+            "publish_seconds": round(moment.publish_s - since.publish_s, 4),
+            "log_bytes": moment.log_bytes,
+            "outstanding": moment.outstanding,
+            "budget": moment.budget,
+            **self._last,
+        }
+
+
+def ledger_json(balance: Balance) -> dict[str, Any]:
+    """The books as `learner.json` and the summary show them."""
+    return {
+        "acked": balance.acked,
+        "trained": balance.trained,
+        "dropped": balance.dropped,
+        "resident": balance.resident,
+        "balanced": balance.balanced,
+    }

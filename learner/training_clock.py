@@ -1,0 +1,23 @@
+"""Seconds of training: from the first experience on, over all processes of a run."""
+
+import time
+
+
+class TrainingClock:
+    """Stands still until `start`. before: seconds of the processes before this one."""
+
+    def __init__(self, before: float = 0.0) -> None:
+        self._before = before
+        self._since: float | None = None
+
+    def start(self, created_us: int) -> None:
+        """Begin when the first experience was made, by its own clock where that is plausible."""
+        if self._since is not None:
+            return
+        age = time.time() - created_us / 1e6
+        plausible = created_us > 0 and not self._before and 0 <= age < 60
+        self._since = time.monotonic() - (age if plausible else 0.0)
+
+    def seconds(self) -> float:
+        """Up to now."""
+        return self._before + (0.0 if self._since is None else time.monotonic() - self._since)
