@@ -97,14 +97,14 @@ class RedisServer:
         client.close()
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill -9."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def restart(self) -> None:
-        """kill -9 and start again from the append-only file."""
+        """Kill -9 and start again from the append-only file."""
         self.kill()
         self.start()
 
@@ -122,7 +122,7 @@ class RedisServer:
         return copy
 
     def go_back(self, copy: Path) -> None:
-        """kill -9 and start from an older copy: what came after it is lost."""
+        """Kill -9 and start from an older copy: what came after it is lost."""
         self.kill()
         self.forget()
         shutil.copytree(copy, self.folder, dirs_exist_ok=True)

@@ -1,6 +1,6 @@
 """A run as store and learner log see it: opened, with simulated actors that need no network."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.learner_log import LearnerLog
@@ -48,7 +48,7 @@ class Actor:
     name: str
     session: int = 0
     acked: int = 0
-    leave: Leave = Leave()
+    leave: Leave = field(default_factory=Leave)
     role: Role = Role.ROLLOUT
 
     async def open(self) -> Opened:

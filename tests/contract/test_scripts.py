@@ -67,8 +67,8 @@ async def test_a_session_carries_the_specification_and_first_leave(store: Store,
     opened = await store.open_session("actor-0", Role.ROLLOUT)
     assert isinstance(opened, Opened)
     assert specification().encode() == opened.specification
-    assert (1, 0) == (opened.session, opened.seed_salt)
-    assert (4, 1) == (opened.leave.begin_through, opened.leave.min_version)
+    assert (opened.session, opened.seed_salt) == (1, 0)
+    assert (opened.leave.begin_through, opened.leave.min_version) == (4, 1)
 
 
 async def test_a_second_session_has_its_own_salt_and_fences_the_first(store: Store, log: LearnerLog) -> None:
@@ -115,13 +115,13 @@ async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) 
     """A repeated fragment is acknowledged and not stored; one too far ahead is a GAP."""
     actor = Actor(store, "actor-0")
     await actor.open()
-    assert 2 == (await actor.append(2)).appended
+    assert (await actor.append(2)).appended == 2
     again = await store.append(actor.session, 0, [item(actor.session, s) for s in (1, 2, 3)])
-    assert (3, 1, None) == (again.acked_through, again.appended, again.refusal)
+    assert (again.acked_through, again.appended, again.refusal) == (3, 1, None)
     gap = await store.append(actor.session, 3, [item(actor.session, 5)])
     assert gap.refusal is not None
-    assert (Reason.GAP, 4) == (gap.refusal.reason, gap.refusal.expected)
-    assert [1, 2, 3] == [entry.header.sequence for entry in log.read(0, 10, 0) if entry.header]
+    assert (gap.refusal.reason, gap.refusal.expected) == (Reason.GAP, 4)
+    assert [entry.header.sequence for entry in log.read(0, 10, 0) if entry.header] == [1, 2, 3]
     assert 3 == log.acked() == log.resident(0)
 
 
@@ -131,7 +131,7 @@ async def test_an_actor_that_saw_more_acknowledged_gets_a_gap(store: Store, log:
     await actor.open()
     reply = await store.append(actor.session, 7, [item(actor.session, 1)])
     assert reply.refusal is not None
-    assert (Reason.GAP, 0, 0) == (reply.refusal.reason, reply.acked_through, log.acked())
+    assert (reply.refusal.reason, reply.acked_through, log.acked()) == (Reason.GAP, 0, 0)
 
 
 async def test_a_payload_in_the_log_never_expires(
@@ -142,7 +142,7 @@ async def test_a_payload_in_the_log_never_expires(
     actor = Actor(short, "actor-0")
     await actor.open()
     await actor.append(3)
-    assert [-1, -1, -1] == [raw.ttl(keys.payload(number)) for number in (1, 2, 3)]
+    assert [raw.ttl(keys.payload(number)) for number in (1, 2, 3)] == [-1, -1, -1]
     raw.set("other", b"", px=300)
     while raw.exists("other"):
         pass
@@ -157,7 +157,7 @@ async def test_nothing_staged_stays_behind(store: Store, log: LearnerLog, raw: "
     await actor.open()
     await actor.append(2)
     await store.append(actor.session, 0, [item(actor.session, s) for s in (1, 2, 9, 10)])
-    assert [] == raw.keys(keys.STAGING + "*")
+    assert raw.keys(keys.STAGING + "*") == []
 
 
 async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: LearnerLog) -> None:
@@ -170,7 +170,7 @@ async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: 
         reply = client.eval(
             script.source, 1, "penstock:staging:gone", actor.session, 0, 1, CHARGE, 1, 9, header.header_bytes
         )
-    assert [b"FULL", b"staging", 0, 0] == reply[:4]
+    assert reply[:4] == [b"FULL", b"staging", 0, 0]
     assert (await actor.append()).refusal is None
     await actor.store.aclose()
 
@@ -184,13 +184,13 @@ async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, redi
     await actor.open()
     reply = await actor.append(5)
     assert reply.refusal is not None
-    assert (3, Reason.FULL) == (reply.acked_through, reply.refusal.reason)
+    assert (reply.acked_through, reply.refusal.reason) == (3, Reason.FULL)
     assert reply.refusal.detail.startswith("log_entries")
     assert reply.refusal.retry_after_ms > 0
     log.start(specification().encode(), replace(PACING, max_log_bytes=4 * size, budget=budget))
     reply = await actor.append(5)
     assert reply.refusal is not None
-    assert (4, True) == (reply.acked_through, reply.refusal.detail.startswith("log_bytes"))
+    assert (reply.acked_through, reply.refusal.detail.startswith("log_bytes")) == (4, True)
     assert 4 * size == reply.gauges.log_bytes
     log.close()
 
@@ -200,10 +200,10 @@ async def test_a_sequence_without_leave_is_invalid_for_a_rollout_worker(store: S
     log = open_run(redis_url, budget=CHARGE)
     actor = Actor(store, "actor-0")
     await actor.open()
-    assert 1 == actor.leave.begin_through
+    assert actor.leave.begin_through == 1
     reply = await actor.append(2)
     assert reply.refusal is not None
-    assert (1, Reason.INVALID) == (reply.acked_through, reply.refusal.reason)
+    assert (reply.acked_through, reply.refusal.reason) == (1, Reason.INVALID)
     log.close()
 
 
@@ -214,7 +214,7 @@ async def test_a_policy_server_needs_no_leave_and_is_paced_by_full(store: Store,
     await server.open()
     reply = await server.append(3)
     assert reply.refusal is not None
-    assert (2, Reason.FULL) == (reply.acked_through, reply.refusal.reason)
+    assert (reply.acked_through, reply.refusal.reason) == (2, Reason.FULL)
     assert reply.refusal.detail.startswith("pacing")
     log.settle(1)
     assert (await server.append()).refusal is None
@@ -236,11 +236,11 @@ async def test_shadow_fragments_are_in_no_count(store: Store, log: LearnerLog, r
     await server.open()
     for _ in range(5):
         await server.append(250, kind=Kind.SHADOW)
-    assert scripts.MAX_SHADOW_ENTRIES == raw.xlen(keys.SHADOW)
-    assert scripts.MAX_SHADOW_ENTRIES == len(raw.keys(keys.SHADOW_PAYLOAD + "*"))
+    assert raw.xlen(keys.SHADOW) == scripts.MAX_SHADOW_ENTRIES
+    assert len(raw.keys(keys.SHADOW_PAYLOAD + "*")) == scripts.MAX_SHADOW_ENTRIES
     assert 0 == log.acked() == log.resident(0)
     await server.append()
-    assert 1 == log.acked()
+    assert log.acked() == 1
 
 
 # ---------------------------------------------------------------- reports, watch, control
@@ -255,17 +255,18 @@ async def test_reports_are_idempotent_in_order_and_read_by_position(store: Store
     def report(sequence: int) -> Report:
         return Report(session=actor.session, sequence=sequence, episodes=(episode,))
 
-    assert (1, None) == await store.report(report(1))
-    assert (1, None) == await store.report(report(1))
+    assert await store.report(report(1)) == (1, None)
+    assert await store.report(report(1)) == (1, None)
     taken, refusal = await store.report(report(3))
     assert refusal is not None
-    assert (1, Reason.GAP, 2) == (taken, refusal.reason, refusal.expected)
-    assert (2, None) == await store.report(report(2))
+    assert (taken, refusal.reason, refusal.expected) == (1, Reason.GAP, 2)
+    assert await store.report(report(2)) == (2, None)
     entries = log.read_reports(0, 10)
-    assert [(1, "actor-0", 1), (2, "actor-0", 2)] == [
-        (e.number, e.actor_id, e.report.sequence) for e in entries
+    assert [(e.number, e.actor_id, e.report.sequence) for e in entries] == [
+        (1, "actor-0", 1),
+        (2, "actor-0", 2),
     ]
-    assert [2] == [entry.number for entry in log.read_reports(1, 10)]
+    assert [entry.number for entry in log.read_reports(1, 10)] == [2]
 
 
 async def test_watch_tells_the_newest_weights_and_scalars(store: Store, log: LearnerLog) -> None:
@@ -276,7 +277,7 @@ async def test_watch_tells_the_newest_weights_and_scalars(store: Store, log: Lea
     watched = await store.watch(Watch(session=actor.session))
     assert watched.news is not None
     assert publication == watched.news.latest
-    assert {"epsilon": 0.25} == watched.news.scalars
+    assert watched.news.scalars == {"epsilon": 0.25}
     assert RunState.RUNNING is watched.news.state
 
 
@@ -287,7 +288,7 @@ async def test_only_evaluation_sessions_are_asked_to_evaluate(store: Store, log:
     await evaluation.open()
     log.request_evaluation(1)
     asked = [await store.watch(Watch(session=actor.session)) for actor in (rollout, evaluation)]
-    assert [0, 1] == [watched.news.evaluate_version for watched in asked if watched.news]
+    assert [watched.news.evaluate_version for watched in asked if watched.news] == [0, 1]
 
 
 async def test_the_learner_sees_probe_answers(store: Store, log: LearnerLog) -> None:
@@ -328,17 +329,17 @@ async def test_status_shows_run_log_and_sessions(store: Store, log: LearnerLog) 
     await actor.append()
     log.observe('{"progress": 0.5}')
     status = await store.status()
-    assert (RUN, 1, 1, 1, 1) == (
+    assert (
         status.run,
         status.epoch,
         status.log_head,
         status.acked,
         status.latest.version,
-    )
+    ) == (RUN, 1, 1, 1, 1)
     assert 4 * CHARGE == status.budget_steps == status.gauges.outstanding_steps
-    assert '{"progress": 0.5}' == status.learner_json
-    assert [("actor-0", Role.ROLLOUT, 1, 4)] == [
-        (row.actor_id, row.role, row.sequence, row.begin_through) for row in status.sessions
+    assert status.learner_json == '{"progress": 0.5}'
+    assert [(row.actor_id, row.role, row.sequence, row.begin_through) for row in status.sessions] == [
+        ("actor-0", Role.ROLLOUT, 1, 4)
     ]
     assert not status.closed
 
@@ -346,7 +347,7 @@ async def test_status_shows_run_log_and_sessions(store: Store, log: LearnerLog) 
 async def test_status_of_an_empty_server_has_no_run(store: Store) -> None:
     """And the log is closed."""
     status = await store.status()
-    assert ("", True, ()) == (status.run, status.closed, status.sessions)
+    assert (status.run, status.closed, status.sessions) == ("", True, ())
 
 
 async def test_changes_wake_a_waiter(store: Store, log: LearnerLog) -> None:
@@ -372,7 +373,7 @@ def test_the_lease_is_for_one_holder(redis_url: str, log: LearnerLog) -> None:
         other.acquire(RUN, "other", TTL_MS)
     assert Reason.FENCED is refused.value.refusal.reason
     assert 0 < refused.value.refusal.retry_after_ms <= TTL_MS + 1
-    assert 2 == other.acquire(RUN, "learner", TTL_MS).epoch
+    assert other.acquire(RUN, "learner", TTL_MS).epoch == 2
     with pytest.raises(Refused, match="fenced"):
         log.renew()
     with pytest.raises(Refused, match="fenced"):
@@ -384,11 +385,11 @@ def test_a_released_lease_is_free_and_an_expired_one_too(redis_url: str, log: Le
     """Expiry is judged by Redis."""
     log.release()
     other = LearnerLog.connect(redis_url, wait_s=1)
-    assert 2 == other.acquire(RUN, "other", 1).epoch
+    assert other.acquire(RUN, "other", 1).epoch == 2
     third = LearnerLog.connect(redis_url, wait_s=1)
     while True:
         try:
-            assert 3 == third.acquire(RUN, "third", TTL_MS).epoch
+            assert third.acquire(RUN, "third", TTL_MS).epoch == 3
             break
         except Refused:
             continue
@@ -410,9 +411,9 @@ async def test_weights_stay_for_two_versions_and_for_pins(store: Store, log: Lea
         log.publish(b"small", update=update, settled=0, scalars={})
     assert pinned == await store.publication(pinned.version)
     chunks = [await store.weights_chunk(pinned.version, index) for index in range(4)]
-    assert [WEIGHT_CHUNK_BYTES, WEIGHT_CHUNK_BYTES, 5] == [len(chunk) for chunk in chunks if chunk]
+    assert [len(chunk) for chunk in chunks if chunk] == [WEIGHT_CHUNK_BYTES, WEIGHT_CHUNK_BYTES, 5]
     kept = [version for version in range(1, 6) if await store.publication(version)]
-    assert [2, 4, 5] == kept
+    assert kept == [2, 4, 5]
     log.unpin(pinned.version)
     assert await store.publication(pinned.version) is None
     assert await store.weights_chunk(pinned.version, 0) is None
@@ -442,12 +443,12 @@ async def test_commit_trims_and_is_idempotent(store: Store, redis_url: str, raw:
     renewal = log.renew()
     size = len(item(1, 1).payload)
     assert (2, 2 * size, 6) == (renewal.log_entries, renewal.log_bytes, renewal.head)
-    assert [None] * 4 == log.fetch([1, 2, 3, 4])
+    assert log.fetch([1, 2, 3, 4]) == [None] * 4
     assert 2 == log.resident(0) == len(raw.keys(keys.PAYLOAD + "*"))
-    assert "trimmed" == log.missing(4).value
+    assert log.missing(4).value == "trimmed"
     again = log.acquire(RUN, "learner", TTL_MS)
     assert (commit,) == again.committed
-    assert 4 == again.trim_floor
+    assert again.trim_floor == 4
     log.close()
 
 

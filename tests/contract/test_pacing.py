@@ -1,0 +1,313 @@
+"""The run goes on: leave to generate under loss, death and scarcity (simulated actors, real Redis)."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from broker.learner_log import LearnerLog
+from broker.state import Opened
+from broker.store import Store
+from penstock.wire.messages import Leave, Role
+from tests.small_run import CHARGE, specification
+from tests.store_run import BLOB, PACING, Actor, item, open_run
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    """A store on a fresh server."""
+    made = Store.connect(redis_url)
+    yield made
+    await made.aclose()
+
+
+class Learner:
+    """Trains on everything it reads, `batch` fragments at a time; settles by publishing."""
+
+    def __init__(self, log: LearnerLog, batch: int) -> None:
+        self.log = log
+        self.batch = batch
+        self.position = 0
+        self.updates = 0
+
+    def work(self, *, skip: bool = False) -> int:
+        """One pass over the log; fragments consumed. `skip`: updates fail and are settled only."""
+        entries = self.log.read(self.position, 1000, 0)
+        full = len(entries) // self.batch * self.batch
+        for start in range(0, full, self.batch):
+            self.position = entries[start + self.batch - 1].number
+            if skip:
+                self.log.settle(self.position)
+            else:
+                self.updates += 1
+                self.log.publish(BLOB, update=self.updates, settled=self.position, scalars={})
+        return full
+
+
+async def _everybody(actors: list[Actor], learner: Learner, fragments: int) -> set[str]:
+    """Act and learn until so many fragments are consumed; the names of those that acted."""
+    acted: set[str] = set()
+    for _ in range(20 * fragments):
+        for actor in actors:
+            await actor.watch()
+            if await actor.work():
+                acted.add(actor.name)
+        await asyncio.to_thread(learner.work)
+        assert learner.log.renew().outstanding <= 5 * CHARGE
+        if learner.position >= fragments:
+            return acted
+    raise AssertionError(f"stuck at {learner.position} of {fragments}")
+
+
+async def test_64_actors_share_a_budget_of_four_fragments(store: Store, redis_url: str) -> None:
+    """Nobody deadlocks, and outstanding stays below the budget plus one fragment."""
+    log = open_run(redis_url)
+    actors = [Actor(store, f"actor-{index}") for index in range(64)]
+    for actor in actors:
+        await actor.open()
+    learner = Learner(log, batch=2)
+    random_actors = random.Random(0)
+    while learner.position < 200:
+        random_actors.shuffle(actors)
+        await _everybody(actors, learner, learner.position + 4)
+    log.close()
+
+
+async def test_an_actor_that_dies_with_the_only_leave_gives_it_back(store: Store, redis_url: str) -> None:
+    """Its session expires at a renewal of the lease; another worker is let on."""
+    log = open_run(redis_url, budget=CHARGE, session_timeout_ms=50)
+    dead, alive = Actor(store, "dead"), Actor(store, "alive")
+    await dead.open()
+    await alive.open()
+    assert (dead.leave.begin_through, alive.leave.begin_through) == (1, 0)
+    for _ in range(1000):
+        if (await alive.watch()).begin_through:
+            break
+        log.renew()
+        await asyncio.sleep(0.005)
+    assert await alive.work() == 1
+    assert [row.actor_id for row in (await store.status()).sessions] == ["alive"]
+    log.close()
+
+
+async def test_a_third_of_the_replies_is_lost(store: Store, redis_url: str) -> None:
+    """Leave is absolute: 30% lost replies of every call change nothing and duplicate nothing."""
+    log = open_run(redis_url)
+    actors = [Actor(store, f"actor-{index}") for index in range(6)]
+    for actor in actors:
+        await actor.open()
+    learner, luck = Learner(log, batch=2), random.Random(1)
+    for _ in range(400):
+        for actor in actors:
+            before = replace(actor)
+            await actor.watch()
+            if actor.leave.begin_through > actor.acked:
+                await actor.append()
+            if luck.random() < 0.3:  # the reply never came: the actor knows what it knew
+                actor.acked, actor.leave = before.acked, before.leave
+        await asyncio.to_thread(learner.work)
+        if learner.position >= 200:
+            break
+    assert learner.position >= 200
+    headers = [entry.header for entry in log.read(0, 10_000, 0)]
+    for actor in actors:
+        sequences = [header.sequence for header in headers if header and header.session == actor.session]
+        assert sequences == list(range(1, len(sequences) + 1))
+    log.close()
+
+
+async def test_a_skipped_update_gives_its_budget_back(store: Store, redis_url: str) -> None:
+    """Batches that are dropped for NaN settle without a publication."""
+    log = open_run(redis_url)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    learner = Learner(log, batch=4)
+    for _ in range(5):
+        await actor.watch()
+        assert await actor.work() == 4
+        assert await asyncio.to_thread(learner.work, skip=True) == 4
+    assert log.renew().outstanding == 0
+    log.close()
+
+
+async def test_leave_is_given_by_fair_share_and_never_beyond_the_budget(store: Store, redis_url: str) -> None:
+    """max(1, budget ÷ (F · rollout workers)) each, while outstanding is below the budget."""
+    log = open_run(redis_url, budget=6 * CHARGE, fragment_charge=CHARGE)
+    first, second, third = (Actor(store, f"actor-{index}") for index in range(3))
+    await first.open()
+    assert first.leave.begin_through == 6
+    await second.open()
+    assert second.leave.begin_through == 0
+    await first.append(6)
+    log.settle(6)
+    assert ((await first.watch()).begin_through, (await second.watch()).begin_through) == (9, 3)
+    await third.open()
+    assert third.leave.begin_through == 0
+    await store.close_session(second.session)
+    assert (await third.watch()).begin_through == 3
+    log.close()
+
+
+async def test_leave_names_the_version_of_its_moment(store: Store, redis_url: str) -> None:
+    """A worker that begins the newest sequence must have applied at least that version."""
+    log = open_run(redis_url, budget=CHARGE)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append()
+    log.publish(BLOB, update=1, settled=0, scalars={})
+    assert await actor.watch() == Leave(1, 1, 0)
+    log.publish(BLOB, update=2, settled=1, scalars={})
+    assert await actor.watch() == Leave(2, 3, 0)
+    log.close()
+
+
+async def test_nobody_has_leave_before_the_first_weights(store: Store, redis_url: str) -> None:
+    """There is nothing to act with."""
+    log = open_run(redis_url, publish=False)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    assert actor.leave.begin_through == 0
+    log.publish(BLOB, update=0, settled=0, scalars={})
+    assert (await actor.watch()).begin_through == 4
+    log.close()
+
+
+async def test_a_short_fragment_replaces_its_full_charge(store: Store, redis_url: str) -> None:
+    """Outstanding counts F for leave and the true charge for what is appended."""
+    log = open_run(redis_url, budget=2 * CHARGE)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    reply = await actor.append(steps=1)
+    assert log.read(0, 10, 0)[0].steps_total == CHARGE // 4
+    assert reply.gauges.outstanding_steps == CHARGE // 4 + 2 * CHARGE
+    log.close()
+
+
+async def test_taking_the_lease_sets_settled_back(store: Store, redis_url: str) -> None:
+    """The steps since the checkpoint are outstanding again, and leave waits for them."""
+    log = open_run(redis_url)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(4)
+    log.publish(BLOB, update=1, settled=4, scalars={})
+    log.start(specification().encode(), PACING, position=1)
+    renewal = log.renew()
+    assert (renewal.settled, renewal.settled_steps, renewal.outstanding) == (1, CHARGE, 3 * CHARGE)
+    assert (await actor.watch()).begin_through == 5
+    log.close()
+
+
+# ---------------------------------------------------------------- lock-step
+
+
+def _lock_step(redis_url: str, actors: int, **pacing: int) -> LearnerLog:
+    return open_run(redis_url, lock_step=True, actor_count=actors, **pacing)
+
+
+async def test_a_round_gives_each_session_one_fragment(store: Store, redis_url: str) -> None:
+    """Round 0 opens with `actor.count` sessions; entries carry the stamp of their round."""
+    log = _lock_step(redis_url, 2)
+    first, second = Actor(store, "actor-0"), Actor(store, "actor-1")
+    await first.open()
+    assert first.leave.begin_through == 0
+    await second.open()
+    for round_ in range(3):
+        for actor in (first, second):
+            assert await actor.watch() == Leave(round_ + 1, round_ + 1, round_)
+            assert not log.round_complete(round_)
+            assert await actor.work() == 1
+        assert log.round_complete(round_)
+        log.publish(BLOB, update=round_ + 1, settled=2 * round_ + 2, scalars={}, round=round_ + 1)
+    assert [entry.round for entry in log.read(0, 10, 0)] == [0, 0, 1, 1, 2, 2]
+    log.close()
+
+
+async def test_who_opens_later_joins_the_next_round(store: Store, redis_url: str) -> None:
+    """And who closes leaves the roster; what it appended stays."""
+    log = _lock_step(redis_url, 1)
+    first, late = Actor(store, "actor-0"), Actor(store, "actor-1")
+    await first.open()
+    await late.open()
+    assert late.leave.begin_through == 0
+    assert await first.work() == 1
+    assert log.round_complete(0)
+    log.publish(BLOB, update=1, settled=1, scalars={}, round=1)
+    assert (await late.watch()).begin_through == 1
+    assert await late.work() == 1
+    await first.watch()
+    assert not log.round_complete(1)
+    await store.close_session(first.session)
+    assert log.round_complete(1)
+    log.close()
+
+
+async def test_three_actors_and_one_stops(store: Store, redis_url: str) -> None:
+    """S = 0: the stopped one expires and the rounds go on."""
+    log = _lock_step(redis_url, 3, session_timeout_ms=50)
+    actors = [Actor(store, f"actor-{index}") for index in range(3)]
+    for actor in actors:
+        await actor.open()
+    for round_ in range(5):
+        working = actors if round_ < 2 else actors[:2]
+        for _ in range(1000):
+            for actor in working:
+                await actor.watch()
+                await actor.work()
+            if log.round_complete(round_):
+                break
+            await asyncio.sleep(0.005)
+            log.renew()
+        assert log.round_complete(round_)
+        log.publish(BLOB, update=round_ + 1, settled=0, scalars={}, round=round_ + 1)
+    assert [entry.round for entry in log.read(0, 100, 0)] == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4]
+    log.close()
+
+
+async def test_a_round_without_workers_waits_for_the_next_one(store: Store, redis_url: str) -> None:
+    """The learner is not sent round after empty round."""
+    log = _lock_step(redis_url, 1)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await store.close_session(actor.session)
+    assert log.round_complete(0)
+    log.publish(BLOB, update=0, settled=0, scalars={}, round=1)
+    assert not log.round_complete(1)
+    opened = await store.open_session("actor-0", Role.ROLLOUT)
+    assert isinstance(opened, Opened)
+    assert opened.leave == Leave(1, 2, 1)
+    log.close()
+
+
+async def test_a_resumed_learner_finds_past_rounds_complete(store: Store, redis_url: str) -> None:
+    """It replays rounds by their stamp; publishing for a past round opens nothing."""
+    log = _lock_step(redis_url, 1)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    for round_ in range(3):
+        await actor.watch()
+        await actor.work()
+        log.publish(BLOB, update=round_ + 1, settled=round_ + 1, scalars={}, round=round_ + 1)
+    log.start(specification(lock_step=True).encode(), replace(PACING, lock_step=True), position=1)
+    log.publish(BLOB, update=1, settled=1, scalars={})
+    assert [entry.round for entry in log.read(1, 10, 0)] == [1, 2]
+    assert log.round_complete(1)
+    log.publish(BLOB, update=2, settled=2, scalars={}, round=2)
+    assert log.round_complete(2)
+    assert not log.round_complete(3)
+    assert (await actor.watch()).round == 3
+    log.close()
+
+
+async def test_a_repeated_append_in_lock_step_takes_nothing_twice(store: Store, redis_url: str) -> None:
+    """The stamp and the roster follow the first."""
+    log = _lock_step(redis_url, 1)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append()
+    log.publish(BLOB, update=1, settled=1, scalars={}, round=1)
+    again = await store.append(actor.session, 0, [item(actor.session, 1)])
+    assert (again.acked_through, again.appended) == (1, 0)
+    assert not log.round_complete(1)
+    log.close()
