@@ -60,7 +60,8 @@ def gae(
     δ_t = r_t + γ V_{t+1} − V_t;  A_t = δ_t + γ λ A_{t+1} where the trace carries;  target = A_t + V_t.
     """
     delta = (rewards + discount * next_values - values).masked_fill(~valid, 0.0)
-    advantage = _backwards(delta, (discount * trace) * carries)
+    # A bool times a Python float would be float32 whatever the values are.
+    advantage = _backwards(delta, carries.to(values.dtype) * (discount * trace))
     return Advantages(advantage, (advantage + values).masked_fill(~valid, 0.0))
 
 
