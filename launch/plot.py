@@ -35,9 +35,20 @@ def _draw_run(axes: Any, run: Path) -> None:
         rows = read_rows(run / "metrics.jsonl")
     except FileNotFoundError:
         raise ConfigurationError(f"{run}: holds no metrics.jsonl, so no run; see `ls runs`") from None
-    points = [(row["env_steps"], row["mean_return"]) for row in rows if _is_known(row)]
+    points = curve(rows)
     steps, returns = zip(*points, strict=True) if points else ((), ())
     axes.plot(steps, returns, linewidth=1.5, label=_label(run))
+
+
+def curve(rows: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
+    """Steps and mean return; where a resumed learner did steps again, what it did the second time."""
+    points: list[tuple[int, float]] = []
+    for row in rows:
+        while points and points[-1][0] >= row["env_steps"]:
+            points.pop()
+        if _is_known(row):
+            points.append((row["env_steps"], row["mean_return"]))
+    return points
 
 
 def _is_known(row: dict[str, Any]) -> bool:

@@ -23,5 +23,5 @@ def test_an_unknown_workload_is_named_with_the_installed_ones() -> None:
 @pytest.mark.parametrize("path", ["", "nowhere:f", "os:nothing", "os", "os:name"])
 def test_a_path_that_is_no_function_is_named(path: str) -> None:
     """Whatever is wrong with it."""
-    with pytest.raises(ConfigurationError, match="is not a function|cannot be loaded"):
+    with pytest.raises(ConfigurationError, match=r"is not a function|cannot be loaded"):
         load(path)

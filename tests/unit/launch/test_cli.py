@@ -1,0 +1,85 @@
+"""The command line: what it answers to mistakes, and what it must not import."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch.process import penstock
+
+HEAVY = ("torch", "gymnasium", "redis", "grpc", "matplotlib", "numpy", "pydantic")
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """`penstock ARGUMENTS`, to its end."""
+    return subprocess.run(penstock(*arguments), capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_names_every_command() -> None:
+    """The list of DESIGN."""
+    reply = run("--help")
+    assert reply.returncode == 0
+    for name in ("train", "broker", "actor", "learner", "redis", "status", "evaluate", "plot", "doctor"):
+        assert f"  {name} " in reply.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """Which keeps it below a third of a second."""
+    code = f"import sys, launch.cli; print([name for name in {HEAVY} if name in sys.modules])"
+    reply = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert reply.stdout == "[]\n"
+
+
+def test_a_broker_loads_no_torch() -> None:
+    """Nor gymnasium: its image carries neither."""
+    code = (
+        "import sys, launch.cli, launch.plan, broker.service, penstock.runtime.lifecycle;"
+        "print([name for name in ('torch', 'gymnasium', 'matplotlib') if name in sys.modules])"
+    )
+    reply = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert reply.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("train", "NoSuch-v9"), "environment.id='NoSuch-v9'"),
+        (("train", "CartPole-v1", "--set", "actor.numbr=1"), "actor.numbr: unknown key"),
+        (("train", "CartPole-v1", "--actors", "0"), "--actors"),
+        (("train", "--resume", "nowhere"), "holds no config.toml"),
+        (("actor", "--broker", "nonsense"), "HOST:PORT or unix:/path"),
+        (("actor", "--broker", "127.0.0.1:1", "--role", "spy"), "use rollout or evaluation"),
+        (("broker", "--redis", "unix:///nowhere", "--listen", "0.0.0.0:0"), "--insecure"),
+        (("status", "nowhere"), "give --broker ADDRESS"),
+        (("plot", "nowhere"), "holds no metrics.jsonl"),
+        (("nonsense",), "No such command"),
+    ],
+)
+def test_a_mistake_exits_2_with_its_remedy_on_stderr(arguments: tuple[str, ...], words: str) -> None:
+    """And nothing on stdout."""
+    reply = run(*arguments)
+    assert reply.returncode == 2
+    assert words in reply.stderr
+    assert reply.stdout == ""
+
+
+def test_status_of_a_broker_that_is_gone_exits_1() -> None:
+    """At once: nobody listens, nobody is waited for."""
+    began = time.monotonic()
+    reply = run("status", "--broker", "127.0.0.1:1")
+    assert reply.returncode == 1
+    assert "does not answer" in reply.stderr.splitlines()[-1]
+    assert time.monotonic() - began < 20
+
+
+def test_the_resolved_configuration_is_printed_as_toml() -> None:
+    """Nothing is started."""
+    reply = run("train", "CartPole-v1", "--set", "algorithm.epochs=9", "--print-config")
+    assert reply.returncode == 0
+    assert "epochs = 9" in reply.stdout
+    assert 'id = "CartPole-v1"' in reply.stdout

@@ -1,0 +1,122 @@
+"""From a command line to a run."""
+
+from pathlib import Path
+
+import pytest
+
+from launch import toml
+from launch.plan import Request, make_plan, prepare_folder, service_settings
+from penstock.runtime.settings import ConfigurationError, Settings, load, parse_toml
+
+
+def test_layers_lie_over_one_another_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defaults, file, environment, flags, --set: the later wins, key by key."""
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'seed = 1\n[environment]\nid = "CartPole-v1"\n[algorithm]\nepochs = 7\nminibatches = 7\ndiscount = 0.7\n'
+    )
+    monkeypatch.setenv("PENSTOCK_ALGORITHM__EPOCHS", "8")
+    monkeypatch.setenv("PENSTOCK_ALGORITHM__MINIBATCHES", "8")
+    request = Request(what=str(file), seed=9, actors=3, assignments=("algorithm.minibatches=9",))
+    settings = make_plan(request).settings
+    assert settings.algorithm.discount == 0.7
+    assert settings.algorithm.epochs == 8
+    assert settings.algorithm.minibatches == 9
+    assert (settings.seed, settings.actor.count) == (9, 3)
+    assert settings.learner.total_steps == 150_000  # the workload's default for CartPole
+
+
+def test_a_run_is_its_name_and_a_random_suffix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two runs of the same command are two runs, each in its folder."""
+    monkeypatch.chdir(tmp_path)
+    first, second = (make_plan(Request(what="CartPole-v1")) for _ in range(2))
+    assert first.settings.run != second.settings.run
+    assert first.run_dir == tmp_path / "runs" / first.settings.run
+    assert first.settings.run.startswith("cartpole-v1-")
+
+
+def test_the_target_is_the_environments_own_unless_said(tmp_path: Path) -> None:
+    """Acrobot is registered with −100."""
+    assert make_plan(Request(what="Acrobot-v1", run_dir=tmp_path / "a")).target == -100.0
+    assert make_plan(Request(what="Acrobot-v1", run_dir=tmp_path / "a", target_return=-90.0)).target == -90.0
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (Request(what="CartPoel-v1"), "environment.id='CartPoel-v1'.*CartPole-v1"),
+        (Request(what="CartPole-v1", assignments=("algorithm.epoch=3",)), "algorithm.epoch: unknown key"),
+        (Request(what="CartPole-v1", assignments=("algorithm.epochs=0",)), "algorithm.epochs=0"),
+        (Request(what="CartPole-v1", assignments=("epochs",)), "write section.key=value"),
+        (Request(what="nowhere.toml"), "nowhere.toml"),
+        (Request(), "name a Gymnasium environment"),
+        (Request(resume=True), "--resume: name the run's folder"),
+        (Request(what="CartPole-v1", assignments=("workload=chess",)), "workload='chess'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_remedy(request_: Request, words: str) -> None:
+    """Key, value and what to do."""
+    with pytest.raises(ConfigurationError, match=words):
+        make_plan(request_)
+
+
+def test_only_resume_reuses_a_run(tmp_path: Path) -> None:
+    """A folder that holds a run is taken again only on request, with its name and settings."""
+    plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", seed=5))
+    prepare_folder(plan)
+    with pytest.raises(ConfigurationError, match="holds a run already; add --resume"):
+        make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r"))
+    resumed = make_plan(Request(what=str(tmp_path / "r"), resume=True))
+    assert resumed.settings == plan.settings
+    assert resumed.resume
+    with pytest.raises(ConfigurationError, match=r"holds no config\.toml"):
+        make_plan(Request(run_dir=tmp_path / "other", resume=True))
+
+
+def test_the_module_of_a_named_environment_may_be_imported_by_its_actors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who types `module:Id` has allowed it."""
+    (tmp_path / "my_environments.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:CartPoleEnv', reward_threshold=7)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = make_plan(Request(what="my_environments:Mine-v0", run_dir=tmp_path / "r"))
+    assert plan.settings.actor.allow_modules == ("my_environments",)
+    assert plan.settings.run.startswith("mine-v0-")
+    assert plan.target == 7
+
+
+def test_the_written_configuration_reads_back_equal_and_holds_no_secret(tmp_path: Path) -> None:
+    """Whatever the types: paths, tuples, nested arguments, quotes."""
+    settings = load([
+        {
+            "environment": {"kwargs": {"name": 'a "quoted" ü', "nested": {"deep": [1, 2.5, True]}}},
+            "policy": {"hidden_sizes": [32, 16]},
+            "algorithm": {"learning_rate": 1e-12},
+            "security": {"redis_password": "hunter2", "tls_key": "/certs/key.pem"},
+        }
+    ])  # fmt: skip
+    file = tmp_path / "config.toml"
+    file.write_text(toml.dump(settings))
+    assert "hunter2" not in file.read_text()
+    assert "hunter2" not in toml.masked(settings)
+    assert 'redis_password = "****' in toml.masked(settings)
+    without = settings.security.model_copy(update={"redis_password": None})
+    assert load([parse_toml(file)]) == settings.model_copy(update={"security": without})
+
+
+def test_a_service_reads_file_environment_and_assignments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In that order; without any, the defaults."""
+    assert service_settings(None, ()) == Settings()
+    file = tmp_path / "config.toml"
+    file.write_text("[broker]\nredis_wait_s = 1\nmax_log_entries = 1\n[metrics]\nport = 1\n")
+    monkeypatch.setenv("PENSTOCK_BROKER__MAX_LOG_ENTRIES", "2")
+    monkeypatch.setenv("PENSTOCK_METRICS__PORT", "2")
+    settings = service_settings(file, ("metrics.port=3",))
+    assert settings.broker.redis_wait_s == 1
+    assert settings.broker.max_log_entries == 2
+    assert settings.metrics.port == 3

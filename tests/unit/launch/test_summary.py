@@ -1,0 +1,71 @@
+"""The summary of a run."""
+
+import json
+from pathlib import Path
+
+from launch.plan import Plan, Request, make_plan, prepare_folder
+from launch.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
+from launch.supervisor import Account
+
+LEARNT = {
+    "solved": True,
+    "mean_return": 480.5,
+    "evaluation": {"mean": 499.0, "std": 2.0, "episodes": 100, "version": 41},
+    "env_steps": 80_000,
+    "updates": 40,
+    "policy_version": 41,
+    "training_seconds": 3.5,
+    "env_steps_per_second": 22_857.1,
+    "staleness": {"p50": 1, "p99": 2, "max": 2},
+    "ledger": {
+        "acked": 81, "trained": 78, "dropped": {"stale": 1, "nan": 0}, "resident": 2, "balanced": True,
+    },
+}  # fmt: skip
+REDIS = RedisFacts(version="6.2.14", durability="fsync_1s")
+
+
+def plan_in(path: Path) -> Plan:
+    """A prepared run."""
+    plan = make_plan(Request(what="CartPole-v1", run_dir=path / "r", seed=3))
+    prepare_folder(plan)
+    return plan
+
+
+def ending(cause: str = "") -> Ending:
+    """Ended with one actor that was restarted once."""
+    actor = Account(name="actor-0", role="actor", pid=7, restarts=1, cpu_seconds=1.23456)
+    return Ending(wall_seconds=9.5, interrupted=False, cause=cause, accounts=[actor], redis=REDIS)
+
+
+def test_it_holds_every_field_that_others_rely_on(tmp_path: Path) -> None:
+    """What was learnt from the learner, the rest from the launcher."""
+    plan = plan_in(tmp_path)
+    (plan.run_dir / "learner.json").write_text(json.dumps(LEARNT))
+    summary = make_summary(plan, ending())
+    write_summary(plan.run_dir, summary)
+    assert json.loads((plan.run_dir / "summary.json").read_text()) == summary
+    assert summary.items() >= LEARNT.items()
+    assert summary["target_return"] == 475.0
+    assert (summary["run"], summary["workload"], summary["seed"]) == (plan.settings.run, "control", 3)
+    assert summary["processes"] == [{"role": "actor", "pid": 7, "restarts": 1, "cpu_seconds": 1.235}]
+    assert summary["redis"] == {"version": "6.2.14", "durability": "fsync_1s"}
+    assert "failure" not in summary
+
+
+def test_people_read_the_verdict_and_the_books(tmp_path: Path) -> None:
+    """Solved, balanced, and by what numbers."""
+    plan = plan_in(tmp_path)
+    (plan.run_dir / "learner.json").write_text(json.dumps(LEARNT))
+    text = "\n".join(summary_lines(make_summary(plan, ending())))
+    assert text.startswith("CartPole-v1: solved")
+    assert "balanced: 81 acked = 78 trained + 1 dropped (stale 1) + 2 resident" in text
+    assert "499.0 ± 2.0 over 100 episodes of version 41" in text
+
+
+def test_a_run_whose_learner_said_nothing_still_has_a_summary(tmp_path: Path) -> None:
+    """Unsolved, with the cause; unknown figures are null and dashes."""
+    summary = make_summary(plan_in(tmp_path), ending(cause="redis failed 5 times in a row"))
+    assert summary["failure"] == "redis failed 5 times in a row"
+    assert summary["solved"] is False
+    assert summary["ledger"] is None
+    assert summary_lines(summary)[0] == "CartPole-v1: failed"

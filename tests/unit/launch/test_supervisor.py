@@ -1,0 +1,178 @@
+"""Services are started, restarted and ended as promised. The services here are small real processes."""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launch import supervisor as module
+from launch.process import Folder, ServiceSpec, child_environment, last_line
+from launch.supervisor import GaveUp, Supervisor
+
+PATIENCE_S = 20.0
+
+
+def python(code: str, name: str = "worker", on_restart: tuple[str, ...] = ()) -> ServiceSpec:
+    """A service that runs `code`."""
+    return ServiceSpec(name=name, role="actor", command=(sys.executable, "-c", code), on_restart=on_restart)
+
+
+class Harness:
+    """A supervisor in a folder, the events it told, and its end of the lifeline."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = Folder(logs=path / "logs", endpoints=path / "endpoints")
+        self.folder.logs.mkdir()
+        self.folder.endpoints.mkdir()
+        self.events: list[str] = []
+        self.read_fd, self.write_fd = os.pipe()
+        self.supervisor = Supervisor(self.folder, self.read_fd, self.events.append)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Step until `condition` holds."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, self.events
+            self.supervisor.step(0.05)
+
+    def log(self, name: str = "worker") -> str:
+        """What the service wrote."""
+        return (self.folder.logs / f"{name}.log").read_text()
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
+    """A supervisor with a short back-off; what it started is gone afterwards."""
+    monkeypatch.setattr(module, "BACKOFF_BASE_S", 0.01)
+    monkeypatch.setattr(module, "BACKOFF_CAP_S", 0.02)
+    harness = Harness(tmp_path)
+    yield harness
+    harness.supervisor.kill(harness.supervisor.names())
+    os.close(harness.read_fd)
+    os.close(harness.write_fd)
+
+
+def test_each_service_has_its_own_process_group_and_log_file(harness: Harness) -> None:
+    """A signal to one group reaches nobody else."""
+    code = "import os, sys; print(os.getpgid(0) == os.getpid()); print('to stderr', file=sys.stderr)"
+    harness.supervisor.start(python(code))
+    harness.until(lambda: harness.supervisor.is_done("worker"))
+    assert sorted(harness.log().splitlines()) == ["True", "to stderr"]
+
+
+def test_a_crashed_service_is_restarted_with_its_restart_arguments(harness: Harness) -> None:
+    """The learner's second life begins with --resume."""
+    code = "import sys; print(sys.argv[1:]); sys.exit(0 if '--resume' in sys.argv else 'boom')"
+    harness.supervisor.start(python(code, on_restart=("--resume",)))
+    harness.until(lambda: harness.supervisor.is_done("worker"))
+    assert "['--resume']" in harness.log()
+    assert harness.events == ["worker died (exit 1), restarting: boom"]
+    assert harness.supervisor.accounts()[0].restarts == 1
+
+
+def test_a_service_that_keeps_dying_ends_the_run_with_its_last_line(harness: Harness) -> None:
+    """Loudly: how often, how, and the cause in its own words."""
+    harness.supervisor.start(python("raise SystemExit('the disk is full')"))
+    with pytest.raises(
+        GaveUp, match=r"worker failed 5 times in a row \(exit 1\): the disk is full"
+    ) as caught:
+        harness.until(lambda: False)
+    assert caught.value.code == 1
+
+
+def test_a_wrong_configuration_is_not_tried_again(harness: Harness) -> None:
+    """Exit 2 ends the run with exit 2."""
+    harness.supervisor.start(python("import sys; print('seed=-1: no'); sys.exit(2)"))
+    with pytest.raises(GaveUp, match="^seed=-1: no$") as caught:
+        harness.until(lambda: False)
+    assert caught.value.code == 2
+    assert harness.supervisor.accounts()[0].restarts == 0
+
+
+def test_a_service_that_ends_by_itself_is_done(harness: Harness) -> None:
+    """Exit 0 is no crash; its CPU time is booked."""
+    harness.supervisor.start(python("sum(range(10**6))"))
+    harness.until(lambda: harness.supervisor.is_done("worker"))
+    account = harness.supervisor.accounts()[0]
+    assert account.restarts == 0
+    assert account.cpu_seconds > 0
+    assert harness.events == []
+
+
+def test_stop_drains_and_names_who_did_not(harness: Harness) -> None:
+    """One goes, one stays deaf and is killed with all that it started."""
+    harness.supervisor.start(
+        python("print('up', flush=True); import threading; threading.Event().wait()", "good")
+    )
+    deaf = (
+        "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import threading; threading.Event().wait()'])\n"
+        "print(child.pid, flush=True); child.wait()"
+    )
+    harness.supervisor.start(python(deaf, "deaf"))
+    harness.until(lambda: "up" in harness.log("good") and harness.log("deaf").endswith("\n"))
+    assert harness.supervisor.stop(["good", "deaf"], grace_s=0.5) == ["deaf"]
+    harness.supervisor.kill(["deaf"])
+    assert not harness.supervisor.is_running("deaf")
+    grandchild = int(harness.log("deaf"))
+    harness.until(lambda: not is_alive(grandchild))
+
+
+def test_children_see_the_launcher_die(harness: Harness) -> None:
+    """Their lifeline reads end-of-file when the last write end is gone."""
+    code = "import os; print(os.read(int(os.environ['PENSTOCK_LIFELINE_FD']), 1) == b'')"
+    harness.supervisor.start(python(code))
+    os.close(harness.write_fd)
+    harness.write_fd = os.dup(harness.read_fd)
+    harness.until(lambda: harness.supervisor.is_done("worker"))
+    assert harness.log() == "True\n"
+
+
+def test_endpoints_of_a_former_life_are_forgotten(harness: Harness) -> None:
+    """A restarted service is not taken for ready because its predecessor was."""
+    stale = {"role": "actor", "pid": 1, "metrics_port": 1}
+    (harness.folder.endpoints / "worker.json").write_text(json.dumps(stale))
+    harness.supervisor.start(python("import threading; threading.Event().wait()"))
+    assert harness.supervisor.endpoints() == {}
+    assert not harness.supervisor.is_ready("worker")
+
+
+def test_waking_ends_the_wait_for_a_death(harness: Harness) -> None:
+    """Ctrl-C is answered at once."""
+    threading.Timer(0.05, harness.supervisor.wake).start()
+    began = time.monotonic()
+    harness.supervisor.step(PATIENCE_S)
+    assert time.monotonic() - began < PATIENCE_S / 2
+
+
+def test_children_inherit_secrets_but_no_configuration() -> None:
+    """The run's file holds the configuration, resolved; flags must not lose to the environment."""
+    environ = {
+        "PATH": "/bin",
+        "PENSTOCK_ALGORITHM__EPOCHS": "3",
+        "PENSTOCK_SECURITY__REDIS_PASSWORD": "hunter2",
+    }
+    kept = child_environment(environ)
+    assert kept == {"PATH": "/bin", "PENSTOCK_SECURITY__REDIS_PASSWORD": "hunter2"}
+
+
+def test_the_last_line_is_the_last_that_says_something(tmp_path: Path) -> None:
+    """Also of a long log, and of none."""
+    log = tmp_path / "x.log"
+    assert last_line(log) == ""
+    log.write_text("x" * 20_000 + "\nthe cause\n\n  \n")
+    assert last_line(log) == "the cause"
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

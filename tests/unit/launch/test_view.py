@@ -1,0 +1,103 @@
+"""What a person sees, and the figures behind it."""
+
+import io
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from launch.plot import curve, draw
+from launch.progress import MetricsTail, Progress
+from launch.view import LiveView, PlainView, make_view
+
+HALF_WAY = Progress(
+    env_steps=75_000,
+    updates=36,
+    version=37,
+    steps_per_second=61_234.5,
+    mean_return=231.25,
+    staleness=1.0,
+    outstanding=2048,
+    budget=4096,
+    log_bytes=3 * 1024 * 1024,
+)
+
+
+def row(steps: int, value: float | None) -> dict[str, object]:
+    """A line of `metrics.jsonl`."""
+    return {"env_steps": steps, "mean_return": value, "staleness_p50": 1, "updates": 2}
+
+
+def test_plain_lines_say_all_figures_once_in_a_while() -> None:
+    """The second line comes only after an interval."""
+    stream = io.StringIO()
+    with PlainView(stream, total_steps=150_000, target=475.0) as view:
+        view.event("training")
+        view.show(HALF_WAY)
+        view.show(HALF_WAY)
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith(" training")
+    assert second.split(" ", 1)[1] == (
+        "steps 75,000/150,000  rate 61,234/s  return 231.2 of 475  staleness 1.0  buffer 50% 3.0 MiB  "
+        "updates 36  version 37"
+    )
+
+
+def test_a_terminal_gets_a_bar_with_the_figures_below() -> None:
+    """Drawn on a real console that believes to be a terminal."""
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=120)
+    with LiveView(console, "cartpole-v1-abc", total_steps=150_000, target=475.0) as view:
+        view.show(HALF_WAY)
+        view.event("actor-0 died (signal 9), restarting")
+    text = stream.getvalue()
+    for words in ("cartpole-v1-abc", "75,000/150,000", "231.2 of 475", "61,234/s", "50% 3.0 MiB", "signal 9"):
+        assert words in text
+
+
+def test_what_is_no_terminal_gets_plain_lines() -> None:
+    """Logs and pipes stay readable."""
+    assert isinstance(make_view(io.StringIO(), "x", None, None), PlainView)
+
+
+def test_unknown_figures_are_dashes() -> None:
+    """Before the first episode has ended."""
+    stream = io.StringIO()
+    with PlainView(stream, total_steps=None, target=None) as view:
+        view.show(Progress())
+    assert "return –" in stream.getvalue()
+
+
+def test_a_line_that_is_still_being_written_is_read_next_time(tmp_path: Path) -> None:
+    """And lines of an earlier launcher are not progress."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(row(1, 1.0)) + "\n")
+    tail = MetricsTail(path)
+    assert tail.poll() is None
+    text = json.dumps(row(2, None)) + "\n"
+    with path.open("a") as file:
+        file.write(text[:10])
+        file.flush()
+        assert tail.poll() is None
+        file.write(text[10:])
+        file.flush()
+    progress = tail.poll()
+    assert progress is not None
+    assert (progress.env_steps, progress.staleness) == (2, 1.0)
+
+
+def test_steps_that_a_resumed_learner_did_again_count_once() -> None:
+    """The curve never runs backwards."""
+    rows = [row(1, 1.0), row(2, None), row(3, 3.0), row(4, 4.0), row(3, 3.5), row(5, 5.0)]
+    assert curve(rows) == [(1, 1.0), (3, 3.5), (5, 5.0)]
+
+
+def test_runs_are_overlaid_in_one_picture(tmp_path: Path) -> None:
+    """Also a run that has no point yet."""
+    for name, rows in {"a": [row(1, 1.0), row(2, 2.0)], "b": []}.items():
+        (tmp_path / name).mkdir()
+        lines = "".join(json.dumps(one) + "\n" for one in rows)
+        (tmp_path / name / "metrics.jsonl").write_text(lines)
+    output = tmp_path / "both.png"
+    draw([tmp_path / "a", tmp_path / "b"], output)
+    assert output.read_bytes().startswith(b"\x89PNG")
