@@ -177,6 +177,8 @@ class Store:
         try:
             return await call()
         except Exception as error:
-            if is_unavailable(error):
-                raise StoreUnavailable(f"{type(error).__name__}: {error}") from error
-            raise
+            if not is_unavailable(error):
+                raise
+            # Idle connections of the pool lead to the same dead end: the next call opens a new one.
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise StoreUnavailable(f"{type(error).__name__}: {error}") from error

@@ -1,11 +1,12 @@
 """A run as store and learner log see it: opened, with simulated actors that need no network."""
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.learner_log import LearnerLog
 from broker.state import Appended, AppendItem, Opened, Pacing
-from broker.store import Store
+from broker.store import Store, StoreUnavailable
 from penstock.wire.fragment import Kind, header_bytes
 from penstock.wire.messages import Leave, Role, Watch
 from tests import small_run
@@ -38,6 +39,13 @@ def open_run(url: str, *, publish: bool = True, holder: str = "learner", **pacin
     if publish:
         log.publish(BLOB, update=0, settled=0, scalars={})
     return log
+
+
+async def reconnect(store: Store) -> None:
+    """Let the store notice that Redis was restarted: one call fails, the next one is served."""
+    with contextlib.suppress(StoreUnavailable):
+        await store.ping()
+    await store.ping()
 
 
 @dataclass

@@ -8,7 +8,7 @@ local actor, role = ARGV[1], tonumber(ARGV[2])
 local specification = redis.call('GET', SPECIFICATION)
 if not specification then return {'NOT_READY', 'no learner has written the run specification yet'} end
 if is_closed() then return {'NOT_READY', 'the log waits for the learner to re-open it'} end
-local number, desired = numbers(STATE, 'number', 'desired')
+local number, desired, reopened = numbers(STATE, 'number', 'desired', 'reopened')
 if desired == 3 then return {'RUN_CLOSED', 'the run is stopping'} end
 
 local previous = redis.call('HGET', ACTORS, actor)
@@ -29,6 +29,6 @@ open_round()
 grant(session)
 changed()
 
-local salt = (previous or number > 0) and tonumber(session) or 0
+local salt = (previous or number > 0 or reopened > 0) and tonumber(session) or 0
 local through, version, round = leave_of(session)
 return {'OK', tonumber(session), salt, through, version, round, specification}

@@ -1,0 +1,320 @@
+"""A Redis that was restarted, went back in time or came back empty: the books balance, all go on."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+
+from broker import keys
+from broker.learner_log import LearnerLog
+from broker.scripts import JUMP
+from broker.state import Commit, LogState, Opened, Verdict
+from broker.store import Store
+from penstock.wire.messages import Episode, Report, Role, Watch
+from penstock.wire.refusal import Reason, Refusal, Refused
+from tests.redis_server import RedisServer
+from tests.small_run import CHARGE, RUN, specification
+from tests.store_run import BLOB, PACING, TTL_MS, Actor, open_run, reconnect
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    """A store on a fresh server."""
+    made = Store.connect(redis_url)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+def log(redis_url: str) -> Iterator[LearnerLog]:
+    """A learner that opened the run and published version 1."""
+    made = open_run(redis_url, budget=8 * CHARGE)
+    yield made
+    made.close()
+
+
+async def test_a_restarted_redis_is_closed_until_the_learner_opens_it(
+    redis_server: RedisServer, store: Store, log: LearnerLog
+) -> None:
+    """Actors are asked to wait, writes of the learner too; opening lets everybody go on where they were."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(2)
+    redis_server.restart()
+    await reconnect(store)
+    reply = await store.append(actor.session, 2, [])
+    assert reply.refusal is not None
+    assert (reply.refusal.reason, reply.refusal.retry_after_ms > 0) == (Reason.FULL, True)
+    watched = await store.watch(Watch(session=actor.session))
+    assert watched.refusal is not None
+    assert watched.refusal.reason is Reason.NOT_READY
+    refusal = await store.open_session("actor-1", Role.ROLLOUT)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.NOT_READY
+    assert log.renew().closed
+    assert (await store.status()).closed
+    for call in (lambda: log.settle(1), lambda: log.publish(BLOB, update=1, settled=0, scalars={})):
+        with pytest.raises(Refused, match="not_ready"):
+            call()
+    log.reopen(log.snapshot())
+    assert not log.renew().closed
+    actor.acked = 2
+    assert (await actor.append(2)).refusal is None
+    assert (log.acked(), log.log_lost(), log.resident(0)) == (4, 0, 4)
+
+
+async def test_allocators_leap_and_the_old_epoch_is_fenced(
+    redis_server: RedisServer, store: Store, log: LearnerLog
+) -> None:
+    """What was drawn in lost seconds is never drawn again: session, version, epoch."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    redis_server.restart()
+    await reconnect(store)
+    epoch = log.epoch
+    log.reopen(log.snapshot())
+    assert log.epoch == epoch + JUMP
+    assert log.publish(BLOB, update=0, settled=0, scalars={}).version == JUMP + 2
+    opened = await store.open_session("actor-1", Role.ROLLOUT)
+    assert isinstance(opened, Opened)
+    assert opened.session == JUMP + 2
+    other = LearnerLog.connect(redis_server.url, wait_s=1)
+    other._memory.replace(epoch=epoch)
+    with pytest.raises(Refused, match="fenced"):
+        other.renew()
+    other.close()
+
+
+async def test_lost_entries_are_found_booked_and_passed(
+    redis_server: RedisServer, store: Store, log: LearnerLog
+) -> None:
+    """Six acknowledged, the learner has read four, Redis comes back with two: the books balance."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(2)
+    copy = redis_server.save_aof()
+    await actor.append(2)
+    assert len(log.read(0, 10, 0)) == 4
+    await actor.append(2)
+    redis_server.go_back(copy)
+    await reconnect(store)
+    log.renew()
+    log.reopen(log.snapshot())
+    assert log.acked() == 4
+    await actor.watch()
+    assert (await actor.append()).refusal is None
+    # 1, 2 there; 3, 4 lost though read; 5, 6 lost unread (the actor's own count tells); 7 is new.
+    assert (log.acked(), log.log_lost()) == (7, 2)
+    entries = log.read(0, 10, 0)
+    assert [(entry.number, entry.header is None) for entry in entries] == [
+        (1, False), (2, False), (4, True), (5, False),
+    ]  # fmt: skip
+    payloads = log.fetch([1, 2, 3, 4, 5])
+    assert [payload is None for payload in payloads] == [False, False, True, True, False]
+    assert [log.missing(3), log.missing(4)] == [Verdict.LOG_LOST, Verdict.LOG_LOST]
+    trained, lost_by_hole = 3, 2
+    assert log.acked() == trained + lost_by_hole + log.log_lost()
+
+
+async def test_an_actor_whose_appends_were_all_lost_gets_leave_again(
+    redis_server: RedisServer, store: Store, log: LearnerLog
+) -> None:
+    """It waits with all its leave used; the row in Redis believes that it is still busy."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    copy = redis_server.save_aof()
+    await actor.append(8)
+    assert actor.leave.begin_through == 8
+    redis_server.go_back(copy)
+    await reconnect(store)
+    log.reopen(log.snapshot())
+    log.publish(BLOB, update=0, settled=0, scalars={})
+    assert (await actor.watch()).begin_through == 9
+    assert await actor.work() >= 1
+    assert (log.log_lost(), log.resident(0)) == (8, log.acked() - 8)
+
+
+async def test_leave_given_in_lost_seconds_is_honoured(
+    redis_server: RedisServer, store: Store, redis_url: str
+) -> None:
+    """The actor began a sequence that the returned row knows nothing of."""
+    log = open_run(redis_url, budget=CHARGE)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append()
+    copy = redis_server.save_aof()
+    log.settle(1)
+    assert (await actor.watch()).begin_through == 2
+    redis_server.go_back(copy)
+    await reconnect(store)
+    log.reopen(log.snapshot())
+    assert (await actor.append()).refusal is None
+    assert (log.acked(), log.log_lost()) == (2, 0)
+    log.close()
+
+
+async def test_lock_step_goes_on_after_its_round_was_lost(
+    redis_server: RedisServer, store: Store, redis_url: str
+) -> None:
+    """The roster of the returned Redis waits for a session that has appended already."""
+    log = open_run(redis_url, lock_step=True)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    copy = redis_server.save_aof()
+    await actor.append()
+    redis_server.go_back(copy)
+    await reconnect(store)
+    log.reopen(log.snapshot())
+    log.publish(BLOB, update=0, settled=0, scalars={})
+    assert not log.round_complete(0)
+    await actor.watch()
+    assert await actor.work() == 1
+    assert log.round_complete(0)
+    log.close()
+
+
+async def test_sessions_are_not_expired_sooner_than_one_timeout_after_opening(
+    redis_server: RedisServer, store: Store, redis_url: str
+) -> None:
+    """Every row's last-seen becomes now."""
+    log = open_run(redis_url, session_timeout_ms=300)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    redis_server.restart()
+    await reconnect(store)
+    client = redis.Redis.from_url(redis_url)
+    client.set("wait", b"", px=400)
+    while client.exists("wait"):
+        pass
+    log.reopen(log.snapshot())
+    assert log.renew().expired_sessions == 0
+    assert (await actor.append()).refusal is None
+    client.close()
+    log.close()
+
+
+async def test_a_session_opened_in_lost_seconds_expires(
+    redis_server: RedisServer, store: Store, log: LearnerLog
+) -> None:
+    """Its actor opens a new one, with a number never drawn."""
+    copy = redis_server.save_aof()
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append()
+    redis_server.go_back(copy)
+    await reconnect(store)
+    log.reopen(log.snapshot())
+    refused = (await actor.append()).refusal
+    assert refused is not None
+    assert refused.reason is Reason.EXPIRED
+    opened = await actor.open()
+    assert (opened.session, opened.seed_salt) == (JUMP + 1, JUMP + 1)
+
+
+async def test_reports_are_taken_again_after_a_rewind(
+    redis_server: RedisServer, store: Store, log: LearnerLog
+) -> None:
+    """The learner's position in the reports stays valid."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    episode = Episode(slot_id=0, episode_id=0, episode_return=1, length=1, terminated=True, version=1)
+    copy = redis_server.save_aof()
+    for sequence in (1, 2):
+        await store.report(Report(session=actor.session, sequence=sequence, episodes=(episode,)))
+    assert [entry.number for entry in log.read_reports(0, 10)] == [1, 2]
+    redis_server.go_back(copy)
+    await reconnect(store)
+    log.reopen(log.snapshot())
+    assert await store.report(Report(session=actor.session, sequence=3, episodes=(episode,))) == (3, None)
+    assert [entry.number for entry in log.read_reports(2, 10)] == [3]
+
+
+async def test_an_empty_redis_is_opened_from_memory(
+    redis_server: RedisServer, store: Store, log: LearnerLog
+) -> None:
+    """The file is gone: run, specification, numbers and commits come from the learner."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(4)
+    log.read(0, 10, 0)
+    commit = Commit(checkpoint_id="c", manifest_sha256="a", position=3, trim=2)
+    log.commit(commit)
+    redis_server.kill()
+    redis_server.forget()
+    redis_server.start()
+    await reconnect(store)
+    assert log.renew().closed
+    log.reopen(log.snapshot())
+    log.publish(BLOB, update=1, settled=4, scalars={})
+    opened = await actor.open()
+    assert (opened.specification, opened.session) == (specification().encode(), JUMP + 2)
+    assert await actor.work() == 8
+    assert [entry.number for entry in log.read(4, 10, 0)] == list(range(5, 13))
+    assert log.acked() == 12
+    lease = log.acquire(RUN, "learner", TTL_MS)
+    assert (lease.committed, lease.trim_floor) == ((commit,), 2)
+
+
+async def test_an_empty_redis_is_opened_from_a_checkpoint(
+    redis_server: RedisServer, store: Store, log: LearnerLog
+) -> None:
+    """Learner and Redis both died: what lies behind the checkpoint is a hole that is found at once."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(6)
+    log.read(0, 10, 0)
+    kept = log.snapshot().to_json()
+    redis_server.kill()
+    redis_server.forget()
+    redis_server.start()
+    await reconnect(store)
+    resumed = LearnerLog.connect(redis_server.url, wait_s=5)
+    lease = resumed.acquire(RUN, "learner", TTL_MS)
+    assert (lease.fresh, lease.closed) == (True, True)
+    resumed.start(specification().encode(), PACING, LogState.from_json(kept), position=4)
+    resumed.publish(BLOB, update=1, settled=4, scalars={})
+    assert resumed.epoch > log.epoch + JUMP - 1
+    (hole,) = resumed.read(4, 10, 0)
+    assert (hole.number, hole.header) == (6, None)
+    assert [resumed.missing(5), resumed.missing(6)] == [Verdict.LOG_LOST, Verdict.LOG_LOST]
+    resumed.settle(6)
+    assert resumed.renew().outstanding == 0
+    await actor.open()
+    assert await actor.work() == 4
+    resumed.close()
+
+
+async def test_a_learner_that_takes_over_a_returned_redis_fences_the_one_it_forgot(
+    redis_server: RedisServer, log: LearnerLog
+) -> None:
+    """The returned epoch is older than the true one; a take-over leaps past it."""
+    log.release()
+    copy = redis_server.save_aof()
+    first = LearnerLog.connect(redis_server.url, wait_s=5)
+    first.acquire(RUN, "first", TTL_MS)
+    redis_server.go_back(copy)
+    second = LearnerLog.connect(redis_server.url, wait_s=5)
+    assert second.acquire(RUN, "second", TTL_MS).epoch > first.epoch
+    with pytest.raises(Refused, match="fenced"):
+        first.renew()
+    first.close()
+    second.close()
+
+
+async def test_a_trim_floor_that_was_lost_is_raised_and_trimmed_again(
+    redis_server: RedisServer, store: Store, log: LearnerLog, redis_url: str
+) -> None:
+    """Entries that came back from the dead are forgotten once more; no payload leaks."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(6)
+    log.read(0, 10, 0)
+    copy = redis_server.save_aof()
+    log.commit(Commit(checkpoint_id="c", manifest_sha256="a", position=6, trim=5))
+    redis_server.go_back(copy)
+    await reconnect(store)
+    log.reopen(log.snapshot())
+    client = redis.Redis.from_url(redis_url)
+    assert client.keys(keys.PAYLOAD + "*") == [keys.payload(6).encode()]
+    assert log.renew().log_bytes == client.strlen(keys.payload(6))
+    client.close()
