@@ -101,6 +101,7 @@ class Worker:
             return self._is_done(session, outbox)
         finally:
             session.close(politely=not session.is_over)
+            log.info("session closed", extra={"session": session.number})
 
     def _crew_for(self, session: Session) -> Crew:
         specification = session.specification
