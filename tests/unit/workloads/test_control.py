@@ -1,0 +1,169 @@
+"""The control workload makes any Gymnasium environment, and says what is wrong when it cannot."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from penstock.runtime import settings
+from penstock.runtime.settings import ConfigurationError, EnvironmentSection
+from penstock.runtime.workload import find, load
+from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from tests.unit.actor.counting import Counting
+from workloads.control.environment import make, spaces, target
+from workloads.control.spaces import to_space
+
+
+@pytest.fixture
+def counting() -> Iterator[str]:
+    """A registered environment that writes every observation into one buffer."""
+    name = "Counting-v7"
+    gymnasium.register(
+        name, lambda **options: Counting(0, reuse=True, **options), max_episode_steps=50, reward_threshold=12
+    )
+    yield name
+    gymnasium.registry.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("vectorise", "kind", "mode"),
+    [
+        ("auto", CartPoleVectorEnv, AutoresetMode.NEXT_STEP),
+        ("vector", CartPoleVectorEnv, AutoresetMode.NEXT_STEP),
+        ("sync", SyncVectorEnv, AutoresetMode.SAME_STEP),
+    ],
+)
+def test_the_vectoriser_is_chosen(vectorise: Any, kind: type, mode: AutoresetMode) -> None:
+    """Auto takes the environment's own where it has one."""
+    environment = make(EnvironmentSection(vectorise=vectorise), 3, 0)
+    assert isinstance(environment, kind)
+    assert environment.num_envs == 3
+    assert environment.metadata["autoreset_mode"] is mode
+    environment.close()
+
+
+def test_an_environment_without_a_vector_entry_point_is_stepped_in_a_loop() -> None:
+    """Nothing to choose."""
+    environment = make(EnvironmentSection(id="Acrobot-v1"), 2, 0)
+    assert isinstance(environment, SyncVectorEnv)
+    environment.close()
+
+
+def test_subprocesses_are_spawned_and_reset_on_the_next_step() -> None:
+    """A fork would break the channel to the broker."""
+    environment = make(EnvironmentSection(vectorise="async"), 2, 0)
+    assert isinstance(environment, AsyncVectorEnv)
+    assert environment.context == "spawn"
+    assert environment.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    environment.reset(seed=[1, 2])
+    environment.step(np.zeros(2, np.int64))
+    environment.close()
+
+
+def test_an_environment_that_reuses_its_observation_keeps_its_last_one(counting: str) -> None:
+    """Same-step autoreset would overwrite it: the caller resets instead."""
+    environment = make(EnvironmentSection(id=counting), 2, 0)
+    assert environment.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+    environment.reset(seed=[0, 0])
+    environment.close()
+
+
+@pytest.mark.parametrize("vectorise", ["sync", "vector"])
+def test_the_time_limit_can_be_set(vectorise: Any) -> None:
+    """For both vectorisers alike."""
+    environment = make(EnvironmentSection(vectorise=vectorise, max_episode_steps=1), 2, 0)
+    environment.reset(seed=0)
+    assert environment.step(np.zeros(2, np.int64))[3].tolist() == [True, True]
+    environment.close()
+
+
+def test_arguments_reach_the_environment() -> None:
+    """`environment.kwargs` go to its constructor."""
+    environment = make(EnvironmentSection(id="Pendulum-v1", kwargs={"g": 3.0}), 1, 0)
+    assert isinstance(environment, SyncVectorEnv)
+    assert environment.get_attr("g") == (3.0,)
+    environment.close()
+
+
+def test_spaces_and_target_are_those_of_the_environment(counting: str) -> None:
+    """As one made and closed says, and as it is registered."""
+    observation, action = spaces(EnvironmentSection())
+    assert isinstance(observation, Box)
+    assert (observation.shape, observation.dtype) == ((4,), "float32")
+    assert action == Discrete(2)
+    assert target(EnvironmentSection()) == 475
+    assert target(EnvironmentSection(id=counting)) == 12
+    assert target(EnvironmentSection(id="Pendulum-v1")) is None
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"id": "CartPol-v1"}, r"environment\.id='CartPol-v1'.*did you mean CartPole-v1"),
+        ({"id": "CartPole-v9"}, r"environment\.id='CartPole-v9'.*CartPole-v1"),
+        ({"id": "Zzyzx-v0"}, r"environment\.id='Zzyzx-v0'.*module:Id"),
+        ({"id": "no_such_module:Foo-v1"}, r"no_such_module.*install"),
+        ({"kwargs": {"colour": 1}}, r"environment\.kwargs=\{'colour': 1\}.*colour"),
+        ({"id": "Acrobot-v1", "vectorise": "vector"}, r"vectorise='vector'.*use 'auto' or 'sync'"),
+    ],
+)
+def test_what_cannot_be_made_is_named(section: dict[str, Any], words: str) -> None:
+    """Field, value and remedy."""
+    with pytest.raises(ConfigurationError, match=words):
+        make(EnvironmentSection(**section), 1, 0)
+
+
+def test_spaces_become_data() -> None:
+    """Every kind that a fragment can carry."""
+    given = gymnasium.spaces.Dict(
+        box=gymnasium.spaces.Box(-1, 1, (2,), np.float64),
+        pair=gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(3, start=5), gymnasium.spaces.MultiBinary(4))),
+        many=gymnasium.spaces.MultiDiscrete([2, 3]),
+    )
+    assert to_space("observation_space", given) == Dict(
+        (
+            ("box", Box(np.full(2, -1.0), np.full(2, 1.0))),
+            ("pair", Tuple((Discrete(3, 5), MultiBinary(4)))),
+            ("many", MultiDiscrete((2, 3))),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (gymnasium.spaces.Text(5), r"action_space=Text.*use Box"),
+        (gymnasium.spaces.Dict(inner=gymnasium.spaces.Text(5)), r"action_space/inner=Text"),
+        (gymnasium.spaces.MultiDiscrete([[2, 3]]), r"one axis"),
+        (gymnasium.spaces.Dict({"a/b": gymnasium.spaces.Discrete(2)}), r"'a/b'.*rename"),
+    ],
+)
+def test_a_space_that_no_fragment_carries_is_named(space: Any, words: str) -> None:
+    """With what works instead."""
+    with pytest.raises(ConfigurationError, match=words):
+        to_space("action_space", space)
+
+
+@pytest.mark.parametrize(
+    "environment_id", ["CartPole-v1", "mine:Thing-v0", "ALE/Pong-v5", "Pendulum-v1", "HalfCheetah-v5"]
+)
+def test_defaults_are_valid_settings_for_any_environment(environment_id: str) -> None:
+    """The layer under file and flags."""
+    layer = load(find("control").defaults)(environment_id)
+    made = settings.load([layer, {"environment": {"id": environment_id}}])
+    assert made.environment.id == environment_id
+    assert made.learner.total_steps is not None
+    full = made.actor.unroll_length * made.environment.count
+    assert (made.algorithm.staleness + 1) * made.algorithm.batch_steps >= full
+
+
+def test_the_actor_side_imports_no_learner() -> None:
+    """Every path of the record but none of learner's code."""
+    workload = find("control")
+    for path in (workload.environment, workload.spaces, workload.policy, workload.defaults, workload.target):
+        assert not path.startswith("learner")
+        load(path)
