@@ -1,0 +1,231 @@
+"""A learner that has the lease: its parts, tied together; its threads; its final account.
+
+Threads: the loop (this one), feed, publisher, lease, episodes. They share no state but what each part
+guards itself. The first error of any of them ends all; nothing is written after a refused renewal.
+"""
+
+import json
+import logging
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from broker.learner_log import LearnerLog
+from learner.checkpoint import CheckpointStore
+from learner.crew import Crew
+from learner.episodes import Episodes
+from learner.evaluation import Evaluation, Result
+from learner.feed import Feed, FeedStart
+from learner.final_policy import FinalPolicy, write_final
+from learner.keeper import Keeper
+from learner.lease import LeaseKeeper
+from learner.ledger import Balance
+from learner.loop import UPDATE, Ending, Loop, Parts, Plan
+from learner.model import Model
+from learner.progress import Progress, sections
+from learner.publisher import Publisher
+from learner.recorder import Recorder, Staleness, ledger_json
+from learner.resume import Beginning
+from learner.training_clock import TrainingClock
+from penstock.policy import weights
+from penstock.runtime import metrics
+from penstock.runtime.health import Health
+from penstock.runtime.settings import Settings
+
+_JOIN_S: Final = 2.0
+_BALANCE_ATTEMPTS: Final = 100
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foundation:
+    """What a process is built on: the lease is held, the algorithm restored, the log open."""
+
+    settings: Settings
+    model: Model
+    learner_log: LearnerLog
+    store: CheckpointStore
+    beginning: Beginning
+    run_dir: Path
+    health: Health
+    draining: threading.Event
+
+
+class Process:
+    """`run` once."""
+
+    def __init__(self, foundation: Foundation) -> None:
+        self._base = foundation
+        self._crew = Crew()
+        self._reopened = threading.Event()
+        progress = foundation.beginning.progress or Progress(run="", sections={})
+        self._lease = LeaseKeeper(
+            foundation.learner_log,
+            foundation.settings.learner.lease_ttl_s,
+            stop=self._crew.stop,
+            quarantine=foundation.model.quarantine,
+            on_reopened=self._reopened.set,
+            description=lambda: json.dumps(asdict(self._loop.moment())),
+        )
+        self._parts = self._make_parts(progress)
+        self._loop = Loop(self._parts, self._plan(), progress.round)
+
+    def run(self) -> None:
+        """Learn until the end; leaves a committed checkpoint, the final policy and `learner.json`."""
+        parts = self._parts
+        self._crew.start("lease", parts.lease.run)
+        self._crew.start("publisher", parts.publisher.run)
+        self._loop.publish_first()
+        self._crew.start("feed", parts.feed.run)
+        self._crew.start("episodes", parts.episodes.run)
+        parts.health.watch(UPDATE, self._base.settings.learner.stall_timeout_s)
+        parts.health.set_ready(True)
+        try:
+            ending = self._loop.run()
+            self._account(ending)
+        finally:
+            self._crew.join(_JOIN_S)
+        self._crew.check()
+        self._base.learner_log.release()
+        self._base.learner_log.close()
+
+    # ---- parts
+
+    def _make_parts(self, progress: Progress) -> Parts:
+        base, crew, ledger = self._base, self._crew, self._base.beginning.ledger
+        settings = base.settings
+        evaluation = Evaluation(
+            settings.evaluation, base.model.target, stop_at_target=settings.learner.stop_at_target
+        )
+        episodes = Episodes(base.learner_log, self._lease, evaluation, crew.stop)
+        if progress.episodes:
+            episodes.restore(progress.episodes)
+        return Parts(
+            algorithm=base.model.algorithm,
+            feed=self._make_feed(progress.round),
+            publisher=Publisher(
+                base.learner_log, self._lease, base.model.quarantine, evaluation.requested, crew.stop
+            ),
+            lease=self._lease,
+            ledger=ledger,
+            keeper=self._make_keeper(),
+            evaluation=evaluation,
+            episodes=episodes,
+            recorder=Recorder(base.run_dir, Staleness(progress.staleness), ledger.env_steps),
+            clock=TrainingClock(progress.training_seconds),
+            crew=crew,
+            health=base.health,
+            draining=base.draining,
+            reopened=self._reopened,
+        )
+
+    def _make_feed(self, round_: int) -> Feed:
+        base = self._base
+        return Feed(
+            base.learner_log,
+            self._lease,
+            base.model.algorithm,
+            base.model.quarantine,
+            run_name=base.settings.run,
+            schema=base.model.specification.schema,
+            budget=base.model.pacing.budget,
+            device=base.model.device,
+            prefetch=base.settings.learner.prefetch_batches,
+            start=FeedStart(
+                position=base.beginning.ledger.position, turn=base.model.algorithm.updates, round=round_
+            ),
+            stop=self._crew.stop,
+        )
+
+    def _make_keeper(self) -> Keeper:
+        base = self._base
+        return Keeper(
+            base.store,
+            base.learner_log,
+            self._lease,
+            base.beginning.ledger,
+            lineage=base.beginning.lineage,
+            lineage_path=base.run_dir / "lineage.jsonl",
+            interval_s=base.settings.learner.checkpoint_interval_s,
+            room=base.model.room,
+        )
+
+    def _plan(self) -> Plan:
+        settings = self._base.settings
+        return Plan(
+            run=settings.run,
+            sections=sections(settings),
+            total_steps=settings.learner.total_steps,
+            stop_at_target=settings.learner.stop_at_target,
+            evaluation_timeout_s=settings.evaluation.timeout_s,
+            budget=self._base.model.pacing.budget,
+            evidence_dir=str(self._base.run_dir / "evidence"),
+        )
+
+    # ---- the account
+
+    def _account(self, ending: Ending) -> None:
+        final = self._final()
+        write_final(self._base.run_dir, final)
+        balance = self._balance()
+        if not balance.balanced:
+            log.error("the books do not balance", extra=asdict(balance))
+        self._parts.recorder.finish(self._summary(ending, final, balance))
+
+    def _final(self) -> FinalPolicy:
+        """What solved the task where something did, else the newest weights."""
+        solved, newest = self._parts.evaluation.solved, self._parts.publisher.latest
+        if solved is not None:
+            blob, version, update = solved.candidate.blob, solved.candidate.version, solved.candidate.update
+        else:
+            (module,) = self._parts.algorithm.published_modules().values()
+            blob, version, update = weights.encode(module), newest.version, newest.update
+        return FinalPolicy(
+            specification=self._base.model.specification, blob=blob, version=version, update=update
+        )
+
+    def _balance(self) -> Balance:
+        """The three counts at one moment: actors may still append while the log is walked."""
+        learner_log, ledger = self._base.learner_log, self._parts.ledger
+        for _ in range(_BALANCE_ATTEMPTS):
+            acked, lost = learner_log.acked(), learner_log.log_lost()
+            resident = learner_log.resident(ledger.position)
+            if (acked, lost) == (learner_log.acked(), learner_log.log_lost()):
+                break
+        metrics.LEDGER_RESIDENT.set(resident)
+        return ledger.balance(acked=acked, lost=lost, resident=resident)
+
+    def _summary(self, ending: Ending, final: FinalPolicy, balance: Balance) -> dict[str, Any]:
+        moment, evaluation = self._loop.moment(), self._parts.evaluation
+        solved = evaluation.solved
+        seconds = moment.training_seconds if solved is None else solved.candidate.at_s
+        return {
+            "run": self._base.settings.run,
+            "ending": ending.value,
+            "finished": ending.finished,
+            "solved": solved is not None,
+            "target_return": self._base.model.target,
+            "mean_return": moment.mean_return,
+            "evaluation": _evaluation_json(solved or evaluation.last),
+            "env_steps": moment.env_steps,
+            "updates": moment.updates,
+            "policy_version": final.version,
+            "training_seconds": round(seconds, 3),
+            "env_steps_per_second": round(moment.env_steps / max(moment.training_seconds, 1e-9), 1),
+            "staleness": self._parts.recorder.staleness.quantiles(),
+            "ledger": ledger_json(balance),
+        }
+
+
+def _evaluation_json(result: Result | None) -> dict[str, Any] | None:
+    if result is None:
+        return None
+    return {
+        "mean": result.mean,
+        "std": result.std,
+        "episodes": result.episodes,
+        "version": result.candidate.version,
+        "env_steps": result.candidate.env_steps,
+    }
