@@ -51,7 +51,8 @@ def check_url(url: str) -> str:
 
 def is_unavailable(error: Exception) -> bool:
     """True for errors that waiting may cure; False for wrong credentials and programming errors."""
-    if isinstance(error, AuthenticationError):
+    # redis.asyncio wraps the refusal of a password in a ConnectionError.
+    if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
         return False
     if isinstance(error, UNAVAILABLE):
         return True

@@ -156,10 +156,14 @@ async def _durability(
         answer = await redis.config_get("*appendfsync*")
     except ResponseError as error:
         return _declared(section, str(error))
-    config = {str(name): str(value) for name, value in answer.items()}
+    config = {_text(name): _text(value) for name, value in answer.items()}
     if "appendfsync" not in config:
         return _declared(section, "CONFIG GET appendfsync is empty")
     return durability_of(config)
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def durability_of(config: dict[str, str]) -> Durability:

@@ -16,16 +16,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from redis import asyncio as redis_asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError
 
 from broker import guard
 from broker.admission import Admission
 from broker.boundary import Boundary
 from broker.changes import Changes
+from broker.connection import connect_async, is_unavailable
 from broker.control_service import ControlService
 from broker.experience_service import ExperienceService
 from broker.monitor import Monitor
@@ -48,7 +45,6 @@ SERVICES: Final = tuple(
     f"penstock.v1.{name}" for name in ("ExperienceService", "WeightService", "ControlService")
 )
 DRAIN_GRACE_S: Final = 10.0
-PROBE_TIMEOUT_S: Final = 5.0
 
 
 def main(lifecycle: Lifecycle, settings: Settings, *, redis_url: str, listen: str) -> int:
@@ -122,17 +118,13 @@ def credentials(section: SecuritySection) -> Credentials:
 def connect_inspector(redis_url: str, section: SecuritySection) -> "redis_asyncio.Redis":
     """The client that examines the server; raises ConfigurationError for what is no Redis URL."""
     try:
-        return redis_asyncio.Redis.from_url(
-            redis_url,
-            decode_responses=True,
-            socket_timeout=PROBE_TIMEOUT_S,
-            socket_connect_timeout=PROBE_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-            password=password(section),
-        )
+        inspector: redis_asyncio.Redis = connect_async(redis_url, password(section))
     except ValueError as error:
-        text = f"broker.redis={without_password(redis_url)}: write redis://, rediss:// or unix:///path"
+        text = (
+            f"broker.redis={without_password(redis_url)}: write redis://, rediss:// or unix:///path ({error})"
+        )
         raise ConfigurationError(text) from error
+    return inspector
 
 
 def password(section: SecuritySection) -> str | None:
@@ -142,8 +134,8 @@ def password(section: SecuritySection) -> str | None:
 
 def without_password(redis_url: str) -> str:
     """The URL as logs may show it."""
-    parts = urlsplit(redis_url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    credentials_, at, _ = urlsplit(redis_url).netloc.rpartition("@")
+    return redis_url.replace(credentials_ + at, "", 1) if at else redis_url
 
 
 async def wait_for_redis(
@@ -160,22 +152,18 @@ async def wait_for_redis(
         LOGGER.warning("waiting for redis", extra=fields)
 
     try:
-        facts = await retry_async(examine, retryable=is_down, stop=stop, on_wait=say, give_up_s=wait_s)
+        facts = await retry_async(examine, retryable=is_unavailable, stop=stop, on_wait=say, give_up_s=wait_s)
     except guard.UnsuitableRedis as error:
         raise ConfigurationError(f"redis at {shown}: {error}") from error
-    except (RedisConnectionError, RedisTimeoutError) as error:
+    except RedisError as error:
+        if not is_unavailable(error):
+            text = f"redis at {shown}: {error}; check the URL's user and security.redis_password"
+            raise ConfigurationError(text) from error
         text = f"redis at {shown} did not answer for {wait_s} s (broker.redis_wait_s): {error}; start it or check the URL"
         raise Fatal(text) from error
     for warning in facts.warnings:
         LOGGER.warning("redis: %s", warning)
     return facts
-
-
-def is_down(error: Exception) -> bool:
-    """Whether waiting may help."""
-    return isinstance(error, RedisConnectionError | RedisTimeoutError) and not isinstance(
-        error, AuthenticationError
-    )
 
 
 def _examiner(inspector: "redis_asyncio.Redis", redis_url: str, settings: Settings) -> guard.Examine:

@@ -1,7 +1,8 @@
 """What a broker answers to input that breaks the contract: a reason with field and value, nothing stored."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,34 +25,64 @@ from penstock.wire.messages import Role
 from penstock.wire.refusal import Reason
 from tests.integration.broker_process import BrokerProcess, eventually, launch, open_run
 from tests.integration.simulated_actor import SimulatedActor, code_of, refusal_of
+from tests.redis_server import RedisServer, find_binaries
 from tests.small_run import SLOTS, STEPS, fragment
 
 NAN = np.full((STEPS, SLOTS), np.nan, np.float32)
 
 
-@pytest.fixture
-def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker that is ready."""
-    process = launch(redis_url, tmp_path)
-    eventually(process.is_ready, "readiness of the broker")
-    yield process
-    process.end()
+@dataclass(frozen=True)
+class Stage:
+    """One broker and one learner for all tests here: bad input must leave no trace for the next."""
+
+    broker: BrokerProcess
+    learner: LearnerLog
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A broker that is ready, in front of an open run."""
+    server = RedisServer(find_binaries()[0], tmp_path_factory.mktemp("redis"))
+    server.start()
+    learner = open_run(server.url)
+    broker = launch(server.url, tmp_path_factory.mktemp("broker"))
+    eventually(broker.is_ready, "readiness of the broker")
+    yield Stage(broker, learner)
+    broker.end()
+    learner.close()
+    server.kill()
 
 
 @pytest.fixture
-def learner(redis_url: str) -> Iterator[LearnerLog]:
-    """The learner's side of an open run."""
-    log = open_run(redis_url)
-    yield log
-    log.close()
+def learner(stage: Stage) -> LearnerLog:
+    """The learner's side of an open run, with room for new sessions."""
+    stage.learner.settle(2**40)
+    return stage.learner
 
 
 @pytest.fixture
-def actor(broker: BrokerProcess, learner: LearnerLog) -> Iterator[SimulatedActor]:
-    """An actor with an open session."""
-    with SimulatedActor(broker.address, "a-1") as opened:
+def actor(stage: Stage, learner: LearnerLog) -> Iterator[SimulatedActor]:
+    """An actor with a new session; it is closed afterwards."""
+    with SimulatedActor(stage.broker.address, "a-1") as opened:
         opened.open()
         yield opened
+
+
+@contextmanager
+def nothing_stored(learner: LearnerLog) -> Iterator[None]:
+    """Neither entries nor reports nor staged payloads come to be inside."""
+
+    def traces() -> tuple[int, int, int, set[bytes]]:
+        return (
+            learner.acked(),
+            learner.resident(0),
+            len(learner.read_reports(0, 100)),
+            set(learner._redis.scan_iter("penstock:staging:*")),
+        )
+
+    before = traces()
+    yield
+    assert traces() == before
 
 
 def _changed(good: fragments.Fragment, **changes: Any) -> fragments.Fragment:
@@ -97,15 +128,15 @@ def test_a_bad_fragment_is_refused_as_invalid_and_not_stored(
     actor: SimulatedActor, learner: LearnerLog, field: str
 ) -> None:
     """By an ordinary reply that names the field; not even a staged payload stays behind."""
-    refusal = refusal_of(actor.send(BAD_FRAGMENTS[field](actor.session)))
+    with nothing_stored(learner):
+        refusal = refusal_of(actor.send(BAD_FRAGMENTS[field](actor.session)))
     assert refusal.reason is Reason.INVALID
     assert field in refusal.detail
-    assert learner.acked() == 0
-    assert learner.resident(0) == 0
 
 
 def test_the_good_fragments_before_a_bad_one_are_taken(actor: SimulatedActor, learner: LearnerLog) -> None:
     """And acknowledged beside the refusal."""
+    before = learner.acked()
     good, bad, behind = (
         fragment(actor.session, 1),
         fragment(actor.session, 2, reward=NAN),
@@ -114,7 +145,7 @@ def test_the_good_fragments_before_a_bad_one_are_taken(actor: SimulatedActor, le
     reply = actor.send(good, bad, behind)
     assert reply.acked_through == 1
     assert "fragments[1] (sequence 2)" in refusal_of(reply).detail
-    assert learner.acked() == 1
+    assert learner.acked() == before + 1
 
 
 def test_sequence_zero_and_one_without_leave_are_invalid(actor: SimulatedActor, learner: LearnerLog) -> None:
@@ -129,12 +160,12 @@ def test_sequence_zero_and_one_without_leave_are_invalid(actor: SimulatedActor, 
     assert "without leave" in refusal_of(reply).detail
 
 
-def test_an_evaluation_session_appends_nothing(broker: BrokerProcess, learner: LearnerLog) -> None:
+def test_an_evaluation_session_appends_nothing(stage: Stage, learner: LearnerLog) -> None:
     """Its fragments are invalid."""
-    with SimulatedActor(broker.address, "e-1", Role.EVALUATION) as evaluator:
+    with SimulatedActor(stage.broker.address, "e-1", Role.EVALUATION) as evaluator:
         evaluator.open()
-        assert refusal_of(evaluator.send(fragment(evaluator.session, 1))).reason is Reason.INVALID
-    assert learner.acked() == 0
+        with nothing_stored(learner):
+            assert refusal_of(evaluator.send(fragment(evaluator.session, 1))).reason is Reason.INVALID
 
 
 def _append(actor: SimulatedActor, **fields: Any) -> Any:
@@ -224,13 +255,11 @@ def test_a_bad_request_is_an_invalid_argument_that_names_the_field(
     actor: SimulatedActor, learner: LearnerLog, field: str, call: Callable[[SimulatedActor], Any]
 ) -> None:
     """And changes nothing: the session still works."""
-    with pytest.raises(grpc.RpcError) as caught:
+    with nothing_stored(learner), pytest.raises(grpc.RpcError) as caught:
         call(actor)
     code, text = code_of(caught.value)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert field in text
-    assert learner.acked() == 0
-    assert learner.read_reports(0, 10) == []
     assert actor.send(fragment(actor.session, 1)).acked_through == 1
 
 
@@ -242,20 +271,22 @@ def test_a_version_that_is_gone_is_not_found(actor: SimulatedActor) -> None:
     assert "version=999" in code_of(caught.value)[1]
 
 
-def test_a_message_over_the_limit_is_an_invalid_argument(broker: BrokerProcess, learner: LearnerLog) -> None:
+def test_a_message_over_the_limit_is_an_invalid_argument(stage: Stage, learner: LearnerLog) -> None:
     """Sent by a client without a limit of its own; nothing is stored."""
-    with SimulatedActor(broker.address, "a-1") as actor, grpc.insecure_channel(broker.address) as unbounded:
+    with (
+        SimulatedActor(stage.broker.address, "a-1") as actor,
+        grpc.insecure_channel(stage.broker.address) as unbounded,
+    ):
         actor.open()
         big = replace(fragment(actor.session, 1), payload=b"\0" * MAX_MESSAGE_BYTES)
         request = experience.AppendRequest(session=actor.session, fragments=[fragments.to_proto(big)])
-        with pytest.raises(grpc.RpcError) as caught:
+        with nothing_stored(learner), pytest.raises(grpc.RpcError) as caught:
             unbounded.unary_unary("/penstock.v1.ExperienceService/Append")(
                 request.SerializeToString(), timeout=10
             )
     code, text = code_of(caught.value)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert f"at most {MAX_MESSAGE_BYTES}" in text
-    assert learner.acked() == 0
 
 
 def test_pickles_are_bytes_like_others_and_never_loaded(

@@ -2,29 +2,18 @@
 
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
+import redis
 
 from penstock.v1 import control_pb2, control_pb2_grpc
 from penstock.wire.refusal import Reason
 from tests.integration.broker_process import eventually, launch, open_run
-from tests.integration.redis_process import BINARY, RedisProcess
 from tests.integration.simulated_actor import SimulatedActor, code_of, refusal_of
+from tests.redis_server import Binary, RedisServer
 from tests.small_run import fragment
-
-pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server on PATH")
-
-
-@pytest.fixture
-def redis_server() -> Iterator[RedisProcess]:
-    """A server that runs."""
-    server = RedisProcess()
-    server.start()
-    yield server
-    server.remove()
 
 
 def test_a_redis_that_is_down_is_waited_for_with_a_message_and_given_up(tmp_path: Path) -> None:
@@ -39,7 +28,7 @@ def test_a_redis_that_is_down_is_waited_for_with_a_message_and_given_up(tmp_path
     assert "secret" not in broker.log.read_text()
 
 
-def test_a_redis_that_comes_up_late_is_served(tmp_path: Path, redis_server: RedisProcess) -> None:
+def test_a_redis_that_comes_up_late_is_served(tmp_path: Path, redis_server: RedisServer) -> None:
     """The broker that waited becomes ready by itself."""
     redis_server.kill()
     broker = launch(redis_server.url, tmp_path)
@@ -70,15 +59,19 @@ def test_a_broker_that_waits_for_redis_can_be_ended(tmp_path: Path) -> None:
 )
 def test_an_unsuitable_redis_is_refused_at_start(
     tmp_path: Path,
-    redis_server: RedisProcess,
+    redis_binary: Binary,
+    short_folder: Path,
     options: tuple[str, ...],
     settings: dict[str, dict[str, str]],
     expected: str,
 ) -> None:
     """Exit 2; the last line names setting, value and remedy."""
-    redis_server.kill()
-    redis_server.start(*options)
-    code, last = launch(redis_server.url, tmp_path, settings=settings).wait()
+    server = RedisServer(redis_binary, short_folder, *options)
+    server.start()
+    try:
+        code, last = launch(server.url, tmp_path, settings=settings).wait()
+    finally:
+        server.kill()
     assert code == 2
     assert expected in last
 
@@ -108,7 +101,7 @@ def test_a_port_in_use_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
     assert "in use" in last
 
 
-def test_while_redis_is_away_actors_are_told_to_wait(tmp_path: Path, redis_server: RedisProcess) -> None:
+def test_while_redis_is_away_actors_are_told_to_wait(tmp_path: Path, redis_server: RedisServer) -> None:
     """FULL and NOT_READY with a time, UNAVAILABLE for operators, /readyz red; all is well after its return."""
     learner = open_run(redis_server.url)
     broker = launch(redis_server.url, tmp_path)
@@ -141,7 +134,27 @@ def test_while_redis_is_away_actors_are_told_to_wait(tmp_path: Path, redis_serve
     learner.close()
 
 
-def test_a_broker_whose_redis_stays_away_exits(tmp_path: Path, redis_server: RedisProcess) -> None:
+def test_a_password_that_redis_refuses_is_a_configuration_error(
+    tmp_path: Path, redis_binary: Binary, short_folder: Path
+) -> None:
+    """Exit 2 at once: waiting would not help. The right one is taken from the configuration."""
+    server = RedisServer(redis_binary, short_folder)
+    server.start()
+    redis.Redis.from_url(server.url).config_set("requirepass", "right")
+    try:
+        for password in ("wrong", None):
+            settings = {"security": {"redis_password": password}}
+            code, last = launch(server.url, tmp_path / str(password), settings=settings).wait()
+            assert code == 2
+            assert "security.redis_password" in last
+        broker = launch(server.url, tmp_path, settings={"security": {"redis_password": "right"}})
+        eventually(broker.is_ready, "readiness")
+        broker.end()
+    finally:
+        server.kill()
+
+
+def test_a_broker_whose_redis_stays_away_exits(tmp_path: Path, redis_server: RedisServer) -> None:
     """With 1 and the cause on the last line, after `broker.redis_wait_s`."""
     broker = launch(redis_server.url, tmp_path, settings={"broker": {"redis_wait_s": 2}})
     eventually(broker.is_ready, "readiness")
@@ -151,12 +164,13 @@ def test_a_broker_whose_redis_stays_away_exits(tmp_path: Path, redis_server: Red
     assert "redis_wait_s" in last
 
 
-def test_a_redis_that_returns_unsuitable_ends_the_broker(tmp_path: Path, redis_server: RedisProcess) -> None:
+def test_a_redis_that_returns_unsuitable_ends_the_broker(tmp_path: Path, redis_server: RedisServer) -> None:
     """It could forget what is acknowledged from now on."""
     broker = launch(redis_server.url, tmp_path)
     eventually(broker.is_ready, "readiness")
     redis_server.kill()
-    redis_server.start("--appendonly", "no")
+    redis_server._options = ("--appendonly", "no")
+    redis_server.start()
     code, last = broker.wait()
     assert code == 1
     assert "broker.durability" in last
