@@ -1,7 +1,7 @@
 """Running mean and variance of observations: part of the weights, frozen while an update runs.
 
 Kept in float64 and combined exactly (Chan, Golub, LeVeque 1979), so that any grouping of the same
-steps gives the same statistics. Before the first merge it is the identity.
+steps gives the same statistics. Before the first merge they are mean 0 and variance 1.
 """
 
 from dataclasses import dataclass

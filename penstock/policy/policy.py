@@ -122,9 +122,8 @@ class Policy(nn.Module):
 
     def _tensors(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
         device = self.actor_head.weight.device
-        return {
-            path: torch.from_numpy(np.ascontiguousarray(array)).to(device) for path, array in arrays.items()
-        }
+        # Copied: the arrays may be read-only views of a message.
+        return {path: torch.from_numpy(np.array(array)).to(device) for path, array in arrays.items()}
 
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array]) -> NDArray[np.float32]:
         """Joint log-probability float32 [N] of stored actions, for the probe; no gradients."""

@@ -1,0 +1,131 @@
+"""The surrogates against brute force, and their identities."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from learner import loss
+
+CLIP, CAP, COUNT = 0.2, 5.0, 400
+
+
+def log_probs(seed: int, spread: float, base: Tensor | None = None) -> Tensor:
+    """Log-probabilities [n] around `base`."""
+    noise = torch.randn(COUNT, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (torch.full((COUNT,), -1.0, dtype=torch.float64) if base is None else base) + spread * noise
+
+
+def advantages() -> Tensor:
+    """Advantages [n]."""
+    return log_probs(9, 1.0) + 1.0
+
+
+def surrogate_loss(current: Tensor, fixed: loss.Surrogate) -> Tensor:
+    """The loss that an epoch minimises."""
+    return loss.policy_loss(current, fixed.anchor, fixed.weighted_advantage, CLIP)
+
+
+def gradient(current: Tensor, fixed: loss.Surrogate) -> Tensor:
+    """∂loss/∂log π_θ, [n]."""
+    leaf = current.clone().requires_grad_()
+    (result,) = torch.autograd.grad(surrogate_loss(leaf, fixed), leaf)
+    return result
+
+
+def brute_force(behaviour: Tensor, proximal: Tensor, current: Tensor, advantage: Tensor) -> Tensor:
+    """−(π_prox/μ) ∂min(rA, clip(r)A)/∂log π_θ / n, step by step in probabilities."""
+    result = []
+    for mu, prox, now, a in zip(
+        behaviour.tolist(), proximal.tolist(), current.tolist(), advantage.tolist(), strict=True
+    ):
+        weight = min(math.exp(prox) / math.exp(mu), CAP)
+        ratio = math.exp(now) / math.exp(prox)
+        outward = (a > 0 and ratio > 1 + CLIP) or (a < 0 and ratio < 1 - CLIP)
+        result.append(0.0 if outward else -weight * ratio * a / COUNT)
+    return torch.tensor(result, dtype=torch.float64)
+
+
+def test_decoupled_gradient_at_a_fixed_lag_is_its_brute_force_formula() -> None:
+    """μ lags behind, π_prox is the policy at batch start; the coupled gradient differs."""
+    behaviour = log_probs(1, 0.0)
+    proximal = log_probs(2, 0.4, behaviour)
+    current = log_probs(3, 0.15, proximal)
+    fixed = loss.decoupled(behaviour, proximal, advantages(), CAP)
+    result = gradient(current, fixed)
+    torch.testing.assert_close(
+        result, brute_force(behaviour, proximal, current, advantages()), rtol=1e-9, atol=0
+    )
+    other = gradient(current, loss.coupled(behaviour, advantages()))
+    assert (result - other).abs().max() > 0.1 * result.abs().max()
+
+
+def test_decoupled_is_coupled_when_the_proximal_policy_acted() -> None:
+    """π_prox = μ: the same loss and gradient, bit for bit."""
+    behaviour = log_probs(1, 0.3)
+    current = log_probs(3, 0.2, behaviour)
+    first = loss.decoupled(behaviour, behaviour, advantages(), CAP)
+    second = loss.coupled(behaviour, advantages())
+    assert torch.equal(surrogate_loss(current, first), surrogate_loss(current, second))
+    assert torch.equal(gradient(current, first), gradient(current, second))
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("ratio", [0.5, 0.9, 1.1, 1.5])
+def test_both_branches_have_the_slope_of_finite_differences(sign: float, ratio: float) -> None:
+    """Inside and outside the clip range, for good and bad actions."""
+    anchor = torch.tensor([-1.0], dtype=torch.float64)
+    fixed = loss.Surrogate(anchor, torch.tensor([sign], dtype=torch.float64))
+    current = anchor + math.log(ratio)
+    step = 1e-6
+    slope = (surrogate_loss(current + step, fixed) - surrogate_loss(current - step, fixed)) / (2 * step)
+    torch.testing.assert_close(gradient(current, fixed), slope.reshape(1), rtol=1e-6, atol=1e-9)
+
+
+def test_behaviour_weight_is_truncated() -> None:
+    """No step weighs more than the cap."""
+    weight = loss.behaviour_weight(torch.tensor([-9.0, -1.0]), torch.tensor([-1.0, -1.5]), 2.0)
+    torch.testing.assert_close(weight, torch.tensor([2.0, math.exp(-0.5)]))
+
+
+def test_value_loss_takes_the_larger_error_when_clipped() -> None:
+    """A value may not gain from moving further than the clip."""
+    value, target, old = torch.tensor([3.0]), torch.tensor([4.0]), torch.tensor([1.0])
+    assert loss.value_loss(value, target, old, None).item() == pytest.approx(0.5)
+    assert loss.value_loss(value, target, old, 0.5).item() == pytest.approx(0.5 * 2.5**2)
+
+
+def test_standardised_advantages_have_mean_zero_and_deviation_one() -> None:
+    """Over the batch; a single step becomes 0."""
+    result = loss.standardise(3.0 + 5.0 * advantages())
+    assert result.mean().abs() < 1e-9
+    assert result.std().item() == pytest.approx(1.0)
+    assert loss.standardise(torch.tensor([7.0])).tolist() == [0.0]
+
+
+def test_diagnostics_on_policy() -> None:
+    """π_θ = μ: no divergence, nothing clipped, every step counts."""
+    same = log_probs(1, 0.5)
+    assert loss.divergence(same, same).item() == 0.0
+    assert loss.clip_fraction(same, same, CLIP).item() == 0.0
+    assert loss.effective_sample_size(same, same).item() == pytest.approx(1.0)
+
+
+def test_divergence_estimates_the_kl_of_a_known_pair() -> None:
+    """Of two coins, from draws of the first."""
+    p, q = 0.6, 0.45
+    heads = torch.from_numpy(np.random.default_rng(0).random(200_000) < p)
+    before = torch.where(heads, math.log(p), math.log(1 - p))
+    after = torch.where(heads, math.log(q), math.log(1 - q))
+    expected = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+    assert loss.divergence(before, after).item() == pytest.approx(expected, rel=0.03)
+
+
+def test_explained_variance() -> None:
+    """1 for the truth, 0 for a constant, 0 when there is nothing to explain."""
+    target = torch.tensor([1.0, 2.0, 3.0])
+    assert loss.explained_variance(target, target).item() == 1.0
+    assert loss.explained_variance(torch.zeros(3), target).item() == pytest.approx(0.0)
+    assert loss.explained_variance(torch.zeros(3), torch.ones(3)).item() == 0.0
