@@ -67,7 +67,7 @@ class Process:
             stop=self._crew.stop,
             quarantine=foundation.model.quarantine,
             on_reopened=self._reopened.set,
-            description=lambda: json.dumps(asdict(self._loop.moment())),
+            description=self._describe,
         )
         self._parts = self._make_parts(progress)
         self._loop = Loop(self._parts, self._plan(), progress.round)
@@ -90,6 +90,12 @@ class Process:
         self._crew.check()
         self._base.learner_log.release()
         self._base.learner_log.close()
+
+    def _describe(self) -> str:
+        """What Status shows of the learner."""
+        ledger = self._parts.ledger
+        books = {"trained": ledger.trained, "dropped": dict(ledger.dropped)}
+        return json.dumps(asdict(self._loop.moment()) | {"ledger": books})
 
     # ---- parts
 

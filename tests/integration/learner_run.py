@@ -1,0 +1,290 @@
+"""A learner under test and its torch-free producers, before one real Redis server.
+
+`Producer` speaks to the store as the broker would: sessions, leave, fragments of random experience with
+the newest published weights named in their headers. `LearnerThread` runs `learner.service.main` here;
+`learner_process` runs `penstock learner` as a process that can be killed.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from broker.state import Appended, AppendItem, Status
+from broker.store import Store
+from learner.service import main
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.settings import Settings, load
+from penstock.wire import fragment as wire
+from penstock.wire.fragment import FragmentHeader, Kind, Slot, WeightSpan
+from penstock.wire.messages import Episode, Leave, Report, Role, Watch
+from penstock.wire.refusal import Refusal
+from penstock.wire.schema import fragment_schema
+from penstock.wire.spaces import Box, Discrete
+from penstock.wire.tensor import Array
+
+RUN = "run-l"
+STEPS, SLOTS = 4, 2
+CHARGE = STEPS * SLOTS
+BATCH = 4 * CHARGE
+PATIENCE_S = 60.0
+CARTPOLE_HIGH = np.array([4.8, np.inf, 0.41887903, np.inf], np.float32)
+SCHEMA = fragment_schema(Box(-CARTPOLE_HIGH, CARTPOLE_HIGH), Discrete(2))
+
+
+def settings(**over: Any) -> Settings:
+    """A small run on CartPole's spaces: fragments of 4 × 2 steps, batches of four fragments."""
+    base = {
+        "run": RUN,
+        "environment": {"id": "CartPole-v1", "count": SLOTS},
+        "actor": {"unroll_length": STEPS, "count": 1},
+        "policy": {"hidden_sizes": [8], "normalise_observations": True},
+        "algorithm": {"batch_steps": BATCH, "epochs": 2, "minibatches": 2, "staleness": 1},
+        "learner": {"checkpoint_interval_s": 3600, "total_steps": 20 * BATCH, "stop_at_target": False},
+        "evaluation": {"timeout_s": 1, "episodes": 2},
+        "broker": {"redis_wait_s": 20},
+    }
+    return load([base, over])
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """The first true value of `condition`; AssertionError names `what` after PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S:g} s for {what}"
+        time.sleep(0.005)
+    return value
+
+
+class Producer:
+    """Any number of rollout sessions over one store; every call blocks."""
+
+    def __init__(self, url: str) -> None:
+        self._runner = asyncio.Runner()
+        self._store = Store.connect(url)
+        self._sequences: dict[int, int] = {}
+        self._leaves: dict[int, Leave] = {}
+        self._reports: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._runner.run(self._store.aclose())
+        self._runner.close()
+
+    def open(self, actor_id: str = "actor-0", role: Role = Role.ROLLOUT) -> int:
+        """A session, once the learner has opened the run."""
+
+        def attempt() -> Any:
+            opened = self._runner.run(self._store.open_session(actor_id, role))
+            return None if isinstance(opened, Refusal) else opened
+
+        opened = until(attempt, "a session")
+        self._sequences[opened.session], self._leaves[opened.session] = 0, opened.leave
+        return int(opened.session)
+
+    def send(self, session: int, *, count: int = 1, **header: Any) -> Appended:
+        """Append the next `count` fragments, whatever leave there is."""
+        first = self._sequences[session] + 1
+        items = [self._item(session, sequence, **header) for sequence in range(first, first + count)]
+        reply = self._runner.run(self._store.append(session, first - 1, items))
+        self._sequences[session] = max(self._sequences[session], reply.acked_through)
+        self._leaves[session] = reply.leave
+        return reply
+
+    def send_with_leave(self, session: int, **header: Any) -> int:
+        """Append all that there is leave for now; how many that were."""
+        leave = self._watch(session)
+        count = min(leave.begin_through - self._sequences[session], 32)
+        if count > 0:
+            self.send(session, count=count, round_=leave.round, **header)
+        return max(count, 0)
+
+    def drive(self, sessions: list[int], done: Callable[[], bool], **header: Any) -> None:
+        """Send from all sessions, as leave comes, until `done`."""
+        until(
+            lambda: done() or (sum(self.send_with_leave(s, **header) for s in sessions) < 0),
+            "the run to go on",
+        )
+
+    def close(self, session: int) -> None:
+        """End a session."""
+        self._runner.run(self._store.close_session(session))
+
+    def report(
+        self, session: int, returns: list[float], *, version: int = 1, evaluation: bool = False
+    ) -> None:
+        """Report finished episodes."""
+        sequence = self._reports.get(session, 0) + 1
+        episodes = tuple(
+            Episode(
+                slot_id=slot,
+                episode_id=sequence,
+                episode_return=value,
+                length=10,
+                terminated=True,
+                version=version,
+            )
+            for slot, value in enumerate(returns)
+        )
+        report = Report(
+            session=session,
+            sequence=sequence,
+            evaluation=evaluation,
+            deterministic=evaluation,
+            episodes=episodes,
+        )
+        assert self._runner.run(self._store.report(report))[1] is None
+        self._reports[session] = sequence
+
+    def answer_probe(self, session: int, log_prob: tuple[float, ...]) -> None:
+        """Say what the newest weights answer to the probe."""
+        latest = self.status().latest
+        watch = Watch(
+            session=session,
+            applied_version=latest.version,
+            applied_sha256=latest.sha256,
+            probe_log_prob=log_prob,
+        )
+        assert self._runner.run(self._store.watch(watch)).refusal is None
+
+    def status(self) -> Status:
+        """The run as Redis has it."""
+        return self._runner.run(self._store.status())
+
+    def control(self, action: Any) -> None:
+        """Write the desired state."""
+        self._runner.run(self._store.control(action, "test"))
+
+    def evaluate_version(self, session: int) -> int:
+        """Which version evaluation sessions should play."""
+        watched = self._runner.run(self._store.watch(Watch(session=session)))
+        return watched.news.evaluate_version if watched.news is not None else 0
+
+    def _watch(self, session: int) -> Leave:
+        watched = self._runner.run(self._store.watch(Watch(session=session)))
+        if watched.news is not None:
+            self._leaves[session] = watched.news.leave
+        return self._leaves[session]
+
+    def _item(
+        self, session: int, sequence: int, *, update: int | None = None, round_: int = 0, **tensors: Array
+    ) -> AppendItem:
+        latest = self.status().latest
+        header = FragmentHeader(
+            run=RUN,
+            session=session,
+            sequence=sequence,
+            schema_id=SCHEMA.schema_id,
+            steps=STEPS,
+            slots=tuple(Slot(slot, 0, 0) for slot in range(SLOTS)),
+            weights=(
+                WeightSpan(0, 0, STEPS, max(1, latest.version), latest.update if update is None else update),
+            ),
+            tensors=(),
+            kind=Kind.TRAIN,
+            created_us=time.time_ns() // 1000,
+            round=round_,
+        )
+        fragment = wire.build(header, random_arrays(seed=sequence) | tensors)
+        return AppendItem(
+            header=fragment.header,
+            header_bytes=wire.header_bytes(fragment.header),
+            payload=fragment.payload,
+        )
+
+
+def random_arrays(seed: int, steps: int = STEPS, slots: int = SLOTS) -> dict[str, Array]:
+    """Every tensor of a full fragment without ended episodes; equal seeds give equal arrays."""
+    generator = np.random.default_rng(seed)
+    leading = {1: (steps, slots), 2: (steps + 1, slots), 3: (slots,), 4: (0,)}
+    arrays: dict[str, Array] = {
+        rule.name: np.zeros((*leading[rule.axes.value], *rule.shape), rule.dtype) for rule in SCHEMA.tensors
+    }
+    arrays["observation"] = generator.normal(size=arrays["observation"].shape).astype(np.float32)
+    arrays["action"] = generator.integers(2, size=arrays["action"].shape)
+    arrays["reward"] = generator.normal(size=(steps, slots)).astype(np.float32)
+    arrays["log_prob"] = np.full((steps, slots), np.log(0.5), np.float32)
+    arrays["valid"] = np.ones((steps, slots), bool)
+    return arrays
+
+
+class LearnerThread:
+    """`learner.service.main` in a thread of this process."""
+
+    def __init__(
+        self, url: str, run_dir: Path, given: Settings, *, resume: bool = False, allow_loss: bool = False
+    ) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.run_dir = run_dir
+        self.lifecycle = Lifecycle("learner")
+        self.error: BaseException | None = None
+        self.code: int | None = None
+        arguments = {"redis_url": url, "run_dir": run_dir, "resume": resume, "allow_loss": allow_loss}
+        self._thread = threading.Thread(target=self._run, args=(given, arguments), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.lifecycle.drain("the test is over")
+        self._thread.join(PATIENCE_S)
+
+    @property
+    def ended(self) -> bool:
+        """Whether main has returned or raised."""
+        return self.code is not None or self.error is not None
+
+    def drain(self) -> dict[str, Any]:
+        """Ask it to end as SIGTERM does; its account."""
+        self.lifecycle.drain("test")
+        return self.finish()
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for its end; its account."""
+        self._thread.join(PATIENCE_S)
+        if self.error is not None:
+            raise self.error
+        assert self.code == 0, "the learner did not end in time"
+        return account(self.run_dir)
+
+    def _run(self, given: Settings, arguments: dict[str, Any]) -> None:
+        try:
+            self.code = main(self.lifecycle, given, **arguments)
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+
+def account(run_dir: Path) -> dict[str, Any]:
+    """`learner.json`."""
+    return dict(json.loads((run_dir / "learner.json").read_text()))
+
+
+def learner_process(url: str, run_dir: Path, given: Settings, *flags: str) -> "subprocess.Popen[bytes]":
+    """The learner as a process of its own; its log is `learner.log` in the run's folder."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "settings.json").write_text(given.model_dump_json(exclude_none=True))
+    program = (
+        "import json, pathlib, sys\n"
+        "from learner.service import main\n"
+        "from penstock.runtime.lifecycle import run_service\n"
+        "from penstock.runtime.settings import load\n"
+        "url, folder, *flags = sys.argv[1:]\n"
+        "given = load([json.loads((pathlib.Path(folder) / 'settings.json').read_text())])\n"
+        "body = lambda lifecycle: main(lifecycle, given, redis_url=url, run_dir=pathlib.Path(folder), "
+        "resume='--resume' in flags, allow_loss='--allow-loss' in flags)\n"
+        "sys.exit(run_service(body, 'learner'))\n"
+    )
+    with (run_dir / "learner.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", program, url, str(run_dir), *flags], stdout=log, stderr=log
+        )

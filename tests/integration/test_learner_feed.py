@@ -1,0 +1,176 @@
+"""The learner takes the log in order, drops under a named reason, and its books balance."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.model import make_model
+from penstock.wire.messages import Role
+from tests.integration.learner_run import (
+    BATCH,
+    CHARGE,
+    SCHEMA,
+    SLOTS,
+    STEPS,
+    LearnerThread,
+    Producer,
+    account,
+    settings,
+    until,
+)
+
+QUICK = {"learner": {"total_steps": 8 * BATCH, "checkpoint_interval_s": 3600, "stop_at_target": False}}
+
+
+def test_a_run_trains_every_fragment_and_ends_with_balanced_books(redis_url: str, tmp_path: Path) -> None:
+    """Two sessions feed eight batches; all is trained, resident or neither was acknowledged."""
+    with LearnerThread(redis_url, tmp_path, settings(**QUICK)) as learner, Producer(redis_url) as producer:
+        sessions = [producer.open("actor-0"), producer.open("actor-1")]
+        producer.drive(sessions, lambda: learner.ended)
+        result = learner.finish()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["trained"] == 8 * BATCH // CHARGE
+    assert result["ledger"]["dropped"] == {}
+    assert result["updates"] == 8
+    assert result["env_steps"] == 8 * BATCH
+    assert result["staleness"]["max"] <= 2
+    assert (tmp_path / "policies" / "final.safetensors").exists()
+
+
+def test_a_stale_fragment_is_dropped_and_counted(redis_url: str, tmp_path: Path) -> None:
+    """A fragment of weights more than H updates away is never trained."""
+    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        until(lambda: producer.send_with_leave(session, update=4), "leave")
+        producer.drive([session], lambda: producer.status().latest.update >= 1)
+        result = learner.drain()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["dropped"]["stale"] >= 1
+
+
+def test_stale_experience_alone_gives_its_budget_back(redis_url: str, tmp_path: Path) -> None:
+    """When everything is dropped the settled position moves on, and actors get leave again."""
+    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().settled >= 4 * BATCH // CHARGE, update=1000)
+        result = learner.drain()
+    assert result["updates"] == 0
+    assert result["ledger"]["balanced"]
+    assert set(result["ledger"]["dropped"]) == {"stale"}
+
+
+def test_drops_between_good_fragments_never_stop_the_run(redis_url: str, tmp_path: Path) -> None:
+    """Half of the budget is stale and lies between fragments that are too few for a batch."""
+    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        good, bad = producer.open("good"), producer.open("bad")
+        sent = 0
+        while sent < 3:
+            sent += producer.send_with_leave(good) > 0
+            producer.send_with_leave(bad, update=1000)
+        producer.drive([bad], lambda: producer.status().latest.update >= 1, update=1000)
+        result = learner.drain()
+    assert result["ledger"]["balanced"]
+
+
+def test_a_fragment_without_its_final_observation_is_invalid(redis_url: str, tmp_path: Path) -> None:
+    """What the broker cannot see the learner checks; the rest of the batch is trained."""
+    truncated = np.zeros((STEPS, SLOTS), bool)
+    truncated[-1, 0] = True
+    with LearnerThread(redis_url, tmp_path, settings(**QUICK)) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        until(lambda: producer.send_with_leave(session, truncated=truncated), "leave")
+        producer.drive([session], lambda: learner.ended)
+        result = learner.finish()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["dropped"]["invalid"] >= 1
+    assert result["updates"] >= 1
+
+
+def test_a_wrong_probe_answer_quarantines_a_session(redis_url: str, tmp_path: Path) -> None:
+    """Its fragments are booked `quarantined`; another session's are trained."""
+    learner_section = {"total_steps": 10**9, "lease_ttl_s": 0.6, "checkpoint_interval_s": 3600}
+    with (
+        LearnerThread(redis_url, tmp_path, settings(learner=learner_section)) as learner,
+        Producer(redis_url) as producer,
+    ):
+        wrong, right = producer.open("wrong"), producer.open("right")
+        producer.drive([wrong, right], lambda: producer.status().latest.update >= 1)
+        producer.answer_probe(wrong, (1.0, 2.0, 3.0, 4.0))
+        producer.drive([wrong, right], lambda: '"quarantined"' in producer.status().learner_json)
+        trained = learner_json(producer)["trained"]
+        producer.drive([wrong, right], lambda: learner_json(producer)["trained"] > trained)
+        result = learner.drain()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["dropped"]["quarantined"] >= 1
+
+
+def learner_json(producer: Producer) -> dict[str, int]:
+    """The learner's side of the books as Status shows it."""
+    return dict(json.loads(producer.status().learner_json)["ledger"])
+
+
+def test_a_batch_that_is_not_finite_is_skipped_and_booked(redis_url: str, tmp_path: Path) -> None:
+    """An absurd reward makes the losses overflow: the batch is booked `nan`, evidence is kept."""
+    absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
+    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        until(lambda: producer.send_with_leave(session, reward=absurd), "leave")
+        producer.drive([session], lambda: learner.ended)
+        result = learner.finish()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["dropped"]["nan"] >= 1
+    assert list((tmp_path / "evidence").glob("nan-*.safetensors"))
+
+
+def test_an_operator_pauses_and_stops_the_learner(redis_url: str, tmp_path: Path) -> None:
+    """Paused it makes no update; stopped it ends with a committed checkpoint."""
+    with LearnerThread(redis_url, tmp_path, settings()) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().latest.update >= 1)
+        producer.control("stop")
+        result = learner.finish()
+    assert result["ending"] == "stopped"
+    assert not result["finished"]
+    assert account(tmp_path)["ledger"]["balanced"]
+    assert list((tmp_path / "checkpoints").iterdir())
+
+
+def test_what_solves_the_task_becomes_the_final_policy(redis_url: str, tmp_path: Path) -> None:
+    """Good training episodes ask for an evaluation; its result, not they, ends the run."""
+    given = settings(
+        learner={
+            "total_steps": 10**9,
+            "stop_at_target": True,
+            "target_return": 100.0,
+            "checkpoint_interval_s": 3600,
+        }
+    )
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
+        producer.report(session, [150.0] * 20)
+        producer.drive([session], lambda: producer.evaluate_version(judge) > 0)
+        version = producer.evaluate_version(judge)
+        producer.report(judge, [120.0, 130.0], version=version, evaluation=True)
+        producer.drive([session], lambda: learner.ended)
+        result = learner.finish()
+    assert result["solved"]
+    assert result["ending"] == "target"
+    assert result["evaluation"] == {
+        "mean": 125.0,
+        "std": 5.0,
+        "episodes": 2,
+        "version": version,
+        "env_steps": pytest.approx(result["evaluation"]["env_steps"]),
+    }
+    assert result["policy_version"] == version
+
+
+def test_the_schema_of_the_tests_is_cartpoles() -> None:
+    """The producer speaks of the same tensors as the learner."""
+    assert make_model(settings()).specification.schema.schema_id == SCHEMA.schema_id
