@@ -73,7 +73,10 @@ class RewardScale:
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Inverse of `state`."""
+        """Inverse of `state`; raises ValueError that names what is missing."""
+        missing = sorted(self.state().keys() - state.keys())
+        if missing:
+            raise ValueError(f"rewards: {missing} missing; was the state saved with scale_rewards?")
         keys = [(int(session), int(slot)) for session, slot in state["slots"].tolist()]
         self._returns = dict(zip(keys, state["returns"].tolist(), strict=True))
         self._moments = Moments(state["count"].clone(), state["mean"].clone(), state["spread"].clone())

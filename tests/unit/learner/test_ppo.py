@@ -1,0 +1,214 @@
+"""PPO as an algorithm: batches and budgets, updates, what is undone, what a checkpoint holds."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from learner import ppo as module
+from learner.algorithm import Algorithm, AlgorithmState
+from learner.batch import Batch
+from learner.ppo import METRICS, PPO
+from penstock.policy import weights
+from penstock.runtime.settings import AlgorithmSection
+from tests.experience import collect, small_policy
+
+
+def make(seed: int = 0, policy: dict[str, Any] | None = None, **section: Any) -> PPO:
+    """A small PPO."""
+    return PPO(small_policy(0, **(policy or {})), AlgorithmSection(**section), seed=seed)
+
+
+def poisoned(batch: Batch) -> Batch:
+    """A batch with one reward that overflows the loss."""
+    reward = batch.reward.clone()
+    reward[0, 0] = math.inf
+    return replace(batch, reward=reward)
+
+
+def same(first: AlgorithmState, second: AlgorithmState) -> bool:
+    """Equal bit by bit."""
+    tensors = first.tensors.keys() == second.tensors.keys() and all(
+        torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items()
+    )
+    return tensors and first.numbers == second.numbers
+
+
+@dataclass
+class Pending:
+    """A fragment of some charge."""
+
+    charge: int
+
+
+def test_a_batch_is_the_fewest_fragments_that_reach_b() -> None:
+    """It may exceed B by less than one fragment."""
+    ppo: Algorithm = make(batch_steps=100)
+    pending = [Pending(40), Pending(40), Pending(40), Pending(40)]
+    assert [ppo.take(pending[:count]) for count in range(5)] == [0, 0, 0, 3, 3]
+
+
+def test_the_budget_is_one_batch_more_than_the_staleness() -> None:
+    """And below one fragment it is refused with both numbers."""
+    assert make(batch_steps=100, staleness=2).budget(64) == 300
+    with pytest.raises(ValueError, match=r"200 steps is below one fragment of 256"):
+        make(batch_steps=100, staleness=1).budget(256)
+
+
+def test_staleness_settings() -> None:
+    """H defaults to 4(S+1); S = 0 is lock-step."""
+    assert make(staleness=2).hard_staleness == 12
+    assert make(stale_after=7).hard_staleness == 7
+    assert make(staleness=0).lock_step
+    assert not make(staleness=1).lock_step
+
+
+def test_an_update_reports_every_metric() -> None:
+    """All finite; on policy the first epoch starts without divergence."""
+    ppo = make(epochs=1, minibatches=1, policy={"normalise_observations": True})
+    batch = collect(ppo.policy)
+    update = ppo.update(batch, progress=0.0)
+    assert update.applied
+    assert update.metrics.keys() == set(METRICS)
+    assert all(math.isfinite(value) for value in update.metrics.values())
+    assert update.steps == int(batch.valid.sum())
+    assert update.metrics["kl_behaviour"] == pytest.approx(0.0, abs=1e-6)
+    assert update.metrics["effective_sample_size"] == pytest.approx(1.0, abs=1e-4)
+    assert ppo.updates == 1
+
+
+@pytest.mark.parametrize("policy", [{}, {"normalise_observations": True}, {"activation": "silu"}])
+def test_an_update_that_is_not_finite_leaves_no_trace(policy: dict[str, Any]) -> None:
+    """Parameters, moments, normaliser, returns and counters are as before; the next update works."""
+    ppo = make(scale_rewards=True, policy=policy)
+    batch = collect(ppo.policy)
+    assert ppo.update(batch, progress=0.0).applied
+    before = ppo.state()
+    update = ppo.update(poisoned(batch), progress=0.0)
+    assert (update.applied, update.reason, update.metrics) == (False, "nan", {})
+    after = ppo.state()
+    del before.tensors["generator/permutations"], after.tensors["generator/permutations"]
+    assert same(before, after)
+    assert ppo.update(batch, progress=0.0).applied
+
+
+def test_a_batch_without_a_valid_step_is_skipped() -> None:
+    """The caller settles it."""
+    ppo = make()
+    batch = collect(ppo.policy)
+    before = ppo.state()
+    update = ppo.update(replace(batch, valid=torch.zeros_like(batch.valid)), progress=0.0)
+    assert (update.applied, update.reason, update.steps) == (False, "empty", 0)
+    assert same(before, ppo.state())
+
+
+def test_steps_that_are_not_experience_do_not_matter() -> None:
+    """Whatever they hold, the update is the same bit by bit."""
+    results = []
+    for noise in (0.0, 1e3):
+        ppo = make(policy={"normalise_observations": True})
+        batch = collect(ppo.policy)
+        valid = batch.valid.clone()
+        valid[5:8, 1] = False
+        observation = batch.observation["observation"].clone()
+        # Row 5 is what follows the last valid step before the gap: it is read, rows 6 and 7 are not.
+        observation[6:8, 1] += noise
+        changed = replace(batch, valid=valid, observation={"observation": observation})
+        assert ppo.update(changed, progress=0.0).applied
+        results.append(ppo.state())
+    assert same(*results)
+
+
+def test_the_normaliser_is_frozen_during_an_update_and_merged_after() -> None:
+    """The first update sees raw observations; then the statistics are those of its valid steps."""
+    ppo = make(policy={"normalise_observations": True}, epochs=1, minibatches=1)
+    batch = collect(ppo.policy)
+    assert ppo.update(batch, progress=0.0).metrics["kl_proximal"] == pytest.approx(0.0, abs=1e-7)
+    normaliser = ppo.policy.normaliser
+    assert normaliser is not None
+    rows = batch.observation["observation"][:-1].flatten(0, 1).double()
+    torch.testing.assert_close(normaliser.mean, rows.mean(0))
+    torch.testing.assert_close(normaliser.variance, rows.var(0, correction=0))
+    assert normaliser.count.item() == len(rows)
+
+
+def test_target_kl_stops_the_epochs() -> None:
+    """After the first epoch that moved too far."""
+    eager = {"learning_rate": 0.05, "epochs": 10}
+    assert make(**eager).update(collect(small_policy()), progress=0.0).metrics["epochs"] == 10
+    assert make(**eager, target_kl=0.001).update(collect(small_policy()), progress=0.0).metrics["epochs"] < 10
+
+
+def test_schedules_follow_progress() -> None:
+    """Learning rate, warm-up and clip range."""
+    ppo = make(learning_rate_schedule="linear", clip_schedule="linear", warmup_updates=2, learning_rate=1e-3)
+    batch = collect(ppo.policy)
+    first, second = (ppo.update(batch, progress=progress).metrics for progress in (0.0, 0.5))
+    assert (first["learning_rate"], first["clip_range"]) == (pytest.approx(0.5e-3), pytest.approx(0.2))
+    assert (second["learning_rate"], second["clip_range"]) == (pytest.approx(0.5e-3), pytest.approx(0.1))
+
+
+@pytest.mark.parametrize("scale_rewards", [False, True])
+def test_a_restored_state_goes_on_bit_by_bit(*, scale_rewards: bool) -> None:
+    """Weights, moments, normaliser, generator, returns and counters are all in it."""
+    options: dict[str, Any] = {"scale_rewards": scale_rewards, "policy": {"normalise_observations": True}}
+    first = make(seed=1, **options)
+    batch = collect(first.policy)
+    first.update(batch, progress=0.0)
+    state = first.state()
+    second = make(seed=2, **options)
+    second.load(state)
+    assert same(second.state(), state)
+    for ppo in (first, second):
+        ppo.update(batch, progress=0.1)
+    assert same(first.state(), second.state())
+    assert weights.encode(first.policy) == weights.encode(second.policy)
+
+
+def test_a_state_does_not_follow_later_updates() -> None:
+    """It may be written by another thread."""
+    ppo = make()
+    state = ppo.state()
+    copies = {name: tensor.clone() for name, tensor in state.tensors.items()}
+    ppo.update(collect(ppo.policy), progress=0.0)
+    assert all(torch.equal(copies[name], tensor) for name, tensor in state.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("policy/actor_head.bias", "policy/actor_head.bias"),
+        ("optimiser/second/actor_head.bias", "second/actor_head.bias"),
+        ("generator/permutations", "generator/permutations"),
+    ],
+)
+def test_a_state_with_a_part_missing_is_refused(name: str, message: str) -> None:
+    """By name."""
+    state = make().state()
+    del state.tensors[name]
+    with pytest.raises(ValueError, match=message):
+        make().load(state)
+
+
+def test_the_same_seed_gives_the_same_weights_bit_by_bit() -> None:
+    """Two runs over the same batches; another seed permutes differently."""
+    blobs = []
+    for seed in (1, 1, 2):
+        ppo = make(seed)
+        batch = collect(small_policy())
+        for _ in range(3):
+            ppo.update(batch, progress=0.0)
+        blobs.append(weights.encode(ppo.policy))
+    assert blobs[0] == blobs[1] != blobs[2]
+
+
+def test_it_is_an_algorithm() -> None:
+    """The protocol that the loop calls, with the policy published as `default`."""
+    algorithm: Algorithm = make()
+    assert isinstance(algorithm, module.PPO)
+    assert algorithm.published_modules() == {"default": algorithm.policy}
+    assert algorithm.requires() == ()
+    assert algorithm.retain_from() is None
+    assert algorithm.scalars(0.5) == {}

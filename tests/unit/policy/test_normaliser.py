@@ -1,0 +1,49 @@
+"""Running statistics: exact whatever the grouping."""
+
+import numpy as np
+import torch
+
+from penstock.policy.normaliser import Normaliser, NumpyNormaliser, moments
+
+
+def rows(count: int = 1000) -> torch.Tensor:
+    """Far from 0 and of unequal scale: what a naive sum of squares gets wrong."""
+    noise = torch.randn(count, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return 1e6 + noise * torch.tensor([1e-2, 1.0, 1e3])
+
+
+def test_any_grouping_gives_the_statistics_of_all_rows() -> None:
+    """One by one, in uneven groups or at once."""
+    data = rows()
+    for sizes in ([1000], [1] * 1000, [7, 493, 500]):
+        normaliser = Normaliser(3, 10.0)
+        for group in data.split(sizes):
+            normaliser.merge(moments(group))
+        assert normaliser.count.item() == 1000
+        np.testing.assert_allclose(normaliser.mean, data.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(normaliser.variance, data.var(0, correction=0), rtol=1e-8)
+
+
+def test_normalised_rows_have_mean_zero_and_variance_one() -> None:
+    """Outliers are clipped."""
+    normaliser = Normaliser(3, 2.0)
+    normaliser.merge(moments(rows()))
+    result = normaliser(rows())
+    assert result.mean(0).abs().max() < 0.05
+    assert result.abs().max() == 2.0
+
+
+def test_identity_before_the_first_merge() -> None:
+    """Apart from the clip and the floor of the variance."""
+    data = torch.tensor([[1.0, -3.0, 50.0]])
+    torch.testing.assert_close(Normaliser(3, 10.0)(data), torch.tensor([[1.0, -3.0, 10.0]]))
+
+
+def test_numpy_rounds_like_torch() -> None:
+    """In both precisions, and it sees a merge at once."""
+    normaliser = Normaliser(3, 10.0)
+    fast = NumpyNormaliser(normaliser)
+    normaliser.merge(moments(rows()))
+    for dtype in (torch.float32, torch.float64):
+        data = rows().to(dtype)
+        np.testing.assert_allclose(fast(data.numpy()), normaliser(data).numpy(), rtol=1e-6, atol=1e-6)
