@@ -279,13 +279,12 @@ def _service(
 
     from launch.plan import service_settings
     from penstock.runtime.health import ENDPOINT_VARIABLE
-    from penstock.runtime.lifecycle import run_service
+    from penstock.runtime.lifecycle import leave, run_service
 
     if endpoints is not None:
         os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
     said = (*(assignments or ()), *(["security.insecure=true"] if insecure else []))
-    code = run_service(lambda lifecycle: body(lifecycle, service_settings(config, said)), role)
-    raise typer.Exit(code)
+    leave(run_service(lambda lifecycle: body(lifecycle, service_settings(config, said)), role))
 
 
 def _finish(body: Callable[[], int]) -> None:

@@ -103,6 +103,10 @@ class ServiceProcess:
         """Ask the child to drain."""
         self._signal(signal.SIGTERM, group=False)
 
+    def ask_stacks(self) -> None:
+        """Have the child write the stacks of its threads to its log."""
+        self._signal(signal.SIGUSR1, group=False)
+
     def kill(self) -> None:
         """End the child and whatever it started."""
         self._signal(signal.SIGKILL, group=True)

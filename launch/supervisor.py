@@ -24,6 +24,8 @@ MAX_FAILURES: Final = 5
 HEALTHY_S: Final = 30.0
 BACKOFF_BASE_S: Final = 0.2
 BACKOFF_CAP_S: Final = 5.0
+_STACKS_S: Final = 0.2
+_KILL_S: Final = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -143,9 +145,15 @@ class Supervisor:
         for service in chosen:
             service.restart_at_s = None
             if service.process is not None:
-                self._on_event(f"{service.spec.name} did not drain in time: killed")
+                service.process.ask_stacks()
+        self._await_end(chosen, _STACKS_S)
+        for service in chosen:
+            if service.process is not None:
+                self._on_event(
+                    f"{service.spec.name} did not drain in time: killed; its log tells where it was"
+                )
                 service.process.kill()
-        self._await_end(chosen, 2.0)
+        self._await_end(chosen, _KILL_S)
 
     def names(self, role: str | None = None) -> list[str]:
         """Services in starting order, of one role or all."""

@@ -33,9 +33,13 @@ from penstock.runtime.lifecycle import Lifecycle
 
 TICK_S: Final = 0.1
 DRAIN_S: Final = 15.0
-_ACTORS_DRAIN_S: Final = 4.0
-_LEARNER_DRAIN_S: Final = 7.0
-_REST_DRAIN_S: Final = 1.5
+_DRAIN_ORDER: Final = (
+    (("actor", "evaluator"), 4.0),
+    (("learner",), 11.0),
+    (("broker",), 12.5),
+    (("redis",), DRAIN_S - 0.5),
+)
+"""Roles, and by when they shall be gone, in seconds since the drain began."""
 _MAX_SOCKET_FOLDER: Final = 80
 
 log = logging.getLogger(__name__)
@@ -139,12 +143,14 @@ class Run:
         supervisor = self._supervisor
         if self._lifecycle.draining.is_set():
             self._view.event("draining: actors, learner (last checkpoint), broker, redis")
-        left = supervisor.stop(supervisor.names("actor") + supervisor.names("evaluator"), _ACTORS_DRAIN_S)
-        left += supervisor.stop(supervisor.names("learner"), _LEARNER_DRAIN_S)
-        self._note_redis()
-        for role in ("broker", "redis"):
-            left += supervisor.stop(supervisor.names(role), _REST_DRAIN_S)
-        supervisor.kill(left)
+        began_s = time.monotonic()
+        late: list[str] = []
+        for roles, until_s in _DRAIN_ORDER:
+            if "redis" in roles:
+                self._note_redis()
+            names = [name for role in roles for name in supervisor.names(role)]
+            late += supervisor.stop(names, max(0.0, began_s + until_s - time.monotonic()))
+        supervisor.kill(late)
 
     def _note_endpoints(self) -> None:
         """Keep `endpoints.json` true."""

@@ -2,11 +2,13 @@
 
 A process installs one Lifecycle and drains when it says so. Signals and the lifeline are seen by a
 thread of their own, so a callback never runs inside a signal handler and may take locks. A second
-signal, at least a second after the first, ends the process at once with exit 130.
+signal, at least a second after the first, ends the process at once with exit 130. SIGUSR1 writes
+the stacks of all threads to stderr.
 If the launcher dies by `kill -9`, the kernel closes its end of the pipe: that drains us too, and
 ends us the hard way when the drain takes longer than LIFELINE_GRACE_S.
 """
 
+import faulthandler
 import logging
 import os
 import selectors
@@ -16,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Final
+from typing import Final, NoReturn
 
 from penstock.runtime import logs
 from penstock.runtime.exit import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Fatal
@@ -55,6 +57,7 @@ class Lifecycle:
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _ignore)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
         lifeline = os.environ.pop(LIFELINE_VARIABLE, None)
         lifeline_fd = None if lifeline is None else int(lifeline)
         if lifeline_fd is not None:
@@ -130,6 +133,14 @@ def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
     except (ConfigurationError, AddressInUse) as error:
         return _last_line(str(error), EXIT_USAGE)
     return EXIT_INTERRUPTED if code == EXIT_OK and lifecycle.interrupted else code
+
+
+def leave(code: int) -> NoReturn:
+    """End a process that has drained: at once, as threads held inside gRPC may hang the interpreter's end."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _last_line(text: str, code: int) -> int:
