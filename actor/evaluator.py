@@ -16,7 +16,7 @@ from actor.acting import LocalPolicy
 from actor.evaluation import Played, play
 from actor.link import Link
 from actor.run import Run
-from actor.session import Session, open_session
+from actor.session import Session, count_strikes, open_session
 from actor.vector import Stepper
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK, Fatal
@@ -44,7 +44,7 @@ class Evaluator:
         self._run: Run | None = None
         self._stepper: Stepper | None = None
         self._local: LocalPolicy | None = None
-        self._done = 0
+        self._done = self._strikes = 0
         self._unsent: tuple[Episode, ...] = ()
 
     def run(self) -> int:
@@ -72,7 +72,7 @@ class Evaluator:
                 if self._unsent and not self._report(session, sequence := sequence + 1):
                     break
             session.check()
-            return self._is_done(session)
+            return self._is_done(session, reported=sequence > 1)
         finally:
             session.close(politely=not session.is_over)
 
@@ -159,12 +159,11 @@ class Evaluator:
         else:
             session.end(refusal)
 
-    def _is_done(self, session: Session) -> bool:
+    def _is_done(self, session: Session, *, reported: bool) -> bool:
         if session.ended is None or session.ended.reason is Reason.RUN_CLOSED:
             return True
-        if session.ended.reason is Reason.FENCED:
-            raise Fatal(f"another process acts under this name: {session.ended}")
         log.warning("session ended", extra={"refusal": session.ended})
+        self._strikes = count_strikes(self._strikes, session.ended, acknowledged=reported)
         return self._lifecycle.draining.is_set()
 
 

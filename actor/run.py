@@ -80,7 +80,10 @@ def _section(kind: type[S], name: str, text: str) -> S:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        raise Fatal(f"run specification, section {name}: {error}; run the same version everywhere") from error
+        wrong = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors()
+        )
+        raise Fatal(f"run specification, section {name}: {wrong}; run the same version everywhere") from error
 
 
 def _overlay(told: ActorSection, local: ActorSection) -> ActorSection:

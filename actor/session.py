@@ -29,6 +29,7 @@ from penstock.wire.refusal import Reason, Refusal
 log = logging.getLogger(__name__)
 
 CLOSE_DEADLINE_S = 2.0
+MAX_STRIKES = 3
 _IDLE_S = 0.05
 """Pause after a watch that came back early with nothing new, so that a hasty broker costs no core."""
 _WAITING = (Reason.NOT_READY, Reason.FULL)
@@ -243,3 +244,15 @@ def open_session(link: Link, actor_id: str, role: Role, lifecycle: Lifecycle) ->
             said = True
         lifecycle.draining.wait(max(_LEAST_WAIT_S, reply.retry_after_ms / 1000))
     return None
+
+
+def count_strikes(strikes: int, refusal: Refusal, *, acknowledged: bool) -> int:
+    """Sessions in a row that ended badly; raises Fatal at the third, and at once when fenced."""
+    if refusal.reason is Reason.FENCED:
+        raise Fatal(f"another process acts under this name, or the run has a new owner: {refusal}")
+    if refusal.reason is Reason.EXPIRED:
+        return strikes
+    strikes = 1 if acknowledged else strikes + 1
+    if strikes >= MAX_STRIKES:
+        raise Fatal(f"the broker refused {strikes} sessions of this actor in a row, the last with {refusal}")
+    return strikes

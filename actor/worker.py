@@ -20,19 +20,18 @@ from actor import evaluator, run
 from actor.link import Link
 from actor.outbox import Outbox
 from actor.rollout import Crew, Rollout, make_crew
-from actor.session import Session, open_session
+from actor.session import Session, count_strikes, open_session
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.settings import ConfigurationError, Settings
 from penstock.wire.ids import check_id, to_id
 from penstock.wire.messages import Role
-from penstock.wire.refusal import Reason, Refusal
+from penstock.wire.refusal import Reason
 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 10.0
-MAX_STRIKES = 3
 _SWITCH_INTERVAL_S = 0.0005
 """The sender must not wait the default 5 ms for the interpreter while environments step."""
 
@@ -127,15 +126,3 @@ class Worker:
             return True
         self._strikes = count_strikes(self._strikes, session.ended, acknowledged=outbox.acked_through > 0)
         return False
-
-
-def count_strikes(strikes: int, refusal: Refusal, *, acknowledged: bool) -> int:
-    """Sessions in a row that ended badly; raises Fatal at the third, and at once when fenced."""
-    if refusal.reason is Reason.FENCED:
-        raise Fatal(f"another process acts under this name, or the run has a new owner: {refusal}")
-    if refusal.reason is Reason.EXPIRED:
-        return strikes
-    strikes = 1 if acknowledged else strikes + 1
-    if strikes >= MAX_STRIKES:
-        raise Fatal(f"the broker refused {strikes} sessions of this actor in a row, the last with {refusal}")
-    return strikes

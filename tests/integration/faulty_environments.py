@@ -1,0 +1,31 @@
+"""Environments for actors that something goes wrong with; importing registers them."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class NotANumber(gymnasium.Env[Any, Any]):
+    """Its rewards are NaN from the tenth step on."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Nothing to reset but the seed."""
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Never ends."""
+        self._steps += 1
+        return np.zeros(2, np.float32), float("nan") if self._steps > 10 else 1.0, False, False, {}
+
+
+gymnasium.register("NotANumber-v0", NotANumber)
