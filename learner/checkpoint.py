@@ -119,10 +119,13 @@ class CheckpointStore:
             if checkpoint_id not in committed:
                 log.warning("checkpoint ignored: it was never committed", extra={"checkpoint": checkpoint_id})
 
-    def prune(self, committed: Sequence[str]) -> None:
-        """Remove committed checkpoints but the newest `keep`. committed: oldest first."""
-        for checkpoint_id in committed[: -self.keep]:
-            shutil.rmtree(self.directory / checkpoint_id, ignore_errors=True)
+    def prune(self, lineage: Sequence[str]) -> None:
+        """Remove what is older than the newest `keep` of the lineage. lineage: oldest first."""
+        if len(lineage) < self.keep:
+            return
+        for checkpoint_id in self.ids():
+            if checkpoint_id < lineage[-self.keep]:
+                shutil.rmtree(self.directory / checkpoint_id, ignore_errors=True)
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -111,6 +111,7 @@ class Keeper:
         self._trim = commit.trim
         self._bytes_at[commit.position] = self._consumed_bytes
         self._bytes_at = {at: size for at, size in self._bytes_at.items() if at >= commit.trim}
+        self._lineage = self._lineage[-self._store.keep :]
         self._store.prune([kept.checkpoint_id for kept in self._lineage])
         metrics.CHECKPOINTS.inc()
         log.info("checkpoint committed", extra={"checkpoint": checkpoint_id, "position": commit.position})

@@ -11,14 +11,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from broker.state import Appended, AppendItem, Status
-from broker.store import Store
+from broker.store import Store, StoreUnavailable
 from learner.service import main
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.settings import Settings, load
@@ -29,6 +29,8 @@ from penstock.wire.refusal import Refusal
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
 from penstock.wire.tensor import Array
+
+T = TypeVar("T")
 
 RUN = "run-l"
 STEPS, SLOTS = 4, 2
@@ -84,7 +86,7 @@ class Producer:
         """A session, once the learner has opened the run."""
 
         def attempt() -> Any:
-            opened = self._runner.run(self._store.open_session(actor_id, role))
+            opened = self._call(lambda: self._store.open_session(actor_id, role))
             return None if isinstance(opened, Refusal) else opened
 
         opened = until(attempt, "a session")
@@ -95,7 +97,7 @@ class Producer:
         """Append the next `count` fragments, whatever leave there is."""
         first = self._sequences[session] + 1
         items = [self._item(session, sequence, **header) for sequence in range(first, first + count)]
-        reply = self._runner.run(self._store.append(session, first - 1, items))
+        reply = self._call(lambda: self._store.append(session, first - 1, items))
         self._sequences[session] = max(self._sequences[session], reply.acked_through)
         self._leaves[session] = reply.leave
         return reply
@@ -115,9 +117,14 @@ class Producer:
             "the run to go on",
         )
 
+    @property
+    def acked(self) -> int:
+        """Fragments acknowledged to all sessions."""
+        return sum(self._sequences.values())
+
     def close(self, session: int) -> None:
         """End a session."""
-        self._runner.run(self._store.close_session(session))
+        self._call(lambda: self._store.close_session(session))
 
     def report(
         self, session: int, returns: list[float], *, version: int = 1, evaluation: bool = False
@@ -142,7 +149,7 @@ class Producer:
             deterministic=evaluation,
             episodes=episodes,
         )
-        assert self._runner.run(self._store.report(report))[1] is None
+        assert self._call(lambda: self._store.report(report))[1] is None
         self._reports[session] = sequence
 
     def answer_probe(self, session: int, log_prob: tuple[float, ...]) -> None:
@@ -154,23 +161,33 @@ class Producer:
             applied_sha256=latest.sha256,
             probe_log_prob=log_prob,
         )
-        assert self._runner.run(self._store.watch(watch)).refusal is None
+        assert self._call(lambda: self._store.watch(watch)).refusal is None
 
     def status(self) -> Status:
         """The run as Redis has it."""
-        return self._runner.run(self._store.status())
+        return self._call(lambda: self._store.status())
 
     def control(self, action: Any) -> None:
         """Write the desired state."""
-        self._runner.run(self._store.control(action, "test"))
+        self._call(lambda: self._store.control(action, "test"))
 
     def evaluate_version(self, session: int) -> int:
         """Which version evaluation sessions should play."""
-        watched = self._runner.run(self._store.watch(Watch(session=session)))
+        watched = self._call(lambda: self._store.watch(Watch(session=session)))
         return watched.news.evaluate_version if watched.news is not None else 0
 
+    def _call(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The reply, whatever happens to Redis meanwhile: every call is safe to repeat."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self._runner.run(call())
+            except StoreUnavailable:
+                assert time.monotonic() < deadline, "Redis did not come back"
+                time.sleep(0.02)
+
     def _watch(self, session: int) -> Leave:
-        watched = self._runner.run(self._store.watch(Watch(session=session)))
+        watched = self._call(lambda: self._store.watch(Watch(session=session)))
         if watched.news is not None:
             self._leaves[session] = watched.news.leave
         return self._leaves[session]
@@ -194,7 +211,7 @@ class Producer:
             created_us=time.time_ns() // 1000,
             round=round_,
         )
-        fragment = wire.build(header, random_arrays(seed=sequence) | tensors)
+        fragment = wire.build(header, random_arrays(seed=sequence + 1000 * session) | tensors)
         return AppendItem(
             header=fragment.header,
             header_bytes=wire.header_bytes(fragment.header),
