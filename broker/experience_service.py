@@ -14,6 +14,7 @@ from typing import Any
 
 from broker.admission import Admission, Admitted
 from broker.boundary import MAX_NUMBER, Malformed, check_number, redis_down
+from broker.guard import ServerFacts
 from broker.staging import StagingBudget
 from broker.state import Appended, AppendItem
 from broker.store import Store, StoreUnavailable
@@ -23,7 +24,7 @@ from penstock.v1 import specification_pb2
 from penstock.v1.experience_pb2_grpc import ExperienceServiceServicer
 from penstock.wire.ids import check_id
 from penstock.wire.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND
-from penstock.wire.messages import Durability, Leave, Report, Role
+from penstock.wire.messages import Leave, Report, Role
 from penstock.wire.refusal import Reason, Refusal, Refused
 
 Context = Any
@@ -34,11 +35,15 @@ class ExperienceService(ExperienceServiceServicer):
     """See the module."""
 
     def __init__(
-        self, store: Store, admission: Admission, staging: StagingBudget, durability: Durability
+        self, store: Store, admission: Admission, staging: StagingBudget, facts: ServerFacts
     ) -> None:
         self._store, self._admission, self._staging = store, admission, staging
-        self._durability = pb.Durability.ValueType(durability.value)
         self._appends: set[asyncio.Task[Appended]] = set()
+        self.note_facts(facts)
+
+    def note_facts(self, facts: ServerFacts) -> None:
+        """Acknowledge from now on at the level that the server gives."""
+        self._durability = pb.Durability.ValueType(facts.durability.value)
 
     async def OpenSession(  # noqa: N802 - the name of the RPC
         self, request: pb.OpenSessionRequest, context: Context

@@ -1,12 +1,13 @@
 """Looks at Redis once a second: readiness, gauges, and the end of a broker whose Redis stays away.
 
-Every look examines the server again: it may have been restarted or set to forget meanwhile. Raises
-Fatal when it has become unsuitable or is away too long.
+Every look examines the server again: it may have been restarted or set to forget meanwhile; `on_facts` is
+told what it gives now. Raises Fatal when it has become unsuitable or is away too long.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
 from redis.exceptions import RedisError
@@ -29,8 +30,16 @@ STALL_S: Final = 30.0
 class Monitor:
     """See the module."""
 
-    def __init__(self, store: Store, health: Health, section: BrokerSection, examine: guard.Examine) -> None:
-        self._store, self._health, self._section, self._examine = store, health, section, examine
+    def __init__(
+        self,
+        store: Store,
+        health: Health,
+        section: BrokerSection,
+        examine: guard.Examine,
+        on_facts: Callable[[guard.ServerFacts], None],
+    ) -> None:
+        self._store, self._health, self._section = store, health, section
+        self._examine, self._on_facts = examine, on_facts
         self._away_since: float | None = None
         health.watch("event loop", STALL_S)
 
@@ -44,7 +53,7 @@ class Monitor:
     async def look(self) -> None:
         """One look; raises Fatal."""
         try:
-            await self._examine()
+            self._on_facts(await self._examine())
             status = await self._store.status()
         except guard.UnsuitableRedis as error:
             raise Fatal(f"redis has become unsuitable: {error}") from error

@@ -81,7 +81,8 @@ async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, liste
         await front.set_serving(serving=True)
         announce(ROLE, metrics_port=metrics_port, address=address)
         LOGGER.info("serving", extra={"address": address, "redis": facts.version})
-        await _run(parts, Monitor(parts.store, health, settings.broker, examine), stop)
+        monitor = Monitor(parts.store, health, settings.broker, examine, parts.experience.note_facts)
+        await _run(parts, monitor, stop)
         health.set_ready(False, "draining")
         await _drain(parts)
     except Interrupted:
@@ -179,7 +180,7 @@ def assemble(front: Front, settings: Settings, redis_url: str, facts: guard.Serv
     store = Store.connect(redis_url, password=password(settings.security))
     changes = Changes()
     experience = ExperienceService(
-        store, Admission(store.specification), StagingBudget(section.max_staged_bytes), facts.durability
+        store, Admission(store.specification), StagingBudget(section.max_staged_bytes), facts
     )
     weights = WeightService(store, WeightCache(store.weights_chunk), changes)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(experience, front.server)

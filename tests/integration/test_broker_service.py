@@ -232,7 +232,7 @@ def test_pages_say_ready_and_show_the_run(broker: BrokerProcess, learner: Learne
     page = broker.get("/metrics")[1]
     assert "penstock_fragments_appended_total 1.0" in page
     assert "penstock_log_entries 1.0" in page
-    assert f"penstock_budget_steps {64 * CHARGE:.1f}" in page or "penstock_budget_steps" in page
+    eventually(lambda: f"penstock_budget_steps {64 * CHARGE:.1f}" in broker.get("/metrics")[1], "the gauge")
 
 
 def test_a_drain_answers_the_held_calls_and_exits_cleanly(broker: BrokerProcess, learner: LearnerLog) -> None:
