@@ -218,6 +218,7 @@ def log_entry(entry_id: bytes, values: Mapping[bytes, bytes]) -> LogEntry:
         steps_total=int(values[b"t"]),
         size=int(values[b"z"]),
         round=int(values[b"r"]),
+        actor_id=_text(values.get(b"a", b"")),
     )
 
 

@@ -13,6 +13,7 @@ local number, total, bytes, acked, lost, reopened, budget, charge_full, max_byte
   numbers(STATE, 'number', 'steps_total', 'log_bytes', 'acked', 'log_lost', 'reopened', 'budget',
     'fragment_charge', 'max_log_bytes', 'max_log_entries', 'lock_step')
 local entries, appended, rewound = redis.call('XLEN', LOG), 0, false
+local actor = redis.call('HGET', row, 'actor') or ''
 local steps = outstanding()
 
 local function refusal_of_call()
@@ -47,7 +48,8 @@ local function store(i, charge, size, header)
   acked, steps = acked + 1, steps + charge
   redis.call('RENAME', KEYS[i], PAYLOAD .. int(number))
   redis.call('PERSIST', PAYLOAD .. int(number))
-  redis.call('XADD', LOG, int(number) .. '-0', 'h', header, 't', int(total), 'z', size, 'r', round)
+  redis.call('XADD', LOG, int(number) .. '-0', 'h', header, 't', int(total), 'z', size, 'r', round,
+    'a', actor)
 end
 
 local function store_shadow(i, size, header)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -74,6 +75,7 @@ class Producer:
         self._sequences: dict[int, int] = {}
         self._leaves: dict[int, Leave] = {}
         self._reports: dict[int, int] = {}
+        self._seeds: dict[int, int] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -82,8 +84,8 @@ class Producer:
         self._runner.run(self._store.aclose())
         self._runner.close()
 
-    def open(self, actor_id: str = "actor-0", role: Role = Role.ROLLOUT) -> int:
-        """A session, once the learner has opened the run."""
+    def open(self, actor_id: str = "actor-0", role: Role = Role.ROLLOUT, data: str = "") -> int:
+        """A session, once the learner has opened the run; equal `data` gives equal experience."""
 
         def attempt() -> Any:
             opened = self._call(lambda: self._store.open_session(actor_id, role))
@@ -91,6 +93,7 @@ class Producer:
 
         opened = until(attempt, "a session")
         self._sequences[opened.session], self._leaves[opened.session] = 0, opened.leave
+        self._seeds[opened.session] = zlib.crc32(data.encode()) if data else opened.session
         return int(opened.session)
 
     def send(self, session: int, *, count: int = 1, **header: Any) -> Appended:
@@ -211,7 +214,7 @@ class Producer:
             created_us=time.time_ns() // 1000,
             round=round_,
         )
-        fragment = wire.build(header, random_arrays(seed=sequence + 1000 * session) | tensors)
+        fragment = wire.build(header, random_arrays(sequence, self._seeds[session]) | tensors)
         return AppendItem(
             header=fragment.header,
             header_bytes=wire.header_bytes(fragment.header),
@@ -219,7 +222,7 @@ class Producer:
         )
 
 
-def random_arrays(seed: int, steps: int = STEPS, slots: int = SLOTS) -> dict[str, Array]:
+def random_arrays(*seed: int, steps: int = STEPS, slots: int = SLOTS) -> dict[str, Array]:
     """Every tensor of a full fragment without ended episodes; equal seeds give equal arrays."""
     generator = np.random.default_rng(seed)
     leading = {1: (steps, slots), 2: (steps + 1, slots), 3: (slots,), 4: (0,)}

@@ -1,0 +1,95 @@
+"""Another learner, a Redis that restarts, a Redis that forgets: one learner writes, the books balance."""
+
+import os
+import signal
+from pathlib import Path
+
+from penstock.runtime.settings import Settings
+from tests.integration.learner_run import (
+    BATCH,
+    LearnerThread,
+    Producer,
+    learner_process,
+    settings,
+    until,
+)
+from tests.redis_server import RedisServer
+
+
+def endless(**learner: float) -> Settings:
+    """A run that only ends when it is asked to, with a lease of a second."""
+    section = {
+        "total_steps": 10**9,
+        "checkpoint_interval_s": 3600,
+        "stop_at_target": False,
+        "lease_ttl_s": 1.0,
+    }
+    return settings(learner=section | learner)
+
+
+def test_a_learner_that_slept_through_its_lease_is_fenced(redis_url: str, tmp_path: Path) -> None:
+    """SIGSTOP, a second learner takes over, SIGCONT: the first one exits 1 and has written nothing."""
+    with Producer(redis_url) as producer:
+        sleeper = learner_process(redis_url, tmp_path, endless())
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().latest.update >= 2)
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        version = producer.status().latest.version
+        with LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner:
+            until(lambda: producer.status().latest.version > version, "the second learner")
+            os.kill(sleeper.pid, signal.SIGCONT)
+            assert sleeper.wait(30) == 1
+            producer.drive([session], lambda: producer.status().latest.update >= 4)
+            result = learner.drain()
+    assert "may not write any longer" in (tmp_path / "learner.log").read_text().splitlines()[-1]
+    assert result["ledger"]["balanced"]
+
+
+def test_another_holder_waits_for_the_lease_to_expire(redis_url: str, tmp_path: Path) -> None:
+    """A learner elsewhere takes over only after the first one has stopped renewing."""
+    with (
+        Producer(redis_url) as producer,
+        LearnerThread(redis_url, tmp_path / "first", endless()) as first,
+    ):
+        producer.open()
+        with LearnerThread(redis_url, tmp_path / "second", endless(), resume=True) as second:
+            epoch = producer.status().epoch
+            first.drain()
+            until(lambda: producer.status().epoch > epoch, "the second learner to take over")
+            second.drain()
+
+
+def test_a_restarted_redis_is_opened_again(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Kill -9 of Redis: the learner re-opens the log, publishes anew, and nothing is lost."""
+    with (
+        LearnerThread(redis_server.url, tmp_path, endless()) as learner,
+        Producer(redis_server.url) as producer,
+    ):
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().latest.update >= 3)
+        version = producer.status().latest.version
+        redis_server.restart()
+        producer.drive([session], lambda: producer.status().latest.version > version + 2**20)
+        update = producer.status().latest.update
+        producer.drive([session], lambda: producer.status().latest.update >= update + 3)
+        result = learner.drain()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["trained"] >= 6 * BATCH // 8
+
+
+def test_what_redis_forgot_is_booked(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Redis comes back as it was seconds ago: trained entries stay trained, the others are `log_lost`."""
+    with (
+        LearnerThread(redis_server.url, tmp_path, endless()) as learner,
+        Producer(redis_server.url) as producer,
+    ):
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().latest.update >= 3)
+        copy = redis_server.save_aof()
+        update = producer.status().latest.update
+        producer.drive([session], lambda: producer.status().latest.update >= update + 4)
+        redis_server.go_back(copy)
+        producer.drive([session], lambda: producer.status().latest.update >= update + 10)
+        result = learner.drain()
+    assert result["ledger"]["balanced"]
+    assert result["updates"] >= update + 10
