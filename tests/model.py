@@ -1,0 +1,215 @@
+"""The run as a few lines of Python: what Redis must do, written a second time as an oracle.
+
+Only what the properties need: sessions, appends, leave, settlement, trim, and a Redis that goes back.
+"""
+
+import copy
+import math
+from dataclasses import dataclass, field
+
+from penstock.wire.messages import Role
+from penstock.wire.refusal import Reason
+
+
+@dataclass
+class Row:
+    """An open session."""
+
+    actor: str
+    role: Role
+    sequence: int = 0
+    begin_through: int = 0
+    rewound: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A fragment in the log."""
+
+    session: int
+    sequence: int
+    charge: int
+    total: int
+
+
+@dataclass
+class Server:
+    """What Redis holds."""
+
+    budget: int
+    charge: int
+    most_entries: int
+    version: int = 1
+    number: int = 0
+    total: int = 0
+    settled: int = 0
+    settled_total: int = 0
+    acked: int = 0
+    lost: int = 0
+    session: int = 0
+    reopened: bool = False
+    closed: bool = False
+    trim_floor: int = 0
+    log: dict[int, Entry | None] = field(default_factory=dict)  # None: the marker that ends a hole
+    rows: dict[int, Row] = field(default_factory=dict)
+    superseded: set[int] = field(default_factory=set)
+
+    def outstanding(self) -> int:
+        """Steps behind the settled position, and F for each sequence with leave."""
+        rows = self.rows.values()
+        begun = sum(row.begin_through - row.sequence for row in rows if row.role is Role.ROLLOUT)
+        return self.total - self.settled_total + self.charge * begun
+
+    def grant(self, row: Row) -> None:
+        """Raise leave by one while budget and share allow."""
+        workers = sum(other.role is Role.ROLLOUT for other in self.rows.values())
+        if row.role is not Role.ROLLOUT:
+            return
+        share = max(1, math.floor(self.budget / (self.charge * workers)))
+        while self.outstanding() < self.budget and row.begin_through - row.sequence < share:
+            row.begin_through += 1
+
+    def open(self, actor: str, role: Role, jump: int = 0) -> int:
+        """A session; the actor's previous one is closed."""
+        for session, row in list(self.rows.items()):
+            if row.actor == actor:
+                del self.rows[session]
+                self.superseded.add(session)
+        self.session += 1 + jump
+        self.rows[self.session] = Row(actor, role)
+        self.grant(self.rows[self.session])
+        return self.session
+
+    def watch(self, session: int, begun: int) -> Reason | None:
+        """Leave for one session."""
+        if self.closed:
+            return Reason.NOT_READY
+        if session not in self.rows:
+            return self.gone(session)
+        row = self.rows[session]
+        if row.rewound and row.role is Role.ROLLOUT:
+            row.begin_through, row.rewound = max(row.begin_through, begun) + 1, False
+        self.grant(row)
+        return None
+
+    def gone(self, session: int) -> Reason:
+        """Why a session without a row is refused."""
+        return Reason.FENCED if session in self.superseded else Reason.EXPIRED
+
+    def append(self, session: int, acked: int, fragments: list[tuple[int, int]]) -> tuple[int, Reason | None]:
+        """Fragments as (sequence, charge): last acknowledged, and why the next one was not taken."""
+        if self.closed:
+            return self.rows[session].sequence if session in self.rows else 0, Reason.FULL
+        if session not in self.rows:
+            return 0, self.gone(session)
+        row = self.rows[session]
+        reason = self._catch_up(row, acked)
+        for sequence, charge in fragments:
+            if reason is None and sequence > row.sequence:
+                reason = self._why_not(row, sequence)
+                if reason is None:
+                    self._store(session, row, sequence, charge)
+        self.grant(row)
+        return row.sequence, reason
+
+    def _catch_up(self, row: Row, acked: int) -> Reason | None:
+        if acked <= row.sequence:
+            return None
+        if not self.reopened:
+            return Reason.GAP
+        self.acked += acked - row.sequence
+        self.lost += acked - row.sequence
+        row.sequence = acked
+        row.begin_through = max(row.begin_through, acked) if row.role is Role.ROLLOUT else 0
+        return None
+
+    def _why_not(self, row: Row, sequence: int) -> Reason | None:
+        if sequence > row.sequence + 1:
+            return Reason.GAP
+        if row.role is Role.ROLLOUT and sequence > row.begin_through and not self.reopened:
+            return Reason.INVALID
+        if len(self.log) >= self.most_entries:
+            return Reason.FULL
+        if row.role is Role.SERVER and self.outstanding() >= self.budget:
+            return Reason.FULL
+        return None
+
+    def _store(self, session: int, row: Row, sequence: int, charge: int) -> None:
+        self.number, self.total, self.acked = self.number + 1, self.total + charge, self.acked + 1
+        self.log[self.number] = Entry(session, sequence, charge, self.total)
+        row.sequence = sequence
+        if row.role is Role.ROLLOUT:
+            row.begin_through = max(row.begin_through, sequence)
+
+    def total_at(self, position: int) -> int:
+        """Running total of steps at a position that has an entry, or of the newest before it."""
+        if position >= self.number:
+            return self.total
+        before = [number for number in self.totals if number <= position]
+        return self.totals[max(before)] if before else 0
+
+    totals: dict[int, int] = field(default_factory=dict)
+
+    def settle(self, position: int) -> None:
+        """Forward only."""
+        if position > self.settled:
+            self.settled = min(position, self.number)
+            self.settled_total = self.total_at(self.settled)
+
+    def note_totals(self) -> None:
+        """Remember the running totals of what is in the log."""
+        self.totals |= {number: entry.total for number, entry in self.log.items() if entry is not None}
+
+    def trim(self, position: int) -> None:
+        """Forget entries up to a position."""
+        self.trim_floor = max(self.trim_floor, position)
+        self.log = {number: entry for number, entry in self.log.items() if number > self.trim_floor}
+
+
+@dataclass
+class Memory:
+    """What the learner knows."""
+
+    number: int = 0
+    total: int = 0
+    settled: int = 0
+    trim_floor: int = 0
+    lost: int = 0
+    session: int = 0
+    sequences: dict[int, int] = field(default_factory=dict)
+
+    def read(self, server: Server) -> None:
+        """Everything in the log."""
+        for number, entry in server.log.items():
+            if entry is None or number <= self.number:
+                continue
+            self.sequences[entry.session] = entry.sequence
+            self.number, self.total = number, entry.total
+
+
+def reopen(server: Server, memory: Memory, jump: int) -> None:
+    """The maximum of both sides."""
+    if memory.number > server.number:
+        server.acked += memory.number - server.number
+        server.number, server.total = memory.number, max(server.total, memory.total)
+        server.log[server.number] = None
+        server.totals[server.number] = server.total
+    if memory.lost > server.lost:
+        server.acked += memory.lost - server.lost
+        server.lost = memory.lost
+    for session, last in memory.sequences.items():
+        row = server.rows.get(session)
+        if row is not None and last > row.sequence:
+            row.sequence, row.begin_through = last, max(row.begin_through, last)
+    server.session = max(server.session, memory.session, *memory.sequences, 0) + jump
+    for row in server.rows.values():
+        row.rewound = True
+    server.settled = max(server.settled, memory.settled)
+    server.settled_total = server.total_at(server.settled)
+    server.trim(memory.trim_floor)
+    server.reopened, server.closed = True, False
+
+
+def snapshot(server: Server) -> Server:
+    """A copy to go back to."""
+    return copy.deepcopy(server)
