@@ -21,7 +21,7 @@ from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 
 _TAIL_BYTES: Final = 8192
-_PROBE_TIMEOUT_S: Final = 2.0
+_PROBE_TIMEOUT_S: Final = 1.0
 _PENSTOCK_SECTION: Final = re.compile(r"PENSTOCK_[A-Z]+__")
 _PASSED_ON: Final = "PENSTOCK_SECURITY__REDIS_PASSWORD"
 

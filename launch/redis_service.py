@@ -30,6 +30,8 @@ START_TIMEOUT_S: Final = 60.0
 CLIENTS_LEAVE_S: Final = 10.0
 SERVER_STOP_S: Final = 5.0
 LOCK_TIMEOUT_S: Final = 10.0
+PING_INTERVAL_S: Final = 2.0
+ANSWER_TIMEOUT_S: Final = 20.0
 _PR_SET_PDEATHSIG: Final = 1
 _LINGERING_CLIENTS: Final = 1
 """The connection that asks is a client itself."""
@@ -63,7 +65,10 @@ def main(lifecycle: Lifecycle, settings: Settings, place: ServerPlace) -> int:
     log.info(
         "redis serves", extra={"version": binary.version_text, "pid": server.pid, "socket": place.socket}
     )
-    changed.wait()
+    health.watch("redis-server", ANSWER_TIMEOUT_S)
+    while not changed.wait(PING_INTERVAL_S):
+        if ask(place.socket, b"PING").startswith(b"+PONG"):
+            health.progress("redis-server")
     if not lifecycle.draining.is_set():
         raise Fatal(f"redis-server died ({_how(server.returncode)}); its log is above")
     health.set_ready(ready=False, why="draining")

@@ -49,7 +49,7 @@ class Ending:
 
 def make_summary(plan: Plan, ending: Ending) -> dict[str, Any]:
     """The summary as JSON values; what the learner did not get to say is null."""
-    learnt = _learnt(plan.run_dir / LEARNER_FILE)
+    learnt = learner_account(plan.run_dir)
     summary = {
         "run": plan.settings.run,
         "workload": plan.settings.workload,
@@ -99,9 +99,10 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _learnt(path: Path) -> dict[str, Any]:
+def learner_account(run_dir: Path) -> dict[str, Any]:
+    """What the learner wrote when it ended; empty when it did not get to."""
     try:
-        return dict(json.loads(path.read_text()))
+        return dict(json.loads((run_dir / LEARNER_FILE).read_text()))
     except FileNotFoundError:
         return {}
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from launch.process import Exit, Folder, ServiceProcess, ServiceSpec
+from launch.process import Exit, Folder, ServiceProcess, ServiceSpec, probe
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from penstock.runtime.health import Endpoint
@@ -24,6 +24,7 @@ MAX_FAILURES: Final = 5
 HEALTHY_S: Final = 30.0
 BACKOFF_BASE_S: Final = 0.2
 BACKOFF_CAP_S: Final = 5.0
+RED_LIMIT_S: Final = 30.0
 _STACKS_S: Final = 0.2
 _KILL_S: Final = 2.0
 
@@ -57,6 +58,7 @@ class _Service:
     restart_at_s: float | None = None
     failures: int = 0
     restarts: int = 0
+    red_since_s: float | None = None
     cpu_seconds: float = 0.0
     last_pid: int = 0
     delays: Iterator[float] = field(default_factory=lambda: full_jitter(BACKOFF_BASE_S, BACKOFF_CAP_S))
@@ -92,6 +94,22 @@ class Supervisor:
                 service.restarts += 1
                 metrics.RESTARTS.labels(service.spec.role).inc()
                 self._launch(service)
+
+    def check_health(self) -> None:
+        """Look at every `/healthz`; who is red or silent for RED_LIMIT_S is killed, and so restarted."""
+        for service in self._services.values():
+            endpoint = service.process.endpoint() if service.process else None
+            reason = probe(endpoint, "/healthz") if endpoint else None
+            if service.process is None or reason is None:
+                service.red_since_s = None
+            elif service.red_since_s is None:
+                service.red_since_s = time.monotonic()
+                log.warning("unhealthy", extra={"service": service.spec.name, "reason": reason})
+            elif time.monotonic() - service.red_since_s > RED_LIMIT_S:
+                service.red_since_s = None
+                self._on_event(f"{service.spec.name} is unhealthy ({reason}): killed")
+                service.process.ask_stacks()
+                service.process.kill()
 
     def is_running(self, name: str) -> bool:
         """Whether the service has a live process."""
@@ -160,7 +178,7 @@ class Supervisor:
         return [name for name, service in self._services.items() if role in (None, service.spec.role)]
 
     def _launch(self, service: _Service) -> None:
-        service.restart_at_s = None
+        service.restart_at_s = service.red_since_s = None
         service.started_s = time.monotonic()
         service.process = ServiceProcess(
             service.spec,

@@ -23,7 +23,7 @@ from launch.plan import Plan, prepare_folder
 from launch.process import Folder, ServiceSpec, penstock
 from launch.progress import MetricsTail
 from launch.redis_service import ask
-from launch.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
+from launch.summary import Ending, RedisFacts, learner_account, make_summary, summary_lines, write_summary
 from launch.supervisor import Account, GaveUp, Supervisor
 from launch.view import View, make_view
 from penstock.runtime import logs
@@ -32,6 +32,7 @@ from penstock.runtime.health import Endpoint, Health, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 
 TICK_S: Final = 0.1
+HEALTH_INTERVAL_S: Final = 5.0
 DRAIN_S: Final = 15.0
 _DRAIN_ORDER: Final = (
     (("actor", "evaluator"), 4.0),
@@ -124,9 +125,10 @@ class Run:
     def _watch(self) -> Outcome:
         self._health.set_ready(ready=True)
         is_training = False
+        next_health_s = time.monotonic() + HEALTH_INTERVAL_S
         while not self._lifecycle.draining.is_set():
             if self._supervisor.is_done("learner"):
-                return Outcome(code=EXIT_OK)
+                return self._learner_ended()
             self._note_endpoints()
             progress = self._tail.poll()
             if progress is not None:
@@ -134,7 +136,17 @@ class Run:
                     self._view.event("training")
                 is_training = True
                 self._view.show(progress)
+            if time.monotonic() >= next_health_s:
+                next_health_s = time.monotonic() + HEALTH_INTERVAL_S
+                self._supervisor.check_health()
             self._supervisor.step(TICK_S)
+        return Outcome(code=EXIT_INTERRUPTED)
+
+    def _learner_ended(self) -> Outcome:
+        """Target reached or steps done: 0. Asked to end by an operator or a signal of its own: interrupted."""
+        if learner_account(self._plan.run_dir).get("finished"):
+            return Outcome(code=EXIT_OK)
+        self._view.event("the learner was asked to end; `penstock train --resume` goes on from here")
         return Outcome(code=EXIT_INTERRUPTED)
 
     def _drain(self) -> None:
