@@ -32,10 +32,6 @@ class WeightCache:
         self._held = Publication()
         self._chunks: list[bytes] = []
 
-    def held(self, version: int) -> Publication | None:
-        """The publication of a version whose bytes are here."""
-        return self._held if self._held.version == version else None
-
     async def chunk(self, publication: Publication, index: int, *, newest: bool = False) -> bytes | None:
         """Chunk `index` of a version; None when Redis no longer holds it. At most 1 MiB, never copied."""
         wanted = newest or publication.version > self._held.version

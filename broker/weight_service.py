@@ -111,7 +111,7 @@ class WeightService(WeightServiceServicer):
         return pb.GetWeightsReply(publication=publication.to_proto(), offset=request.offset, chunk=chunk)
 
     async def _find(self, version: int, offset: int) -> tuple[Publication, bytes] | None:
-        publication = self._cache.held(version) or await self._store.publication(version)
+        publication = await self._store.publication(version)
         if publication is None:
             return None
         chunk = await self._read(publication, offset)

@@ -59,8 +59,8 @@ async def test_an_older_version_is_read_through_and_does_not_replace_the_newest(
     cache = WeightCache(shelf.read)
     assert await cache.chunk(newest, 0, newest=True) == b"new"
     assert await cache.chunk(older, 0) == b"old"
-    assert cache.held(2) == newest
-    assert cache.held(1) is None
+    assert await cache.chunk(newest, 0) == b"new"
+    assert shelf.reads == [(2, 0), (1, 0)]
 
 
 async def test_a_version_that_is_gone_is_none() -> None:
@@ -75,9 +75,9 @@ async def test_bytes_that_are_not_the_published_ones_are_never_served() -> None:
     publication = shelf.put(4, b"good")
     shelf.chunks[4, 0] = b"evil"
     cache = WeightCache(shelf.read)
-    with pytest.raises(CorruptWeights, match="version 4"):
-        await cache.chunk(publication, 0, newest=True)
-    assert cache.held(4) is None
+    for _ in range(2):
+        with pytest.raises(CorruptWeights, match="version 4"):
+            await cache.chunk(publication, 0, newest=True)
 
 
 async def test_another_run_with_the_same_version_number_replaces_what_is_held() -> None:
