@@ -1,6 +1,8 @@
 """Real actors in a run: the learner's side that a test steps by hand, actors in threads, a lossy line."""
 
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
@@ -28,6 +30,20 @@ from penstock.wire.specification import Probe, RunSpecification
 RUN: Final = "run-a"
 UNROLL: Final = 4
 PATIENCE_S: Final = 20.0
+PROGRAM: Final = """
+import sys
+from actor.worker import main
+from penstock.runtime.lifecycle import run_service
+from penstock.runtime.settings import load
+from penstock.wire.messages import Role
+address, actor_id = sys.argv[1:]
+sys.exit(run_service(
+    lambda lifecycle: main(
+        lifecycle, broker=address, actor_id=actor_id, role=Role.ROLLOUT, settings=load([])
+    ),
+    "actor",
+))
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +208,11 @@ def actors(*started: ActorThread) -> Iterator[None]:
             actor.lifecycle.drain("the test is over")
         for actor in started:
             actor.join()
+
+
+def launch_actor(address: str, actor_id: str) -> "subprocess.Popen[bytes]":
+    """An actor as a process of its own, to be stopped and killed."""
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, address, actor_id])
 
 
 class LossyLine:

@@ -14,7 +14,7 @@ from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, experienc
 from penstock.wire.auth import Credentials
 from penstock.wire.channel import open_channel
 from penstock.wire.messages import Role
-from tests.integration.actor_run import ActorThread, Course, LossyLine, Plan, actors
+from tests.integration.actor_run import ActorThread, Course, LossyLine, Plan, actors, launch_actor
 from tests.integration.broker_process import BrokerProcess, eventually, launch
 from tests.redis_server import RedisServer
 
@@ -158,6 +158,29 @@ def test_a_lost_session_is_followed_by_another_with_new_seeds(broker: BrokerProc
     first = {f.header.session: f for f in course.fragments if f.header.sequence == 1}
     one, two = (fragment.arrays()["observation"][0] for fragment in first.values())
     assert (one != two).any()
+
+
+def test_an_actor_that_was_frozen_or_killed_comes_back_in_a_new_session(
+    broker: BrokerProcess, begin: Begin
+) -> None:
+    """Its old session expires meanwhile; the log stays dense and the frozen process does not end."""
+    course = begin(session_timeout_ms=1_000)
+    actor = launch_actor(broker.address, "actor-0")
+    try:
+        eventually(lambda: course.learn() >= 5, "five fragments", 60)
+        actor.send_signal(signal.SIGSTOP)
+        eventually(lambda: course.learn() and course.log.renew().rollout_sessions == 0, "expiry")
+        actor.send_signal(signal.SIGCONT)
+        eventually(lambda: course.learn() and len(course.sequences()) == 2, "a second session")
+        actor.kill()
+        actor.wait()
+        actor = launch_actor(broker.address, "actor-0")
+        eventually(lambda: course.learn() and len(course.sequences()) == 3, "a third session", 60)
+        actor.terminate()
+        assert actor.wait(30) == EXIT_OK
+    finally:
+        actor.kill()
+    assert_dense(course)
 
 
 def test_a_second_actor_of_the_same_name_ends_the_first(broker: BrokerProcess, begin: Begin) -> None:
