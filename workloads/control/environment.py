@@ -6,7 +6,6 @@ is a ConfigurationError that names the setting.
 """
 
 import difflib
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -133,6 +132,6 @@ def _reuses_observations(environment: gymnasium.Env[Any, Any]) -> bool:
 def _arrays(observation: Any) -> list[np.ndarray[Any, Any]]:
     if isinstance(observation, dict):
         return [array for part in observation.values() for array in _arrays(part)]
-    if isinstance(observation, Sequence):
+    if isinstance(observation, tuple):
         return [array for part in observation for array in _arrays(part)]
     return [observation] if isinstance(observation, np.ndarray) else []
