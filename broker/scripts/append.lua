@@ -30,9 +30,9 @@ end
 
 local function refusal_of_fragment(i, given, charge, kind, size)
   if given > sequence + 1 then return 'GAP', '' end
-  if role == 1 and given > through then
-    if reopened == 0 then return 'INVALID', 'sequence ' .. int(given) .. ' was begun without leave' end
-    through = given
+  -- Leave given in seconds that a re-opened Redis lost is honoured.
+  if role == 1 and given > through and reopened == 0 then
+    return 'INVALID', 'sequence ' .. int(given) .. ' was begun without leave'
   end
   if kind == 1 then
     if entries >= max_entries then return 'FULL', 'log_entries' end
