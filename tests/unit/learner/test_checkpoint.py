@@ -1,0 +1,103 @@
+"""Checkpoints: whole or refused, whatever happened to their bytes."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from learner.checkpoint import CheckpointStore, Damaged
+
+TENSORS = {
+    "weights": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+    "moment": torch.tensor(0.25, dtype=torch.float64),
+    "generator": torch.Generator().manual_seed(3).get_state(),
+    "empty": torch.zeros(0),
+}
+STATE = {"position": 7, "text": "ε"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    """An empty directory."""
+    return CheckpointStore(tmp_path / "checkpoints", keep=3)
+
+
+def test_what_is_written_is_read_back(store: CheckpointStore) -> None:
+    """Bit by bit, dtypes and shapes included."""
+    digest = store.write("a", TENSORS, STATE)
+    checkpoint = store.read("a", digest)
+    assert checkpoint.state == STATE
+    assert checkpoint.tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert checkpoint.tensors[name].dtype == tensor.dtype
+        assert torch.equal(checkpoint.tensors[name], tensor)
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
+def test_a_missing_file_is_damage(store: CheckpointStore, name: str) -> None:
+    """The message names it."""
+    store.write("a", TENSORS, STATE)
+    (store.directory / "a" / name).unlink()
+    with pytest.raises(Damaged, match=name):
+        store.read("a")
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data(), name=st.sampled_from(["tensors.safetensors", "state.json", "manifest.json"]))
+def test_one_flipped_bit_or_a_truncation_is_never_loaded(
+    store: CheckpointStore, data: st.DataObject, name: str
+) -> None:
+    """Anywhere in any file, once the digest of the manifest is committed."""
+    shutil.rmtree(store.directory / "a", ignore_errors=True)
+    digest = store.write("a", TENSORS, STATE)
+    path = store.directory / "a" / name
+    content = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        content[at] ^= 1 << data.draw(st.integers(0, 7))
+    else:
+        del content[at:]
+    path.write_bytes(content)
+    with pytest.raises(Damaged):
+        store.read("a", digest)
+
+
+def test_the_newest_whole_one_is_taken_and_the_others_named(
+    store: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged one, one with another digest, one that is gone: each is said."""
+    good = store.write("a", TENSORS, STATE)
+    damaged = store.write("b", TENSORS, STATE)
+    (store.directory / "b" / "state.json").write_bytes(b"{}")
+    store.write("c", TENSORS, STATE)
+    with caplog.at_level(logging.ERROR):
+        found = store.newest([("d", "0" * 64), ("c", "0" * 64), ("b", damaged), ("a", good)])
+    assert found is not None
+    assert found.id == "a"
+    assert len(caplog.records) == 3
+
+
+def test_a_crash_while_writing_leaves_nothing_that_counts(store: CheckpointStore) -> None:
+    """A temporary directory is no checkpoint, is removed, and does not stop the next write."""
+    half = store.directory / ".tmp-a"
+    half.mkdir()
+    (half / "tensors.safetensors").write_bytes(b"half")
+    assert store.ids() == []
+    store.write("a", TENSORS, STATE)
+    (store.directory / ".tmp-b").mkdir()
+    store.name_ignored(["a"])
+    assert [path.name for path in store.directory.iterdir()] == ["a"]
+
+
+def test_the_newest_of_the_lineage_are_kept(store: CheckpointStore) -> None:
+    """Older directories go, newer ones stay."""
+    for name in "abcde":
+        store.write(name, TENSORS, STATE)
+    store.prune(["b", "c", "d"])
+    assert store.ids() == ["e", "d", "c", "b"]
+    store.prune(["d"])
+    assert store.ids() == ["e", "d", "c", "b"]

@@ -1,0 +1,70 @@
+"""The probe finds out who serves other weights than it names."""
+
+import numpy as np
+import pytest
+
+from broker.state import ProbeAnswer
+from learner.probe import ROWS, Quarantine, make_probe
+from penstock.policy import weights
+from penstock.policy.policy import Policy, build
+from penstock.runtime.settings import PolicySection
+from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
+
+FAR = np.array([4.8, np.inf, 3.4e38], np.float32)
+OBSERVATION = Box(-FAR, FAR)
+ACTION = Discrete(2)
+
+
+def policy(seed: int = 0) -> Policy:
+    """A small one."""
+    return build(OBSERVATION, ACTION, PolicySection(hidden_sizes=(8,)), seed)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        OBSERVATION,
+        Box(np.zeros((8, 8, 3), np.uint8), np.full((8, 8, 3), 255, np.uint8)),
+        Dict((("a", Discrete(3, start=2)), ("b", MultiDiscrete((2, 5))), ("c", MultiBinary(4)))),
+    ],
+)
+def test_questions_lie_within_the_space_and_are_the_same_for_a_seed(space: Space) -> None:
+    """Whatever the bounds."""
+    small = PolicySection(hidden_sizes=(8,))
+    one, two = (make_probe(space, build(space, ACTION, small, 0), 3) for _ in range(2))
+    for path, leaf in leaves(space, "observation"):
+        array = one.observation[path]
+        assert array.shape == (ROWS, *leaf.shape)
+        assert array.dtype == leaf.dtype
+        assert np.array_equal(array, two.observation[path])
+        assert np.isfinite(array.astype(np.float64)).all()
+        if isinstance(leaf, Box):
+            assert (array >= leaf.low).all()
+            assert (array <= leaf.high).all()
+
+
+def test_a_right_answer_passes_and_a_wrong_one_is_held_until_it_is_right() -> None:
+    """Other weights, a wrong digest, NaN, too few numbers: all are wrong."""
+    served, other = policy(0), policy(1)
+    probe = make_probe(OBSERVATION, served, 0)
+    quarantine = Quarantine(probe, policy(0), 1e-3)
+    quarantine.expect(7, "digest", weights.snapshot(served))
+    right = tuple(map(float, served.log_prob(probe.observation, probe.action)))
+    wrong = tuple(map(float, other.log_prob(probe.observation, probe.action)))
+
+    def answered(log_prob: tuple[float, ...], sha256: str = "digest", version: int = 7) -> bool:
+        quarantine.check(
+            [ProbeAnswer(session=3, actor_id="a", version=version, sha256=sha256, log_prob=log_prob)]
+        )
+        return quarantine.holds(3)
+
+    assert not answered(right)
+    assert answered(wrong)
+    assert answered(wrong, version=99)
+    assert not answered(right)
+    assert answered(right, sha256="other")
+    assert not answered(right)
+    assert answered((float("nan"),) * ROWS)
+    assert not answered(right)
+    assert answered(right[:-1])
+    assert not quarantine.holds(4)

@@ -1,0 +1,51 @@
+"""Staleness counts, the training clock and the final policy's files."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.final_policy import FinalPolicy, read_final, write_final
+from learner.recorder import Staleness
+from learner.training_clock import TrainingClock
+from tests.small_run import specification
+
+
+def test_quantiles_of_staleness_survive_a_checkpoint() -> None:
+    """Counted per fragment."""
+    staleness = Staleness()
+    assert staleness.quantiles() == {"p50": 0, "p99": 0, "max": 0}
+    staleness.add({0: 10, 1: 88, 4: 1, 9: 1})
+    assert staleness.quantiles() == {"p50": 1, "p99": 4, "max": 9}
+    again = Staleness(staleness.state())
+    assert again.quantiles() == staleness.quantiles()
+
+
+def test_training_begins_with_the_first_experience() -> None:
+    """Its age counts, and so does what earlier processes trained."""
+    clock = TrainingClock()
+    assert clock.seconds() == 0
+    clock.start(round((time.time() - 2) * 1e6))
+    assert clock.seconds() == pytest.approx(2, abs=0.5)
+    resumed = TrainingClock(100.0)
+    assert resumed.seconds() == pytest.approx(100.0)
+    resumed.start(1)
+    assert resumed.seconds() == pytest.approx(100.0, abs=0.5)
+
+
+def test_the_final_policy_needs_no_broker_to_be_read(tmp_path: Path) -> None:
+    """Specification, weights and version come back; damage is named."""
+    from penstock.policy import weights
+
+    blob = weights.encode({"w": np.ones(3, np.float32)})
+    final = FinalPolicy(specification=specification(), blob=blob, version=5, update=4)
+    with pytest.raises(ValueError, match="has the run ended"):
+        read_final(tmp_path)
+    write_final(tmp_path, final)
+    again = read_final(tmp_path)
+    assert (again.blob, again.version, again.update) == (blob, 5, 4)
+    assert again.specification.encode() == specification().encode()
+    (tmp_path / "policies" / "final.safetensors").write_bytes(blob[:-1])
+    with pytest.raises(ValueError, match="SHA-256"):
+        read_final(tmp_path)
