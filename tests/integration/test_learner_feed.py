@@ -128,6 +128,22 @@ def test_a_batch_that_is_not_finite_is_skipped_and_booked(redis_url: str, tmp_pa
     assert list((tmp_path / "evidence").glob("nan-*.safetensors"))
 
 
+def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tmp_path: Path) -> None:
+    """Long before the interval: what two checkpoints have consumed is trimmed, and the run goes on."""
+    given = settings(
+        broker={"max_log_bytes": 20_000},
+        learner={"total_steps": 60 * BATCH, "checkpoint_interval_s": 3600, "stop_at_target": False},
+    )
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        producer.drive([session], lambda: learner.ended)
+        result = learner.finish()
+        assert producer.status().trim_floor > 0
+    assert len((tmp_path / "lineage.jsonl").read_text().splitlines()) >= 4
+    assert result["ledger"]["balanced"]
+    assert result["updates"] == 60
+
+
 def test_an_operator_pauses_and_stops_the_learner(redis_url: str, tmp_path: Path) -> None:
     """Paused it makes no update; stopped it ends with a committed checkpoint."""
     with LearnerThread(redis_url, tmp_path, settings()) as learner, Producer(redis_url) as producer:
