@@ -21,6 +21,12 @@ class Row:
     begin_through: int = 0
     rewound: bool = False
 
+    def raise_to(self, sequence: int) -> None:
+        """Everything up to a sequence is acknowledged; a rollout worker had leave for it."""
+        self.sequence = sequence
+        if self.role is Role.ROLLOUT:
+            self.begin_through = max(self.begin_through, sequence)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -69,13 +75,13 @@ class Server:
         while self.outstanding() < self.budget and row.begin_through - row.sequence < share:
             row.begin_through += 1
 
-    def open(self, actor: str, role: Role, jump: int = 0) -> int:
+    def open(self, actor: str, role: Role) -> int:
         """A session; the actor's previous one is closed."""
         for session, row in list(self.rows.items()):
             if row.actor == actor:
                 del self.rows[session]
                 self.superseded.add(session)
-        self.session += 1 + jump
+        self.session += 1
         self.rows[self.session] = Row(actor, role)
         self.grant(self.rows[self.session])
         return self.session
@@ -119,8 +125,7 @@ class Server:
             return Reason.GAP
         self.acked += acked - row.sequence
         self.lost += acked - row.sequence
-        row.sequence = acked
-        row.begin_through = max(row.begin_through, acked) if row.role is Role.ROLLOUT else 0
+        row.raise_to(acked)
         return None
 
     def _why_not(self, row: Row, sequence: int) -> Reason | None:
@@ -137,9 +142,7 @@ class Server:
     def _store(self, session: int, row: Row, sequence: int, charge: int) -> None:
         self.number, self.total, self.acked = self.number + 1, self.total + charge, self.acked + 1
         self.log[self.number] = Entry(session, sequence, charge, self.total)
-        row.sequence = sequence
-        if row.role is Role.ROLLOUT:
-            row.begin_through = max(row.begin_through, sequence)
+        row.raise_to(sequence)
 
     def total_at(self, position: int) -> int:
         """Running total of steps at a position that has an entry, or of the newest before it."""
@@ -200,7 +203,7 @@ def reopen(server: Server, memory: Memory, jump: int) -> None:
     for session, last in memory.sequences.items():
         row = server.rows.get(session)
         if row is not None and last > row.sequence:
-            row.sequence, row.begin_through = last, max(row.begin_through, last)
+            row.raise_to(last)
     server.session = max(server.session, memory.session, *memory.sequences, 0) + jump
     for row in server.rows.values():
         row.rewound = True

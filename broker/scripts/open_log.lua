@@ -43,8 +43,11 @@ local function raise_sequences()
     local row = SESSION .. session
     local role, sequence, through = numbers(row, 'role', 'sequence', 'begin_through')
     if role > 0 and last > sequence then
-      redis.call('HSET', row, 'sequence', last, 'begin_through', math.max(through, last))
-      if role == 1 then note_leave(session, math.max(through, last) - last) end
+      redis.call('HSET', row, 'sequence', last)
+      if role == 1 then
+        redis.call('HSET', row, 'begin_through', math.max(through, last))
+        note_leave(session, math.max(through, last) - last)
+      end
     end
   end
 end
