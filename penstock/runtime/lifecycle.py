@@ -28,6 +28,7 @@ from penstock.wire.auth import AddressInUse
 LIFELINE_VARIABLE: Final = "PENSTOCK_LIFELINE_FD"
 LIFELINE_GRACE_S: Final = 15.0
 """With nobody left to kill a process that hangs in its drain, it ends itself after this long."""
+CALLBACKS_S: Final = 5.0
 _SAME_SIGNAL_S: Final = 1.0
 _READ_BYTES: Final = 512
 
@@ -43,6 +44,7 @@ class Lifecycle:
     def __init__(self, role: str) -> None:
         self.role = role
         self.draining = threading.Event()
+        self._called_back = threading.Event()
         self.reason = ""
         self.interrupted = False
         self._lock = threading.Lock()
@@ -71,15 +73,17 @@ class Lifecycle:
             if self.draining.is_set():
                 return
             self.reason = reason
+            # Said first: whom the event wakes may have the last word.
+            log.info("draining", extra={"reason": reason})
             self.draining.set()
             callbacks = tuple(self._callbacks)
-        log.info("draining", extra={"reason": reason})
         for callback in callbacks:
             try:
                 callback()
             except Exception:
                 # One part that has ended already must not keep the others from draining.
                 log.exception("drain callback failed")
+        self._called_back.set()
 
     def on_drain(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, from any thread, when draining begins; at once if it has begun."""
@@ -88,6 +92,11 @@ class Lifecycle:
                 self._callbacks.append(callback)
                 return
         callback()
+
+    def await_callbacks(self) -> None:
+        """When draining: wait until the callbacks have run, at most CALLBACKS_S."""
+        if self.draining.is_set():
+            self._called_back.wait(CALLBACKS_S)
 
     def _watch(self, signal_fd: int, lifeline_fd: int | None) -> None:
         selector = selectors.DefaultSelector()
@@ -127,7 +136,10 @@ def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
     lifecycle = Lifecycle(role)
     lifecycle.install()
     try:
-        code = main(lifecycle)
+        try:
+            code = main(lifecycle)
+        finally:
+            lifecycle.await_callbacks()
     except Fatal as error:
         return _last_line(str(error), EXIT_FAILED)
     except (ConfigurationError, AddressInUse) as error:
