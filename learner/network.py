@@ -3,10 +3,11 @@
 `AutogradNetwork` handles every policy. `DenseNetwork` handles chains of linear layers with tanh or
 ReLU on the CPU: the same mathematics by hand, with reused buffers, gradients written straight into
 the optimiser's vector, and numpy's tanh, which is an order of magnitude faster than torch's. Only the
-loss, from the outputs on, is left to autograd.
+distributions, from the outputs on, are left to autograd.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -17,16 +18,21 @@ from learner.optimiser import FlatAdam
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Outputs, Policy
 
+_REMEMBERED_SIZES = 16
+
 
 class Network(Protocol):
-    """Call `outputs`, build a scalar loss on them, call `gradient`; then again."""
+    """Call `outputs`, build tensors on them, call `gradient`; then again."""
 
     def outputs(self, inputs: Inputs) -> Outputs:
         """Of M rows; valid until the next call."""
         ...
 
-    def gradient(self, loss: Tensor) -> Tensor:
-        """∂loss/∂parameters, flat, of a loss built on the latest outputs; reused by the next call."""
+    def gradient(self, built: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
+        """∂loss/∂parameters, flat, where `slopes` are ∂loss/∂built, for what was built on the latest outputs.
+
+        The tensor is reused by the next call; parameters that nothing depends on get 0.
+        """
         ...
 
 
@@ -41,15 +47,15 @@ class AutogradNetwork:
         """`Policy.outputs`."""
         return self._policy.outputs(inputs)
 
-    def gradient(self, loss: Tensor) -> Tensor:
-        """Unused parameters get 0."""
-        pieces = torch.autograd.grad(loss, self._optimiser.own, materialize_grads=True)
+    def gradient(self, built: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
+        """See `Network`."""
+        pieces = torch.autograd.grad(built, self._optimiser.own, slopes, materialize_grads=True)
         flat = [piece.reshape(-1) for piece in pieces]
         return torch.cat(flat, out=self._optimiser.flat_gradient)
 
 
 class DenseNetwork:
-    """Linear layers by hand, the loss by autograd."""
+    """Linear layers by hand; what is built on their outputs by autograd."""
 
     def __init__(self, policy: Policy, optimiser: FlatAdam) -> None:
         self._flat = optimiser.flat_gradient
@@ -65,21 +71,20 @@ class DenseNetwork:
             self._trunk = None
             self._actor = Chain([*trunk, policy.actor_head], views)
             self._critic = Chain([*policy.critic_body.layers, policy.critic_head], views)
-        self._leaves: tuple[Tensor, Tensor] | None = None
+        self._leaves: tuple[Tensor, ...] = ()
 
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Leaves of the loss's graph; differentiate through `gradient` only."""
+        """Leaves of autograd's graph; differentiate through `gradient` only."""
         with torch.no_grad():
             rows = inputs.vector if self._trunk is None else self._trunk.forward(inputs.vector)
             parameters, value = self._actor.forward(rows), self._critic.forward(rows).squeeze(1)
         self._leaves = (parameters.detach().requires_grad_(), value.detach().requires_grad_())
         return Outputs(*self._leaves)
 
-    def gradient(self, loss: Tensor) -> Tensor:
-        """Unused parameters get 0."""
-        assert self._leaves is not None, "no outputs to differentiate"
+    def gradient(self, built: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
+        """See `Network`."""
         wanted = [*self._leaves, *self._others]
-        actor, critic, *others = torch.autograd.grad(loss, wanted, materialize_grads=True)
+        actor, critic, *others = torch.autograd.grad(built, wanted, slopes, materialize_grads=True)
         with torch.no_grad():
             for view, piece in zip(self._other_views, others, strict=True):
                 view.copy_(piece)
@@ -91,25 +96,43 @@ class DenseNetwork:
         return self._flat
 
 
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """A linear layer as views: looking parameters up in a module costs as much as a small kernel."""
+
+    weight: Tensor
+    transposed: Tensor
+    bias: Tensor
+    weight_gradient: Tensor
+    bias_gradient: Tensor
+
+
 class Chain:
     """Linear layers and activations, one after the other. Axes: M rows, then features."""
 
-    def __init__(self, layers: Sequence[nn.Module], gradients: dict[int, Tensor]) -> None:
-        self._layers = list(layers)
-        self._gradients = gradients
+    def __init__(self, layers: Sequence[nn.Module], gradients: Mapping[int, Tensor]) -> None:
+        self._layers: list[_Linear | nn.Module] = []
+        for layer in layers:
+            if isinstance(layer, nn.Linear):
+                weight, bias = layer.weight.detach(), layer.bias.detach()
+                views = (gradients[id(layer.weight)], gradients[id(layer.bias)])
+                self._layers.append(_Linear(weight, weight.t(), bias, *views))
+            else:
+                self._layers.append(layer)
         self._rows: list[Tensor] = []
-        self._outputs: list[Tensor] = []
-        self._deltas: list[Tensor] = []
+        self._capacity = 0
+        self._whole: list[tuple[Tensor, Tensor]] = []
+        self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._buffers: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows [M, D] → [M, F], in a buffer that the next call reuses; `rows` must stay until `backward`."""
         self._allocate(rows)
-        count = len(rows)
         self._rows = [rows]
-        for layer, buffer in zip(self._layers, self._outputs, strict=True):
-            before, after = self._rows[-1], buffer[:count]
-            if isinstance(layer, nn.Linear):
-                torch.addmm(layer.bias, before, layer.weight.t(), out=after)
+        for layer, (after, _) in zip(self._layers, self._buffers, strict=True):
+            before = self._rows[-1]
+            if isinstance(layer, _Linear):
+                torch.addmm(layer.bias, before, layer.transposed, out=after)
             elif isinstance(layer, nn.Tanh):
                 np.tanh(before.numpy(), out=after.numpy())
             else:
@@ -118,30 +141,39 @@ class Chain:
         return self._rows[-1]
 
     def backward(self, delta: Tensor, *, into_input: bool) -> Tensor:
-        """Write the parameters' gradients for ∂loss/∂output [M, F]; returns ∂loss/∂rows where `into_input`."""
+        """Write the parameters' gradients for ∂loss/∂output [M, F].
+
+        Returns ∂loss/∂rows where `into_input`. Uses up the outputs of `forward`.
+        """
         for index in range(len(self._layers) - 1, -1, -1):
             layer, before, after = self._layers[index], self._rows[index], self._rows[index + 1]
-            if isinstance(layer, nn.Linear):
-                torch.mm(delta.t(), before, out=self._gradients[id(layer.weight)])
-                torch.sum(delta, 0, out=self._gradients[id(layer.bias)])
+            if isinstance(layer, _Linear):
+                torch.mm(delta.t(), before, out=layer.weight_gradient)
+                torch.sum(delta, 0, out=layer.bias_gradient)
                 if index or into_input:
-                    delta = torch.mm(delta, layer.weight, out=self._deltas[index][: len(before)])
+                    delta = torch.mm(delta, layer.weight, out=self._buffers[index][1])
             elif isinstance(layer, nn.Tanh):
-                # δ (1 − y²); y is not needed any more and holds the product.
+                # δ (1 − y²)
                 delta.addcmul_(after.square_(), delta, value=-1)
             else:
                 delta.mul_(after > 0)
         return delta
 
     def _allocate(self, rows: Tensor) -> None:
-        if self._outputs and len(self._outputs[0]) >= len(rows):
-            return
-        width = rows.shape[1]
-        self._outputs, self._deltas = [], []
-        for layer in self._layers:
-            self._deltas.append(rows.new_empty((len(rows), width)))
-            width = layer.out_features if isinstance(layer, nn.Linear) else width
-            self._outputs.append(rows.new_empty((len(rows), width)))
+        """Buffers of M rows: the first rows of larger ones."""
+        count, width = rows.shape
+        if count > self._capacity:
+            self._capacity, self._views = count, {}
+            self._whole = []
+            for layer in self._layers:
+                delta = rows.new_empty((count, width))
+                width = len(layer.weight) if isinstance(layer, _Linear) else width
+                self._whole.append((rows.new_empty((count, width)), delta))
+        if count not in self._views:
+            if len(self._views) == _REMEMBERED_SIZES:
+                self._views.clear()
+            self._views[count] = [(output[:count], delta[:count]) for output, delta in self._whole]
+        self._buffers = self._views[count]
 
 
 def network_of(policy: Policy, optimiser: FlatAdam) -> Network:

@@ -63,10 +63,11 @@ class FlatAdam:
         self.steps += 1
         self.first.lerp_(gradient, 1.0 - _BETA_1)
         self.second.mul_(_BETA_2).addcmul_(gradient, gradient, value=1.0 - _BETA_2)
-        # Same order of operations as torch.optim.Adam, so that results can be compared.
+        # first/(√second/root + ε) with both sides times root: one pass less over the vector.
         root = math.sqrt(1.0 - _BETA_2**self.steps)
-        scale = (self.second.sqrt() / root).add_(self._epsilon)
-        self.parameters.addcdiv_(self.first, scale, value=-learning_rate / (1.0 - _BETA_1**self.steps))
+        scale = self.second.sqrt().add_(self._epsilon * root)
+        rate = learning_rate * root / (1.0 - _BETA_1**self.steps)
+        self.parameters.addcdiv_(self.first, scale, value=-rate)
         return norm
 
     def checksum(self) -> Tensor:

@@ -177,16 +177,20 @@ class PPO:
         section = self.section
         outputs = self._network.outputs(rows.inputs)
         log_prob = self.policy.joint_log_prob(outputs.parameters, rows.action)
-        surrogate = policy_loss(log_prob, rows.anchor, rows.weighted_advantage, clip)
-        error = value_loss(outputs.value, rows.target, rows.old_value, section.value_clip)
-        total = surrogate + section.value_coefficient * error
+        before = log_prob.detach()
+        surrogate = policy_loss(before, rows.anchor, rows.weighted_advantage, clip)
+        error = value_loss(outputs.value.detach(), rows.target, rows.old_value, section.value_clip)
+        built = [log_prob, outputs.value]
+        slopes = [surrogate.slope, error.slope.mul_(section.value_coefficient)]
         if section.entropy_coefficient:
-            total = total - section.entropy_coefficient * self.policy.joint_entropy(outputs.parameters).mean()
-        gradient = self._network.gradient(total)
+            entropy = self.policy.joint_entropy(outputs.parameters)
+            built.append(entropy)
+            slopes.append(torch.full_like(entropy, -section.entropy_coefficient / len(entropy)))
+        gradient = self._network.gradient(built, slopes)
         trace.norms.append(self._optimiser.step(gradient, rate, section.max_gradient_norm))
-        trace.policy_losses.append(surrogate.detach())
-        trace.value_losses.append(error.detach())
-        return log_prob.detach()
+        trace.policy_losses.append(surrogate.loss)
+        trace.value_losses.append(error.loss)
+        return before
 
     def _moved_far(self, rows: Rows, log_prob: list[Tensor]) -> bool:
         """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""

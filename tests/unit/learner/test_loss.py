@@ -25,14 +25,12 @@ def advantages() -> Tensor:
 
 def surrogate_loss(current: Tensor, fixed: loss.Surrogate) -> Tensor:
     """The loss that an epoch minimises."""
-    return loss.policy_loss(current, fixed.anchor, fixed.weighted_advantage, CLIP)
+    return loss.policy_loss(current, fixed.anchor, fixed.weighted_advantage, CLIP).loss
 
 
 def gradient(current: Tensor, fixed: loss.Surrogate) -> Tensor:
     """∂loss/∂log π_θ, [n]."""
-    leaf = current.clone().requires_grad_()
-    (result,) = torch.autograd.grad(surrogate_loss(leaf, fixed), leaf)
-    return result
+    return loss.policy_loss(current, fixed.anchor, fixed.weighted_advantage, CLIP).slope
 
 
 def brute_force(behaviour: Tensor, proximal: Tensor, current: Tensor, advantage: Tensor) -> Tensor:
@@ -93,8 +91,30 @@ def test_behaviour_weight_is_truncated() -> None:
 def test_value_loss_takes_the_larger_error_when_clipped() -> None:
     """A value may not gain from moving further than the clip."""
     value, target, old = torch.tensor([3.0]), torch.tensor([4.0]), torch.tensor([1.0])
-    assert loss.value_loss(value, target, old, None).item() == pytest.approx(0.5)
-    assert loss.value_loss(value, target, old, 0.5).item() == pytest.approx(0.5 * 2.5**2)
+    assert loss.value_loss(value, target, old, None).loss.item() == pytest.approx(0.5)
+    assert loss.value_loss(value, target, old, 0.5).loss.item() == pytest.approx(0.5 * 2.5**2)
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_slopes_are_those_of_autograd(clip: float | None) -> None:
+    """The formulas as they are written, differentiated by torch."""
+    value, target, old = (log_probs(seed, 1.0) for seed in (1, 2, 3))
+    leaf = value.clone().requires_grad_()
+    error = (leaf - target).square()
+    if clip is not None:
+        error = torch.maximum(error, (old + (leaf - old).clamp(-clip, clip) - target).square())
+    expected = 0.5 * error.mean()
+    expected.backward()
+    found = loss.value_loss(value, target, old, clip)
+    torch.testing.assert_close(found.slope, leaf.grad)
+    torch.testing.assert_close(found.loss, expected.detach())
+    leaf = value.clone().requires_grad_()
+    ratio = (leaf - old).exp()
+    expected = -torch.minimum(ratio * target, ratio.clamp(1 - CLIP, 1 + CLIP) * target).mean()
+    expected.backward()
+    surrogate = loss.policy_loss(value, old, target, CLIP)
+    torch.testing.assert_close(surrogate.slope, leaf.grad)
+    torch.testing.assert_close(surrogate.loss, expected.detach())
 
 
 def test_standardised_advantages_have_mean_zero_and_deviation_one() -> None:
