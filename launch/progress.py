@@ -71,9 +71,14 @@ def to_progress(row: dict[str, Any]) -> Progress:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Every whole line of a `metrics.jsonl`."""
+    """The whole lines of a `metrics.jsonl`, without what a learner that went back has made again."""
+    rows: list[dict[str, Any]] = []
     with path.open("rb") as file:
-        return [json.loads(line) for line in file if line.endswith(b"\n")]
+        for row in (json.loads(line) for line in file if line.endswith(b"}\n")):
+            while rows and rows[-1].get("env_steps", 0) > row.get("env_steps", 0):
+                rows.pop()
+            rows.append(row)
+    return rows
 
 
 def _number(row: dict[str, Any], key: str, default: float = math.nan) -> float:

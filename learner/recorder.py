@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from learner.feed import Delivery
 from learner.ledger import Balance
@@ -94,7 +94,7 @@ class Recorder:
 
     def __init__(self, run_dir: Path, staleness: Staleness, env_steps: int) -> None:
         self._run_dir = run_dir
-        self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self._file = _open_at_line(run_dir / "metrics.jsonl")
         self._since = _Since(env_steps, time.monotonic())
         self._last: dict[str, float] = {}
         self.staleness = staleness
@@ -159,6 +159,16 @@ class Recorder:
             "budget": moment.budget,
             **self._last,
         }
+
+
+def _open_at_line(path: Path) -> TextIO:
+    """Open to append, behind a last line that a crash may have torn."""
+    before = path.read_bytes() if path.exists() else b""
+    torn = before != b"" and not before.endswith(b"\n")
+    file = path.open("a", encoding="utf-8")
+    if torn:
+        file.write("\n")
+    return file
 
 
 def ledger_json(balance: Balance) -> dict[str, Any]:

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from launch.progress import read_rows
 from learner.final_policy import FinalPolicy, read_final, write_final
-from learner.recorder import Staleness
+from learner.recorder import Moment, Recorder, Staleness
 from learner.training_clock import TrainingClock
+from penstock.policy import weights
 from tests.small_run import specification
 
 
@@ -34,10 +36,34 @@ def test_training_begins_with_the_first_experience() -> None:
     assert resumed.seconds() == pytest.approx(100.0, abs=0.5)
 
 
+def test_a_line_torn_by_a_crash_stands_alone(tmp_path: Path) -> None:
+    """What is appended after it can be read, and what was made again replaces what was lost."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"env_steps": 10}\n{"env_steps": 20}\n{"env_st')
+    recorder = Recorder(tmp_path, Staleness(), 10)
+    recorder.write(lambda: moment(15), now=True)
+    assert [row["env_steps"] for row in read_rows(path)] == [10, 15]
+
+
+def moment(env_steps: int) -> Moment:
+    """Somewhere in a run."""
+    return Moment(
+        training_seconds=1.0,
+        env_steps=env_steps,
+        updates=1,
+        version=1,
+        episodes=0,
+        mean_return=None,
+        episode_length=None,
+        publish_s=0.0,
+        log_bytes=0,
+        outstanding=0,
+        budget=1,
+    )
+
+
 def test_the_final_policy_needs_no_broker_to_be_read(tmp_path: Path) -> None:
     """Specification, weights and version come back; damage is named."""
-    from penstock.policy import weights
-
     blob = weights.encode({"w": np.ones(3, np.float32)})
     final = FinalPolicy(specification=specification(), blob=blob, version=5, update=4)
     with pytest.raises(ValueError, match="has the run ended"):
