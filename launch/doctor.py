@@ -70,7 +70,7 @@ def check_torch() -> str:
 
 def check_sockets() -> str:
     """Unix sockets in the private folder, ports on loopback."""
-    from launch.train import private_folder
+    from launch.services import private_folder
 
     folder = private_folder()
     try:

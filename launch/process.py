@@ -93,6 +93,9 @@ class ServiceProcess:
         threading.Thread(target=self._wait, args=(on_exit,), name=f"wait-{spec.name}", daemon=True).start()
 
     def _wait(self, on_exit: Callable[[Exit], None]) -> None:
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        # Whatever it started and left behind goes too; while it is not reaped its group is surely its own.
+        self.kill()
         _, status, usage = os.wait4(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code

@@ -94,7 +94,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"  staleness    {parts} updates")
     if ledger:
         lines.append(f"  ledger       {_ledger(ledger)}")
-    lines.append("  processes    " + ", ".join(map(_process_text, summary["processes"])))
+    lines.append("  CPU seconds  " + ", ".join(map(_process_text, summary["processes"])))
     lines.append(f"  redis        {summary['redis']['version']}, durability {summary['redis']['durability']}")
     return lines
 
@@ -117,8 +117,8 @@ def _process(account: Account) -> dict[str, Any]:
 
 
 def _process_text(process: dict[str, Any]) -> str:
-    again = f", {process['restarts']} restarts" if process["restarts"] else ""
-    return f"{process['role']} {process['cpu_seconds']:.1f} s CPU{again}"
+    again = f" (restarts: {process['restarts']})" if process["restarts"] else ""
+    return f"{process['role']} {process['cpu_seconds']:.1f}{again}"
 
 
 def _verdict(summary: dict[str, Any]) -> str:

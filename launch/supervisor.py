@@ -1,9 +1,10 @@
 """Keeps the services of a run alive, and ends them in order.
 
 States of a service: running → (dies) → waiting (back-off) → running, or → done (exit 0), or the
-whole run fails. A service that dies gets restarted after a growing delay; after MAX_FAILURES deaths
-in a row, each within HEALTHY_S of its start, or at once after exit 2 (its configuration will not
-get better), the supervisor raises `GaveUp` with the service's last line. All methods belong to one
+whole run fails. A service that dies gets restarted after a growing delay. After MAX_FAILURES deaths
+in a row without HEALTHY_S of being ready between them, or at once after exit 2 (its configuration
+will not get better) or after it has itself waited in vain for longer than HEALTHY_S, the supervisor
+raises `GaveUp` with the service's last line. All methods belong to one
 thread; children's deaths arrive through a queue.
 """
 
@@ -59,6 +60,7 @@ class _Service:
     failures: int = 0
     restarts: int = 0
     red_since_s: float | None = None
+    was_ready: bool = False
     cpu_seconds: float = 0.0
     last_pid: int = 0
     delays: Iterator[float] = field(default_factory=lambda: full_jitter(BACKOFF_BASE_S, BACKOFF_CAP_S))
@@ -100,6 +102,8 @@ class Supervisor:
         for service in self._services.values():
             endpoint = service.process.endpoint() if service.process else None
             reason = probe(endpoint, "/healthz") if endpoint else None
+            if endpoint is not None and not service.was_ready:
+                service.was_ready = probe(endpoint, "/readyz") is None
             if service.process is None or reason is None:
                 service.red_since_s = None
             elif service.red_since_s is None:
@@ -125,6 +129,14 @@ class Supervisor:
         """Whether the service's `/readyz` is green."""
         service = self._services.get(name)
         return service is not None and service.process is not None and service.process.is_ready()
+
+    def silent(self) -> list[tuple[str, str]]:
+        """Services that have not said where they can be reached, with the last line of their logs."""
+        return [
+            (name, service.process.last_line())
+            for name, service in self._services.items()
+            if service.process is not None and service.process.endpoint() is None
+        ]
 
     def endpoints(self) -> dict[str, Endpoint]:
         """Where each service that has said so can be reached."""
@@ -179,6 +191,7 @@ class Supervisor:
 
     def _launch(self, service: _Service) -> None:
         service.restart_at_s = service.red_since_s = None
+        service.was_ready = False
         service.started_s = time.monotonic()
         service.process = ServiceProcess(
             service.spec,
@@ -217,14 +230,16 @@ class Supervisor:
         if death.code == EXIT_OK:
             log.info("ended", extra={"service": death.name})
             return
-        lived_s = time.monotonic() - service.started_s
-        if lived_s > HEALTHY_S:
+        lived_long = time.monotonic() - service.started_s > HEALTHY_S
+        if lived_long and service.was_ready:
             service.failures = 0
             service.delays = full_jitter(BACKOFF_BASE_S, BACKOFF_CAP_S)
         service.failures += 1
         how = _how(death.code)
         if death.code == EXIT_USAGE:
             raise GaveUp(cause or f"{death.name}: {how}", EXIT_USAGE)
+        if death.code == EXIT_FAILED and lived_long and not service.was_ready:
+            raise GaveUp(f"{death.name} failed ({how}): {cause}", EXIT_FAILED)
         if service.failures >= MAX_FAILURES:
             times = f"{service.failures} times in a row"
             raise GaveUp(f"{death.name} failed {times} ({how}): {cause}", EXIT_FAILED)

@@ -176,3 +176,41 @@ def is_alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def test_a_service_that_waited_in_vain_is_not_made_to_wait_again(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that has given up on Redis after a minute has waited enough: its words end the run."""
+    monkeypatch.setattr(module, "HEALTHY_S", 0.0)
+    harness.supervisor.start(python("raise SystemExit('redis did not answer for 60 s')"))
+    with pytest.raises(GaveUp, match="redis did not answer for 60 s"):
+        harness.until(lambda: False)
+    assert harness.supervisor.accounts()[0].restarts == 0
+
+
+def test_who_has_said_nothing_yet_is_named_with_the_last_words(harness: Harness) -> None:
+    """So that a person sees what a starting run waits for."""
+    harness.supervisor.start(
+        python("print('waiting for redis', flush=True); import threading; threading.Event().wait()")
+    )
+    harness.until(lambda: harness.log() != "")
+    assert harness.supervisor.silent() == [("worker", "waiting for redis")]
+
+
+def test_a_service_whose_health_stays_red_is_killed_and_restarted(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event names the reason that `/healthz` gave."""
+    monkeypatch.setattr(module, "RED_LIMIT_S", 0.0)
+    code = (
+        "import threading; from penstock.runtime.health import Health, announce, serve_http\n"
+        "health = Health('worker'); health.fail('the environment hangs')\n"
+        "announce('worker', metrics_port=serve_http(health, '127.0.0.1', 0)[1]); threading.Event().wait()"
+    )
+    harness.supervisor.start(python(code))
+    harness.until(lambda: harness.supervisor.endpoints() != {})
+    harness.supervisor.check_health()
+    harness.supervisor.check_health()
+    assert harness.events == ["worker is unhealthy (the environment hangs): killed"]
+    harness.until(lambda: harness.supervisor.accounts()[0].restarts == 1)

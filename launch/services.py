@@ -1,0 +1,62 @@
+"""Which services a run has, with the command lines that anybody could type."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from launch.plan import Plan
+from launch.process import ServiceSpec, penstock
+
+_MAX_SOCKET_FOLDER: Final = 80
+_FOLDER_PREFIX: Final = "penstock-"
+_OWNER_FILE: Final = "launcher.pid"
+
+
+def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
+    """The services of a run, in the order in which a fragment needs them."""
+    own_redis = not plan.settings.broker.redis
+    redis_url = plan.settings.broker.redis or f"unix://{sockets / 'redis.sock'}"
+    broker = f"unix:{sockets / 'broker.sock'}"
+    config = ("--config", str(plan.config))
+    redis = ("redis", "--socket", str(sockets / "redis.sock"), "--dir", str(plan.run_dir / "redis"), *config)
+    learner = ("learner", "--redis", redis_url, "--run-dir", str(plan.run_dir), *config)
+    loss = ("--allow-loss",) if plan.allow_loss else ()
+    resume = ("--resume", *loss)
+    actors = [
+        _actor(f"actor-{index}", "rollout", broker, config) for index in range(plan.settings.actor.count)
+    ]
+    return [
+        *([ServiceSpec(name="redis", role="redis", command=penstock(*redis))] if own_redis else []),
+        ServiceSpec(
+            name="broker",
+            role="broker",
+            command=penstock("broker", "--redis", redis_url, "--listen", broker, *config),
+        ),
+        ServiceSpec(
+            name="learner",
+            role="learner",
+            command=penstock(*learner, *(resume if plan.resume else ())),
+            on_restart=() if plan.resume else ("--resume",),
+        ),
+        *actors,
+        _actor("evaluator", "evaluation", broker, config),
+    ]
+
+
+def _actor(name: str, role: str, broker: str, config: tuple[str, ...]) -> ServiceSpec:
+    command = penstock("actor", "--broker", broker, "--actor-id", name, "--role", role, *config)
+    return ServiceSpec(name=name, role="actor" if role == "rollout" else "evaluator", command=command)
+
+
+def private_folder() -> Path:
+    """A new folder, mode 0700, with a path short enough for unix sockets; those of dead launchers go."""
+    base = Path(tempfile.gettempdir())
+    base = base if len(str(base)) < _MAX_SOCKET_FOLDER else Path("/tmp")  # noqa: S108 - mkdtemp is private
+    for file in base.glob(f"{_FOLDER_PREFIX}*/{_OWNER_FILE}"):
+        if file.stat().st_uid == os.getuid() and not Path(f"/proc/{file.read_text()}").exists():
+            shutil.rmtree(file.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=base))
+    (folder / _OWNER_FILE).write_text(str(os.getpid()))
+    return folder
