@@ -265,11 +265,10 @@ class Loop:
     # ---- evaluating
 
     def _evaluate_last(self) -> None:
-        """Wait for what is under way, then for the last weights, unless the target is reached before."""
+        """Wait for what is under way, then for the last weights where they were not evaluated yet."""
         deadline = time.monotonic() + self._plan.evaluation_timeout_s
         self._await_evaluation(deadline)
-        last_one = not self._ending_early() and self._parts.evaluation.ask(self._parts.algorithm.updates)
-        if last_one and self._parts.evaluation.solved is None:
+        if not self._ending_early() and self._parts.evaluation.ask(self._parts.algorithm.updates):
             self._parts.publisher.publish(self._offer(evaluate=True))
             self._await_evaluation(deadline)
 

@@ -31,6 +31,7 @@ from learner.training_clock import TrainingClock
 from penstock.policy import weights
 from penstock.runtime import metrics
 from penstock.runtime.health import Health
+from penstock.runtime.retry import Interrupted
 from penstock.runtime.settings import Settings
 
 _JOIN_S: Final = 2.0
@@ -74,6 +75,20 @@ class Process:
 
     def run(self) -> None:
         """Learn until the end; leaves a committed checkpoint, the final policy and `learner.json`."""
+        try:
+            self._start()
+            self._account(self._loop.run())
+        except Interrupted:
+            # Another thread has failed while this one waited: its error is the cause.
+            self._crew.check()
+            raise
+        finally:
+            self._crew.join(_JOIN_S)
+        self._crew.check()
+        self._base.learner_log.release()
+        self._base.learner_log.close()
+
+    def _start(self) -> None:
         parts = self._parts
         self._crew.start("lease", parts.lease.run)
         self._crew.start("publisher", parts.publisher.run)
@@ -82,14 +97,6 @@ class Process:
         self._crew.start("episodes", parts.episodes.run)
         parts.health.watch(UPDATE, self._base.settings.learner.stall_timeout_s)
         parts.health.set_ready(True)
-        try:
-            ending = self._loop.run()
-            self._account(ending)
-        finally:
-            self._crew.join(_JOIN_S)
-        self._crew.check()
-        self._base.learner_log.release()
-        self._base.learner_log.close()
 
     def _describe(self) -> str:
         """What Status shows of the learner."""

@@ -15,7 +15,7 @@ from broker.learner_log import LearnerLog
 from broker.state import Lease, LogState
 from learner.algorithm import AlgorithmState
 from learner.checkpoint import CheckpointStore
-from learner.lease import acquire
+from learner.lease import acquire, fenced
 from learner.model import Model, make_model, use_threads
 from learner.process import Foundation, Process
 from learner.progress import check_same, sections
@@ -26,6 +26,7 @@ from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.wire.refusal import Refused
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,9 @@ def _open(learner_log: LearnerLog, lease: Lease, model: Model, beginning: Beginn
         state = replace(known, commits=(*known.commits, beginning.lineage[-1]))
     if lease.closed and not lease.fresh:
         log.warning("Redis was restarted: opening the log again")
-    learner_log.start(
-        model.specification.encode(), model.pacing, resume=state, position=beginning.ledger.position
-    )
+    try:
+        learner_log.start(
+            model.specification.encode(), model.pacing, resume=state, position=beginning.ledger.position
+        )
+    except Refused as error:
+        raise fenced(error) from error

@@ -175,7 +175,7 @@ class LearnerSection(Section):
     target_return: float | None = None
     """The run ends when the evaluated mean return reaches this; none: the environment's own threshold."""
     stop_at_target: bool = True
-    """Evaluate and stop early when the mean of the last 100 training episodes reaches the target."""
+    """Evaluate when the last 20 training episodes reach the target, and stop when the evaluation does."""
     checkpoint_interval_s: NonNegative = 30.0
     """Seconds between checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 3
