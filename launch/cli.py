@@ -3,6 +3,7 @@
 Commands import what they need when they run: help is fast, and a broker loads no torch.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from penstock.runtime.lifecycle import Lifecycle
     from penstock.runtime.settings import Settings
     from penstock.wire.messages import Role
+
+# Before numpy is imported: for matrices as small as a policy's its own threads only spin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 app = typer.Typer(
     help="Asynchronous actor-learner reinforcement learning.",
