@@ -52,7 +52,9 @@ class Outcome:
 class Run:
     """The processes of one run and the loop that watches them."""
 
-    def __init__(self, plan: Plan, sockets: Path, lifecycle: Lifecycle, view: View) -> None:
+    def __init__(
+        self, plan: Plan, sockets: Path, lifecycle: Lifecycle, view: View, redis: RedisFacts
+    ) -> None:
         self._plan = plan
         self._sockets = sockets
         self._lifecycle = lifecycle
@@ -65,7 +67,7 @@ class Run:
         self._supervisor = Supervisor(folder, read_fd, self._say)
         self._tail = MetricsTail(plan.run_dir / "metrics.jsonl")
         self._endpoints: dict[str, Endpoint] = {}
-        self.redis_facts = RedisFacts(version="", durability=plan.settings.broker.durability)
+        self.redis_facts = redis
 
     def go(self) -> Outcome:
         """Start, watch, drain."""
@@ -125,8 +127,9 @@ class Run:
 
     def _say_who_is_silent(self) -> None:
         """Nothing learns yet: tell whom the run waits for."""
-        for name, line in self._supervisor.silent():
-            self._say(f"waiting for {name}" + (f": {line}" if line else ""))
+        silent = [f"{name} ({line})" if line else name for name, line in self._supervisor.silent()]
+        if silent:
+            self._say(f"waiting for {', '.join(silent)}")
 
     def _drain(self) -> None:
         """Actors, learner, broker, Redis: within DRAIN_S, then the hard way."""
@@ -160,10 +163,12 @@ class Run:
         temporary.replace(self._plan.run_dir / "endpoints.json")
 
     def _note_redis(self) -> None:
+        if self._plan.settings.broker.redis:
+            return  # examined before the start
         for line in ask(self._sockets / "redis.sock", b"INFO server").splitlines():
             if line.startswith(b"redis_version:"):
                 version = line.partition(b":")[2].decode().strip()
-                self.redis_facts = RedisFacts(version=version, durability=self.redis_facts.durability)
+                self.redis_facts = replace(self.redis_facts, version=version)
 
     def _with_server_pid(self, account: Account) -> Account:
         endpoint = self._endpoints.get(account.name)

@@ -15,26 +15,31 @@ from pathlib import Path
 from launch.plan import Plan, prepare_folder
 from launch.run import Run
 from launch.services import private_folder
-from launch.summary import Ending, make_summary, summary_lines, write_summary
+from launch.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
 from launch.view import make_view
 from penstock.runtime import logs
 from penstock.runtime.exit import EXIT_INTERRUPTED
 from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.retry import Interrupted
 
 
 def train(plan: Plan, *, as_json: bool) -> int:
     """Run it; returns the exit code."""
     started_s = time.monotonic()
-    prepare_folder(plan)
     lifecycle = Lifecycle("launcher")
     lifecycle.install()
+    try:
+        redis = _examine_redis(plan, lifecycle)
+    except Interrupted:
+        return EXIT_INTERRUPTED
+    prepare_folder(plan)
     stream = sys.stderr if as_json else sys.stdout
     sockets = private_folder()
     with (plan.run_dir / "logs" / "launcher.log").open("a", buffering=1) as log_file:
         logs.configure("launcher", plan.settings.run, stream=log_file)
         try:
             with make_view(stream, plan.settings.run, plan.settings.learner.total_steps, plan.target) as view:
-                run = Run(plan, sockets, lifecycle, view)
+                run = Run(plan, sockets, lifecycle, view, redis)
                 outcome = run.go()
         finally:
             shutil.rmtree(sockets, ignore_errors=True)
@@ -49,6 +54,16 @@ def train(plan: Plan, *, as_json: bool) -> int:
     if outcome.cause:
         sys.stderr.write(f"{outcome.cause}\n")
     return outcome.code
+
+
+def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:
+    """What is known of the server before the start: all of one that the user brings."""
+    if not plan.settings.broker.redis:
+        return RedisFacts(version="", durability=plan.settings.broker.durability)
+    from launch.external_redis import examine
+
+    logs.configure("launcher")
+    return examine(plan.settings, lifecycle)
 
 
 def _conclude(plan: Plan, ending: Ending, *, as_json: bool) -> None:

@@ -5,6 +5,7 @@ name as retryable, and nothing below this layer retries (gRPC and Redis clients 
 """
 
 import asyncio
+import math
 import random
 import threading
 import time
@@ -54,7 +55,7 @@ def retry(
         except Exception as error:
             if not retryable(error) or _is_over(started, give_up_s):
                 raise
-            delay = next(delays)
+            delay = min(next(delays), _left_s(started, give_up_s))
             if on_wait is not None:
                 on_wait(error, delay)
         stop.wait(delay)
@@ -79,15 +80,20 @@ async def retry_async(
         except Exception as error:
             if not retryable(error) or _is_over(started, give_up_s):
                 raise
-            delay = next(delays)
+            delay = min(next(delays), _left_s(started, give_up_s))
             if on_wait is not None:
                 on_wait(error, delay)
         await _wait_async(stop, delay)
     raise Interrupted
 
 
+def _left_s(started: float, give_up_s: float | None) -> float:
+    """Seconds until the last attempt."""
+    return math.inf if give_up_s is None else max(0.0, started + give_up_s - time.monotonic())
+
+
 def _is_over(started: float, give_up_s: float | None) -> bool:
-    return give_up_s is not None and time.monotonic() - started >= give_up_s
+    return _left_s(started, give_up_s) <= 0
 
 
 async def _wait_async(stop: asyncio.Event, delay_s: float) -> None:
