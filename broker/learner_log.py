@@ -25,6 +25,7 @@ from broker.scripts import load
 from broker.state import Commit, Lease, LogEntry, LogState, Pacing, Renewal, ReportEntry, Verdict
 from penstock.runtime.exit import Fatal
 from penstock.runtime.retry import retry
+from penstock.runtime.settings import ConfigurationError
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Publication
 from penstock.wire.refusal import Reason, Refusal, Refused
@@ -81,11 +82,11 @@ class LearnerLog:
     def acquire(self, run: str, holder: str, ttl_ms: int) -> Lease:
         """Take the lease: at once when free, expired or held by the same holder.
 
-        Raises Refused(FENCED, retry_after_ms) while another holds it, Fatal when Redis holds another run.
+        Raises Refused(FENCED, retry_after_ms) while another holds it, ConfigurationError when Redis holds another run.
         """
         reply = self._run("acquire", run, holder, ttl_ms)
         if reply[0] == b"OTHER_RUN":
-            raise Fatal(
+            raise ConfigurationError(
                 f"Redis at {self._url} holds run {reply[1].decode()!r}, not {run!r}: "
                 "give each run a Redis of its own, or resume that run"
             )

@@ -11,7 +11,7 @@ from broker import keys, scripts
 from broker.learner_log import LearnerLog
 from broker.state import Commit, Opened, Totals
 from broker.store import Store
-from penstock.runtime.exit import Fatal
+from penstock.runtime.settings import ConfigurationError
 from penstock.wire.fragment import Kind
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Episode, Report, Role, RunState, Watch
@@ -399,7 +399,7 @@ def test_a_released_lease_is_free_and_an_expired_one_too(redis_url: str, log: Le
 
 def test_a_redis_of_another_run_is_fatal(redis_url: str, log: LearnerLog) -> None:
     """One run = one Redis."""
-    with pytest.raises(Fatal, match="holds run 'run-a', not 'run-b'"):
+    with pytest.raises(ConfigurationError, match="holds run 'run-a', not 'run-b'"):
         log.acquire("run-b", "learner", TTL_MS)
 
 
