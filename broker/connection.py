@@ -4,6 +4,7 @@ redis-py would repeat a write ten times on its own; here every retry is the call
 `redis://`, `rediss://` or `unix:///path`.
 """
 
+import re
 from typing import Any, Final
 
 import redis
@@ -39,7 +40,7 @@ UNAVAILABLE: Final = (
     ReadOnlyError,
 )
 """Errors after which the same call may succeed later, or took effect without our knowing."""
-_TRANSIENT_CODES: Final = ("MISCONF", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN")
+_TRANSIENT_CODE: Final = re.compile(r"\b(MISCONF|LOADING|BUSY|MASTERDOWN|NOREPLICAS|OOM)\b")
 
 
 def check_url(url: str) -> str:
@@ -56,7 +57,7 @@ def is_unavailable(error: Exception) -> bool:
         return False
     if isinstance(error, UNAVAILABLE):
         return True
-    return isinstance(error, ResponseError) and str(error).startswith(_TRANSIENT_CODES)
+    return isinstance(error, ResponseError) and _TRANSIENT_CODE.search(str(error)) is not None
 
 
 def connect(url: str, password: str | None) -> Any:

@@ -246,6 +246,6 @@ def test_every_history_agrees_with_the_model(redis_server: RedisServer) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -1,0 +1,144 @@
+"""A store in trouble says so: nothing hangs, nothing is answered with somebody else's reply."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import redis
+
+from broker.connection import check_url
+from broker.learner_log import LearnerLog
+from broker.store import Store, StoreUnavailable
+from penstock.runtime.exit import Fatal
+from penstock.wire.messages import Watch
+from tests.redis_server import RedisServer
+from tests.small_run import CHARGE
+from tests.store_run import Actor, item, open_run, reconnect
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    """A store on a fresh server."""
+    made = Store.connect(redis_url)
+    yield made
+    await made.aclose()
+
+
+async def test_a_dead_redis_is_unavailable_and_comes_back(redis_server: RedisServer, store: Store) -> None:
+    """The caller is told at once; the same store serves again when Redis does."""
+    log = open_run(redis_server.url)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    redis_server.kill()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await actor.append()
+    redis_server.start()
+    await reconnect(store)
+    log.reopen(log.snapshot())
+    assert (await actor.append()).refusal is None
+    log.close()
+
+
+def test_a_learner_gives_up_on_a_dead_redis_after_its_time(redis_server: RedisServer) -> None:
+    """The last word names the server and how long it was waited for."""
+    redis_server.kill()
+    with pytest.raises(Fatal, match=r"did not answer for 0\.2 s"):
+        LearnerLog.connect(redis_server.url, wait_s=0.2)
+
+
+def test_a_learner_waits_for_a_redis_that_comes_back(redis_server: RedisServer) -> None:
+    """Every call is repeated; here over a restart."""
+    log = open_run(redis_server.url)
+    redis_server.restart()
+    assert log.renew().closed
+    log.close()
+
+
+async def test_a_redis_that_refuses_writes_is_unavailable(store: Store, redis_url: str) -> None:
+    """A full disk or missing replicas are not a bug of the caller."""
+    log = open_run(redis_url)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    with redis.Redis.from_url(redis_url) as client:
+        client.config_set("min-replicas-to-write", 1)
+        with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
+            await actor.append()
+        client.config_set("min-replicas-to-write", 0)
+    assert (await actor.append()).refusal is None
+    log.close()
+
+
+async def test_scripts_are_loaded_again_when_redis_forgot_them(store: Store, redis_url: str) -> None:
+    """The script cache is emptied by a restart, and by people."""
+    log = open_run(redis_url)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    with redis.Redis.from_url(redis_url) as client:
+        client.script_flush()
+        assert (await actor.append(2)).appended == 2
+        client.script_flush()
+        assert await actor.watch() == actor.leave
+        client.script_flush()
+        log.renew()
+    log.close()
+
+
+async def test_cancelled_calls_leave_no_reply_behind(store: Store, redis_url: str) -> None:
+    """500 appends and watches, half of them cancelled anywhere: every later reply is its own."""
+    log = open_run(redis_url, budget=10_000 * CHARGE, max_log_entries=100_000, max_log_bytes=2**30)
+    actors = [Actor(store, f"actor-{index}") for index in range(4)]
+    for actor in actors:
+        await actor.open()
+    luck = random.Random(0)
+
+    async def work(actor: Actor) -> None:
+        for _ in range(125):
+            before = replace(actor)
+            task = asyncio.ensure_future(actor.append())
+            if luck.random() < 0.5:
+                for _ in range(luck.randrange(6)):
+                    await asyncio.sleep(0)
+                task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if task.cancelled():
+                actor.acked, actor.leave = before.acked, before.leave
+            watched = await store.watch(Watch(session=actor.session))
+            assert watched.news is not None
+            assert watched.news.leave.begin_through >= actor.acked
+
+    await asyncio.gather(*(work(actor) for actor in actors))
+    for actor in actors:
+        sequence = (await actor.append()).acked_through
+        headers = [entry.header for entry in log.read(0, 10_000, 0)]
+        mine = [header.sequence for header in headers if header and header.session == actor.session]
+        assert mine == list(range(1, sequence + 1))
+    log.close()
+
+
+async def test_two_stores_may_send_the_same_fragment_at_once(store: Store, redis_url: str) -> None:
+    """A retry over another broker meets the first attempt: one of them is new."""
+    log = open_run(redis_url)
+    other = Store.connect(redis_url)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    for sequence in range(1, 5):
+        replies = await asyncio.gather(
+            *(
+                one.append(actor.session, sequence - 1, [item(actor.session, sequence)])
+                for one in (store, other)
+            )
+        )
+        assert sorted(reply.appended for reply in replies) == [0, 1]
+    assert log.resident(0) == 4
+    await other.aclose()
+    log.close()
+
+
+@pytest.mark.parametrize("url", ["localhost:6379", "http://redis", ""])
+def test_a_url_of_another_kind_is_refused(url: str) -> None:
+    """The remedy is named."""
+    with pytest.raises(ValueError, match="start the URL with one of redis://"):
+        check_url(url)

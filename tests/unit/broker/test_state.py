@@ -1,0 +1,96 @@
+"""What checkpoints and Redis keep of the log survives its way through text."""
+
+import json
+
+from broker.log_memory import LogMemory, to_lua
+from broker.scripts import load, names
+from broker.state import Commit, LogEntry, LogState, Totals
+from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
+
+COMMIT = Commit(
+    checkpoint_id="c",
+    manifest_sha256="aa",
+    position=7,
+    trim=5,
+    totals=Totals(trained=6, dropped={"stale": 1}),
+)
+STATE = LogState(
+    run="run-a",
+    epoch=3,
+    number=9,
+    steps_total=72,
+    sequences={2: 5},
+    commits=(COMMIT,),
+    specification=b"\x00\xff",
+)
+
+
+def test_a_state_survives_the_manifest() -> None:
+    """Through JSON text and back."""
+    assert LogState.from_json(json.loads(json.dumps(STATE.to_json()))) == STATE
+
+
+def test_a_commit_survives_redis() -> None:
+    """Through JSON text and back, and equal commits have equal text."""
+    assert Commit.decode(COMMIT.encode()) == COMMIT
+    assert COMMIT.encode() == Commit.decode(COMMIT.encode()).encode()
+
+
+def test_lua_gets_whole_numbers_and_texts() -> None:
+    """Session numbers as keys, commits as Redis keeps them, no epoch (that is an argument)."""
+    plain = to_lua(STATE)
+    assert plain["sequences"] == {"2": 5}
+    assert plain["commits"] == [COMMIT.encode()]
+    assert "epoch" not in plain
+    assert all(isinstance(plain[name], int) for name in ("number", "steps_total", "round", "version"))
+
+
+def _entry(number: int, session: int, sequence: int) -> LogEntry:
+    header = FragmentHeader(
+        run="run-a",
+        session=session,
+        sequence=sequence,
+        schema_id="",
+        steps=1,
+        slots=(Slot(0, 0, 0),),
+        weights=(WeightSpan(0, 0, 1, 1, 0),),
+        tensors=(),
+    )
+    return LogEntry(number=number, header=header, steps_total=number, size=1, round=0)
+
+
+def test_memory_keeps_the_newest_of_everything_it_saw() -> None:
+    """Reading again what lies further back changes nothing."""
+    memory = LogMemory()
+    memory.saw([_entry(1, 4, 1), _entry(2, 5, 1), _entry(3, 4, 2)])
+    memory.saw([_entry(1, 4, 1)])
+    state = memory.state
+    assert (state.number, state.steps_total, state.session) == (3, 3, 5)
+    assert state.sequences == {4: 2, 5: 1}
+
+
+def test_memory_of_sequences_is_bounded() -> None:
+    """Sessions heard longest ago are forgotten first."""
+    memory = LogMemory()
+    memory.saw([_entry(number, number, 1) for number in range(1, 6001)])
+    assert len(memory.state.sequences) <= 4096
+    assert 6000 in memory.state.sequences
+
+
+def test_every_writing_script_begins_with_the_delete() -> None:
+    """The `DEL` of an absent key lifts the refusal of writes at `maxmemory`."""
+    reading = {"status", "missing", "round_complete"}
+    for name in set(names()) - reading:
+        code = [
+            line
+            for line in load(name).source.splitlines()
+            if line and not line.startswith(("--", "local", " "))
+        ]
+        assert next(line for line in code if "redis.call" in line) == "redis.call('DEL', ABSENT)", name
+
+
+def test_every_script_says_what_it_takes_and_gives() -> None:
+    """KEYS or ARGV, and the reply, at its head."""
+    for name in names():
+        source = load(name).source
+        assert "-- Reply:" in source or "Reply:" in source, name
