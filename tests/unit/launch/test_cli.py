@@ -1,8 +1,10 @@
 """The command line: what it answers to mistakes, and what it must not import."""
 
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +85,26 @@ def test_the_resolved_configuration_is_printed_as_toml() -> None:
     assert reply.returncode == 0
     assert "epochs = 9" in reply.stdout
     assert 'id = "CartPole-v1"' in reply.stdout
+
+
+def test_a_redis_that_is_down_is_waited_for_as_long_as_was_said(tmp_path: Path) -> None:
+    """A message while waiting, then exit 1 with the cause; nothing was started or written."""
+    run_dir = tmp_path / "run"
+    reply = run(
+        "train", "CartPole-v1", "--run-dir", str(run_dir),
+        "--redis", "redis://127.0.0.1:1", "--set", "broker.redis_wait_s=1",
+    )  # fmt: skip
+    assert reply.returncode == 1
+    lines = reply.stderr.splitlines()
+    assert "waiting for redis" in lines[0]
+    assert "did not answer for 1 s (broker.redis_wait_s)" in lines[-1]
+    assert not run_dir.exists()
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    """Exit 2 and the remedy, not a second listener."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        reply = run("broker", "--redis", f"unix://{tmp_path}/none", "--listen", address)
+    assert reply.returncode == 2
+    assert f"{address}: port in use; choose another" in reply.stderr.splitlines()[-1]
