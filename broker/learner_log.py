@@ -8,34 +8,23 @@ newer one: `Refused(FENCED)`. While the log is closed (Redis was restarted) ever
 
 import hashlib
 import json
-import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Final, TypeVar
-
-from redis.exceptions import NoScriptError, RedisError
+from typing import Any, Final
 
 from broker import keys, replies
-from broker.connection import REPLY_TIMEOUT_S, connect, is_unavailable
+from broker.connection import REPLY_TIMEOUT_S, connect
+from broker.learner_calls import LearnerCalls, fenced_off
 from broker.log_memory import LogMemory, to_lua
-from broker.scripts import load
 from broker.state import Commit, Lease, LogEntry, LogState, Pacing, Renewal, ReportEntry, Verdict
-from penstock.runtime.exit import Fatal
-from penstock.runtime.retry import retry
 from penstock.runtime.settings import ConfigurationError
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Publication
 from penstock.wire.refusal import Reason, Refusal, Refused
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-DRAIN_WAIT_S: Final = 5.0
-"""How long a call waits for Redis once the process drains."""
 _MAX_BLOCK_MS: Final = int(REPLY_TIMEOUT_S * 1000 / 2)
 _TRIM_SLICE: Final = 512
 _FETCH_SLICE: Final = 64
@@ -47,11 +36,8 @@ class LearnerLog:
 
     def __init__(self, client: Any, url: str, wait_s: float, stop: threading.Event) -> None:
         self._redis = client
-        self._url = url
-        self._wait_s = wait_s
-        self._stop = stop
         self._memory = LogMemory()
-        self._opening = threading.Lock()
+        self._calls = LearnerCalls(client, url, self._memory, wait_s=wait_s, stop=stop)
 
     @classmethod
     def connect(
@@ -63,9 +49,8 @@ class LearnerLog:
         password: str | None = None,
     ) -> "LearnerLog":
         """Wait for Redis to answer, up to `wait_s`; raises Fatal, or Interrupted when `stop` is set."""
-        stop = stop or threading.Event()
-        log = cls(connect(url, password), url, wait_s, stop)
-        log._waited(lambda: log._redis.execute_command("PING"), stop, wait_s)
+        log = cls(connect(url, password), url, wait_s, stop or threading.Event())
+        log._calls.wait_until_up()
         return log
 
     def close(self) -> None:
@@ -84,10 +69,10 @@ class LearnerLog:
 
         Raises Refused(FENCED, retry_after_ms) while another holds it, ConfigurationError when Redis holds another run.
         """
-        reply = self._run("acquire", run, holder, ttl_ms)
+        reply = self._calls.run("acquire", run, holder, ttl_ms)
         if reply[0] == b"OTHER_RUN":
             raise ConfigurationError(
-                f"Redis at {self._url} holds run {reply[1].decode()!r}, not {run!r}: "
+                f"Redis at {self._calls.url} holds run {reply[1].decode()!r}, not {run!r}: "
                 "give each run a Redis of its own, or resume that run"
             )
         if reply[0] == b"HELD":
@@ -100,14 +85,14 @@ class LearnerLog:
 
     def renew(self) -> Renewal:
         """Keep the lease (every ttl/3), close expired sessions, learn the state; raises Refused(FENCED)."""
-        renewal = replies.renewal(self._fenced("renew", self._memory.holder.ttl_ms))
+        renewal = replies.renewal(self._calls.fenced("renew", self._memory.holder.ttl_ms))
         if not renewal.closed:
             self._memory.raise_to(log_lost=renewal.log_lost, revision=renewal.revision)
         return renewal
 
     def release(self) -> None:
         """Let the next learner in at once."""
-        self._run("release", self.epoch)
+        self._calls.run("release", self.epoch)
 
     # ---- opening
 
@@ -156,15 +141,15 @@ class LearnerLog:
             json.dumps(to_lua(state)) if state is not None else "",
             "" if position is None else position,
         )
-        with self._opening:
-            reply = self._run("open_log", self.epoch, *arguments)
+        with self._calls.opening:
+            reply = self._calls.run("open_log", self.epoch, *arguments)
             if reply[0] == b"OK":
                 self._memory.replace(epoch=int(reply[1]))
         if reply[0] == b"TRIMMED":
             detail = f"position {position} lies behind the trim floor {int(reply[1])}: use --allow-loss"
             raise Refused(Refusal(reason=Reason.INVALID, detail=detail))
         if reply[0] == b"FENCED":
-            raise _fenced_off()
+            raise fenced_off()
         self._trim()
 
     # ---- reading
@@ -172,7 +157,7 @@ class LearnerLog:
     def read(self, after: int, count: int, block_ms: int) -> list[LogEntry]:
         """Entries with number > `after` in order, at most `count`; waits up to `block_ms` (0: not)."""
         wait = min(block_ms, _MAX_BLOCK_MS) or None
-        found: Any = self._patient(
+        found: Any = self._calls.patient(
             lambda: self._redis.xread({keys.LOG: keys.entry_id(after)}, count=count, block=wait)
         )
         entries = [replies.log_entry(*entry) for entry in found[0][1]] if found else []
@@ -184,13 +169,13 @@ class LearnerLog:
         payloads: list[bytes | None] = []
         for first in range(0, len(numbers), _FETCH_SLICE):
             names = [keys.payload(number) for number in numbers[first : first + _FETCH_SLICE]]
-            payloads += self._patient(partial(self._redis.execute_command, "MGET", *names))
+            payloads += self._calls.patient(partial(self._redis.execute_command, "MGET", *names))
         return payloads
 
     def missing(self, number: int) -> Verdict:
         """Why entry `number` or its payload is not there; raises Refused(NOT_READY) while closed."""
         try:
-            reply = self._fenced("missing", number)
+            reply = self._calls.fenced("missing", number)
         except Refused as refused:
             if refused.refusal.reason is Reason.FENCED:
                 return Verdict.EPOCH_LOST
@@ -199,7 +184,7 @@ class LearnerLog:
 
     def read_reports(self, after: int, count: int) -> list[ReportEntry]:
         """Reports with number > `after` in order; the oldest may be gone when nobody read for long."""
-        found: Any = self._patient(
+        found: Any = self._calls.patient(
             lambda: self._redis.xrange(keys.REPORTS, min=f"({keys.entry_id(after)}", count=count)
         )
         reports = [replies.report_entry(*entry) for entry in found]
@@ -212,7 +197,9 @@ class LearnerLog:
         total = 0
         while True:
             start = f"({keys.entry_id(after)}"
-            found: Any = self._patient(partial(self._redis.xrange, keys.LOG, min=start, count=_WALK_SLICE))
+            found: Any = self._calls.patient(
+                partial(self._redis.xrange, keys.LOG, min=start, count=_WALK_SLICE)
+            )
             if not found:
                 return total
             total += len(found)
@@ -227,14 +214,14 @@ class LearnerLog:
         return self._counter("log_lost")
 
     def _counter(self, name: str) -> int:
-        value = self._patient(lambda: self._redis.execute_command("HGET", keys.STATE, name))
+        value = self._calls.patient(lambda: self._redis.execute_command("HGET", keys.STATE, name))
         return int(value or 0)
 
     # ---- writing
 
     def settle(self, position: int) -> None:
         """Give the budget back up to `position` (entries dropped or skipped); never goes back."""
-        self._fenced("settle", position)
+        self._calls.fenced("settle", position)
         self._memory.raise_to(settled=position)
 
     def publish(
@@ -253,14 +240,14 @@ class LearnerLog:
         pin: keep the bytes until `unpin`.
         """
         chunks = [blob[at : at + WEIGHT_CHUNK_BYTES] for at in range(0, len(blob), WEIGHT_CHUNK_BYTES)]
-        version = int(self._fenced("allocate_version", len(chunks))[1])
+        version = int(self._calls.fenced("allocate_version", len(chunks))[1])
         self._memory.raise_to(version=version)
         for index, chunk in enumerate(chunks):
-            self._fenced("store_chunk", version, index, chunk)
+            self._calls.fenced("store_chunk", version, index, chunk)
         digest = hashlib.sha256(blob).hexdigest()
         text = json.dumps(dict(scalars))
         opens = "" if round is None else round
-        self._fenced(
+        self._calls.fenced(
             "publish", version, update, digest, len(blob), len(chunks), settled, text, opens, int(pin)
         )
         self._memory.raise_to(settled=settled, round=0 if round is None else round)
@@ -268,75 +255,26 @@ class LearnerLog:
 
     def unpin(self, version: int) -> None:
         """Let the bytes of a pinned version go with the others."""
-        self._fenced("unpin", version)
+        self._calls.fenced("unpin", version)
 
     def request_evaluation(self, version: int) -> None:
         """Ask evaluation sessions to play a version whose bytes are kept; 0 asks for nothing."""
-        self._fenced("request_evaluation", version)
+        self._calls.fenced("request_evaluation", version)
 
     def round_complete(self, round: int) -> bool:  # noqa: A002
         """True when every session of the round's roster has appended its fragment or is closed."""
-        return bool(self._fenced("round_complete", round)[1])
+        return bool(self._calls.fenced("round_complete", round)[1])
 
     def commit(self, commit: Commit) -> None:
         """Make a checkpoint count, then forget entries up to `commit.trim`; repeating changes nothing."""
-        reply = self._fenced("commit", commit.encode(), commit.position, commit.trim)
+        reply = self._calls.fenced("commit", commit.encode(), commit.position, commit.trim)
         self._memory.committed(commit, int(reply[1]))
         self._trim()
 
     def observe(self, json_text: str) -> None:
         """What the learner says of itself in Status."""
-        self._fenced("observe", json_text)
+        self._calls.fenced("observe", json_text)
 
     def _trim(self) -> None:
-        while int(self._fenced("trim", _TRIM_SLICE)[1]) > 0:
+        while int(self._calls.fenced("trim", _TRIM_SLICE)[1]) > 0:
             pass
-
-    # ---- calling
-
-    def _fenced(self, name: str, *arguments: Any) -> Any:
-        while True:
-            epoch = self.epoch
-            reply = self._run(name, epoch, *arguments)
-            if reply[0] == b"CLOSED":
-                detail = "Redis was restarted: the log waits to be re-opened"
-                raise Refused(Refusal(reason=Reason.NOT_READY, detail=detail))
-            if reply[0] != b"FENCED":
-                return reply
-            with self._opening:  # our own re-opening, in another thread, raises the epoch too
-                if self.epoch == epoch:
-                    raise _fenced_off()
-
-    def _run(self, name: str, *arguments: Any) -> Any:
-        script = load(name)
-
-        def evaluate() -> Any:
-            try:
-                return self._redis.execute_command("EVALSHA", script.sha1, 0, *arguments)
-            except NoScriptError:
-                return self._redis.execute_command("EVAL", script.source, 0, *arguments)
-
-        return self._patient(evaluate)
-
-    def _patient(self, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except RedisError as error:
-            if not is_unavailable(error):
-                raise
-        # Not the process's own stop event: a draining learner still has to commit.
-        wait_s = min(DRAIN_WAIT_S, self._wait_s) if self._stop.is_set() else self._wait_s
-        return self._waited(call, threading.Event(), wait_s)
-
-    def _waited(self, call: Callable[[], T], stop: threading.Event, wait_s: float) -> T:
-        def tell(error: Exception, delay_s: float) -> None:
-            logger.warning("waiting for Redis", extra={"error": str(error), "delay_s": round(delay_s, 2)})
-
-        try:
-            return retry(call, retryable=is_unavailable, stop=stop, on_wait=tell, give_up_s=wait_s)
-        except RedisError as error:
-            raise Fatal(f"Redis at {self._url} did not answer for {wait_s:g} s: {error}") from error
-
-
-def _fenced_off() -> Refused:
-    return Refused(Refusal(reason=Reason.FENCED, detail="another learner has taken the lease over"))

@@ -9,9 +9,9 @@ redis.call('DEL', ABSENT)
 local session, actor_acked = ARGV[1], tonumber(ARGV[2])
 local row = SESSION .. session
 local role, sequence, through, round = numbers(row, 'role', 'sequence', 'begin_through', 'round')
-local number, total, bytes, acked, lost, reopened, budget, charge_full, max_bytes, max_entries, lock_step =
+local number, total, bytes, acked, lost, reopened, budget, max_bytes, max_entries, lock_step =
   numbers(STATE, 'number', 'steps_total', 'log_bytes', 'acked', 'log_lost', 'reopened', 'budget',
-    'fragment_charge', 'max_log_bytes', 'max_log_entries', 'lock_step')
+    'max_log_bytes', 'max_log_entries', 'lock_step')
 local entries, appended, rewound = redis.call('XLEN', LOG), 0, false
 local actor = redis.call('HGET', row, 'actor') or ''
 local steps = outstanding()
@@ -28,7 +28,7 @@ local function refusal_of_call()
   sequence, rewound = actor_acked, true
 end
 
-local function refusal_of_fragment(i, given, charge, kind, size)
+local function refusal_of_fragment(i, given, kind, size)
   if given > sequence + 1 then return 'GAP', '' end
   -- Leave given in seconds that a re-opened Redis lost is honoured.
   if role == 1 and given > through and reopened == 0 then
@@ -76,7 +76,7 @@ while not status and first_left <= #KEYS do
   if given <= sequence then
     redis.call('UNLINK', KEYS[i])
   else
-    status, detail = refusal_of_fragment(i, given, charge, kind, size)
+    status, detail = refusal_of_fragment(i, given, kind, size)
     if not status then
       if kind == 1 then store(i, charge, size, ARGV[at + 4]) else store_shadow(i, size, ARGV[at + 4]) end
       sequence, appended = given, appended + 1

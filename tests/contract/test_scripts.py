@@ -397,7 +397,7 @@ def test_a_released_lease_is_free_and_an_expired_one_too(redis_url: str, log: Le
     third.close()
 
 
-def test_a_redis_of_another_run_is_fatal(redis_url: str, log: LearnerLog) -> None:
+def test_a_redis_of_another_run_is_refused(redis_url: str, log: LearnerLog) -> None:
     """One run = one Redis."""
     with pytest.raises(ConfigurationError, match="holds run 'run-a', not 'run-b'"):
         log.acquire("run-b", "learner", TTL_MS)
@@ -423,8 +423,8 @@ async def test_weights_of_a_publisher_that_died_are_dropped(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
     """Chunks without a publication go with the next publication; their version is never used."""
-    version = int(log._fenced("allocate_version", 1)[1])
-    log._fenced("store_chunk", version, 0, b"half")
+    version = int(log._calls.fenced("allocate_version", 1)[1])
+    log._calls.fenced("store_chunk", version, 0, b"half")
     assert await store.publication(version) is None
     assert version + 1 == log.publish(BLOB, update=1, settled=0, scalars={}).version
     assert not raw.exists(keys.weights(version, 0))
