@@ -318,3 +318,22 @@ async def test_a_trim_floor_that_was_lost_is_raised_and_trimmed_again(
     assert client.keys(keys.PAYLOAD + "*") == [keys.payload(6).encode()]
     assert log.renew().log_bytes == client.strlen(keys.payload(6))
     client.close()
+
+
+def test_opening_again_with_the_same_nonce_leaps_once(redis_server: RedisServer, log: LearnerLog) -> None:
+    """A lost reply of the opening is repeated by the retry loop; the learner keeps its epoch."""
+    redis_server.restart()
+    calls: list[tuple[object, ...]] = []
+    run = log._calls.run
+
+    def run_twice(name: str, *arguments: object) -> object:
+        if name == "open_log":
+            calls.append(arguments)
+            run(name, *arguments)
+        return run(name, *arguments)
+
+    log._calls.run = run_twice  # type: ignore[method-assign]
+    epoch = log.epoch
+    log.reopen(log.snapshot())
+    assert (len(calls), log.epoch) == (1, epoch + JUMP)
+    assert not log.renew().closed
