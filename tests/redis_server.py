@@ -1,7 +1,9 @@
 """Real Redis servers for tests: which are there, and one that a test can kill and start again."""
 
+import ctypes
 import importlib.util
 import shutil
+import signal
 import subprocess
 import time
 from dataclasses import dataclass
@@ -57,6 +59,15 @@ def _version(path: str) -> str:
     return next(word for word in words if word.startswith("v=")).removeprefix("v=")
 
 
+_LIBC: Final = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def _die_with_parent() -> None:
+    """A test process that is killed leaves no server behind."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class RedisServer:
     """One server on a unix socket, its append-only file in `folder`."""
 
@@ -83,7 +94,7 @@ class RedisServer:
         command += ["--dir", str(self.folder), "--save", "", "--appendonly", "yes"]
         command += ["--appendfsync", "everysec", "--maxmemory-policy", "noeviction", *self._options]
         with (self.folder / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_die_with_parent)  # noqa: PLW1509 - calls nothing but prctl
         client = redis.Redis.from_url(self.url)
         deadline = time.monotonic() + PATIENCE_S
         while True:
