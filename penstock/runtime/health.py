@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock.runtime import metrics
 from penstock.wire.auth import AddressInUse
@@ -101,7 +101,7 @@ def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServe
             """Answer one of the three paths."""
             path = self.path.partition("?")[0]
             if path == "/metrics":
-                self._answer(HTTPStatus.OK, generate_latest(metrics.REGISTRY), CONTENT_TYPE_LATEST)
+                self._answer(HTTPStatus.OK, metrics.exposition(health.role), CONTENT_TYPE_LATEST)
             elif path in ("/healthz", "/readyz"):
                 reason = health.problem() if path == "/healthz" else health.unready()
                 status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK

@@ -1,7 +1,7 @@
 """Every metric of the system, declared once: prefix `penstock_`, unit in the name, help text.
 
-Labels come from small enumerations only (role, reason, phase, method, cause): never an actor's
-name or a session. Each process imports this module and serves the series that it set.
+Labels come from small enumerations only (role, reason, phase, cause): never an actor's name or a
+session. Each process imports this module and serves the families of its own role.
 """
 
 import os
@@ -16,29 +16,44 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
     Summary,
+    generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-REGISTRY: Final = CollectorRegistry()
-ProcessCollector(registry=REGISTRY)
-PlatformCollector(registry=REGISTRY)
+_ALL: Final = tuple(CollectorRegistry() for _ in range(6))
+_ACTING, _EXCHANGE, _LOG, _SERVING, _LEARNING, _LAUNCHING = _ALL
+_GROUPS: Final = {
+    "actor": (_ACTING, _EXCHANGE),
+    "evaluator": (_ACTING, _EXCHANGE),
+    "broker": (_EXCHANGE, _LOG, _SERVING),
+    "learner": (_LOG, _LEARNING),
+    "launcher": (_LAUNCHING,),
+    "redis": (),
+}
 
 _LATENCY: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _COUNTS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _LENGTHS: Final = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 50_000)
 
 
-def _counter(name: str, text: str, *labels: str) -> Counter:
-    return Counter(f"penstock_{name}", text, labels, registry=REGISTRY)
+class _Declare:
+    """Declares the families of one group."""
 
+    def __init__(self, group: CollectorRegistry) -> None:
+        self._group = group
 
-def _gauge(name: str, text: str, *labels: str) -> Gauge:
-    return Gauge(f"penstock_{name}", text, labels, registry=REGISTRY)
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"penstock_{name}", text, labels, registry=self._group)
 
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"penstock_{name}", text, labels, registry=self._group)
 
-def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-    return Histogram(f"penstock_{name}", text, labels, buckets=buckets, registry=REGISTRY)
+    def summary(self, name: str, text: str, *labels: str) -> Summary:
+        return Summary(f"penstock_{name}", text, labels, registry=self._group)
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"penstock_{name}", text, labels, buckets=buckets, registry=self._group)
 
 
 class _CpuSeconds(Collector):
@@ -57,89 +72,124 @@ class _CpuSeconds(Collector):
         yield family
 
 
+_process = CollectorRegistry()
+ProcessCollector(registry=_process)
+PlatformCollector(registry=_process)
 _cpu = _CpuSeconds()
-REGISTRY.register(_cpu)
+_process.register(_cpu)
 
 
 def set_role(role: str) -> None:
-    """Name the role of this process in `penstock_cpu_seconds_total`."""
+    """Name the role of this process: what it serves and the label of its CPU seconds."""
     _cpu.role = role
 
 
+def exposition(role: str | None = None) -> bytes:
+    """The text format of a role's families (this process's when None; all when the role is unknown)."""
+    groups = _GROUPS.get(role or _cpu.role, _ALL)
+    return b"".join(map(generate_latest, (_process, *groups)))
+
+
 # Actor
-ENV_STEPS = _counter("environment_steps", "Environment steps that are experience")
-FRAGMENTS_BUILT = _counter("fragments_built", "Fragments cut from unrolls")
-FRAGMENTS_ACKED = _counter("fragments_acked", "Fragments acknowledged to this actor")
-FRAGMENT_BYTES_SENT = _counter("fragment_sent_bytes", "Payload bytes of fragments sent, in bytes")
-FRAGMENTS_RESENT = _counter("fragments_resent", "Fragments sent again because no reply came")
-FRAGMENTS_ABANDONED = _counter("fragments_abandoned", "Fragments dropped before they had an ack", "reason")
-ACK_LATENCY_SECONDS = _histogram("ack_latency_seconds", "From fragment built to acknowledged", _LATENCY)
-OUTBOX_FRAGMENTS = _gauge("outbox_fragments", "Fragments that wait for their ack")
-ACTOR_WAIT_SECONDS = _counter("actor_wait_seconds", "Time without stepping, in seconds, by cause", "cause")
-SESSIONS_OPENED = _counter("sessions_opened", "Sessions this actor opened")
-RECONNECTS = _counter("reconnects", "Calls to the broker that failed and were retried")
-EPISODES = _counter("episodes", "Episodes finished", "evaluation")
-EPISODE_RETURN = Summary(
-    "penstock_episode_return", "Undiscounted return of finished episodes", registry=REGISTRY
+_acting = _Declare(_ACTING)
+ENV_STEPS = _acting.counter("environment_steps", "Environment steps that are experience")
+FRAGMENTS_BUILT = _acting.counter("fragments_built", "Fragments cut from unrolls")
+FRAGMENTS_ACKED = _acting.counter("fragments_acked", "Fragments acknowledged to this actor")
+FRAGMENT_BYTES_SENT = _acting.counter("fragment_sent_bytes", "Payload bytes of fragments sent, in bytes")
+FRAGMENTS_RESENT = _acting.counter("fragments_resent", "Fragments sent again because no reply came")
+FRAGMENTS_ABANDONED = _acting.counter(
+    "fragments_abandoned", "Fragments dropped before they had an ack", "reason"
 )
-EPISODE_LENGTH_STEPS = _histogram("episode_length_steps", "Length of finished episodes", _LENGTHS)
-WEIGHT_VERSION_APPLIED = _gauge("weight_version_applied", "Weight version the actor acts with")
-WEIGHT_APPLY_SECONDS = _histogram(
+ACK_LATENCY_SECONDS = _acting.histogram(
+    "ack_latency_seconds", "From fragment built to acknowledged", _LATENCY
+)
+OUTBOX_FRAGMENTS = _acting.gauge("outbox_fragments", "Fragments that wait for their ack")
+ACTOR_WAIT_SECONDS = _acting.counter(
+    "actor_wait_seconds", "Time without stepping, in seconds, by cause", "cause"
+)
+SESSIONS_OPENED = _acting.counter("sessions_opened", "Sessions this actor opened")
+RECONNECTS = _acting.counter("reconnects", "Calls to the broker that failed and were retried")
+EPISODES = _acting.counter("episodes", "Episodes finished", "evaluation")
+EPISODE_RETURN = _acting.summary("episode_return", "Undiscounted return of finished episodes")
+EPISODE_LENGTH_STEPS = _acting.histogram("episode_length_steps", "Length of finished episodes", _LENGTHS)
+WEIGHT_VERSION_APPLIED = _acting.gauge("weight_version_applied", "Weight version the actor acts with")
+WEIGHT_APPLY_SECONDS = _acting.histogram(
     "weight_apply_seconds", "From learning of weights to acting with them", _LATENCY
 )
 
+# Between actor and broker, counted on each side
+_exchange = _Declare(_EXCHANGE)
+REFUSALS = _exchange.counter("refusals", "Requests refused, by reason", "reason")
+
+# Log, seen by broker and learner
+_log = _Declare(_LOG)
+OUTSTANDING_STEPS = _log.gauge("outstanding_steps", "Steps behind the settled position or with leave")
+BUDGET_STEPS = _log.gauge("budget_steps", "Ceiling of the outstanding steps")
+SETTLED_STEPS = _log.gauge("settled_steps", "Steps up to the settled position")
+LOG_ENTRIES = _log.gauge("log_entries", "Entries in the log")
+LOG_BYTES = _log.gauge("log_bytes", "Payload bytes in the log, in bytes")
+LOG_CLOSED = _log.gauge("log_closed", "1 while the log waits for the learner to re-open it")
+
 # Broker
-FRAGMENTS_APPENDED = _counter("fragments_appended", "Fragments appended to the log")
-FRAGMENT_BYTES_APPENDED = _counter("fragment_appended_bytes", "Payload bytes appended to the log, in bytes")
-FRAGMENTS_REPEATED = _counter("fragments_repeated", "Fragments acknowledged again, already in the log")
-REFUSALS = _counter("refusals", "Requests refused, by reason", "reason")
-APPEND_SECONDS = _histogram("append_seconds", "Append call in the broker", _LATENCY)
-RPC_SECONDS = _histogram("rpc_seconds", "Calls served, without the time they were held", _LATENCY, "method")
-RPC_ERRORS = _counter("rpc_errors", "Calls ended by a status code other than OK", "method")
-STAGED_BYTES = _gauge("staged_bytes", "Payload bytes staged and not yet appended, in bytes")
-OUTSTANDING_STEPS = _gauge("outstanding_steps", "Steps behind the settled position or with leave")
-BUDGET_STEPS = _gauge("budget_steps", "Ceiling of the outstanding steps")
-SETTLED_STEPS = _gauge("settled_steps", "Steps up to the settled position")
-LOG_ENTRIES = _gauge("log_entries", "Entries in the log")
-LOG_BYTES = _gauge("log_bytes", "Payload bytes in the log, in bytes")
-LOG_CLOSED = _gauge("log_closed", "1 while the log waits for the learner to re-open it")
-SESSIONS_OPEN = _gauge("sessions_open", "Open sessions", "role")
-WEIGHT_VERSION_SERVED = _gauge("weight_version_served", "Newest weight version handed out")
-WATCHERS = _gauge("watchers", "WatchLatest calls being held")
-REDIS_UP = _gauge("redis_up", "1 while Redis answers")
+_serving = _Declare(_SERVING)
+FRAGMENTS_APPENDED = _serving.counter("fragments_appended", "Fragments appended to the log")
+FRAGMENT_BYTES_APPENDED = _serving.counter(
+    "fragment_appended_bytes", "Payload bytes appended to the log, in bytes"
+)
+FRAGMENTS_REPEATED = _serving.counter(
+    "fragments_repeated", "Fragments acknowledged again, already in the log"
+)
+APPEND_SECONDS = _serving.histogram("append_seconds", "Append call in the broker", _LATENCY)
+STAGED_BYTES = _serving.gauge("staged_bytes", "Payload bytes staged and not yet appended, in bytes")
+SESSIONS_OPEN = _serving.gauge("sessions_open", "Open sessions", "role")
+WEIGHT_VERSION_SERVED = _serving.gauge("weight_version_served", "Newest weight version handed out")
+WATCHERS = _serving.gauge("watchers", "WatchLatest calls being held")
+REDIS_UP = _serving.gauge("redis_up", "1 while Redis answers")
 
 # Learner
-UPDATES = _counter("updates", "Updates made")
-UPDATES_SKIPPED = _counter("updates_skipped", "Batches that changed nothing, by reason", "reason")
-TRAINED_STEPS = _counter("trained_steps", "Valid environment steps trained on")
-UPDATE_SECONDS = _histogram("update_seconds", "Parts of an update", _LATENCY, "phase")
-STALENESS_UPDATES = _histogram(
+_learning = _Declare(_LEARNING)
+UPDATES = _learning.counter("updates", "Updates made")
+UPDATES_SKIPPED = _learning.counter("updates_skipped", "Batches that changed nothing, by reason", "reason")
+TRAINED_STEPS = _learning.counter("trained_steps", "Valid environment steps trained on")
+UPDATE_SECONDS = _learning.histogram("update_seconds", "Parts of an update", _LATENCY, "phase")
+STALENESS_UPDATES = _learning.histogram(
     "staleness_updates", "Learner's update minus the fragment's, at its turn", _COUNTS
 )
-GENERATIONS = _histogram("generations", "Publications between acting and training", _COUNTS)
-POLICY_LOSS = _gauge("policy_loss", "Surrogate loss of the last update")
-VALUE_LOSS = _gauge("value_loss", "Value loss of the last update")
-ENTROPY_NATS = _gauge("entropy_nats", "Entropy of the policy, in nats")
-KL_BEHAVIOUR_NATS = _gauge("kl_behaviour_nats", "KL(μ‖π) of the last update, in nats")
-CLIP_FRACTION = _gauge("clip_ratio", "Share of clipped ratios in the last update")
-EFFECTIVE_SAMPLE_SIZE = _gauge("effective_sample_ratio", "Effective sample size by batch size")
-EXPLAINED_VARIANCE = _gauge("explained_variance_ratio", "Variance of the targets explained by the critic")
-GRADIENT_NORM = _gauge("gradient_norm", "Norm of the gradients before clipping")
-LEARNING_RATE = _gauge("learning_rate", "Step size of the last update")
-MEAN_RETURN = _gauge("mean_return", "Mean return of the last 100 training episodes")
-EVALUATION_RETURN = _gauge("evaluation_return", "Mean return of the last evaluation")
-WEIGHT_VERSION_PUBLISHED = _gauge("weight_version_published", "Newest weight version published")
-LEDGER_ACKED = _gauge("ledger_acked_fragments", "Fragments acknowledged, counted by the append script")
-LEDGER_TRAINED = _gauge("ledger_trained_fragments", "Fragments trained on, counted by the learner")
-LEDGER_DROPPED = _gauge("ledger_dropped_fragments", "Fragments dropped, counted by the learner", "reason")
-LEDGER_RESIDENT = _gauge("ledger_resident_fragments", "Fragments not settled, counted in the log")
-CHECKPOINTS = _counter("checkpoints", "Checkpoints committed")
-CHECKPOINT_SECONDS = _histogram("checkpoint_seconds", "Writing and committing a checkpoint", _LATENCY)
-CHECKPOINTS_REFUSED = _counter("checkpoints_refused", "Checkpoints found damaged or unknown on resume")
-PROBE_MISMATCHES = _counter(
+GENERATIONS = _learning.histogram("generations", "Publications between acting and training", _COUNTS)
+POLICY_LOSS = _learning.gauge("policy_loss", "Surrogate loss of the last update")
+VALUE_LOSS = _learning.gauge("value_loss", "Value loss of the last update")
+ENTROPY_NATS = _learning.gauge("entropy_nats", "Entropy of the policy, in nats")
+KL_BEHAVIOUR_NATS = _learning.gauge("kl_behaviour_nats", "KL(μ‖π) of the last update, in nats")
+CLIP_FRACTION = _learning.gauge("clip_ratio", "Share of clipped ratios in the last update")
+EFFECTIVE_SAMPLE_SIZE = _learning.gauge("effective_sample_ratio", "Effective sample size by batch size")
+EXPLAINED_VARIANCE = _learning.gauge(
+    "explained_variance_ratio", "Variance of the targets explained by the critic"
+)
+GRADIENT_NORM = _learning.gauge("gradient_norm", "Norm of the gradients before clipping")
+LEARNING_RATE = _learning.gauge("learning_rate", "Step size of the last update")
+MEAN_RETURN = _learning.gauge("mean_return", "Mean return of the last 100 training episodes")
+EVALUATION_RETURN = _learning.gauge("evaluation_return", "Mean return of the last evaluation")
+WEIGHT_VERSION_PUBLISHED = _learning.gauge("weight_version_published", "Newest weight version published")
+LEDGER_ACKED = _learning.gauge(
+    "ledger_acked_fragments", "Fragments acknowledged, counted by the append script"
+)
+LEDGER_TRAINED = _learning.gauge("ledger_trained_fragments", "Fragments trained on, counted by the learner")
+LEDGER_DROPPED = _learning.gauge(
+    "ledger_dropped_fragments", "Fragments dropped, counted by the learner", "reason"
+)
+LEDGER_RESIDENT = _learning.gauge("ledger_resident_fragments", "Fragments not settled, counted in the log")
+CHECKPOINTS = _learning.counter("checkpoints", "Checkpoints committed")
+CHECKPOINT_SECONDS = _learning.histogram(
+    "checkpoint_seconds", "Writing and committing a checkpoint", _LATENCY
+)
+CHECKPOINTS_REFUSED = _learning.counter(
+    "checkpoints_refused", "Checkpoints found damaged or unknown on resume"
+)
+PROBE_MISMATCHES = _learning.counter(
     "probe_mismatches", "Actors whose probe answers differ from the weights they name"
 )
-LEASE_EPOCH = _gauge("lease_epoch", "Epoch of this learner's lease")
+LEASE_EPOCH = _learning.gauge("lease_epoch", "Epoch of this learner's lease")
 
 # Launcher
-RESTARTS = _counter("restarts", "Services started again after they died", "role")
+_launching = _Declare(_LAUNCHING)
+RESTARTS = _launching.counter("restarts", "Services started again after they died", "role")

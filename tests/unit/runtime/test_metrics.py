@@ -2,8 +2,6 @@
 
 import re
 
-from prometheus_client import generate_latest
-
 from penstock.runtime import metrics
 
 PLATFORM = ("process_", "python_")
@@ -12,7 +10,7 @@ LABELS = {"reason", "cause", "phase", "method", "role", "evaluation", "le"}
 
 def families() -> list[tuple[str, str]]:
     """Name and help of our own families."""
-    text = generate_latest(metrics.REGISTRY).decode()
+    text = metrics.exposition("every role").decode()
     found = re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE)
     return [(name, words) for name, words in found if not name.startswith(PLATFORM)]
 
@@ -23,6 +21,16 @@ def test_every_metric_has_the_prefix_and_a_help_text() -> None:
     for name, words in families():
         assert re.fullmatch(r"penstock_[a-z][a-z0-9_]*", name), name
         assert len(words) > 10, name
+
+
+def test_a_process_serves_the_families_of_its_role_alone() -> None:
+    """An actor has no mean return of 0, a learner no outbox."""
+    actor, learner = (metrics.exposition(role).decode() for role in ("actor", "learner"))
+    assert "penstock_outbox_fragments" in actor
+    assert "penstock_mean_return" not in actor
+    assert "penstock_mean_return" in learner
+    assert "penstock_outbox_fragments" not in learner
+    assert "process_resident_memory_bytes" in metrics.exposition("redis").decode()
 
 
 def test_labels_come_from_small_enumerations() -> None:
