@@ -6,8 +6,6 @@ stop at any time and start again. `python -m benchmarks.learn --help` lists the 
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -18,7 +16,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.proofs import PROOFS, Proof
-from benchmarks.results import Record, append, missing, read, thin
+from benchmarks.results import Record, append, commit, machine, missing, read, thin
 
 ROOT = Path(__file__).resolve().parents[1]
 PENSTOCK = (str(Path(sys.executable).with_name("penstock")),)
@@ -70,9 +68,9 @@ def run(proof: Proof, program: Sequence[str]) -> Record:
         variant=proof.variant,
         seed=proof.seed,
         command=f"penstock {' '.join(proof.arguments())}",
-        commit=_commit(),
+        commit=commit(),
         date=datetime.now(UTC).date().isoformat(),
-        machine=f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        machine=machine(),
         passed=evaluation is not None and evaluation >= proof.threshold,
         result=summary,
         curve=curve,
@@ -93,18 +91,6 @@ def _curve(path: Path) -> list[tuple[int, float]]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     points = [(r["env_steps"], r["mean_return"]) for r in rows if r.get("mean_return") is not None]
     return thin([(int(steps), round(float(mean), 3)) for steps, mean in points])
-
-
-def _commit() -> str:
-    """The commit, with a "+" when the tree holds changes that it does not."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
-        ).stdout.strip()
-
-    dirty = git("status", "--porcelain", "--untracked-files=no", "--", ":!docs")
-    return git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
 
 
 def _outcome(record: Record) -> str:

@@ -1,6 +1,9 @@
 """Records of learning proofs: one JSON line each in `docs/results.jsonl`, only ever appended to."""
 
 import json
+import os
+import platform
+import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,6 +11,7 @@ from typing import Any
 
 from benchmarks.proofs import Proof
 
+ROOT = Path(__file__).resolve().parents[1]
 CURVE_POINTS = 60
 
 
@@ -68,3 +72,20 @@ def thin(points: Sequence[tuple[int, float]], count: int = CURVE_POINTS) -> list
     if len(points) <= count:
         return list(points)
     return [points[round(index * (len(points) - 1) / (count - 1))] for index in range(count)]
+
+
+def commit() -> str:
+    """The commit, with a "+" when the tree holds changes that it does not."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+        ).stdout.strip()
+
+    dirty = git("status", "--porcelain", "--untracked-files=no", "--", ":!docs")
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
+
+
+def machine() -> str:
+    """What it ran on."""
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
