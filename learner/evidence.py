@@ -8,7 +8,7 @@ from torch import Tensor
 
 from learner.algorithm import Update
 from learner.batch import Batch
-from learner.feed import Delivery
+from learner.delivery import Delivery
 
 
 def keep_evidence(directory: str, delivery: Delivery, update: Update, count: int) -> str:

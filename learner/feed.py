@@ -24,7 +24,8 @@ import torch
 from broker.learner_log import LearnerLog
 from broker.state import LogEntry, Verdict
 from learner.algorithm import Algorithm
-from learner.batch import Batch, assemble, check_meaning
+from learner.batch import assemble, check_meaning
+from learner.delivery import Delivery
 from learner.lease import LeaseKeeper
 from learner.ledger import Drop
 from learner.probe import Quarantine
@@ -42,29 +43,6 @@ _PUT_WAIT_S: Final = 0.2
 log = logging.getLogger(__name__)
 
 Loaded = tuple[FragmentHeader, Mapping[str, Array]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """Entries up to `last`, all of them decided.
-
-    trained: numbers in `batch`, in its order. dropped: number → reason. steps: valid ones of the batch
-    plus the charge of what was dropped. updates, versions: oldest of each fragment. batch: None when
-    everything was dropped. round: of lock-step. size: payload bytes of all entries.
-    created_us: oldest creation time, 0 without a fragment. assemble_s: time it took.
-    """
-
-    last: int
-    trained: tuple[int, ...]
-    dropped: Mapping[int, Drop]
-    steps: int
-    updates: tuple[int, ...]
-    versions: tuple[int, ...]
-    batch: Batch | None
-    round: int | None
-    size: int
-    created_us: int
-    assemble_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,29 +9,20 @@ On a crash nothing is lost but the updates since the last commit, which the next
 """
 
 import logging
-import threading
 import time
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
-from learner.algorithm import Algorithm, Update
-from learner.crew import Crew
-from learner.episodes import Episodes
-from learner.evaluation import Evaluation
+from learner.algorithm import Update
+from learner.delivery import Delivery
 from learner.evidence import keep_evidence
-from learner.feed import Delivery, Feed
-from learner.keeper import Keeper
-from learner.lease import LeaseKeeper
-from learner.ledger import Drop, Ledger
+from learner.ledger import Drop
+from learner.parts import Ending, Parts, Plan
 from learner.progress import Progress
-from learner.publisher import Offer, Publisher
-from learner.recorder import Moment, Recorder
-from learner.training_clock import TrainingClock
+from learner.publisher import Offer
+from learner.recorder import Moment
 from penstock.policy import weights
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
-from penstock.runtime.health import Health
 from penstock.wire.messages import RunState
 
 UPDATE: Final = "update"
@@ -40,53 +31,6 @@ _TAKE_S: Final = 0.1
 _MAX_NAN: Final = 3
 
 log = logging.getLogger(__name__)
-
-
-class Ending(StrEnum):
-    """Why the loop ended."""
-
-    TARGET = "target"
-    STEPS = "steps"
-    STOPPED = "stopped"
-    DRAINED = "drained"
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run is done, and not only this process."""
-        return self in (Ending.TARGET, Ending.STEPS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Everything that the loop ties together."""
-
-    algorithm: Algorithm
-    feed: Feed
-    publisher: Publisher
-    lease: LeaseKeeper
-    ledger: Ledger
-    keeper: Keeper
-    evaluation: Evaluation
-    episodes: Episodes
-    recorder: Recorder
-    clock: TrainingClock
-    crew: Crew
-    health: Health
-    draining: threading.Event
-    reopened: threading.Event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What the run is for. Sections and run name go into every checkpoint."""
-
-    run: str
-    sections: dict[str, str]
-    total_steps: int | None
-    stop_at_target: bool
-    evaluation_timeout_s: float
-    budget: int
-    evidence_dir: str
 
 
 class Loop:

@@ -21,8 +21,9 @@ from learner.final_policy import FinalPolicy, write_final
 from learner.keeper import Keeper
 from learner.lease import LeaseKeeper
 from learner.ledger import Balance
-from learner.loop import UPDATE, Ending, Loop, Parts, Plan
+from learner.loop import UPDATE, Loop
 from learner.model import Model
+from learner.parts import Ending, Parts, Plan
 from learner.progress import Progress, sections
 from learner.publisher import Publisher
 from learner.recorder import Recorder, Staleness, ledger_json

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from learner.feed import Delivery
+from learner.delivery import Delivery
 from learner.ledger import Balance
 from penstock.runtime import metrics
 

@@ -144,8 +144,8 @@ def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tm
     assert result["updates"] == 60
 
 
-def test_an_operator_pauses_and_stops_the_learner(redis_url: str, tmp_path: Path) -> None:
-    """Paused it makes no update; stopped it ends with a committed checkpoint."""
+def test_an_operator_stops_the_learner(redis_url: str, tmp_path: Path) -> None:
+    """It ends with a committed checkpoint and balanced books; the run is not finished."""
     with LearnerThread(redis_url, tmp_path, settings()) as learner, Producer(redis_url) as producer:
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 1)

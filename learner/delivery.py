@@ -1,0 +1,30 @@
+"""What the feed hands to the loop: a stretch of the log in which every entry is decided."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from learner.batch import Batch
+from learner.ledger import Drop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """Entries up to `last`, all of them decided.
+
+    trained: numbers in `batch`, in its order. dropped: number → reason. steps: valid ones of the batch
+    plus the charge of what was dropped. updates, versions: oldest of each fragment. batch: None when
+    everything was dropped. round: of lock-step. size: payload bytes of all entries.
+    created_us: oldest creation time, 0 without a fragment. assemble_s: time it took.
+    """
+
+    last: int
+    trained: tuple[int, ...]
+    dropped: Mapping[int, Drop]
+    steps: int
+    updates: tuple[int, ...]
+    versions: tuple[int, ...]
+    batch: Batch | None
+    round: int | None
+    size: int
+    created_us: int
+    assemble_s: float

@@ -1,0 +1,65 @@
+"""The parts that the loop ties together, what the run is for, and how a loop may end."""
+
+import threading
+from dataclasses import dataclass
+from enum import StrEnum
+
+from learner.algorithm import Algorithm
+from learner.crew import Crew
+from learner.episodes import Episodes
+from learner.evaluation import Evaluation
+from learner.feed import Feed
+from learner.keeper import Keeper
+from learner.lease import LeaseKeeper
+from learner.ledger import Ledger
+from learner.publisher import Publisher
+from learner.recorder import Recorder
+from learner.training_clock import TrainingClock
+from penstock.runtime.health import Health
+
+
+class Ending(StrEnum):
+    """Why the loop ended."""
+
+    TARGET = "target"
+    STEPS = "steps"
+    STOPPED = "stopped"
+    DRAINED = "drained"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is done, and not only this process."""
+        return self in (Ending.TARGET, Ending.STEPS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything that the loop ties together."""
+
+    algorithm: Algorithm
+    feed: Feed
+    publisher: Publisher
+    lease: LeaseKeeper
+    ledger: Ledger
+    keeper: Keeper
+    evaluation: Evaluation
+    episodes: Episodes
+    recorder: Recorder
+    clock: TrainingClock
+    crew: Crew
+    health: Health
+    draining: threading.Event
+    reopened: threading.Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the run is for. Sections and run name go into every checkpoint."""
+
+    run: str
+    sections: dict[str, str]
+    total_steps: int | None
+    stop_at_target: bool
+    evaluation_timeout_s: float
+    budget: int
+    evidence_dir: str
