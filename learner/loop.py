@@ -44,8 +44,15 @@ class Loop:
         self._waited_since = time.perf_counter()
 
     def publish_first(self) -> None:
-        """The weights that this process begins with, as a new version; opens the first round."""
-        self._parts.publisher.publish(self._offer(evaluate=False))
+        """The weights that this process begins with, as a new version; opens the first round.
+
+        Not while the log holds experience of newer weights: whoever has leave left would act with old
+        ones and be stale at its turn, behind all that. The restored weights then catch up first.
+        """
+        if self._is_catching_up():
+            log.info("catching up before publishing", extra={"through": self._plan.catch_up_through})
+        else:
+            self._parts.publisher.publish(self._offer(evaluate=False))
 
     def run(self) -> Ending:
         """Learn until done, stopped or drained; leaves a committed checkpoint."""
@@ -172,6 +179,9 @@ class Loop:
 
     def _publish(self, update: Update | None) -> None:
         parts = self._parts
+        if self._is_catching_up():
+            parts.publisher.offer(Offer(settled=parts.ledger.position))
+            return
         applied = update is not None and update.applied
         evaluate = applied and parts.evaluation.wanted(
             parts.episodes.recent(), update=parts.algorithm.updates, env_steps=parts.ledger.env_steps
@@ -182,6 +192,9 @@ class Loop:
             parts.publisher.offer(self._offer(evaluate=evaluate))
         else:
             parts.publisher.offer(Offer(settled=parts.ledger.position))
+
+    def _is_catching_up(self) -> bool:
+        return self._parts.ledger.position < self._plan.catch_up_through
 
     def _publish_again(self) -> None:
         """Redis came back: it may have forgotten the weights, and what is being evaluated."""

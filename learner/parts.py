@@ -54,7 +54,10 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the run is for. Sections and run name go into every checkpoint."""
+    """What the run is for. Sections and run name go into every checkpoint.
+
+    catch_up_through: newest entry that the log held when a learner resumed; 0: nothing to catch up with.
+    """
 
     run: str
     sections: dict[str, str]
@@ -63,3 +66,4 @@ class Plan:
     evaluation_timeout_s: float
     budget: int
     evidence_dir: str
+    catch_up_through: int = 0

@@ -53,6 +53,7 @@ class Foundation:
     run_dir: Path
     health: Health
     draining: threading.Event
+    catch_up_through: int
 
 
 class Process:
@@ -176,6 +177,7 @@ class Process:
             evaluation_timeout_s=settings.evaluation.timeout_s,
             budget=self._base.model.pacing.budget,
             evidence_dir=str(self._base.run_dir / "evidence"),
+            catch_up_through=self._base.catch_up_through,
         )
 
     # ---- the account

@@ -69,6 +69,8 @@ def main(
         run_dir=run_dir,
         health=health,
         draining=lifecycle.draining,
+        # A Redis that restarted or never held weights needs them at once.
+        catch_up_through=0 if lease.closed or not lease.version else lease.head,
     )
     Process(foundation).run()
     return EXIT_OK

@@ -70,23 +70,23 @@ def test_a_resumed_learner_is_what_it_was_at_the_stop(redis_url: str, tmp_path: 
         stopped = newest(tmp_path)
         assert stopped.state["position"] >= 5 * BATCH // CHARGE
         assert any("normaliser" in name or "mean" in name for name in stopped.tensors)
-        given = endless()
-        with LearnerThread(redis_url, tmp_path, given, resume=True) as learner:
-            producer.control("pause")
-            until(lambda: producer.status().latest.version > stopped.state["log"]["version"], "a publication")
+        producer.control("pause")
+        epoch = producer.status().epoch
+        with LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner:
+            until(lambda: producer.status().epoch > epoch, "the resumed learner")
             learner.drain()
     resumed = newest(tmp_path)
     assert resumed.id != stopped.id
-    if resumed.state["position"] == stopped.state["position"]:
-        assert_same(stopped, resumed)
-    else:
-        pytest.fail("the resumed learner trained before it could be compared")
+    assert_same(stopped, resumed)
 
 
 def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoint(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """Checkpoint at update u, kill -9 at u + 3H: what is read again is as fresh as it was."""
+    """Checkpoint at update u, kill -9 at u + 3H: what is read again is as fresh as it was.
+
+    What is begun afterwards, with leave from before, is not made with the old weights either.
+    """
     given = endless()
     limit = given.algorithm.stale_after or 0
     with Producer(redis_url) as producer:
@@ -97,7 +97,6 @@ def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoi
         producer.drive([session], lambda: producer.status().latest.update >= update + 3 * limit)
         process.kill()
         process.wait()
-        producer.drive([session], lambda: producer.send_with_leave(session) == 0)
         behind = producer.status().latest.update
         with LearnerThread(redis_url, tmp_path, given, resume=True) as learner:
             producer.drive([session], lambda: producer.status().latest.update >= behind + 3)
