@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-slow learn check format bench protos
+.PHONY: train test test-slow learn staleness check format bench protos
 
 train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
@@ -20,6 +20,11 @@ test-slow: .venv/installed
 # Every learning proof that docs/results.jsonl does not hold yet, then docs/algorithms.md.
 learn: .venv/installed-learn
 	$(BIN)/python -m benchmarks.learn $(ARGS)
+
+# Both objectives on experience that lags behind, drawn; resumable as well.
+staleness: .venv/installed
+	$(BIN)/python -m benchmarks.staleness $(ARGS)
+	$(BIN)/python -m benchmarks.learn --report
 
 check: .venv/installed
 	$(BIN)/ruff check .

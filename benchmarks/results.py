@@ -61,9 +61,7 @@ def missing(
 ) -> list[Proof]:
     """Proofs without a record; with `retry` also those whose newest record did not pass."""
     return [
-        proof
-        for proof in proofs
-        if proof.key not in records or (retry and proof.required and not records[proof.key].passed)
+        proof for proof in proofs if proof.key not in records or (retry and not records[proof.key].passed)
     ]
 
 

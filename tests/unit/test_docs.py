@@ -35,7 +35,9 @@ def test_every_promise_names_a_test_that_exists() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("target", ["train", "test", "test-slow", "learn", "check", "bench", "protos"])
+@pytest.mark.parametrize(
+    "target", ["train", "test", "test-slow", "learn", "staleness", "check", "bench", "protos"]
+)
 def test_every_make_target_is_in_the_pages(target: str) -> None:
     """Who reads README or CONTRIBUTING knows what make can do."""
     assert f"\n{target}:" in (ROOT / "Makefile").read_text()
