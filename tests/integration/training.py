@@ -1,0 +1,87 @@
+"""A running `penstock train` under a test's hands."""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.process import penstock
+
+PATIENCE_S = 120.0
+GONE_S = 20.0
+
+
+class Training:
+    """A running `penstock train`."""
+
+    def __init__(self, run_dir: Path, *arguments: str) -> None:
+        self.run_dir = run_dir
+        self.process = subprocess.Popen(
+            penstock("train", "--run-dir", str(run_dir), *arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.began_steps = self.steps()
+
+    def steps(self) -> int:
+        """Environment steps in the newest whole line of `metrics.jsonl`."""
+        try:
+            lines = (self.run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+        except FileNotFoundError:
+            return 0
+        whole = [line for line in lines if line.endswith("\n")]
+        return int(json.loads(whole[-1])["env_steps"]) if whole else 0
+
+    def until_steps(self, steps: int) -> None:
+        """Wait until training has come this far beyond where this launcher found it."""
+        self.until(lambda: self.steps() >= self.began_steps + steps)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for `condition` while the launcher lives."""
+        deadline = time.monotonic() + PATIENCE_S
+        pause = threading.Event()
+        while not condition():
+            if self.process.poll() is not None:
+                pytest.fail(f"ended with {self.process.returncode}: {self.process.communicate()}")
+            assert time.monotonic() < deadline, "no progress"
+            pause.wait(0.05)
+
+    def pids(self) -> dict[str, int]:
+        """Every process of the run by name; Redis by its server's own pid."""
+        endpoints = json.loads((self.run_dir / "endpoints.json").read_text())
+        return {name: one["server_pid"] or one["pid"] for name, one in endpoints.items()}
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        out, err = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, out, err
+
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`."""
+        return dict(json.loads((self.run_dir / "summary.json").read_text()))
+
+
+def wait_until_gone(training: Training) -> float:
+    """Wait until no process of the run is left; seconds that took."""
+    began = time.monotonic()
+    pause = threading.Event()
+    left = set(training.pids().values())
+    while left := {pid for pid in left if is_alive(pid)}:
+        assert time.monotonic() - began < GONE_S, left
+        pause.wait(0.05)
+    return time.monotonic() - began
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
