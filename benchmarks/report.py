@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks import staleness
 from benchmarks.proofs import Proof
 from benchmarks.results import Record
+from benchmarks.staleness import Lagged
 
 Records = Mapping[tuple[str, str, str, int], Record]
 
@@ -78,33 +79,70 @@ def _missing(proofs: Sequence[Proof], records: Records) -> str:
 
 
 ABLATION = """
-## Decoupled and coupled objective at a forced lag
+## Decoupled and coupled objective on stale experience
 
-CartPole-v1 on experience that lags exactly so many updates behind (`make staleness`), after the `ppo-ewma` ablation
-of Hilton, Cobbe and Schulman 2021. The return is the mean of training episodes over the second half of the steps.
+By `make staleness`, from [`staleness.jsonl`](staleness.jsonl), after the ablation of Hilton, Cobbe and Schulman 2021:
+the behaviour policy's weights are exactly so many updates behind. In one process, with this project's PPO and its
+settings for CartPole-v1, {steps:,} environment steps, the same seeds for both objectives. Thin lines are seeds, thick
+ones their means.
 
-![Return over steps for both objectives at each staleness](images/staleness.png)
+![Mean return over environment steps, one panel per staleness](images/staleness.png)
 
-| updates behind | objective | seeds | mean return | KL(μ‖π), nats | effective sample share |
-|---|---|---|---|---|---|
+Median over seeds (lowest to highest). Returns are averages of the curve over the first quarter and the second
+half of the steps, and its last point. KL(μ‖π) in nats and effective sample size of π/μ, as a share of the batch, are
+medians over updates; π is the policy in an update's last epoch.
+
+| updates behind | objective | seeds | first quarter | second half | end | KL(μ‖π) | sample size |
+|---|---|---|---|---|---|---|---|
+"""
+
+SEEN = """
+0 updates behind both objectives are the same function, so their difference there is what rounding grows into.
+
 """
 
 
-def _ablation(runs: Sequence[staleness.Lagged]) -> str:
+def _ablation(runs: Sequence[Lagged]) -> str:
     if not runs:
         return ""
     rows = product(staleness.STALENESS, staleness.OBJECTIVES)
     found = [[r for r in runs if (r.staleness, r.objective) == row] for row in rows]
-    return ABLATION + "".join(_ablation_row(group) for group in found if group)
+    head = ABLATION.format(steps=max(run.total_steps for run in runs))
+    table = head + "".join(_ablation_row(group) for group in found if group)
+    return table + SEEN + "".join(_compared(lag, runs) for lag in staleness.STALENESS if lag > 0)
 
 
-def _ablation_row(group: Sequence[staleness.Lagged]) -> str:
+def _ablation_row(group: Sequence[Lagged]) -> str:
     cells = [
         str(group[0].staleness),
         group[0].objective,
         str(len(group)),
-        f"{statistics.fmean(run.mean_return for run in group):.1f}",
-        f"{statistics.fmean(run.divergence for run in group):.4f}",
-        f"{statistics.fmean(run.sample_share for run in group):.2f}",
+        _spread([run.early_return for run in group], ".0f"),
+        _spread([run.mean_return for run in group], ".0f"),
+        _spread([run.final_return for run in group], ".0f"),
+        _spread([run.divergence for run in group], ".3f"),
+        _spread([run.sample_share for run in group], ".2f"),
     ]
     return f"| {' | '.join(cells)} |\n"
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def _compared(lag: int, runs: Sequence[Lagged]) -> str:
+    """Seed by seed, how often the decoupled objective was ahead, and how often either fell back."""
+    found = {run.key: run for run in runs}
+    pairs = [
+        (found["decoupled", lag, seed], found["coupled", lag, seed])
+        for seed in staleness.SEEDS
+        if {("decoupled", lag, seed), ("coupled", lag, seed)} <= found.keys()
+    ]
+    early = sum(decoupled.early_return > coupled.early_return for decoupled, coupled in pairs)
+    late = sum(decoupled.mean_return > coupled.mean_return for decoupled, coupled in pairs)
+    fallen = [sum(pair[side].collapsed for pair in pairs) for side in (0, 1)]
+    return (
+        f"- {lag} updates behind: decoupled is ahead in {early} of {len(pairs)} seeds over the first quarter, in {late} "
+        f"over the second half. The mean return fell below {staleness.COLLAPSED} after it had been above "
+        f"{staleness.LEARNED} in {fallen[0]} decoupled and {fallen[1]} coupled runs.\n"
+    )

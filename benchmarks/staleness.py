@@ -1,4 +1,4 @@
-"""What the decoupled objective is for: both objectives on experience that lags exactly n updates behind.
+"""Both objectives of PPO on experience that lags exactly n updates behind the learner.
 
 After Hilton, Cobbe and Schulman 2021 (`ppo-ewma`). One process, no broker: the actor's environment, policy
 and fragments, the learner's batches and PPO. Weights wait in a queue of n + 1 snapshots and the oldest acts,
@@ -39,6 +39,7 @@ ENVIRONMENT = "CartPole-v1"
 OBJECTIVES, STALENESS, SEEDS = ("decoupled", "coupled"), (0, 8, 32), (1, 2, 3)
 TOTAL_STEPS = 300_000
 WINDOW = 100
+LEARNED, COLLAPSED = 200, 50
 Key = tuple[str, int, int]
 
 
@@ -69,6 +70,18 @@ class Lagged:
     def key(self) -> Key:
         """What makes two runs the same entry."""
         return self.objective, self.staleness, self.seed
+
+    @property
+    def early_return(self) -> float:
+        """The curve's average over the first quarter of the steps."""
+        return statistics.fmean(y for x, y in self.curve if x <= self.total_steps / 4)
+
+    @property
+    def collapsed(self) -> bool:
+        """Below COLLAPSED after it had been above LEARNED."""
+        returns = [y for _, y in self.curve]
+        learned = next((i for i, y in enumerate(returns) if y > LEARNED), len(returns))
+        return any(y < COLLAPSED for y in returns[learned:])
 
 
 class Experience:
@@ -191,7 +204,9 @@ def draw(runs: Sequence[Lagged], path: Path) -> None:
         axis.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:.0f}k")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(f"mean return, last {WINDOW} episodes")
-    axes[0].legend([Line2D([], [], color=c, linewidth=2.5) for c in ("C0", "C1")], OBJECTIVES)
+    axes[0].legend(
+        [Line2D([], [], color=c, linewidth=2.5) for c in ("C0", "C1")], OBJECTIVES, loc="lower right"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

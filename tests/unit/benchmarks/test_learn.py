@@ -114,7 +114,8 @@ def test_the_ablation_is_in_the_page(tmp_path: Path) -> None:
     )
     (tmp_path / "staleness.jsonl").write_text(json.dumps(asdict(run)))
     report.write([PROOF], {}, tmp_path)
-    assert "| 8 | coupled | 1 | 100.0 | 0.0100 | 0.90 |" in (tmp_path / "algorithms.md").read_text()
+    page = (tmp_path / "algorithms.md").read_text()
+    assert "| 8 | coupled | 1 | 1 (1 to 1) | 100 (100 to 100) | 120 (120 to 120) | 0.010" in page
 
 
 def test_a_curve_is_thinned_with_both_ends() -> None:
