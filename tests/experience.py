@@ -76,7 +76,8 @@ class Collector:
     def fragment(self, policy: Policy, steps: int, update: int = 0) -> Fragment:
         """The next fragment of T = `steps`."""
         count = len(self._environments)
-        observations, rows, finals = [self._observation], [], []
+        observations, rows = [self._observation], []
+        finals: list[tuple[int, int, Array]] = []
         for t in range(steps):
             acted = policy.act({"observation": self._observation})
             results = [self._step(i, acted.action["action"][i], t, finals) for i in range(count)]

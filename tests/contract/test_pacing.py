@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -202,7 +203,7 @@ async def test_taking_the_lease_sets_settled_back(store: Store, redis_url: str) 
 # ---------------------------------------------------------------- lock-step
 
 
-def _lock_step(redis_url: str, actors: int, **pacing: int) -> LearnerLog:
+def _lock_step(redis_url: str, actors: int, **pacing: Any) -> LearnerLog:
     return open_run(redis_url, lock_step=True, actor_count=actors, **pacing)
 
 

@@ -14,7 +14,7 @@ class NotANumber(gymnasium.Env[Any, Any]):
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self) -> None:
+    def __init__(self, **_: Any) -> None:
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:

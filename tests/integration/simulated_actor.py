@@ -79,5 +79,6 @@ def refusal_of(reply: Any) -> Refusal:
 
 def code_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
     """Status code and text of a failed call."""
-    assert isinstance(error, grpc.Call)
-    return error.code(), str(error.details())
+    call: object = error  # the types keep grpc.RpcError and grpc.Call apart, a failed call is both
+    assert isinstance(call, grpc.Call)
+    return call.code(), str(call.details())

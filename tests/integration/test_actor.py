@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from broker.state import ProbeAnswer
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.settings import ConfigurationError
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, experience_pb2_grpc
@@ -299,7 +300,7 @@ def test_weights_above_one_message_come_in_chunks(broker: BrokerProcess, begin: 
 def test_an_actor_says_what_it_really_acts_with(broker: BrokerProcess, begin: Begin) -> None:
     """Its answers to the probe are those of the version that it names."""
     course = begin()
-    answers = []
+    answers: list[ProbeAnswer] = []
     with actors(ActorThread(broker.address, "actor-0")):
 
         def has_answered() -> bool:
@@ -355,7 +356,11 @@ def record(binary: Any, folder: Path, rounds: int) -> dict[tuple[int, str], byte
         course.publish(opens=0)
         with actors(ActorThread(process.address, "a"), ActorThread(process.address, "b")):
             for number in range(rounds):
-                eventually(lambda at=number: course.read() and course.log.round_complete(at), "a round")
+
+                def is_complete(at: int = number) -> bool:
+                    return course.read() > 0 and course.log.round_complete(at)
+
+                eventually(is_complete, "a round")
                 course.read()
                 course.publish(opens=number + 1)
         assert course.rounds[: 2 * rounds] == [n for n in range(rounds) for _ in range(2)]

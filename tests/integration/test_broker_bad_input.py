@@ -281,7 +281,7 @@ def test_a_message_over_the_limit_is_an_invalid_argument(stage: Stage, learner: 
         big = replace(fragment(actor.session, 1), payload=b"\0" * MAX_MESSAGE_BYTES)
         request = experience.AppendRequest(session=actor.session, fragments=[fragments.to_proto(big)])
         with nothing_stored(learner), pytest.raises(grpc.RpcError) as caught:
-            unbounded.unary_unary("/penstock.v1.ExperienceService/Append")(
+            unbounded.unary_unary("/penstock.v1.ExperienceService/Append", None, None)(
                 request.SerializeToString(), timeout=10
             )
     code, text = code_of(caught.value)

@@ -145,7 +145,11 @@ def test_beginning_behind_the_trim_floor_needs_leave_and_is_booked(redis_url: st
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
             session = producer.open()
             for update in (2, 4, 6):
-                producer.drive([session], lambda update=update: producer.status().latest.update >= update)
+
+                def is_published(update: int = update) -> bool:
+                    return producer.status().latest.update >= update
+
+                producer.drive([session], is_published)
                 checkpoint_now(producer, tmp_path)
             learner.drain()
         floor = producer.status().trim_floor

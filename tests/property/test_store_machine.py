@@ -40,7 +40,7 @@ class StoreMachine(RuleBasedStateMachine):
     def open_everything(self) -> None:
         """A fresh run with one publication."""
         self.runner = asyncio.Runner()
-        self.raw = redis.Redis.from_url(self.url)
+        self.raw: Any = redis.Redis.from_url(self.url)
         self.raw.flushall()
         self.store = Store.connect(self.url)
         self.log = open_run(self.url, budget=BUDGET, max_log_entries=MOST_ENTRIES)

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def test_every_fragment_crosses_the_wire_unchanged(
 
 
 numbers = st.integers(0, 2**63) | st.sampled_from([0, 1, 59, 60, 61, 2**31, 2**32, 2**62])
-ENTRY_FIELDS = {
+ENTRY_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "name": st.sampled_from(NAMES) | st.text(max_size=20),
     "dtype": st.sampled_from([*DTYPES, "object", ""]),
     "shape": st.lists(numbers, max_size=10).map(tuple),

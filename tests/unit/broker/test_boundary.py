@@ -39,7 +39,10 @@ class Faulty(control_pb2_grpc.ControlServiceServicer):
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
     """A channel to a server with a Faulty behind a Boundary."""
     front = build_server(["penstock.v1.ControlService"], interceptors=[Boundary()])
-    control_pb2_grpc.add_ControlServiceServicer_to_server(Faulty(), front.server)
+    control_pb2_grpc.add_ControlServiceServicer_to_server(
+        Faulty(),  # type: ignore[abstract]  # the other methods stay as they are generated
+        front.server,
+    )
     address = bind(front.server, "127.0.0.1:0", Credentials())
     await front.server.start()
     # Without the client's own limit, so that what is too large leaves the client.
@@ -50,7 +53,7 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
 
 async def _error(channel: grpc.aio.Channel, request: bytes, method: str = PAUSE) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await channel.unary_unary(method)(request, timeout=5)
+        await channel.unary_unary(method, None, None)(request, timeout=5)
     return caught.value
 
 
@@ -117,7 +120,7 @@ async def test_our_own_channel_does_not_send_a_message_over_the_limit() -> None:
     """It fails before a byte leaves."""
     async with open_async_channel("127.0.0.1:9", Credentials()) as channel, asyncio.timeout(5):
         with pytest.raises(grpc.aio.AioRpcError):
-            await channel.unary_unary(PAUSE)(b"\0" * (MAX_MESSAGE_BYTES + 1), timeout=2)
+            await channel.unary_unary(PAUSE, None, None)(b"\0" * (MAX_MESSAGE_BYTES + 1), timeout=2)
 
 
 async def test_a_call_that_does_not_exist_is_unimplemented(channel: grpc.aio.Channel) -> None:
@@ -130,7 +133,7 @@ async def test_a_call_that_does_not_exist_is_unimplemented(channel: grpc.aio.Cha
 async def test_a_good_call_passes(channel: grpc.aio.Channel) -> None:
     """Unchanged."""
     request = control_pb2.ControlRequest(reason="four").SerializeToString()
-    reply = await channel.unary_unary(PAUSE)(request, timeout=5)
+    reply = await channel.unary_unary(PAUSE, None, None)(request, timeout=5)
     assert control_pb2.ControlReply.FromString(bytes(reply)).revision == 4
 
 

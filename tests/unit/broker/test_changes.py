@@ -8,7 +8,8 @@ from broker.changes import Changes
 
 async def _feed(queue: "asyncio.Queue[None]") -> AsyncIterator[None]:
     while True:
-        yield await queue.get()
+        await queue.get()
+        yield
 
 
 async def test_a_change_wakes_every_waiter() -> None:

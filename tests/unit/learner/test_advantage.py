@@ -27,7 +27,7 @@ class Case:
     finals: Tensor
     log_ratios: Tensor
 
-    def tensors(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    def tensors(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What both estimators take."""
         following = next_values(
             self.observed.to(dtype), self.terminated, self.final_slot, self.final_step, self.finals.to(dtype)
@@ -109,9 +109,8 @@ def estimate(case: Case, *, vtrace_: bool, dtype: torch.dtype = torch.float64) -
     """The estimators under test."""
     if not vtrace_:
         return gae(*case.tensors(dtype), discount=DISCOUNT, trace=TRACE)
-    clips = {"rho_clip": RHO, "c_clip": C}
     ratios = case.log_ratios.to(dtype)
-    return vtrace(*case.tensors(dtype), ratios, discount=DISCOUNT, trace=TRACE, **clips)
+    return vtrace(*case.tensors(dtype), ratios, discount=DISCOUNT, trace=TRACE, rho_clip=RHO, c_clip=C)
 
 
 @pytest.mark.parametrize("vtrace_", [False, True], ids=["gae", "vtrace"])

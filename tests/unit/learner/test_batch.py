@@ -64,7 +64,7 @@ def test_steps_that_are_not_experience_count_for_nothing() -> None:
     header, arrays = good()
     valid = arrays["valid"].copy()
     valid[2] = False
-    batch = assemble([(header, arrays | {"valid": valid, "truncated": ~valid})], CPU)
+    batch = assemble([(header, arrays | {"valid": valid, "truncated": np.logical_not(valid)})], CPU)
     assert not batch.reward[2].any()
     assert not batch.log_prob[2].any()
     assert not batch.truncated[2].any()

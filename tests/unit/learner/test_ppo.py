@@ -136,7 +136,7 @@ def test_the_normaliser_is_frozen_during_an_update_and_merged_after() -> None:
 
 def test_target_kl_stops_the_epochs() -> None:
     """After the first epoch that moved too far."""
-    eager = {"learning_rate": 0.05, "epochs": 10}
+    eager: dict[str, Any] = {"learning_rate": 0.05, "epochs": 10}
     assert make(**eager).update(collect(small_policy()), progress=0.0).metrics["epochs"] == 10
     assert make(**eager, target_kl=0.001).update(collect(small_policy()), progress=0.0).metrics["epochs"] < 10
 
@@ -146,8 +146,8 @@ def test_schedules_follow_progress() -> None:
     ppo = make(learning_rate_schedule="linear", clip_schedule="linear", warmup_updates=2, learning_rate=1e-3)
     batch = collect(ppo.policy)
     first, second = (ppo.update(batch, progress=progress).metrics for progress in (0.0, 0.5))
-    assert (first["learning_rate"], first["clip_range"]) == (pytest.approx(0.5e-3), pytest.approx(0.2))
-    assert (second["learning_rate"], second["clip_range"]) == (pytest.approx(0.5e-3), pytest.approx(0.1))
+    assert (first["learning_rate"], first["clip_range"]) == pytest.approx((0.5e-3, 0.2))
+    assert (second["learning_rate"], second["clip_range"]) == pytest.approx((0.5e-3, 0.1))
 
 
 @pytest.mark.parametrize("scale_rewards", [False, True])

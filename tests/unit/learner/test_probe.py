@@ -39,8 +39,8 @@ def test_questions_lie_within_the_space_and_are_the_same_for_a_seed(space: Space
         assert np.array_equal(array, two.observation[path])
         assert np.isfinite(array.astype(np.float64)).all()
         if isinstance(leaf, Box):
-            assert (array >= leaf.low).all()
-            assert (array <= leaf.high).all()
+            assert np.greater_equal(array, leaf.low).all()
+            assert np.less_equal(array, leaf.high).all()
 
 
 def test_a_right_answer_passes_and_a_wrong_one_is_held_until_it_is_right() -> None:

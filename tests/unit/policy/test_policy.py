@@ -50,7 +50,8 @@ def make(name: str, seed: int = 0) -> Policy:
 
 def observations(space: Space, *lead: int) -> dict[str, Array]:
     """Random values of a space."""
-    random, result = np.random.default_rng(0), {}
+    random = np.random.default_rng(0)
+    result: dict[str, Array] = {}
     for path, leaf in leaves(space, "observation"):
         shape = (*lead, *leaf.shape)
         match leaf:
@@ -136,7 +137,7 @@ def test_seeds_decide_weights_and_actions() -> None:
 def test_initialisation_is_orthogonal_with_the_usual_gains() -> None:
     """√2 in hidden layers, 0.01 before actions, 1 before the value; biases 0."""
     policy = small_policy()
-    hidden, last = policy.actor_body.layers[2].weight, policy.actor_head.weight
+    hidden, last = policy.actor_body.get_parameter("layers.2.weight"), policy.actor_head.weight
     torch.testing.assert_close(hidden @ hidden.T, 2.0 * torch.eye(16), atol=1e-5, rtol=0)
     torch.testing.assert_close(last @ last.T, 1e-4 * torch.eye(2), atol=1e-8, rtol=0)
     assert policy.critic_head.weight.norm().item() == pytest.approx(1.0, abs=1e-5)

@@ -149,7 +149,7 @@ def test_more_ends_than_steps_are_refused() -> None:
 def test_a_number_that_is_not_finite_is_refused(name: str, value: float, compress: tuple[str, ...]) -> None:
     """NaN and infinity in reward or log-probability never reach the log."""
     arrays = arrays_of(SCHEMA, 5, 3)
-    arrays[name][2, 1] = value  # type: ignore[call-overload]
+    arrays[name][2, 1] = value
     with pytest.raises(ValueError, match=f"{name}: holds NaN or infinity"):
         check(build(header_of(SCHEMA, 5, 3), arrays, compress), SCHEMA, RUN)
 

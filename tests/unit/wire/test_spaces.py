@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -60,7 +62,7 @@ def test_leaves_are_named_by_their_path() -> None:
 
 def test_a_value_is_flattened_and_put_together_again() -> None:
     """What the environment gives is what it gets back."""
-    value = {"a": (1, np.array([0.5, 2.0])), "b": np.array([0, 1, 0, 1])}
+    value: dict[str, Any] = {"a": (1, np.array([0.5, 2.0])), "b": np.array([0, 1, 0, 1])}
     flat = flatten(NESTED, value, "x")
     assert list(flat) == ["x/a/0", "x/a/1", "x/b"]
     back = unflatten(NESTED, flat, "x")
