@@ -237,7 +237,7 @@ class LearnerLog:
         """Store the bytes under a new version, move the pointer, settle, and in lock-step open `round`.
 
         round: the round that this publication opens; None, or one that is open or past, opens none.
-        pin: keep the bytes until `unpin`.
+        pin: keep the bytes until `end_evaluation`.
         """
         chunks = [blob[at : at + WEIGHT_CHUNK_BYTES] for at in range(0, len(blob), WEIGHT_CHUNK_BYTES)]
         version = int(self._calls.fenced("allocate_version", len(chunks))[1])
@@ -253,13 +253,13 @@ class LearnerLog:
         self._memory.raise_to(settled=settled, round=0 if round is None else round)
         return Publication(version, update, digest, len(blob))
 
-    def unpin(self, version: int) -> None:
-        """Let the bytes of a pinned version go with the others."""
-        self._calls.fenced("unpin", version)
-
     def request_evaluation(self, version: int) -> None:
-        """Ask evaluation sessions to play a version whose bytes are kept; 0 asks for nothing."""
+        """Ask evaluation sessions to play a pinned version, instead of the one before."""
         self._calls.fenced("request_evaluation", version)
+
+    def end_evaluation(self, version: int) -> None:
+        """Ask for this version no more and let its bytes go; a newer one stays asked for."""
+        self._calls.fenced("end_evaluation", version)
 
     def round_complete(self, round: int) -> bool:  # noqa: A002
         """True when every session of the round's roster has appended its fragment or is closed."""

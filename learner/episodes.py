@@ -97,8 +97,7 @@ class Episodes:
         metrics.EVALUATION_RETURN.set(result.mean)
         log.info("evaluated", extra=_words(result))
         # Nothing is left to play, so a restarted evaluation actor does not play it again.
-        self._lease.patiently(lambda: self._log.request_evaluation(0))
-        self._lease.patiently(lambda: self._log.unpin(result.candidate.version))
+        self._lease.patiently(lambda: self._log.end_evaluation(result.candidate.version))
 
 
 def _words(result: Result) -> dict[str, float]:

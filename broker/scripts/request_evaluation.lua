@@ -1,4 +1,4 @@
--- Asks evaluation sessions to play a version; 0 asks for nothing.
+-- Asks evaluation sessions to play a version, instead of the one before.
 -- ARGV: epoch, version. Reply: {'OK'} or {'FENCED' | 'CLOSED'}.
 -- uses: run
 redis.call('DEL', ABSENT)

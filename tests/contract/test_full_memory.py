@@ -73,7 +73,7 @@ async def test_learner_and_sessions_go_on(store: Store, log: LearnerLog, full: "
     log.request_evaluation(published.version)
     log.observe("{}")
     log.commit(Commit(checkpoint_id="c", manifest_sha256="", position=6, trim=5))
-    log.unpin(published.version)
+    log.end_evaluation(published.version)
     assert log.resident(0) == 1
     assert (await store.watch(Watch(session=actor.session, probe_log_prob=(0.5,)))).news is not None
     episode = Episode(slot_id=0, episode_id=0, episode_return=1, length=1, terminated=True, version=1)

@@ -304,6 +304,19 @@ async def test_the_learner_sees_probe_answers(store: Store, log: LearnerLog) -> 
     )  # fmt: skip
 
 
+async def test_the_end_of_one_evaluation_does_not_take_back_the_next_request(
+    store: Store, log: LearnerLog
+) -> None:
+    """The result of a version may arrive while a newer one is asked for already."""
+    first, second = (log.publish(BLOB, update=u, settled=0, scalars={}, pin=True).version for u in (1, 2))
+    log.request_evaluation(first)
+    log.request_evaluation(second)
+    log.end_evaluation(first)
+    assert log.renew().evaluate_version == second
+    log.end_evaluation(second)
+    assert log.renew().evaluate_version == 0
+
+
 async def test_control_is_followed_and_stopping_is_not_taken_back(store: Store, log: LearnerLog) -> None:
     """Repeating changes no revision; a checkpoint request has a revision of its own."""
     start = log.renew().revision
@@ -404,7 +417,7 @@ def test_a_redis_of_another_run_is_refused(redis_url: str, log: LearnerLog) -> N
 
 
 async def test_weights_stay_for_two_versions_and_for_pins(store: Store, log: LearnerLog) -> None:
-    """Chunks of at most 1 MiB; older versions go, pinned ones stay until unpinned."""
+    """Chunks of at most 1 MiB; older versions go, pinned ones stay until their evaluation ends."""
     blob = bytes(2 * WEIGHT_CHUNK_BYTES + 5)
     pinned = log.publish(blob, update=1, settled=0, scalars={}, pin=True)
     for update in (2, 3, 4):
@@ -414,7 +427,7 @@ async def test_weights_stay_for_two_versions_and_for_pins(store: Store, log: Lea
     assert [len(chunk) for chunk in chunks if chunk] == [WEIGHT_CHUNK_BYTES, WEIGHT_CHUNK_BYTES, 5]
     kept = [version for version in range(1, 6) if await store.publication(version)]
     assert kept == [2, 4, 5]
-    log.unpin(pinned.version)
+    log.end_evaluation(pinned.version)
     assert await store.publication(pinned.version) is None
     assert await store.weights_chunk(pinned.version, 0) is None
 
