@@ -223,14 +223,14 @@ class Loop:
 
     def _evaluate_last(self) -> None:
         """Wait for what is under way, then for the last weights where they were not evaluated yet."""
-        deadline = time.monotonic() + self._plan.evaluation_timeout_s
-        self._await_evaluation(deadline)
+        self._await_evaluation()
         if not self._ending_early() and self._parts.evaluation.ask(self._parts.algorithm.updates):
             self._parts.publisher.publish(self._offer(evaluate=True))
-            self._await_evaluation(deadline)
+            self._await_evaluation()
 
-    def _await_evaluation(self, deadline: float) -> None:
-        parts = self._parts
+    def _await_evaluation(self) -> None:
+        """Until the result is there, at most for `evaluation.timeout_s` from now."""
+        parts, deadline = self._parts, time.monotonic() + self._plan.evaluation_timeout_s
         while parts.evaluation.pending and not self._ending_early():
             parts.crew.check()
             if parts.reopened.is_set():

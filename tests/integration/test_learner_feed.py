@@ -187,6 +187,20 @@ def test_what_solves_the_task_becomes_the_final_policy(redis_url: str, tmp_path:
     assert result["policy_version"] == version
 
 
+def test_an_unanswered_evaluation_leaves_the_last_one_its_own_time(redis_url: str, tmp_path: Path) -> None:
+    """The last weights are waited for as long as any, not only for what an older request left over."""
+    given = settings(evaluation={"timeout_s": 2, "episodes": 2, "interval_steps": 10 * BATCH})
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
+        producer.drive([session], lambda: producer.evaluate_version(judge) > 0)
+        unanswered = producer.evaluate_version(judge)
+        producer.drive([session], lambda: producer.evaluate_version(judge) > unanswered)
+        last = producer.evaluate_version(judge)
+        producer.report(judge, [1.0, 3.0], version=last, evaluation=True)
+        result = learner.finish()
+    assert (result["ending"], result["evaluation"]["version"]) == ("steps", last)
+
+
 def test_the_schema_of_the_tests_is_cartpoles() -> None:
     """The producer speaks of the same tensors as the learner."""
     assert make_model(settings()).specification.schema.schema_id == SCHEMA.schema_id
