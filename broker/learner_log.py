@@ -91,7 +91,7 @@ class LearnerLog:
         return renewal
 
     def release(self) -> None:
-        """Let the next learner in at once."""
+        """Let the next learner in at once; a stop that was asked for is done with it."""
         self._calls.run("release", self.epoch)
 
     # ---- opening

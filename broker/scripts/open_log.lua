@@ -95,11 +95,13 @@ redis.call('SET', SPECIFICATION, ARGV[6])
 for field, value in pairs(cjson.decode(ARGV[7])) do
   redis.call('HSET', STATE, field, value)
 end
-local desired = numbers(STATE, 'desired')
-if desired == 0 or (desired == 3 and position) then
+-- A stop outlives a learner that crashed before it had followed it.
+local desired, stop_done = numbers(STATE, 'desired', 'stop_done')
+if desired == 0 or (desired == 3 and position and stop_done == 1) then
   redis.call('HSET', STATE, 'desired', 1)
   redis.call('HINCRBY', STATE, 'revision', 1)
 end
+if position then redis.call('HDEL', STATE, 'stop_done') end
 redis.call('HSETNX', STATE, 'round', 0)
 redis.call('HSET', STATE, 'run', ARGV[3], 'holder', ARGV[4], 'epoch', epoch, 'lease_expires_ms', now + ARGV[5],
   'opened_ms', now, 'opened_by', ARGV[2],

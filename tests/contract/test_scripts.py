@@ -329,6 +329,20 @@ async def test_control_is_followed_and_stopping_is_not_taken_back(store: Store, 
     assert (start + 4, RunState.STOPPING) == await store.control("resume")
 
 
+async def test_a_stop_outlives_a_learner_that_crashes_and_ends_with_one_that_followed_it(
+    store: Store, log: LearnerLog, redis_url: str
+) -> None:
+    """Whoever starts the crashed one again has not asked the run to go on."""
+    await store.control("stop")
+    crashed = open_run(redis_url)
+    assert crashed.renew().desired is RunState.STOPPING
+    crashed.release()
+    resumed = open_run(redis_url)
+    assert resumed.renew().desired is RunState.RUNNING
+    await store.control("stop")
+    assert open_run(redis_url).renew().desired is RunState.STOPPING
+
+
 async def test_control_before_a_run_is_refused(store: Store) -> None:
     """There is nothing to control."""
     with pytest.raises(Refused, match="not_ready"):
