@@ -75,16 +75,20 @@ class Evaluation:
             self._asked = True
             return True
 
-    def requested(self, candidate: Candidate) -> None:
-        """The weights were published and offered to the evaluation actors."""
+    def requested(self, candidate: Candidate) -> Candidate | None:
+        """The weights were published and offered to the evaluation actors; the candidate they replace."""
         with self._lock:
+            replaced = self._pending
             self._asked, self._pending, self._returns = False, candidate, {}
             self._last_update, self._last_steps = candidate.update, candidate.env_steps
+            return replaced
 
-    def abandon(self) -> None:
-        """Nobody answered: no result is waited for any longer."""
+    def abandon(self) -> Candidate | None:
+        """Nobody answered: no result is waited for any longer. The candidate that it was."""
         with self._lock:
+            abandoned = self._pending
             self._asked, self._pending = False, None
+            return abandoned
 
     def collect(self, report: Report) -> Result | None:
         """Take a report in; the result when it completes one."""

@@ -239,7 +239,9 @@ class Loop:
                 log.error(
                     "no evaluation came back in time", extra={"timeout_s": self._plan.evaluation_timeout_s}
                 )
-                parts.evaluation.abandon()
+                abandoned = parts.evaluation.abandon()
+                if abandoned is not None:
+                    parts.publisher.withdraw(abandoned)
             parts.draining.wait(_TAKE_S)
 
     def _ending_early(self) -> bool:

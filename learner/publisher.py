@@ -49,7 +49,7 @@ class Publisher:
         learner_log: LearnerLog,
         lease: LeaseKeeper,
         quarantine: Quarantine,
-        on_candidate: Callable[[Candidate], None],
+        on_candidate: Callable[[Candidate], Candidate | None],
         stop: threading.Event,
     ) -> None:
         self._log = learner_log
@@ -61,7 +61,6 @@ class Publisher:
         self._waiting: Offer | None = None
         self._busy = False
         self._serial = threading.Lock()
-        self._update_of: dict[int, int] = {}
         self.latest = Publication()
         self.seconds = 0.0
         self.count = 0
@@ -83,6 +82,10 @@ class Publisher:
         with self._changed:
             while (self._waiting is not None or self._busy) and not self._stop.is_set():
                 self._changed.wait(_WAIT_S)
+
+    def withdraw(self, candidate: Candidate) -> None:
+        """Nobody need play this version any longer; its bytes need not be kept."""
+        self._lease.patiently(lambda: self._log.end_evaluation(candidate.version))
 
     def run(self) -> None:
         """Publish offers until `stop`."""
@@ -131,8 +134,10 @@ class Publisher:
             at_s=offer.at_s,
             blob=blob,
         )
-        self._on_candidate(candidate)
+        replaced = self._on_candidate(candidate)
         self._lease.patiently(lambda: self._log.request_evaluation(candidate.version))
+        if replaced is not None:
+            self.withdraw(replaced)
 
 
 def _merged(old: Offer, new: Offer) -> Offer:

@@ -106,6 +106,11 @@ redis.call('HSETNX', STATE, 'round', 0)
 redis.call('HSET', STATE, 'run', ARGV[3], 'holder', ARGV[4], 'epoch', epoch, 'lease_expires_ms', now + ARGV[5],
   'opened_ms', now, 'opened_by', ARGV[2],
   'redis_run_id', string.match(redis.call('INFO', 'server'), 'run_id:(%x+)'))
+if position then
+  -- Nobody waits for the evaluations that the learner before had asked for.
+  redis.call('HSET', STATE, 'evaluate_version', 0)
+  redis.call('DEL', PINS)
+end
 set_settled(position or (numbers(STATE, 'settled')))
 open_round()
 changed()

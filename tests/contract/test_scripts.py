@@ -317,6 +317,20 @@ async def test_the_end_of_one_evaluation_does_not_take_back_the_next_request(
     assert log.renew().evaluate_version == 0
 
 
+async def test_pins_of_a_learner_that_died_do_not_keep_their_bytes(
+    store: Store, log: LearnerLog, redis_url: str
+) -> None:
+    """It waited for an evaluation; the learner that begins after it waits for none."""
+    pinned = log.publish(BLOB, update=1, settled=0, scalars={}, pin=True).version
+    log.request_evaluation(pinned)
+    resumed = open_run(redis_url)
+    assert resumed.renew().evaluate_version == 0
+    resumed.publish(BLOB, update=2, settled=0, scalars={})
+    assert await store.publication(pinned) is None
+    assert await store.weights_chunk(pinned, 0) is None
+    resumed.close()
+
+
 async def test_control_is_followed_and_stopping_is_not_taken_back(store: Store, log: LearnerLog) -> None:
     """Repeating changes no revision; a checkpoint request has a revision of its own."""
     start = log.renew().revision

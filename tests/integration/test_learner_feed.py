@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import redis
 
+from broker import keys
 from learner.model import make_model
 from penstock.wire.messages import Role
 from tests.integration.learner_run import (
@@ -199,6 +201,7 @@ def test_an_unanswered_evaluation_leaves_the_last_one_its_own_time(redis_url: st
         producer.report(judge, [1.0, 3.0], version=last, evaluation=True)
         result = learner.finish()
     assert (result["ending"], result["evaluation"]["version"]) == ("steps", last)
+    assert redis.Redis.from_url(redis_url).scard(keys.PINS) == 0
 
 
 def test_the_schema_of_the_tests_is_cartpoles() -> None:

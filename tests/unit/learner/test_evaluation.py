@@ -77,6 +77,15 @@ def test_the_best_version_may_solve_when_the_last_does_not() -> None:
     assert it.last is not it.best
 
 
+def test_a_candidate_that_replaces_another_names_it() -> None:
+    """Its pinned weights are kept for nobody."""
+    it = evaluation()
+    assert it.requested(candidate(5)) is None
+    replaced = it.requested(candidate(6))
+    assert replaced is not None
+    assert replaced.version == 5
+
+
 def test_an_interval_asks_without_a_target() -> None:
     """Every so many steps."""
     it = evaluation(None, interval=100)
@@ -93,7 +102,10 @@ def test_what_nobody_answers_is_abandoned() -> None:
     it = evaluation()
     assert it.ask(3)
     it.requested(candidate(5, update=3))
-    it.abandon()
+    abandoned = it.abandon()
+    assert abandoned is not None
+    assert abandoned.version == 5
+    assert it.abandon() is None
     assert not it.pending
     assert not it.ask(3)
     assert it.ask(4)
