@@ -10,7 +10,7 @@ On a crash nothing is lost but the updates since the last commit, which the next
 
 import logging
 import time
-from typing import Final
+from typing import Final, NoReturn
 
 from learner.algorithm import Update
 from learner.delivery import Delivery
@@ -22,7 +22,7 @@ from learner.publisher import Offer
 from learner.recorder import Moment
 from penstock.policy import weights
 from penstock.runtime import metrics
-from penstock.runtime.exit import Fatal
+from penstock.runtime.settings import ConfigurationError
 from penstock.wire.messages import RunState
 
 UPDATE: Final = "update"
@@ -41,6 +41,7 @@ class Loop:
         self._plan = plan
         self._round = round_
         self._nan_in_a_row = 0
+        self._evidence = ""
         self._waited_since = time.perf_counter()
 
     def publish_first(self) -> None:
@@ -133,6 +134,8 @@ class Loop:
         if delivery.round is not None:
             self._round = delivery.round + 1
         self._publish(update)
+        if self._nan_in_a_row >= _MAX_NAN:
+            self._give_up()
         if delivery.batch is not None:
             values = update.metrics if update is not None else {}
             parts.recorder.updated(delivery, values, update=turn, wait_s=wait_s, compute_s=compute_s)
@@ -158,13 +161,20 @@ class Loop:
 
     def _alarm(self, delivery: Delivery, update: Update) -> None:
         self._nan_in_a_row += 1
-        where = keep_evidence(self._plan.evidence_dir, delivery, update, self._parts.algorithm.updates)
+        self._evidence = where = keep_evidence(self._plan.evidence_dir, delivery, update, self._parts.algorithm.updates)
         log.error("update skipped: a value was not finite", extra={"evidence": where, "last": delivery.last})
-        if self._nan_in_a_row == _MAX_NAN:
-            raise Fatal(
-                f"{_MAX_NAN} updates in a row were not finite; evidence in {where}; "
-                "lower algorithm.learning_rate or look at the environment's rewards"
-            )
+
+    def _give_up(self) -> NoReturn:
+        """Ends the run rather than this process: started again it would do the same.
+
+        What was not finite is booked and behind a checkpoint, so a run that is resumed with other
+        settings does not meet it again.
+        """
+        self._save()
+        raise ConfigurationError(
+            f"{_MAX_NAN} updates in a row were not finite; evidence in {self._evidence}; "
+            "lower algorithm.learning_rate or look at the environment's rewards"
+        )
 
     def _book(self, delivery: Delivery, update: Update | None) -> None:
         trained, dropped = delivery.trained, dict(delivery.dropped)

@@ -9,6 +9,7 @@ import redis
 
 from broker import keys
 from learner.model import make_model
+from penstock.runtime.settings import ConfigurationError
 from penstock.wire.messages import Role
 from tests.integration.learner_run import (
     BATCH,
@@ -128,6 +129,26 @@ def test_a_batch_that_is_not_finite_is_skipped_and_booked(redis_url: str, tmp_pa
     assert result["ledger"]["balanced"]
     assert result["ledger"]["dropped"]["nan"] >= 1
     assert list((tmp_path / "evidence").glob("nan-*.safetensors"))
+
+
+def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkpoint(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """Started again it would do the same, so it says which setting to change; resumed, it goes on behind them."""
+    absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
+    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
+    with Producer(redis_url) as producer:
+        with LearnerThread(redis_url, tmp_path, given) as learner:
+            session = producer.open()
+            producer.drive([session], lambda: learner.ended, reward=absurd)
+            with pytest.raises(ConfigurationError, match="3 updates in a row were not finite"):
+                learner.finish()
+        with LearnerThread(redis_url, tmp_path, given, resume=True) as learner:
+            sent = producer.acked
+            producer.drive([session], lambda: producer.acked >= sent + 8)
+            result = learner.drain()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["dropped"]["nan"] >= 3 * BATCH // CHARGE
 
 
 def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tmp_path: Path) -> None:
