@@ -95,9 +95,14 @@ def _restore(model: Model, beginning: Beginning, settings: Settings) -> None:
     if beginning.checkpoint is None or beginning.progress is None:
         return
     check_same(settings.run, beginning.progress.sections, sections(settings))
-    model.algorithm.load(
-        AlgorithmState(tensors=beginning.checkpoint.tensors, numbers=beginning.progress.numbers)
-    )
+    state = AlgorithmState(tensors=beginning.checkpoint.tensors, numbers=beginning.progress.numbers)
+    try:
+        model.algorithm.load(state)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"checkpoint {beginning.checkpoint.id} does not fit the settings ({error}); "
+            "resume with the `algorithm` and `policy` that the run was begun with"
+        ) from error
 
 
 def _open(learner_log: LearnerLog, lease: Lease, model: Model, beginning: Beginning) -> None:

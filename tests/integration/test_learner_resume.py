@@ -218,3 +218,19 @@ def test_a_run_resumes_only_with_the_policy_it_was_begun_with(redis_url: str, tm
     ):
         learner.finish()
     assert account(tmp_path)["ledger"]["balanced"]
+
+
+def test_a_checkpoint_without_the_algorithms_state_is_a_matter_of_configuration(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """`--resume --set algorithm.scale_rewards=true`: nothing is saved to go on with."""
+    with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url) as producer:
+        producer.open()
+        learner.drain()
+    section = endless().algorithm.model_copy(update={"scale_rewards": True})
+    other = endless().model_copy(update={"algorithm": section})
+    with (
+        LearnerThread(redis_url, tmp_path, other, resume=True) as learner,
+        pytest.raises(ConfigurationError, match="does not fit the settings"),
+    ):
+        learner.finish()
