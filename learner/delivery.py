@@ -11,8 +11,7 @@ from learner.ledger import Drop
 class Delivery:
     """Entries up to `last`, all of them decided.
 
-    trained: numbers in `batch`, in its order. dropped: number → reason. steps: valid ones of the batch
-    plus the charge of what was dropped. updates, versions: oldest of each fragment. batch: None when
+    trained: numbers in `batch`, in its order. dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment. batch: None when
     everything was dropped. round: of lock-step. size: payload bytes of all entries.
     created_us: oldest creation time, 0 without a fragment. assemble_s: time it took.
     """

@@ -248,12 +248,11 @@ class Feed:
         loaded = [self._loaded.pop(entry.number) for entry in chosen]
         headers = [header for header, _ in loaded]
         dropped = {number: self._dropped.pop(number) for number in sorted(self._dropped) if number <= last}
-        valid = sum(int(arrays["valid"].sum()) for _, arrays in loaded)
         delivery = Delivery(
             last=last,
             trained=tuple(entry.number for entry in chosen),
             dropped=dropped,
-            steps=valid + sum(_charge(self._undelivered[number]) for number in dropped),
+            steps=sum(int(arrays["valid"].sum()) for _, arrays in loaded),
             updates=tuple(header.oldest_update for header in headers),
             versions=tuple(header.oldest_version for header in headers),
             batch=assemble(loaded, self._device) if loaded else None,

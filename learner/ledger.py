@@ -58,6 +58,8 @@ class Ledger:
     def book(self, last: int, *, trained: Collection[int], dropped: Mapping[int, Drop], steps: int) -> None:
         """Move on to `last`. Each number behind the position is in exactly one of the two.
 
+        steps: valid ones of `trained`; only they bring the run nearer to its end.
+
         Raises RuntimeError otherwise: the books would never balance again.
         """
         named = {*trained, *dropped}

@@ -177,10 +177,10 @@ class Loop:
         )
 
     def _book(self, delivery: Delivery, update: Update | None) -> None:
-        trained, dropped = delivery.trained, dict(delivery.dropped)
+        trained, dropped, steps = delivery.trained, dict(delivery.dropped), delivery.steps
         if update is not None and update.reason == "nan":
-            trained, dropped = (), dropped | dict.fromkeys(delivery.trained, Drop.NAN)
-        self._parts.ledger.book(delivery.last, trained=trained, dropped=dropped, steps=delivery.steps)
+            trained, dropped, steps = (), dropped | dict.fromkeys(delivery.trained, Drop.NAN), 0
+        self._parts.ledger.book(delivery.last, trained=trained, dropped=dropped, steps=steps)
         metrics.LEDGER_TRAINED.set(self._parts.ledger.trained)
         for reason in dropped.values():
             metrics.LEDGER_DROPPED.labels(reason.value).set(self._parts.ledger.dropped[reason.value])

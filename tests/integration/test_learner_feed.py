@@ -66,6 +66,21 @@ def test_stale_experience_alone_gives_its_budget_back(redis_url: str, tmp_path: 
     assert set(result["ledger"]["dropped"]) == {"stale"}
 
 
+def test_only_what_is_trained_brings_the_run_nearer_to_its_end(redis_url: str, tmp_path: Path) -> None:
+    """Dropped experience counts neither for the total nor for the schedules."""
+    given = settings(
+        algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100},
+        learner=QUICK["learner"] | {"total_steps": 2 * BATCH},
+    )
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().settled >= 4 * BATCH // CHARGE, update=1000)
+        producer.drive([session], lambda: learner.ended)
+        result = learner.finish()
+    assert result["ledger"]["dropped"].keys() == {"stale"}
+    assert (result["ending"], result["updates"], result["env_steps"]) == ("steps", 2, 2 * BATCH)
+
+
 def test_drops_between_good_fragments_never_stop_the_run(redis_url: str, tmp_path: Path) -> None:
     """Half of the budget is stale and lies between fragments that are too few for a batch."""
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
@@ -128,6 +143,7 @@ def test_a_batch_that_is_not_finite_is_skipped_and_booked(redis_url: str, tmp_pa
         result = learner.finish()
     assert result["ledger"]["balanced"]
     assert result["ledger"]["dropped"]["nan"] >= 1
+    assert result["env_steps"] == result["updates"] * BATCH
     assert list((tmp_path / "evidence").glob("nan-*.safetensors"))
 
 
