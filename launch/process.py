@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,17 @@ _PENSTOCK_SECTION: Final = re.compile(r"PENSTOCK_[A-Z]+__")
 _PASSED_ON: Final = "PENSTOCK_SECURITY__REDIS_PASSWORD"
 
 
+class CleanExit(Enum):
+    """What it means when a service exits with 0 and nobody here has asked it to end."""
+
+    DONE = "done"
+    """Its work is done: the learner, whose end is the end of the run."""
+    DIED = "died"
+    """Somebody else has made it drain: it is needed, so it is started again."""
+    STOPPED = "stopped"
+    """Either: actors also end when an operator stops the run. Started again unless the run ends soon."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
     """What to start: `command`, with `on_restart` behind it from the second time on."""
@@ -34,6 +46,7 @@ class ServiceSpec:
     role: str
     command: tuple[str, ...]
     on_restart: tuple[str, ...] = ()
+    clean_exit: CleanExit = CleanExit.DIED
 
 
 def penstock(*arguments: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from launch.plan import Plan
-from launch.process import ServiceSpec, penstock
+from launch.process import CleanExit, ServiceSpec, penstock
 
 _MAX_SOCKET_FOLDER: Final = 80
 _FOLDER_PREFIX: Final = "penstock-"
@@ -39,6 +39,7 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
             role="learner",
             command=penstock(*learner, *(resume if plan.resume else ())),
             on_restart=() if plan.resume else ("--resume",),
+            clean_exit=CleanExit.DONE,
         ),
         *actors,
         _actor("evaluator", "evaluation", broker, config),
@@ -47,7 +48,12 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
 
 def _actor(name: str, role: str, broker: str, config: tuple[str, ...]) -> ServiceSpec:
     command = penstock("actor", "--broker", broker, "--actor-id", name, "--role", role, *config)
-    return ServiceSpec(name=name, role="actor" if role == "rollout" else "evaluator", command=command)
+    return ServiceSpec(
+        name=name,
+        role="actor" if role == "rollout" else "evaluator",
+        command=command,
+        clean_exit=CleanExit.STOPPED,
+    )
 
 
 def private_folder() -> Path:

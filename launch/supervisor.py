@@ -1,7 +1,9 @@
 """Keeps the services of a run alive, and ends them in order.
 
-States of a service: running → (dies) → waiting (back-off) → running, or → done (exit 0), or the
-whole run fails. A service that dies gets restarted after a growing delay. After MAX_FAILURES deaths
+States of a service: running → (dies) → waiting (back-off) → running, or → done (exit 0 of one whose
+work can be done), or the whole run fails. A service that dies gets restarted after a growing delay; so
+does one that drained with exit 0 because somebody else sent it a signal, an actor after STOPPED_S, since
+an operator's stop makes it end as well. After MAX_FAILURES deaths
 in a row without HEALTHY_S of being ready between them, or at once after exit 2 (its configuration
 will not get better) or after it has itself waited in vain for longer than HEALTHY_S, the supervisor
 raises `GaveUp` with the service's last line. All methods belong to one
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from launch.process import Exit, Folder, ServiceProcess, ServiceSpec, probe
+from launch.process import CleanExit, Exit, Folder, ServiceProcess, ServiceSpec, probe
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from penstock.runtime.health import Endpoint
@@ -26,6 +28,7 @@ HEALTHY_S: Final = 30.0
 BACKOFF_BASE_S: Final = 0.2
 BACKOFF_CAP_S: Final = 5.0
 RED_LIMIT_S: Final = 30.0
+STOPPED_S: Final = 5.0
 _STACKS_S: Final = 0.2
 _KILL_S: Final = 2.0
 
@@ -121,7 +124,7 @@ class Supervisor:
         return service is not None and service.process is not None
 
     def is_done(self, name: str) -> bool:
-        """Whether the service ended by itself with exit 0."""
+        """Whether the service has ended with its work done."""
         service = self._services[name]
         return service.process is None and service.restart_at_s is None
 
@@ -227,8 +230,10 @@ class Supervisor:
 
     def _on_death(self, death: Exit) -> None:
         service, cause = self._settle(death)
-        if death.code == EXIT_OK:
+        if death.code == EXIT_OK and service.spec.clean_exit is not CleanExit.DIED:
             log.info("ended", extra={"service": death.name})
+            if service.spec.clean_exit is CleanExit.STOPPED:
+                service.restart_at_s = time.monotonic() + STOPPED_S
             return
         lived_long = time.monotonic() - service.started_s > HEALTHY_S
         if lived_long and service.was_ready:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -11,15 +12,26 @@ from pathlib import Path
 import pytest
 
 from launch import supervisor as module
-from launch.process import Folder, ServiceSpec, child_environment, last_line
+from launch.process import CleanExit, Folder, ServiceSpec, child_environment, last_line
 from launch.supervisor import GaveUp, Supervisor
 
 PATIENCE_S = 20.0
 
 
-def python(code: str, name: str = "worker", on_restart: tuple[str, ...] = ()) -> ServiceSpec:
+def python(
+    code: str,
+    name: str = "worker",
+    on_restart: tuple[str, ...] = (),
+    clean_exit: CleanExit = CleanExit.DONE,
+) -> ServiceSpec:
     """A service that runs `code`."""
-    return ServiceSpec(name=name, role="actor", command=(sys.executable, "-c", code), on_restart=on_restart)
+    return ServiceSpec(
+        name=name,
+        role="actor",
+        command=(sys.executable, "-c", code),
+        on_restart=on_restart,
+        clean_exit=clean_exit,
+    )
 
 
 class Harness:
@@ -102,6 +114,36 @@ def test_a_service_that_ends_by_itself_is_done(harness: Harness) -> None:
     assert account.restarts == 0
     assert account.cpu_seconds > 0
     assert harness.events == []
+
+
+def test_a_broker_that_somebody_else_drained_is_started_again(harness: Harness) -> None:
+    """A plain `kill` makes it exit 0; without it the actors would call for ever."""
+    code = (
+        "import signal, sys; print('up', flush=True)\n"
+        "signal.sigwait({signal.SIGTERM}) if '--again' not in sys.argv else signal.pause()"
+    )
+    code = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})\n{code}"
+    harness.supervisor.start(python(code, on_restart=("--again",), clean_exit=CleanExit.DIED))
+    harness.until(lambda: harness.log() == "up\n")
+    os.kill(harness.supervisor.accounts()[0].pid, signal.SIGTERM)
+    harness.until(lambda: harness.log() == "up\nup\n")
+    assert harness.events == ["worker died (exit 0), restarting"]
+    assert harness.supervisor.is_running("worker")
+
+
+def test_an_actor_that_ended_is_started_again_unless_the_run_ends(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator's stop ends actors too: time for the learner to follow, and no failure is counted."""
+    monkeypatch.setattr(module, "MAX_FAILURES", 1)
+    monkeypatch.setattr(module, "STOPPED_S", 1e6)
+    harness.supervisor.start(python("", clean_exit=CleanExit.STOPPED))
+    harness.until(lambda: not harness.supervisor.is_running("worker"))
+    assert not harness.supervisor.is_done("worker")
+    monkeypatch.setattr(module, "STOPPED_S", 0.0)
+    harness.supervisor.start(python("", "other", clean_exit=CleanExit.STOPPED))
+    harness.until(lambda: harness.supervisor.accounts()[1].restarts == 2)
+    assert harness.supervisor.accounts()[0].restarts == 0
 
 
 def test_stop_drains_and_names_who_did_not(harness: Harness) -> None:
