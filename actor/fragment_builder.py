@@ -3,6 +3,8 @@
 In: the action taken and `Stepped`, step by step.  Out: a Fragment of T' ≤ T rows that follows the run's
 schema, and the episodes that ended inside. Row T' of the observations is row 0 of the next fragment, so
 nothing is lost between two. A fragment's payload is a copy: the arrays are free again once it is cut.
+Each end adds the true last observation, so a fragment of large observations and many ends `is_full` before
+row T: when one more step, in which every slot ends, might not fit into a message.
 """
 
 import time
@@ -62,12 +64,14 @@ class FragmentBuilder:
         self._valid: Any = self._arrays["valid"]
         self._log_prob: Any = self._arrays["log_prob"]
         self._ended: list[tuple[int, Ended]] = []
+        self._ends = 0
+        self._most_ends = [schema.most_ends(row + 1, slots) - slots for row in range(unroll_length)]
         self._compress = frozenset(self._observations) if compress else frozenset[str]()
         self._episodes = Episodes(slots)
 
     def start(self, observation: Mapping[str, Any]) -> None:
         """Begin at freshly reset environments: forget what was collected and all running episodes."""
-        self.length = 0
+        self.length = self._ends = 0
         self._ended.clear()
         self._episodes = Episodes(self._slots)
         self._put(0, observation)
@@ -75,6 +79,12 @@ class FragmentBuilder:
     def observation(self) -> dict[str, Array]:
         """What to act on: views by path, [N, ...], valid until the next `cut`."""
         return self._rows[self.length]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the rows collected, at least one, must be cut before the next step."""
+        row = self.length
+        return row > 0 and (row == self.unroll_length or self._ends > self._most_ends[row])
 
     def record(self, action: Mapping[str, Array], log_prob: Array, stepped: Stepped) -> None:
         """Add the step that `action` [N, ...] by path led to."""
@@ -88,13 +98,14 @@ class FragmentBuilder:
         self._valid[row] = True if stepped.valid is None else stepped.valid
         if stepped.ended is not None:
             self._ended.append((row, stepped.ended))
+            self._ends += len(stepped.ended.slots)
         self._put(row + 1, stepped.observation)
         self.length = row + 1
 
     def cut(self, stamp: Stamp) -> tuple[Fragment, list[Episode]]:
         """The rows collected, at least one, as a fragment, and the episodes that ended in them."""
         steps, slots = self.length, self._episodes.slots()
-        ends = self._ends()
+        ends = self._ends_in_order()
         header = FragmentHeader(
             run=stamp.run,
             session=stamp.session,
@@ -118,7 +129,7 @@ class FragmentBuilder:
         for path, array in self._observations.items():
             array[row] = observation[path]
 
-    def _ends(self) -> Ends:
+    def _ends_in_order(self) -> Ends:
         if not self._ended:
             return Ends(np.empty(0, np.int32), np.empty(0, np.int32))
         slot = np.concatenate([ended.slots for _, ended in self._ended]).astype(np.int32)
@@ -140,7 +151,7 @@ class FragmentBuilder:
         for array in self._observations.values():
             array[0] = array[self.length]
         self._ended.clear()
-        self.length = 0
+        self.length = self._ends = 0
 
 
 def _step_rules(schema: FragmentSchema) -> list[Any]:

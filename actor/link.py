@@ -2,8 +2,8 @@
 
 A call comes back with what the broker said, a refusal included. When nobody knows whether the broker
 heard (it is down, it restarts, the deadline passed) the same request is sent again with full jitter
-until it is answered or `stop` is set (Interrupted); every call is safe to repeat. A status that no
-repetition changes (a malformed request, no permission) is Fatal. Used by several threads.
+until it is answered or `stop` is set (Interrupted); every call is safe to repeat. What no repetition
+changes (a malformed request, no permission, a message above the limit) is Fatal. Used by several threads.
 """
 
 import logging
@@ -22,7 +22,7 @@ from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2, weight
 from penstock.wire.auth import Credentials
 from penstock.wire.channel import open_channel
 from penstock.wire.fragment import Fragment, to_proto
-from penstock.wire.limits import APPEND_DEADLINE_S, CALL_DEADLINE_S, WATCH_GRACE_S
+from penstock.wire.limits import APPEND_DEADLINE_S, CALL_DEADLINE_S, MAX_MESSAGE_BYTES, WATCH_GRACE_S
 from penstock.wire.messages import Leave, News, Publication, Report, Role, RunState, Watch
 from penstock.wire.refusal import Refusal
 from penstock.wire.specification import RunSpecification
@@ -39,6 +39,8 @@ _REPEATABLE = frozenset({
     grpc.StatusCode.UNKNOWN,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 })  # fmt: skip
+_TOO_LARGE = "larger than max"
+"""How gRPC words, under RESOURCE_EXHAUSTED, that a message of this size will never pass."""
 _COMPLAIN_EVERY_S = 10.0
 
 
@@ -205,7 +207,7 @@ class _NotFound(Exception):
 
 
 def _is_repeatable(error: Exception) -> bool:
-    return isinstance(error, grpc.RpcError) and _code(error) in _REPEATABLE
+    return isinstance(error, grpc.RpcError) and _code(error) in _REPEATABLE and _TOO_LARGE not in _text(error)
 
 
 def _code(error: Exception) -> grpc.StatusCode | None:
@@ -219,6 +221,11 @@ def _text(error: Exception) -> str:
 def _final(address: str, error: Exception) -> Exception:
     if _code(error) is grpc.StatusCode.NOT_FOUND:
         return _NotFound(_text(error))
+    if _TOO_LARGE in _text(error):
+        return Fatal(
+            f"a message between this actor and the broker at {address} is above the limit of "
+            f"{MAX_MESSAGE_BYTES} bytes ({_text(error)}); lower actor.unroll_length or environment.count"
+        )
     return Fatal(f"the broker at {address} refuses this actor's calls: {_text(error)}")
 
 

@@ -18,6 +18,7 @@ from penstock.wire.limits import (
     MAX_FRAGMENTS_PER_APPEND,
     MAX_MESSAGE_BYTES,
     MESSAGE_OVERHEAD_BYTES,
+    SLOT_BYTES,
 )
 from penstock.wire.messages import Episode, Report
 from penstock.wire.refusal import Reason, Refusal
@@ -25,7 +26,6 @@ from penstock.wire.refusal import Reason, Refusal
 REPORT_EVERY_S = 0.05
 _LEAST_WAIT_S = 0.005
 _HEADER_BYTES = 512
-_SLOT_BYTES = 32
 _APPEND_BYTES = MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES
 
 
@@ -119,7 +119,7 @@ class Outbox:
         batch: list[Fragment] = []
         size = 0
         for fragment in waiting[:MAX_FRAGMENTS_PER_APPEND]:
-            size += len(fragment.payload) + _HEADER_BYTES + _SLOT_BYTES * len(fragment.header.slots)
+            size += len(fragment.payload) + _HEADER_BYTES + SLOT_BYTES * len(fragment.header.slots)
             if batch and size > _APPEND_BYTES:
                 break
             batch.append(fragment)

@@ -114,10 +114,10 @@ class Rollout:
         return self._stop.is_set() or session.is_over or session.state is RunState.STOPPING
 
     def _unroll(self) -> None:
-        """The hot loop: T steps, or fewer when there is nobody to act for any more."""
+        """The hot loop: until the fragment is full, or there is nobody to act for any more."""
         builder, stepper, policy = self._crew.builder, self._crew.stepper, self._crew.local.policy
         progress = self._health.progress
-        for _ in range(builder.unroll_length):
+        while not builder.is_full:
             acted = policy.act(builder.observation())
             stepped = stepper.step(policy.environment_action(acted.action))
             builder.record(acted.action, acted.log_prob, stepped)

@@ -40,7 +40,7 @@ def schema_of(size: int) -> tuple[Box, FragmentSchema]:
     while True:
         box = Box(np.full(width, -1, np.float32), np.full(width, 1, np.float32))
         schema = fragment_schema(box, Discrete(2))
-        if schema.fragment_bytes(STEPS, SLOTS) <= size:
+        if schema.fragment_bytes(STEPS, SLOTS, SLOTS) <= size:
             return box, schema
         width -= 1
 

@@ -20,7 +20,7 @@ from penstock.policy.policy import Policy
 from penstock.runtime.settings import ConfigurationError, Settings
 from penstock.runtime.workload import Workload, find, load
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MESSAGE_OVERHEAD_BYTES, MIB
-from penstock.wire.schema import FragmentSchema, fragment_schema
+from penstock.wire.schema import FragmentSchema, fragment_schema, payload_room
 from penstock.wire.spaces import Space
 from penstock.wire.specification import RunSpecification
 
@@ -103,36 +103,48 @@ def _specification(
     algorithm: Algorithm,
 ) -> RunSpecification:
     _check_fragment(settings, schema)
-    return RunSpecification(
-        run=settings.run,
-        seed=settings.seed,
-        environment_json=settings.environment.canonical_json(),
-        policy_json=settings.policy.canonical_json(),
-        actor_json=settings.actor.canonical_json(),
-        evaluation_json=settings.evaluation.canonical_json(),
-        workload=settings.workload,
-        observation_space=observation,
-        action_space=action,
-        schema=schema,
-        probe=make_probe(observation, policy, settings.seed),
-        unroll_length=settings.actor.unroll_length,
-        lock_step=algorithm.lock_step,
-        session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
+    return check_specification(
+        RunSpecification(
+            run=settings.run,
+            seed=settings.seed,
+            environment_json=settings.environment.canonical_json(),
+            policy_json=settings.policy.canonical_json(),
+            actor_json=settings.actor.canonical_json(),
+            evaluation_json=settings.evaluation.canonical_json(),
+            workload=settings.workload,
+            observation_space=observation,
+            action_space=action,
+            schema=schema,
+            probe=make_probe(observation, policy, settings.seed),
+            unroll_length=settings.actor.unroll_length,
+            lock_step=algorithm.lock_step,
+            session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
+        )
     )
 
 
 def _check_fragment(settings: Settings, schema: FragmentSchema) -> None:
     length, count = settings.actor.unroll_length, settings.environment.count
-    room = MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES
-    needed = schema.fragment_bytes(length, count)
-    if needed <= room:
+    # Every slot may end once; where more episodes end than fit, the actor cuts the fragment early.
+    if schema.most_ends(length, count) >= count:
         return
-    fits = max((t for t in range(1, length) if schema.fragment_bytes(t, count) <= room), default=0)
+    fits = max((t for t in range(1, length) if schema.most_ends(t, count) >= count), default=0)
     remedy = f"use {fits}" if fits else "lower environment.count"
     raise ConfigurationError(
-        f"actor.unroll_length={length}: a fragment of {count} environments has {needed} bytes, "
-        f"a message holds {room}; {remedy}"
+        f"actor.unroll_length={length}: a fragment of {count} environments has "
+        f"{schema.fragment_bytes(length, count, count)} bytes, a message holds {payload_room(count)}; {remedy}"
     )
+
+
+def check_specification(specification: RunSpecification) -> RunSpecification:
+    """What actors will be told must fit into a reply and be readable."""
+    encoded, room = specification.encode(), MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES
+    if len(encoded) > room:
+        raise ConfigurationError(
+            f"environment.id: the run specification has {len(encoded)} bytes, a message holds {room}; "
+            "most of it are the bounds of the observation space: make the observations smaller"
+        )
+    return specification
 
 
 def _pacing(settings: Settings, algorithm: Algorithm) -> Pacing:
@@ -154,7 +166,8 @@ def _pacing(settings: Settings, algorithm: Algorithm) -> Pacing:
 
 def _room(settings: Settings, schema: FragmentSchema, pacing: Pacing, weight_bytes: int) -> Room:
     """What the log holds beside the budget; refused when that is not two intervals' worth of anything."""
-    fragment = schema.fragment_bytes(settings.actor.unroll_length, settings.environment.count)
+    count = settings.environment.count
+    fragment = schema.fragment_bytes(settings.actor.unroll_length, count, count)
     fragments = -(-pacing.budget // pacing.fragment_charge) + settings.actor.count
     in_flight = fragments * fragment
     size, entries = pacing.max_log_bytes - in_flight, pacing.max_log_entries - fragments

@@ -9,6 +9,8 @@ MAX_MESSAGE_BYTES: Final = 8 * MIB
 """Largest gRPC message either way; an Append with its largest fragment fits below it."""
 MESSAGE_OVERHEAD_BYTES: Final = 64 * KIB
 """Room left in a message for headers and framing beside the payloads."""
+SLOT_BYTES: Final = 32
+"""Most bytes of one slot in a fragment's header."""
 WEIGHT_CHUNK_BYTES: Final = MIB
 """Most bytes of weights in one message or one Redis value."""
 MAX_WEIGHT_BYTES: Final = 64 * 1024 * MIB

@@ -6,6 +6,7 @@ from enum import IntEnum
 from functools import cached_property
 
 from penstock.v1 import specification_pb2 as pb
+from penstock.wire.limits import MAX_MESSAGE_BYTES, MESSAGE_OVERHEAD_BYTES, SLOT_BYTES
 from penstock.wire.spaces import Space, leaves
 from penstock.wire.tensor import DTYPES, check_dtype, check_shape
 
@@ -66,15 +67,20 @@ class FragmentSchema:
         """Rules named `prefix` or below it, such as all of "observation"."""
         return tuple(r for r in self.tensors if r.name == prefix or r.name.startswith(f"{prefix}/"))
 
-    def fragment_bytes(self, steps: int, slots: int) -> int:
-        """Payload of a full fragment of T steps and N slots in which every slot ends once."""
+    def fragment_bytes(self, steps: int, slots: int, ends: int) -> int:
+        """Payload of a fragment of T steps and N slots in which K episodes end."""
         rows = {
             Axes.STEP: steps * slots,
             Axes.STEP_PLUS_ONE: (steps + 1) * slots,
             Axes.SLOT: slots,
-            Axes.END: slots,
+            Axes.END: ends,
         }
         return sum(rule.bytes_per_row() * rows[rule.axes] for rule in self.tensors)
+
+    def most_ends(self, steps: int, slots: int) -> int:
+        """How many episodes may end in T steps of N slots before a message holds it no longer; can be negative."""
+        row = sum(rule.bytes_per_row() for rule in self.tensors if rule.axes is Axes.END)
+        return (payload_room(slots) - self.fragment_bytes(steps, slots, 0)) // max(row, 1)
 
     def to_proto(self) -> pb.FragmentSchema:
         """The message."""
@@ -103,6 +109,11 @@ class FragmentSchema:
                 )
             rules.append(TensorRule(name=rule.name, dtype=rule.dtype, shape=shape, axes=Axes(rule.axes)))
         return cls(tuple(rules))
+
+
+def payload_room(slots: int) -> int:
+    """Most payload bytes of a fragment of N slots that fits into a message alone."""
+    return MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES - SLOT_BYTES * slots
 
 
 def fragment_schema(observation: Space, action: Space, extra: tuple[TensorRule, ...] = ()) -> FragmentSchema:

@@ -9,12 +9,13 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from actor.fragment_builder import FragmentBuilder, Stamp
-from actor.vector import Stepper
+from actor.vector import Ended, Stepped, Stepper
 from penstock.runtime.settings import ConfigurationError
 from penstock.wire.fragment import Fragment, Slot, WeightSpan, check
+from penstock.wire.limits import MAX_MESSAGE_BYTES
 from penstock.wire.messages import Episode, Publication
-from penstock.wire.schema import TensorRule, fragment_schema
-from penstock.wire.spaces import Discrete
+from penstock.wire.schema import TensorRule, fragment_schema, payload_room
+from penstock.wire.spaces import Box, Discrete
 from tests.unit.actor.counting import LENGTHS, NESTED, OBSERVATION, Transition, transitions, vector
 
 MODES = list(AutoresetMode)
@@ -165,6 +166,33 @@ def test_observations_are_compressed_where_asked() -> None:
     check(fragment, schema, RUN)
     assert [entry.name for entry in fragment.header.tensors if entry.codec == "lz4"] == ["observation"]
     assert read([fragment], 0) == list(itertools.islice(transitions(0), 1))
+
+
+def test_a_fragment_of_large_observations_is_cut_before_its_ends_outgrow_a_message() -> None:
+    """Every step ends every episode; each fragment fits, holds what happened, and no step is lost."""
+    slots, unroll = 4, 8
+    large = Box(np.zeros((256, 256, 3), np.uint8), np.full((256, 256, 3), 255, np.uint8))
+    schema = fragment_schema(large, Discrete(2))
+    assert schema.most_ends(unroll, slots) >= slots
+    assert schema.fragment_bytes(unroll, slots, unroll * slots) > MAX_MESSAGE_BYTES
+    observation = {"observation": np.zeros((slots, *large.shape), np.uint8)}
+    over = np.ones(slots, np.bool_)
+    ended = Ended(np.arange(slots), observation)
+    stepped = Stepped(observation, np.ones(slots), over, ~over, None, ended)
+    builder = FragmentBuilder(schema, unroll, slots)
+    builder.start(observation)
+    lengths = []
+    for sequence in (1, 2):
+        while not builder.is_full:
+            builder.record({"action": np.zeros(slots, np.int64)}, np.zeros(slots, np.float32), stepped)
+        fragment, episodes = builder.cut(
+            Stamp(run=RUN, session=1, sequence=sequence, weights=Publication(1), round=0)
+        )
+        check(fragment, schema, RUN)
+        assert len(fragment.payload) <= payload_room(slots)
+        assert len(episodes) == fragment.header.charge
+        lengths.append(fragment.header.steps)
+    assert 1 < lengths[0] == lengths[1] < unroll
 
 
 def test_a_tensor_that_no_step_gives_is_refused() -> None:

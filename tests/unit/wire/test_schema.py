@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from penstock.v1 import specification_pb2 as pb
-from penstock.wire.schema import Axes, FragmentSchema, TensorRule, fragment_schema
+from penstock.wire.schema import Axes, FragmentSchema, TensorRule, fragment_schema, payload_room
 from penstock.wire.spaces import Box, Dict, Discrete
 from tests.unit.wire.fragments import SCHEMA, fragment_of
 
@@ -54,7 +54,16 @@ def test_each_part_of_an_observation_is_a_tensor_with_its_final_row() -> None:
 
 def test_the_size_of_a_fragment_is_known_before_it_is_made() -> None:
     """What a start-up check compares with the message limit is what a full fragment weighs."""
-    assert SCHEMA.fragment_bytes(5, 3) == len(fragment_of(steps=5, slots=3, ends=3).payload)
+    assert SCHEMA.fragment_bytes(5, 3, 3) == len(fragment_of(steps=5, slots=3, ends=3).payload)
+
+
+def test_the_ends_that_a_message_holds_are_those_whose_last_observations_fit() -> None:
+    """One more is one too many."""
+    large = Box(np.zeros((256, 256, 3), np.uint8), np.full((256, 256, 3), 255, np.uint8))
+    schema = fragment_schema(large, Discrete(2))
+    most = schema.most_ends(8, 4)
+    assert schema.fragment_bytes(8, 4, most) <= payload_room(4) < schema.fragment_bytes(8, 4, most + 1)
+    assert schema.most_ends(100, 4) < 0
 
 
 @pytest.mark.parametrize(
