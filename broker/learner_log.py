@@ -19,7 +19,7 @@ from broker import keys, replies
 from broker.connection import REPLY_TIMEOUT_S, connect
 from broker.learner_calls import LearnerCalls, fenced_off
 from broker.log_memory import LogMemory, to_lua
-from broker.state import Commit, Lease, LogEntry, LogState, Pacing, Renewal, ReportEntry, Verdict
+from broker.state import Commit, Lease, LogEntry, LogState, Pacing, Renewal, ReportEntry, Residue, Verdict
 from penstock.runtime.settings import ConfigurationError
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Publication
@@ -194,16 +194,20 @@ class LearnerLog:
 
     def resident(self, after: int) -> int:
         """Number of entries behind `after`, by walking the log."""
-        total = 0
+        return self.residue(after).entries
+
+    def residue(self, after: int) -> Residue:
+        """What lies behind `after`, by walking the log; a number that is missing in it was lost."""
+        total, last = 0, after
         while True:
-            start = f"({keys.entry_id(after)}"
+            start = f"({keys.entry_id(last)}"
             found: Any = self._calls.patient(
                 partial(self._redis.xrange, keys.LOG, min=start, count=_WALK_SLICE)
             )
             if not found:
-                return total
-            total += len(found)
-            after = int(found[-1][0].partition(b"-")[0])
+                return Residue(entries=total, lost=last - after - total)
+            total += sum(values[b"h"] != b"" for _, values in found)
+            last = int(found[-1][0].partition(b"-")[0])
 
     def acked(self) -> int:
         """Fragments acknowledged over the run, counted by the append script."""

@@ -125,6 +125,14 @@ class LogEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Residue:
+    """What lies behind a position. entries: in the log. lost: numbers that Redis went back behind."""
+
+    entries: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pacing:
     """What admits fragments. Steps, milliseconds and bytes; `actor_count` opens lock-step round 0."""
 

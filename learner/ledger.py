@@ -94,7 +94,10 @@ class Ledger:
         return entry
 
     def balance(self, *, acked: int, lost: int, resident: int) -> Balance:
-        """The books. acked, lost: counted by the append script. resident: by walking the log."""
+        """The books. acked, lost: counted by the append script. resident: by walking the log.
+
+        lost includes numbers behind the position that the log turned out not to hold.
+        """
         dropped = Counter(self.dropped)
         if lost:
             dropped[Drop.LOG_LOST.value] += lost

@@ -207,11 +207,11 @@ class Process:
         learner_log, ledger = self._base.learner_log, self._parts.ledger
         for _ in range(_BALANCE_ATTEMPTS):
             acked, lost = learner_log.acked(), learner_log.log_lost()
-            resident = learner_log.resident(ledger.position)
+            residue = learner_log.residue(ledger.position)
             if (acked, lost) == (learner_log.acked(), learner_log.log_lost()):
                 break
-        metrics.LEDGER_RESIDENT.set(resident)
-        return ledger.balance(acked=acked, lost=lost, resident=resident)
+        metrics.LEDGER_RESIDENT.set(residue.entries)
+        return ledger.balance(acked=acked, lost=lost + residue.lost, resident=residue.entries)
 
     def _summary(self, ending: Ending, final: FinalPolicy, balance: Balance) -> dict[str, Any]:
         moment, evaluation = self._loop.moment(), self._parts.evaluation

@@ -8,7 +8,7 @@ import redis
 from broker import keys
 from broker.learner_log import LearnerLog
 from broker.scripts import JUMP
-from broker.state import Commit, LogState, Opened, Verdict
+from broker.state import Commit, LogState, Opened, Residue, Verdict
 from broker.store import Store
 from penstock.wire.messages import Episode, Report, Role, Watch
 from penstock.wire.refusal import Reason, Refusal, Refused
@@ -114,6 +114,25 @@ async def test_lost_entries_are_found_booked_and_passed(
     assert [log.missing(3), log.missing(4)] == [Verdict.LOG_LOST, Verdict.LOG_LOST]
     trained, lost_by_hole = 3, 2
     assert log.acked() == trained + lost_by_hole + log.log_lost()
+
+
+async def test_what_is_lost_and_not_yet_read_is_in_the_books(
+    redis_server: RedisServer, store: Store, log: LearnerLog
+) -> None:
+    """A run may end before the hole is consumed: its numbers are lost, its marker is no entry."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(2)
+    copy = redis_server.save_aof()
+    await actor.append(4)
+    log.read(0, 10, 0)
+    redis_server.go_back(copy)
+    await reconnect(store)
+    log.reopen(log.snapshot())
+    position = 1
+    residue = log.residue(position)
+    assert residue == Residue(entries=1, lost=4)
+    assert log.acked() == position + residue.entries + residue.lost + log.log_lost()
 
 
 async def test_an_actor_whose_appends_were_all_lost_gets_leave_again(
