@@ -24,7 +24,6 @@ from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 _TAIL_BYTES: Final = 8192
 _PROBE_TIMEOUT_S: Final = 1.0
 _PENSTOCK_SECTION: Final = re.compile(r"PENSTOCK_[A-Z]+__")
-_PASSED_ON: Final = "PENSTOCK_SECURITY__REDIS_PASSWORD"
 
 
 class CleanExit(Enum):
@@ -73,7 +72,10 @@ class Folder:
 
 
 class ServiceProcess:
-    """A running child. Created running; `on_exit` is called once, from a thread, when it ends."""
+    """A running child. Created running; `on_exit` is called once, from a thread, when it ends.
+
+    `environment`: what the child reads over its configuration file, and the secrets, which no file holds.
+    """
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class ServiceProcess:
         *,
         folder: Folder,
         lifeline_fd: int,
+        environment: Mapping[str, str],
         restarted: bool,
         on_exit: Callable[[Exit], None],
     ) -> None:
@@ -88,17 +91,14 @@ class ServiceProcess:
         self._log = folder.logs / f"{spec.name}.log"
         self._endpoint = folder.endpoints / f"{spec.name}.json"
         self._endpoint.unlink(missing_ok=True)
-        environment = child_environment(os.environ) | {
-            LIFELINE_VARIABLE: str(lifeline_fd),
-            ENDPOINT_VARIABLE: str(self._endpoint),
-        }
+        own = {LIFELINE_VARIABLE: str(lifeline_fd), ENDPOINT_VARIABLE: str(self._endpoint)}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 (*spec.command, *(spec.on_restart if restarted else ())),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env=without_configuration(os.environ) | dict(environment) | own,
                 pass_fds=(lifeline_fd,),
                 process_group=0,
             )
@@ -176,10 +176,6 @@ def last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without configuration: the run's file holds it, resolved. Secrets stay."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name == _PASSED_ON or not _PENSTOCK_SECTION.match(name)
-    }
+def without_configuration(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without configuration: the run's file holds it, resolved."""
+    return {name: value for name, value in environ.items() if not _PENSTOCK_SECTION.match(name)}

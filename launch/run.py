@@ -18,13 +18,15 @@ from launch.plan import Plan
 from launch.process import Folder
 from launch.progress import MetricsTail
 from launch.redis_service import ask
-from launch.services import service_specs
+from launch.services import service_environment, service_specs
 from launch.summary import RedisFacts, learner_account
 from launch.supervisor import Account, GaveUp, Supervisor
 from launch.view import View
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
 from penstock.runtime.health import Endpoint, Health, serve_http
 from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.settings import ConfigurationError, MetricsSection
+from penstock.wire.auth import AddressInUse
 
 TICK_S: Final = 0.1
 HEALTH_INTERVAL_S: Final = 5.0
@@ -60,11 +62,11 @@ class Run:
         self._lifecycle = lifecycle
         self._view = view
         self._health = Health("launcher")
-        _server, self._metrics_port = serve_http(self._health, "127.0.0.1", 0)
+        self._metrics_port = _serve_metrics(self._health, plan.settings.metrics)
         # The write end stays open in this process alone: children drain when the kernel closes it.
         read_fd, self._lifeline = os.pipe()
         folder = Folder(logs=plan.run_dir / "logs", endpoints=plan.run_dir / "endpoints")
-        self._supervisor = Supervisor(folder, read_fd, self._say)
+        self._supervisor = Supervisor(folder, read_fd, service_environment(plan.settings), self._say)
         self._tail = MetricsTail(plan.run_dir / "metrics.jsonl")
         self._endpoints: dict[str, Endpoint] = {}
         self.redis_facts = redis
@@ -175,6 +177,14 @@ class Run:
         if endpoint is None or endpoint.server_pid is None:
             return account
         return replace(account, pid=endpoint.server_pid)
+
+
+def _serve_metrics(health: Health, section: MetricsSection) -> int:
+    """Port of the launcher's own metrics."""
+    try:
+        return serve_http(health, section.host, section.port)[1]
+    except AddressInUse as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _own_account() -> Account:

@@ -1,5 +1,6 @@
 """Which services a run has, with the command lines that anybody could type."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -8,6 +9,7 @@ from typing import Final
 
 from launch.plan import Plan
 from launch.process import CleanExit, ServiceSpec, penstock
+from penstock.runtime.settings import ENVIRONMENT_PREFIX, Settings
 
 _MAX_SOCKET_FOLDER: Final = 80
 _FOLDER_PREFIX: Final = "penstock-"
@@ -54,6 +56,19 @@ def _actor(name: str, role: str, broker: str, config: tuple[str, ...]) -> Servic
         command=command,
         clean_exit=CleanExit.STOPPED,
     )
+
+
+def service_environment(settings: Settings) -> dict[str, str]:
+    """What the services read from their environment, over the run's file: what it cannot hold for them.
+
+    Each has its metrics on a free port of loopback, since all share this machine and the launcher looks at
+    their health; the port of the configuration is the launcher's own. No file holds the password.
+    """
+    values = {"METRICS__HOST": "127.0.0.1", "METRICS__PORT": "0"}
+    password = settings.security.redis_password
+    if password is not None:
+        values["SECURITY__REDIS_PASSWORD"] = json.dumps(password.get_secret_value(), ensure_ascii=False)
+    return {ENVIRONMENT_PREFIX + name: value for name, value in values.items()}
 
 
 def private_folder() -> Path:

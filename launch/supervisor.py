@@ -13,7 +13,7 @@ thread; children's deaths arrive through a queue.
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -72,9 +72,16 @@ class _Service:
 class Supervisor:
     """Starts, watches, restarts and stops services."""
 
-    def __init__(self, folder: Folder, lifeline_fd: int, on_event: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        lifeline_fd: int,
+        environment: Mapping[str, str],
+        on_event: Callable[[str], None],
+    ) -> None:
         self._folder = folder
         self._lifeline_fd = lifeline_fd
+        self._environment = environment
         self._on_event = on_event
         self._services: dict[str, _Service] = {}
         self._exits: queue.SimpleQueue[Exit | None] = queue.SimpleQueue()
@@ -200,6 +207,7 @@ class Supervisor:
             service.spec,
             folder=self._folder,
             lifeline_fd=self._lifeline_fd,
+            environment=self._environment,
             restarted=service.restarts > 0,
             on_exit=self._exits.put,
         )

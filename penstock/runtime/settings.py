@@ -13,7 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from penstock.wire.limits import MAX_EPISODES_PER_REPORT, MAX_SLOTS, MAX_STEPS
+
 ENVIRONMENT_PREFIX = "PENSTOCK_"
+_SECRETS = ("security.redis_password",)
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -41,7 +44,7 @@ class EnvironmentSection(Section):
     """Any Gymnasium id; `module:Id` imports the module first."""
     kwargs: dict[str, Any] = {}
     """Arguments of the environment's constructor."""
-    count: Positive = 8
+    count: Annotated[int, Field(gt=0, le=MAX_SLOTS)] = 8
     """Environments per actor (N)."""
     vectorise: Literal["auto", "sync", "vector", "async"] = "auto"
     """sync: one loop in the actor; vector: the environment's own vector entry point; async: one process each; auto: vector where the environment has one, else sync."""
@@ -130,7 +133,7 @@ class ActorSection(Section):
 
     count: Positive = 2
     """Rollout workers that the launcher starts, and that open round 0 in lock-step."""
-    unroll_length: Annotated[int, Field(gt=0, le=4096)] = 32
+    unroll_length: Annotated[int, Field(gt=0, le=MAX_STEPS)] = 32
     """Steps per slot of a fragment (T)."""
     outbox_fragments: Positive = 8
     """Fragments kept until acknowledged; when full the environment waits."""
@@ -197,7 +200,7 @@ class LearnerSection(Section):
 class EvaluationSection(Section):
     """Separate environments that only measure."""
 
-    episodes: Positive = 100
+    episodes: Annotated[int, Field(gt=0, le=MAX_EPISODES_PER_REPORT)] = 100
     """Episodes of one evaluation; the i-th is seeded with `seed` + i."""
     seed: Annotated[int, Field(ge=0)] = 1_000_000
     """First seed."""
@@ -232,7 +235,7 @@ class MetricsSection(Section):
     host: str = "127.0.0.1"
     """Address of the HTTP port with /metrics, /healthz and /readyz."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Its port; 0: any free one."""
+    """Its port; 0: any free one. Under `penstock train` both are the launcher's; services take free ports of loopback."""
 
 
 class Settings(Section):
@@ -267,13 +270,18 @@ def parse_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_assignment(text: str) -> dict[str, Any]:
-    """`section.key=value` as nested dictionaries; the value is TOML where it parses, else a string."""
+    """`section.key=value` as nested dictionaries; the value is TOML where it parses, else a string.
+
+    A secret is a string, whatever it looks like.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigurationError(f"--set {text!r}: write section.key=value")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
+        parsed = value
+    if key in _SECRETS and not isinstance(parsed, str):
         parsed = value
     for part in reversed(key.split(".")):
         parsed = {part: parsed}
@@ -320,4 +328,5 @@ def _explain(error: dict[str, Any]) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"{key}: unknown key; `penstock train --print-config` lists the known ones"
-    return f"{key}={error['input']!r}: {error['msg']}"
+    shown = "**********" if key in _SECRETS else repr(error["input"])
+    return f"{key}={shown}: {error['msg']}"

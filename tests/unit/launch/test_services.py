@@ -1,0 +1,51 @@
+"""What the services of a run are started with."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.plan import Request, make_plan, prepare_folder
+from launch.process import without_configuration
+from launch.services import service_environment
+from penstock.runtime.settings import load
+
+SHOW = (
+    "import json, sys; from pathlib import Path; from launch.plan import service_settings\n"
+    "settings = service_settings(Path(sys.argv[1]), ())\n"
+    "password = settings.security.redis_password\n"
+    "print(json.dumps([settings.metrics.host, settings.metrics.port, password and password.get_secret_value()]))"
+)
+
+
+def seen_by_a_service(run_dir: Path, *assignments: str) -> list[object]:
+    """Metrics host, port and Redis password in a service of such a run."""
+    plan = make_plan(Request(what="CartPole-v1", run_dir=run_dir, assignments=assignments))
+    prepare_folder(plan)
+    environment = without_configuration({"PATH": ""}) | service_environment(plan.settings)
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW, str(plan.config)],
+        env=environment, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    return list(json.loads(done.stdout))
+
+
+def test_a_metrics_port_of_the_configuration_is_not_shared_by_all_services(tmp_path: Path) -> None:
+    """Six processes cannot serve one port, and the launcher probes their health on loopback."""
+    seen = seen_by_a_service(tmp_path / "run", "metrics.port=9464", "metrics.host=0.0.0.0")
+    assert seen == ["127.0.0.1", 0, None]
+
+
+@pytest.mark.parametrize("password", ["hunter2", "12345", 'qu"ote\\ ü'])
+def test_a_password_given_to_the_launcher_reaches_the_services(tmp_path: Path, password: str) -> None:
+    """Wherever it was said; also one that looks like a number. It is in no file."""
+    assigned = f"security.redis_password={json.dumps(password, ensure_ascii=False)}"
+    assert seen_by_a_service(tmp_path / "run", assigned)[2] == password
+    assert password not in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_without_a_password_the_services_are_told_none() -> None:
+    """An empty one would be a wrong one."""
+    assert "PENSTOCK_SECURITY__REDIS_PASSWORD" not in service_environment(load([]))
