@@ -6,6 +6,7 @@ redis-py would repeat a write ten times on its own; here every retry is the call
 
 import re
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
@@ -48,6 +49,12 @@ def check_url(url: str) -> str:
     if not url.startswith(SCHEMES):
         raise ValueError(f"redis={url[:80]!r}: start the URL with one of {', '.join(SCHEMES)}")
     return url
+
+
+def without_password(url: str) -> str:
+    """The URL as logs and messages may show it."""
+    credentials, at, _ = urlsplit(url).netloc.rpartition("@")
+    return url.replace(credentials + at, "", 1) if at else url
 
 
 def is_unavailable(error: Exception) -> bool:

@@ -11,11 +11,12 @@ from typing import Any, Final, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError
 
-from broker.connection import is_unavailable
+from broker.connection import is_unavailable, without_password
 from broker.log_memory import LogMemory
 from broker.scripts import load
 from penstock.runtime.exit import Fatal
 from penstock.runtime.retry import retry
+from penstock.runtime.settings import ConfigurationError
 from penstock.wire.refusal import Reason, Refusal, Refused
 
 logger = logging.getLogger(__name__)
@@ -33,14 +34,18 @@ class LearnerCalls:
         self, client: Any, url: str, memory: LogMemory, *, wait_s: float, stop: threading.Event
     ) -> None:
         self.client = client
-        self.url = url
+        self.url = without_password(url)
+        """As messages may show it."""
         self.opening = threading.Lock()
         self._memory = memory
         self._wait_s = wait_s
         self._stop = stop
 
     def wait_until_up(self) -> None:
-        """Return when Redis answers; raises Fatal after `wait_s`, Interrupted when the process drains."""
+        """Return when Redis answers; raises Fatal after `wait_s`, Interrupted when the process drains.
+
+        Raises ConfigurationError when it answers and refuses us.
+        """
         self._waited(lambda: self.client.execute_command("PING"), self._stop, self._wait_s)
 
     def patient(self, call: Callable[[], T]) -> T:
@@ -87,6 +92,10 @@ class LearnerCalls:
         try:
             return retry(call, retryable=is_unavailable, stop=stop, on_wait=tell, give_up_s=wait_s)
         except RedisError as error:
+            if not is_unavailable(error):
+                raise ConfigurationError(
+                    f"Redis at {self.url}: {error}; check the URL's user and security.redis_password"
+                ) from error
             raise Fatal(f"Redis at {self.url} did not answer for {wait_s:g} s: {error}") from error
 
 

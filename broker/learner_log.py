@@ -8,6 +8,7 @@ newer one: `Refused(FENCED)`. While the log is closed (Redis was restarted) ever
 
 import hashlib
 import json
+import logging
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from penstock.runtime.settings import ConfigurationError
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Publication
 from penstock.wire.refusal import Reason, Refusal, Refused
+
+logger = logging.getLogger(__name__)
 
 _MAX_BLOCK_MS: Final = int(REPLY_TIMEOUT_S * 1000 / 2)
 _TRIM_SLICE: Final = 512
@@ -128,6 +131,19 @@ class LearnerLog:
         return self._memory.state
 
     def _open(self, state: LogState | None, position: int | None) -> None:
+        """Open and trim; once more when Redis is restarted again in between."""
+        while True:
+            self._open_once(state, position)
+            try:
+                self._trim()
+            except Refused as refused:
+                if refused.refusal.reason is not Reason.NOT_READY:
+                    raise
+                logger.warning("Redis was restarted once more: opening the log again")
+            else:
+                return
+
+    def _open_once(self, state: LogState | None, position: int | None) -> None:
         holder = self._memory.holder
         if holder.pacing is None:
             raise RuntimeError("LearnerLog.reopen before start: nothing says how the log is paced")
@@ -150,7 +166,6 @@ class LearnerLog:
             raise Refused(Refusal(reason=Reason.INVALID, detail=detail))
         if reply[0] == b"FENCED":
             raise fenced_off()
-        self._trim()
 
     # ---- reading
 

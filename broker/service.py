@@ -13,7 +13,6 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
 
 from redis import asyncio as redis_asyncio
 from redis.exceptions import RedisError
@@ -22,7 +21,7 @@ from broker import guard
 from broker.admission import Admission
 from broker.boundary import Boundary
 from broker.changes import Changes
-from broker.connection import connect_async, is_unavailable
+from broker.connection import connect_async, is_unavailable, without_password
 from broker.control_service import ControlService
 from broker.experience_service import ExperienceService
 from broker.monitor import Monitor
@@ -131,12 +130,6 @@ def connect_inspector(redis_url: str, section: SecuritySection) -> "redis_asynci
 def password(section: SecuritySection) -> str | None:
     """The password of the configuration; one in the URL goes before it."""
     return section.redis_password.get_secret_value() if section.redis_password else None
-
-
-def without_password(redis_url: str) -> str:
-    """The URL as logs may show it."""
-    credentials_, at, _ = urlsplit(redis_url).netloc.rpartition("@")
-    return redis_url.replace(credentials_ + at, "", 1) if at else redis_url
 
 
 async def wait_for_redis(

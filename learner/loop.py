@@ -161,8 +161,10 @@ class Loop:
 
     def _alarm(self, delivery: Delivery, update: Update) -> None:
         self._nan_in_a_row += 1
-        self._evidence = where = keep_evidence(self._plan.evidence_dir, delivery, update, self._parts.algorithm.updates)
-        log.error("update skipped: a value was not finite", extra={"evidence": where, "last": delivery.last})
+        count = self._parts.algorithm.updates
+        self._evidence = keep_evidence(self._plan.evidence_dir, delivery, update, count)
+        words = {"evidence": self._evidence, "last": delivery.last}
+        log.error("update skipped: a value was not finite", extra=words)
 
     def _give_up(self) -> NoReturn:
         """Ends the run rather than this process: started again it would do the same.

@@ -339,6 +339,25 @@ async def test_a_trim_floor_that_was_lost_is_raised_and_trimmed_again(
     client.close()
 
 
+def test_a_redis_that_restarts_while_it_is_opened_is_opened_again(
+    redis_server: RedisServer, log: LearnerLog
+) -> None:
+    """The second restart falls between the opening and the trimming that follows it."""
+    redis_server.restart()
+    names: list[str] = []
+    run = log._calls.run
+
+    def restart_behind_the_first_opening(name: str, *arguments: object) -> object:
+        names.append(name)
+        if name == "trim" and names.count("open_log") == 1:
+            redis_server.restart()
+        return run(name, *arguments)
+
+    log._calls.run = restart_behind_the_first_opening  # type: ignore[method-assign]
+    log.reopen(log.snapshot())
+    assert (names.count("open_log"), log.renew().closed) == (2, False)
+
+
 def test_opening_again_with_the_same_nonce_leaps_once(redis_server: RedisServer, log: LearnerLog) -> None:
     """A lost reply of the opening is repeated by the retry loop; the learner keeps its epoch."""
     redis_server.restart()

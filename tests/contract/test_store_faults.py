@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import redis
 
-from broker.connection import check_url
+from broker.connection import check_url, without_password
 from broker.learner_log import LearnerLog
 from broker.store import Store, StoreUnavailable
 from penstock.runtime.exit import Fatal
+from penstock.runtime.settings import ConfigurationError
 from penstock.wire.messages import Watch
 from tests.redis_server import RedisServer
 from tests.small_run import CHARGE
@@ -47,6 +48,26 @@ def test_a_learner_gives_up_on_a_dead_redis_after_its_time(redis_server: RedisSe
     redis_server.kill()
     with pytest.raises(Fatal, match=r"did not answer for 0\.2 s"):
         LearnerLog.connect(redis_server.url, wait_s=0.2)
+
+
+@pytest.mark.parametrize("password", ["wrong", None])
+def test_a_password_that_redis_refuses_a_learner_is_told_as_such(
+    redis_url: str, password: str | None
+) -> None:
+    """It is neither waited for nor called silence; the message holds no password."""
+    right = "right"
+    with redis.Redis.from_url(redis_url) as client:
+        client.config_set("requirepass", right)
+    with pytest.raises(ConfigurationError, match=r"security\.redis_password") as caught:
+        LearnerLog.connect(redis_url, wait_s=20, password=password)
+    assert "wrong" not in str(caught.value)
+    LearnerLog.connect(redis_url, wait_s=20, password=right).close()
+
+
+def test_messages_show_the_url_without_its_password() -> None:
+    """Whatever stands before the host."""
+    assert without_password("redis://user:secret@host:6379/0") == "redis://host:6379/0"
+    assert without_password("unix:///run/redis.sock") == "unix:///run/redis.sock"
 
 
 def test_a_learner_waits_for_a_redis_that_comes_back(redis_server: RedisServer) -> None:
