@@ -23,7 +23,6 @@ from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.settings import Settings
-from penstock.wire.limits import MAX_EPISODES_PER_REPORT
 from penstock.wire.messages import Episode, Report, Role, RunState
 from penstock.wire.refusal import Reason, Refusal
 
@@ -91,10 +90,6 @@ class Evaluator:
             self._stepper = of.make_environment(section, count, of.evaluation.seed)
             self._local = of.make_policy(specification.seed)
             self._local.policy.seed_actions(of.evaluation.seed)
-            if of.evaluation.episodes > MAX_EPISODES_PER_REPORT:
-                raise Fatal(
-                    f"evaluation.episodes={of.evaluation.episodes}: at most {MAX_EPISODES_PER_REPORT}"
-                )
 
     def _await_request(self, session: Session) -> bool:
         with session.changed:

@@ -19,7 +19,7 @@ from penstock.policy import weights
 from penstock.policy.policy import Policy
 from penstock.runtime.settings import ConfigurationError, Settings
 from penstock.runtime.workload import Workload, find, load
-from penstock.wire.limits import MAX_MESSAGE_BYTES, MESSAGE_OVERHEAD_BYTES, MIB
+from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_TENSORS, MESSAGE_OVERHEAD_BYTES, MIB
 from penstock.wire.schema import FragmentSchema, fragment_schema, payload_room
 from penstock.wire.spaces import Space
 from penstock.wire.specification import RunSpecification
@@ -53,7 +53,7 @@ def make_model(settings: Settings) -> Model:
     algorithm: Algorithm = ALGORITHMS[settings.algorithm.name](
         policies[0].to(device), settings.algorithm, seed=settings.seed
     )
-    schema = fragment_schema(observation, action, algorithm.requires())
+    schema = check_schema(fragment_schema(observation, action, algorithm.requires()))
     specification = _specification(settings, observation, action, schema, policies[1], algorithm)
     pacing = _pacing(settings, algorithm)
     return Model(
@@ -121,6 +121,16 @@ def _specification(
             session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
         )
     )
+
+
+def check_schema(schema: FragmentSchema) -> FragmentSchema:
+    """Raises ConfigurationError for more tensors than a fragment may have."""
+    if len(schema.tensors) > MAX_TENSORS:
+        raise ConfigurationError(
+            f"environment.id: its observation and action spaces make {len(schema.tensors)} tensors of a fragment "
+            f"(two of each part of an observation), at most {MAX_TENSORS} are allowed; join parts of the spaces"
+        )
+    return schema
 
 
 def _check_fragment(settings: Settings, schema: FragmentSchema) -> None:

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.model import check_specification, make_model
+from learner.model import check_schema, check_specification, make_model
 from penstock.runtime import settings as configuration
 from penstock.runtime.settings import ConfigurationError
-from penstock.wire.spaces import Box
+from penstock.wire.schema import fragment_schema
+from penstock.wire.spaces import Box, Dict, Discrete
 from tests import small_run
 
 
@@ -29,3 +30,17 @@ def test_a_specification_that_no_reply_holds_is_refused() -> None:
     large = replace(small_run.specification(), observation_space=Box(pixels, pixels + 1))
     with pytest.raises(ConfigurationError, match=r"specification has 8\d+ bytes.*smaller"):
         check_specification(large)
+
+
+def test_an_observation_of_more_parts_than_a_fragment_has_tensors_is_refused() -> None:
+    """Not by the broker, at the first fragment."""
+    space = Dict(tuple((f"part-{index}", Discrete(2)) for index in range(30)))
+    with pytest.raises(ConfigurationError, match="68 tensors.*at most 64"):
+        check_schema(fragment_schema(space, Discrete(2)))
+
+
+@pytest.mark.parametrize("key", ["environment.count", "evaluation.episodes"])
+def test_more_environments_or_episodes_than_a_message_may_name_are_refused(key: str) -> None:
+    """Not by the broker, at the first fragment or report."""
+    with pytest.raises(ConfigurationError, match=f"{key}=4097.*4096"):
+        configuration.load([configuration.parse_assignment(f"{key}=4097")])
