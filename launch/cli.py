@@ -136,9 +136,10 @@ def broker(
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from broker.service import main
 
-        return main(lifecycle, settings, redis_url=redis_url, listen=listen)
+        return main(lifecycle, settings, redis_url=url, listen=listen)
 
-    _service("broker", body, config, assignments, endpoints, insecure=insecure)
+    url, secret = _redis_url(redis_url)
+    _service("broker", body, config, assignments, endpoints, insecure=insecure, secret=secret)
 
 
 @app.command()
@@ -186,11 +187,10 @@ def learner(
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from learner.service import main
 
-        return main(
-            lifecycle, settings, redis_url=redis_url, run_dir=run_dir, resume=resume, allow_loss=allow_loss
-        )
+        return main(lifecycle, settings, redis_url=url, run_dir=run_dir, resume=resume, allow_loss=allow_loss)
 
-    _service("learner", body, config, assignments, endpoints)
+    url, secret = _redis_url(redis_url)
+    _service("learner", body, config, assignments, endpoints, secret=secret)
 
 
 @app.command()
@@ -278,6 +278,7 @@ def _service(
     endpoints: Path | None,
     *,
     insecure: bool = False,
+    secret: dict[str, Any] | None = None,
 ) -> None:
     import os
 
@@ -288,7 +289,14 @@ def _service(
     if endpoints is not None:
         os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
     said = (*(assignments or ()), *(["security.insecure=true"] if insecure else []))
-    leave(run_service(lambda lifecycle: body(lifecycle, service_settings(config, said)), role))
+    leave(run_service(lambda lifecycle: body(lifecycle, service_settings(config, said, secret)), role))
+
+
+def _redis_url(url: str) -> tuple[str, dict[str, Any]]:
+    """The URL as logs may show it, and its password as a layer of the settings."""
+    from penstock.runtime.settings import redis_layer
+
+    return redis_layer(url)
 
 
 def _finish(body: Callable[[], int]) -> None:

@@ -80,11 +80,14 @@ def resolve(first: Mapping[str, Any], request: Request) -> Settings:
     return configuration.load([defaults, *layers])
 
 
-def service_settings(config: Path | None, assignments: tuple[str, ...]) -> Settings:
-    """Settings of one service in the foreground: file, environment, `--set`."""
+def service_settings(
+    config: Path | None, assignments: tuple[str, ...], secret: Mapping[str, Any] | None = None
+) -> Settings:
+    """Settings of one service in the foreground: file, environment, `--set`, the secret of its Redis URL."""
     layers = [configuration.parse_toml(config)] if config else []
     layers.append(configuration.from_environment())
-    return configuration.load(layers + [configuration.parse_assignment(text) for text in assignments])
+    layers += [configuration.parse_assignment(text) for text in assignments]
+    return configuration.load([*layers, secret or {}])
 
 
 def prepare_folder(plan: Plan) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from penstock.runtime.redis_url import split_password
 from penstock.wire.limits import MAX_EPISODES_PER_REPORT, MAX_SLOTS, MAX_STEPS
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
@@ -151,7 +152,7 @@ class BrokerSection(Section):
     """The front of the buffer."""
 
     redis: str = ""
-    """URL of the Redis server: redis://, rediss:// or unix://; empty: the launcher starts one."""
+    """URL of the Redis server: redis://, rediss:// or unix://; empty: the launcher starts one. A password in it is kept as `security.redis_password`."""
     durability: Literal["memory", "fsync_1s", "fsync"] = "fsync_1s"
     """What an acknowledgement must survive; a Redis that gives less is refused."""
     declared_durability: Literal["memory", "fsync_1s", "fsync"] | None = None
@@ -226,7 +227,7 @@ class SecuritySection(Section):
     tls_authority: Path | None = None
     """PEM file of the authority that signs the peers."""
     redis_password: SecretStr | None = None
-    """Password of the Redis user, where the URL holds none."""
+    """Password of the Redis user; one in the URL goes before it. Never written to a file."""
 
 
 class MetricsSection(Section):
@@ -313,15 +314,32 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def load(layers: Iterable[Mapping[str, Any]]) -> Settings:
     """Validate the layers laid on one another, first to last.
 
+    A password in `broker.redis` becomes `security.redis_password`: the URL may be shown, the secret may not.
     Raises ConfigurationError with a line per mistake: key, value and what is allowed.
     """
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = merge(merged, layer)
+    merged = merge(merged, _without_url_password(merged))
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
         raise ConfigurationError("\n".join(_explain(dict(e)) for e in error.errors())) from error
+
+
+def redis_layer(url: str) -> tuple[str, dict[str, Any]]:
+    """A URL without its password, and the password as a layer for `load` (empty when there is none)."""
+    shown, password = split_password(url)
+    return shown, {} if password is None else {"security": {"redis_password": password}}
+
+
+def _without_url_password(merged: Mapping[str, Any]) -> dict[str, Any]:
+    section = merged.get("broker")
+    url = section.get("redis") if isinstance(section, Mapping) else None
+    if not isinstance(url, str):
+        return {}
+    shown, secret = redis_layer(url)
+    return {"broker": {"redis": shown}} | secret if secret else {}
 
 
 def _explain(error: dict[str, Any]) -> str:

@@ -43,6 +43,7 @@ def test_arguments_of_the_environment_are_replaced_as_a_whole() -> None:
         ("environment.id=a=b", {"environment": {"id": "a=b"}}),
         ("learner.stop_at_target=false", {"learner": {"stop_at_target": False}}),
         ("environment.kwargs.g=9.8", {"environment": {"kwargs": {"g": 9.8}}}),
+        ("security.redis_password=123", {"security": {"redis_password": "123"}}),
     ],
 )
 def test_an_assignment_is_toml_or_a_string(text: str, expected: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from launch import toml
 from launch.plan import Request, make_plan, prepare_folder, service_settings
+from launch.services import service_specs
 from penstock.runtime.settings import ConfigurationError, Settings, load, parse_toml
 
 
@@ -120,3 +121,24 @@ def test_a_service_reads_file_environment_and_assignments(
     assert settings.broker.redis_wait_s == 1
     assert settings.broker.max_log_entries == 2
     assert settings.metrics.port == 3
+
+
+def test_a_password_in_the_redis_url_is_written_and_shown_nowhere(tmp_path: Path) -> None:
+    """Not in config.toml, --print-config or the command line of a service; it becomes the secret."""
+    url = "redis://user:hunter2@far:6379/0"
+    plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", redis=url))
+    prepare_folder(plan)
+    commands = [part for spec in service_specs(plan, tmp_path) for part in spec.command]
+    assert "redis://user@far:6379/0" in commands
+    shown = [plan.config.read_text(), toml.masked(plan.settings), repr(plan), *commands]
+    assert not any("hunter2" in text for text in shown)
+    password = plan.settings.security.redis_password
+    assert password is not None
+    assert password.get_secret_value() == "hunter2"
+
+
+def test_a_password_of_the_wrong_type_is_not_shown() -> None:
+    """A list is an error; its message is not the place for it."""
+    with pytest.raises(ConfigurationError, match=r"redis_password=\*+: ") as caught:
+        load([{"security": {"redis_password": ["hunter2"]}}])
+    assert "hunter2" not in str(caught.value)

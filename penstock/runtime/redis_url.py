@@ -1,0 +1,29 @@
+"""A Redis URL without its secret, so that configuration files, command lines and messages can show it.
+
+The password stands behind the user (`redis://user:PASSWORD@host`) or in the query (`?password=`); where both
+are given the first is the one that counts.
+"""
+
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+
+def split_password(url: str) -> tuple[str, str | None]:
+    """The URL without its password, and the password, None when it holds none. No URL stays as it is."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url, None  # the message of whoever needs it says what is wrong with it
+    user_info, at, place = parts.netloc.rpartition("@")
+    user, colon, password = user_info.partition(":")
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    said = [value for key, value in query if key == "password"]
+    if not colon and not said:
+        return url, None
+    kept = urlencode([(key, value) for key, value in query if key != "password"], safe="/")
+    clean = parts._replace(
+        netloc=f"{user}{at}{place}" if user else place, query=kept if said else parts.query
+    )
+    text = clean.geturl()
+    if parts.scheme == "unix" and not clean.netloc and not text.startswith("unix://"):
+        text = text.replace("unix:", "unix://", 1)
+    return text, (unquote(password) or None) if colon else said[0]
