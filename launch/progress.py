@@ -27,20 +27,32 @@ class Progress:
 
 
 class MetricsTail:
-    """Reads a growing `metrics.jsonl`; a missing file is an empty one."""
+    """Reads a growing `metrics.jsonl`; a missing file is an empty one.
+
+    The learner writes lines from its first second on, so the first ones tell of no experience.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = path.stat().st_size if path.exists() else 0
         self._rest = b""
-        self.last: Progress | None = None
+        self._first = None if self._offset else Progress()
+        self._last: Progress | None = None
 
     def poll(self) -> Progress | None:
-        """The newest progress, None before the first line that this launcher's run appended."""
+        """The newest progress, None until the first experience after this launcher's start."""
         lines = self._new_lines()
         if lines:
-            self.last = to_progress(json.loads(lines[-1]))
-        return self.last
+            self._first = self._first or to_progress(json.loads(lines[0]))
+            self._last = to_progress(json.loads(lines[-1]))
+        return self._last if self._has_begun() else None
+
+    def _has_begun(self) -> bool:
+        first, last = self._first, self._last
+        if first is None or last is None:
+            return False
+        new = last.env_steps > first.env_steps or last.updates > first.updates
+        return new or last.outstanding > 0
 
     def _new_lines(self) -> list[bytes]:
         try:

@@ -113,7 +113,7 @@ class Run:
                 self._view.show(progress)
             elif time.monotonic() >= next_notice_s:
                 next_notice_s = time.monotonic() + NOTICE_INTERVAL_S
-                self._say_who_is_silent()
+                self._say_who_is_not_ready()
             if time.monotonic() >= next_health_s:
                 next_health_s = time.monotonic() + HEALTH_INTERVAL_S
                 self._supervisor.check_health()
@@ -127,11 +127,10 @@ class Run:
         self._say("the learner was asked to end; `penstock train --resume` goes on from here")
         return Outcome(code=EXIT_INTERRUPTED)
 
-    def _say_who_is_silent(self) -> None:
+    def _say_who_is_not_ready(self) -> None:
         """Nothing learns yet: tell whom the run waits for."""
-        silent = [f"{name} ({line})" if line else name for name, line in self._supervisor.silent()]
-        if silent:
-            self._say(f"waiting for {', '.join(silent)}")
+        waited_for = [f"{name} ({line})" if line else name for name, line in self._supervisor.unready()]
+        self._say(f"waiting for {', '.join(waited_for) or 'the first experience'}")
 
     def _drain(self) -> None:
         """Actors, learner, broker, Redis: within DRAIN_S, then the hard way."""

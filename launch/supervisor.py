@@ -140,12 +140,12 @@ class Supervisor:
         service = self._services.get(name)
         return service is not None and service.process is not None and service.process.is_ready()
 
-    def silent(self) -> list[tuple[str, str]]:
-        """Services that have not said where they can be reached, with the last line of their logs."""
+    def unready(self) -> list[tuple[str, str]]:
+        """Services whose `/readyz` is not green (yet), with the last line of their logs."""
         return [
             (name, service.process.last_line())
             for name, service in self._services.items()
-            if service.process is not None and service.process.endpoint() is None
+            if service.process is not None and not service.process.is_ready()
         ]
 
     def endpoints(self) -> dict[str, Endpoint]:

@@ -232,13 +232,13 @@ def test_a_service_that_waited_in_vain_is_not_made_to_wait_again(
     assert harness.supervisor.accounts()[0].restarts == 0
 
 
-def test_who_has_said_nothing_yet_is_named_with_the_last_words(harness: Harness) -> None:
+def test_who_is_not_ready_yet_is_named_with_the_last_words(harness: Harness) -> None:
     """So that a person sees what a starting run waits for."""
     harness.supervisor.start(
         python("print('waiting for redis', flush=True); import threading; threading.Event().wait()")
     )
     harness.until(lambda: harness.log() != "")
-    assert harness.supervisor.silent() == [("worker", "waiting for redis")]
+    assert harness.supervisor.unready() == [("worker", "waiting for redis")]
 
 
 def test_a_service_whose_health_stays_red_is_killed_and_restarted(

@@ -49,9 +49,17 @@ def test_a_terminal_gets_a_bar_with_the_figures_below() -> None:
     console = Console(file=stream, force_terminal=True, width=120)
     with LiveView(console, "cartpole-v1-abc", total_steps=150_000, target=475.0) as view:
         view.show(HALF_WAY)
-        view.event("actor-0 died (signal 9), restarting")
+        view.event("actor-0 died (signal 9), restarting: no [dim] in [1, 2] and no [/bold]")
     text = stream.getvalue()
-    for words in ("cartpole-v1-abc", "75,000/150,000", "231.2 of 475", "61,234/s", "50% 3.0 MiB", "signal 9"):
+    for words in (
+        "cartpole-v1-abc",
+        "75,000/150,000",
+        "231.2 of 475",
+        "61,234/s",
+        "50% 3.0 MiB",
+        "signal 9",
+        "no [dim] in [1, 2] and no [/bold]",
+    ):
         assert words in text
 
 
@@ -74,16 +82,28 @@ def test_a_line_that_is_still_being_written_is_read_next_time(tmp_path: Path) ->
     path.write_text(json.dumps(row(1, 1.0)) + "\n")
     tail = MetricsTail(path)
     assert tail.poll() is None
-    text = json.dumps(row(2, None)) + "\n"
+    text = json.dumps(row(1, None)) + "\n" + json.dumps(row(2, None)) + "\n"
     with path.open("a") as file:
-        file.write(text[:10])
+        file.write(text[:-10])
         file.flush()
         assert tail.poll() is None
-        file.write(text[10:])
+        file.write(text[-10:])
         file.flush()
     progress = tail.poll()
     assert progress is not None
     assert (progress.env_steps, progress.staleness) == (2, 1.0)
+
+
+def test_a_learner_that_waits_for_experience_is_not_training(tmp_path: Path) -> None:
+    """It writes lines from its first second on; the launcher goes on naming whom the run waits for."""
+    path = tmp_path / "metrics.jsonl"
+    tail = MetricsTail(path)
+    nothing = {"env_steps": 0, "updates": 0, "outstanding": 0}
+    path.write_text(2 * (json.dumps(nothing) + "\n"))
+    assert tail.poll() is None
+    with path.open("a") as file:
+        file.write(json.dumps(nothing | {"outstanding": 256}) + "\n")
+    assert tail.poll() is not None
 
 
 def test_steps_that_a_resumed_learner_did_again_count_once() -> None:
