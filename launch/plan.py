@@ -4,7 +4,9 @@ Layers, each over the one before: the workload's defaults for the environment, t
 process environment, the flags, `--set`. Every mistake is a ConfigurationError that names the key.
 """
 
-from collections.abc import Mapping
+import fcntl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from penstock.runtime.workload import find, load
 from penstock.wire.ids import new_run_name
 
 CONFIG_FILE = "config.toml"
+LOCK_FILE = "launcher.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,23 @@ def service_settings(
     layers.append(configuration.from_environment())
     layers += [configuration.parse_assignment(text) for text in assignments]
     return configuration.load([*layers, secret or {}])
+
+
+@contextmanager
+def held_folder(run_dir: Path) -> Iterator[None]:
+    """Hold a run's folder, made if it is not there; raises ConfigurationError while another launcher holds it.
+
+    Two launchers of one run would fence each other's learners off. The kernel lets go when this process ends.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / LOCK_FILE).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"run_dir={run_dir}: another `penstock train` has this run in hand; stop it first"
+            ) from None
+        yield
 
 
 def prepare_folder(plan: Plan) -> None:

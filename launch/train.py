@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.plan import Plan, prepare_folder
+from launch.plan import Plan, held_folder, prepare_folder
 from launch.run import Run
 from launch.services import private_folder
 from launch.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
@@ -32,6 +32,11 @@ def train(plan: Plan, *, as_json: bool) -> int:
         redis = _examine_redis(plan, lifecycle)
     except Interrupted:
         return EXIT_INTERRUPTED
+    with held_folder(plan.run_dir):
+        return _train(plan, redis, lifecycle, started_s, as_json=as_json)
+
+
+def _train(plan: Plan, redis: RedisFacts, lifecycle: Lifecycle, started_s: float, *, as_json: bool) -> int:
     prepare_folder(plan)
     stream = sys.stderr if as_json else sys.stdout
     sockets = private_folder()

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
+from rich.text import Text
 
 from launch.progress import Progress
 
@@ -97,7 +98,8 @@ class LiveView:
 
     def event(self, text: str) -> None:
         """Print the event above the bar."""
-        self._live.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {text}", highlight=False)
+        # Not markup: brackets in a message, such as those of a list, are its own.
+        self._live.console.print(Text.assemble((time.strftime("%H:%M:%S"), "dim"), f" {text}"))
 
     def show(self, progress: Progress) -> None:
         """Redraw."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launch import toml
-from launch.plan import Request, make_plan, prepare_folder, service_settings
+from launch.plan import Request, held_folder, make_plan, prepare_folder, service_settings
 from launch.services import service_specs
 from penstock.runtime.settings import ConfigurationError, Settings, load, parse_toml
 
@@ -142,3 +142,15 @@ def test_a_password_of_the_wrong_type_is_not_shown() -> None:
     with pytest.raises(ConfigurationError, match=r"redis_password=\*+: ") as caught:
         load([{"security": {"redis_password": ["hunter2"]}}])
     assert "hunter2" not in str(caught.value)
+
+
+def test_two_launchers_never_have_one_run_in_hand(tmp_path: Path) -> None:
+    """The second is told so before it touches anything; after the first it may."""
+    with (
+        held_folder(tmp_path / "run"),
+        pytest.raises(ConfigurationError, match=r"run_dir=.*another `penstock train`"),
+        held_folder(tmp_path / "run"),
+    ):
+        pass
+    with held_folder(tmp_path / "run"):
+        pass

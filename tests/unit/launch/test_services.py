@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from launch.plan import Request, make_plan, prepare_folder
 from launch.process import without_configuration
-from launch.services import service_environment
+from launch.services import private_folder, service_environment
 from penstock.runtime.settings import load
 
 SHOW = (
@@ -49,3 +51,18 @@ def test_a_password_given_to_the_launcher_reaches_the_services(tmp_path: Path, p
 def test_without_a_password_the_services_are_told_none() -> None:
     """An empty one would be a wrong one."""
     assert "PENSTOCK_SECURITY__REDIS_PASSWORD" not in service_environment(load([]))
+
+
+def test_launchers_that_clean_up_the_same_folders_do_not_trip_over_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders of dead launchers go, whoever is quicker; those of living ones stay."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for index in range(200):
+        folder = tmp_path / f"penstock-{index}"
+        folder.mkdir()
+        (folder / "launcher.pid").write_text("999999999")
+    with ThreadPoolExecutor(8) as pool:
+        made = {future.result() for future in [pool.submit(private_folder) for _ in range(8)]}
+    assert set(tmp_path.glob("penstock-*")) == made
+    assert len(made) == 8
