@@ -139,8 +139,9 @@ class Loop:
         if delivery.batch is not None:
             values = update.metrics if update is not None else {}
             parts.recorder.updated(delivery, values, update=turn, wait_s=wait_s, compute_s=compute_s)
-            for version in delivery.versions:
-                metrics.GENERATIONS.observe(max(0, parts.publisher.latest.version - version))
+            for generations in map(parts.publisher.generations, delivery.versions):
+                if generations is not None:
+                    metrics.GENERATIONS.observe(generations)
         parts.health.progress(UPDATE)
         self._waited_since = time.perf_counter()
 
@@ -242,14 +243,18 @@ class Loop:
 
     def _await_evaluation(self) -> None:
         """Until the result is there, at most for `evaluation.timeout_s` from now."""
-        parts, deadline = self._parts, time.monotonic() + self._plan.evaluation_timeout_s
+        parts, timeout_s = self._parts, self._plan.evaluation_timeout_s
+        deadline = time.monotonic() + timeout_s
+        if parts.evaluation.pending and not self._ending_early():
+            log.info("waiting for an evaluation actor to play the weights", extra={"at_most_s": timeout_s})
         while parts.evaluation.pending and not self._ending_early():
             parts.crew.check()
             if parts.reopened.is_set():
                 self._publish_again()
             if time.monotonic() > deadline:
                 log.error(
-                    "no evaluation came back in time", extra={"timeout_s": self._plan.evaluation_timeout_s}
+                    "no evaluation came back in time: is an evaluation actor running?",
+                    extra={"timeout_s": timeout_s},
                 )
                 abandoned = parts.evaluation.abandon()
                 if abandoned is not None:

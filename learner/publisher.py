@@ -22,6 +22,7 @@ from penstock.wire.messages import Publication
 from penstock.wire.tensor import Array
 
 _WAIT_S: Final = 0.5
+_REMEMBERED: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class Publisher:
         self._waiting: Offer | None = None
         self._busy = False
         self._serial = threading.Lock()
+        self._place: dict[int, int] = {}
         self.latest = Publication()
         self.seconds = 0.0
         self.count = 0
@@ -82,6 +84,14 @@ class Publisher:
         with self._changed:
             while (self._waiting is not None or self._busy) and not self._stop.is_set():
                 self._changed.wait(_WAIT_S)
+
+    def generations(self, version: int) -> int | None:
+        """Publications of this process behind `version`; None for one that it does not remember.
+
+        Not a difference of versions: those leap when Redis was restarted.
+        """
+        place = self._place.get(version)
+        return None if place is None else self.count - place
 
     def withdraw(self, candidate: Candidate) -> None:
         """Nobody need play this version any longer; its bytes need not be kept."""
@@ -109,6 +119,9 @@ class Publisher:
         blob = weights.encode(offer.weights)
         self.latest = self._lease.patiently(lambda: self._send(blob, offer))
         self.count += 1
+        self._place[self.latest.version] = self.count
+        if len(self._place) > _REMEMBERED:
+            del self._place[next(iter(self._place))]
         self._quarantine.expect(self.latest.version, self.latest.sha256, offer.weights)
         if offer.evaluate:
             self._have_evaluated(blob, offer)

@@ -21,10 +21,10 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-_ALL: Final = tuple(CollectorRegistry() for _ in range(6))
-_ACTING, _EXCHANGE, _LOG, _SERVING, _LEARNING, _LAUNCHING = _ALL
+_ALL: Final = tuple(CollectorRegistry() for _ in range(7))
+_ACTING, _UNROLLING, _EXCHANGE, _LOG, _SERVING, _LEARNING, _LAUNCHING = _ALL
 _GROUPS: Final = {
-    "actor": (_ACTING, _EXCHANGE),
+    "actor": (_ACTING, _UNROLLING, _EXCHANGE),
     "evaluator": (_ACTING, _EXCHANGE),
     "broker": (_EXCHANGE, _LOG, _SERVING),
     "learner": (_LOG, _LEARNING),
@@ -90,28 +90,31 @@ def exposition(role: str | None = None) -> bytes:
     return b"".join(map(generate_latest, (_process, *groups)))
 
 
-# Actor
-_acting = _Declare(_ACTING)
-ENV_STEPS = _acting.counter("environment_steps", "Environment steps that are experience")
-FRAGMENTS_BUILT = _acting.counter("fragments_built", "Fragments cut from unrolls")
-FRAGMENTS_ACKED = _acting.counter("fragments_acked", "Fragments acknowledged to this actor")
-FRAGMENT_BYTES_SENT = _acting.counter("fragment_sent_bytes", "Payload bytes of fragments sent, in bytes")
-FRAGMENTS_RESENT = _acting.counter("fragments_resent", "Fragments sent again because no reply came")
-FRAGMENTS_ABANDONED = _acting.counter(
+# Actor that unrolls
+_unrolling = _Declare(_UNROLLING)
+ENV_STEPS = _unrolling.counter("environment_steps", "Environment steps that are experience")
+FRAGMENTS_BUILT = _unrolling.counter("fragments_built", "Fragments cut from unrolls")
+FRAGMENTS_ACKED = _unrolling.counter("fragments_acked", "Fragments acknowledged to this actor")
+FRAGMENT_BYTES_SENT = _unrolling.counter("fragment_sent_bytes", "Payload bytes of fragments sent, in bytes")
+FRAGMENTS_RESENT = _unrolling.counter("fragments_resent", "Fragments sent again because no reply came")
+FRAGMENTS_ABANDONED = _unrolling.counter(
     "fragments_abandoned", "Fragments dropped before they had an ack", "reason"
 )
-ACK_LATENCY_SECONDS = _acting.histogram(
+ACK_LATENCY_SECONDS = _unrolling.histogram(
     "ack_latency_seconds", "From fragment built to acknowledged", _LATENCY
 )
-OUTBOX_FRAGMENTS = _acting.gauge("outbox_fragments", "Fragments that wait for their ack")
-ACTOR_WAIT_SECONDS = _acting.counter(
+OUTBOX_FRAGMENTS = _unrolling.gauge("outbox_fragments", "Fragments that wait for their ack")
+ACTOR_WAIT_SECONDS = _unrolling.counter(
     "actor_wait_seconds", "Time without stepping, in seconds, by cause", "cause"
 )
+EPISODE_RETURN = _unrolling.summary("episode_return", "Undiscounted return of finished episodes")
+EPISODE_LENGTH_STEPS = _unrolling.histogram("episode_length_steps", "Length of finished episodes", _LENGTHS)
+
+# Any actor, an evaluating one too
+_acting = _Declare(_ACTING)
 SESSIONS_OPENED = _acting.counter("sessions_opened", "Sessions this actor opened")
 RECONNECTS = _acting.counter("reconnects", "Calls to the broker that failed and were retried")
 EPISODES = _acting.counter("episodes", "Episodes finished", "evaluation")
-EPISODE_RETURN = _acting.summary("episode_return", "Undiscounted return of finished episodes")
-EPISODE_LENGTH_STEPS = _acting.histogram("episode_length_steps", "Length of finished episodes", _LENGTHS)
 WEIGHT_VERSION_APPLIED = _acting.gauge("weight_version_applied", "Weight version the actor acts with")
 WEIGHT_APPLY_SECONDS = _acting.histogram(
     "weight_apply_seconds", "From learning of weights to acting with them", _LATENCY
@@ -124,11 +127,9 @@ REFUSALS = _exchange.counter("refusals", "Requests refused, by reason", "reason"
 # Log, seen by broker and learner
 _log = _Declare(_LOG)
 OUTSTANDING_STEPS = _log.gauge("outstanding_steps", "Steps behind the settled position or with leave")
-BUDGET_STEPS = _log.gauge("budget_steps", "Ceiling of the outstanding steps")
 SETTLED_STEPS = _log.gauge("settled_steps", "Steps up to the settled position")
 LOG_ENTRIES = _log.gauge("log_entries", "Entries in the log")
 LOG_BYTES = _log.gauge("log_bytes", "Payload bytes in the log, in bytes")
-LOG_CLOSED = _log.gauge("log_closed", "1 while the log waits for the learner to re-open it")
 
 # Broker
 _serving = _Declare(_SERVING)
@@ -144,6 +145,8 @@ STAGED_BYTES = _serving.gauge("staged_bytes", "Payload bytes staged and not yet 
 SESSIONS_OPEN = _serving.gauge("sessions_open", "Open sessions", "role")
 WEIGHT_VERSION_SERVED = _serving.gauge("weight_version_served", "Newest weight version handed out")
 WATCHERS = _serving.gauge("watchers", "WatchLatest calls being held")
+BUDGET_STEPS = _serving.gauge("budget_steps", "Ceiling of the outstanding steps")
+LOG_CLOSED = _serving.gauge("log_closed", "1 while the log waits for the learner to re-open it")
 REDIS_UP = _serving.gauge("redis_up", "1 while Redis answers")
 
 # Learner
@@ -177,7 +180,7 @@ LEDGER_TRAINED = _learning.gauge("ledger_trained_fragments", "Fragments trained 
 LEDGER_DROPPED = _learning.gauge(
     "ledger_dropped_fragments", "Fragments dropped, counted by the learner", "reason"
 )
-LEDGER_RESIDENT = _learning.gauge("ledger_resident_fragments", "Fragments not settled, counted in the log")
+LEDGER_RESIDENT = _learning.gauge("ledger_resident_fragments", "Fragments behind the settled position")
 CHECKPOINTS = _learning.counter("checkpoints", "Checkpoints committed")
 CHECKPOINT_SECONDS = _learning.histogram(
     "checkpoint_seconds", "Writing and committing a checkpoint", _LATENCY

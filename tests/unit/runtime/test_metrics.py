@@ -30,6 +30,9 @@ def test_a_process_serves_the_families_of_its_role_alone() -> None:
     assert "penstock_mean_return" not in actor
     assert "penstock_mean_return" in learner
     assert "penstock_outbox_fragments" not in learner
+    assert "penstock_outbox_fragments" not in metrics.exposition("evaluator").decode()
+    assert "penstock_log_closed" not in learner
+    assert "penstock_log_closed" in metrics.exposition("broker").decode()
     assert "process_resident_memory_bytes" in metrics.exposition("redis").decode()
 
 
