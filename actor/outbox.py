@@ -6,6 +6,8 @@ flight, many fragments per call. FULL is waited out. A refusal that ends the ses
 FENCED, RUN_CLOSED) is handed to the session; what was not acknowledged then never is: nothing is renumbered.
 """
 
+import logging
+import math
 import threading
 import time
 from collections import deque
@@ -22,6 +24,8 @@ from penstock.wire.limits import (
 )
 from penstock.wire.messages import Episode, Report
 from penstock.wire.refusal import Reason, Refusal
+
+log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 0.05
 _LEAST_WAIT_S = 0.005
@@ -64,10 +68,16 @@ class Outbox:
             return True
 
     def report(self, episodes: list[Episode]) -> None:
-        """Tell the learner of finished episodes, soon."""
-        if episodes:
+        """Tell the learner of finished episodes, soon.
+
+        One whose return is no number is left out: the fragment with its rewards ends the session as INVALID.
+        """
+        finite = [episode for episode in episodes if math.isfinite(episode.episode_return)]
+        if len(finite) < len(episodes):
+            log.error("episodes whose return is no number", extra={"episodes": len(episodes) - len(finite)})
+        if finite:
             with self._changed:
-                self._episodes.extend(episodes)
+                self._episodes.extend(finite)
                 self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
@@ -96,7 +106,7 @@ class Outbox:
             fragments = self._oldest()
             if fragments:
                 self._append(fragments)
-            if self._is_report_due():
+            if self._is_report_due() and not self._session.is_over:
                 self._report()
 
     def _wait_for_work(self) -> bool:

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 
 class NotANumber(gymnasium.Env[Any, Any]):
-    """Its rewards are NaN from the tenth step on."""
+    """Its rewards are NaN after the tenth step."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
@@ -28,4 +28,20 @@ class NotANumber(gymnasium.Env[Any, Any]):
         return np.zeros(2, np.float32), float("nan") if self._steps > 10 else 1.0, False, False, {}
 
 
+class NotANumberAtItsEnd(NotANumber):
+    """Its episodes have five steps; the reward of the last one is NaN."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin another episode."""
+        self._steps = 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Ends with the fifth step."""
+        self._steps += 1
+        over = self._steps == 5
+        return np.zeros(2, np.float32), float("nan") if over else 1.0, over, False, {}
+
+
 gymnasium.register("NotANumber-v0", NotANumber)
+gymnasium.register("NotANumberAtItsEnd-v0", NotANumberAtItsEnd)

@@ -213,6 +213,18 @@ def test_an_environment_whose_rewards_are_no_numbers_ends_the_actor(
     assert "reward: holds NaN" in str(error)
 
 
+def test_an_episode_that_ends_with_a_reward_that_is_no_number_costs_its_session_only(
+    broker: BrokerProcess, begin: Begin
+) -> None:
+    """Three sessions have a good fragment each, then one that is refused: nothing of its episode is reported."""
+    module = "tests.integration.faulty_environments"
+    course = begin(environment={"id": f"{module}:NotANumberAtItsEnd-v0", "count": 2})
+    with actors(ActorThread(broker.address, "actor-0", allow_modules=[module])):
+        eventually(lambda: course.learn() and len(course.sequences()) >= 4, "more than three sessions")
+    assert_dense(course)
+    assert course.episodes() == []
+
+
 def test_a_module_is_imported_only_if_allowed_here(broker: BrokerProcess, begin: Begin) -> None:
     """The specification alone cannot make an actor run code."""
     module = "tests.integration.faulty_environments"
