@@ -282,14 +282,15 @@ def _service(
 ) -> None:
     import os
 
-    from launch.plan import service_settings
+    from launch.plan import learner_settings, service_settings
     from penstock.runtime.health import ENDPOINT_VARIABLE
     from penstock.runtime.lifecycle import leave, run_service
 
     if endpoints is not None:
         os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
     said = (*(assignments or ()), *(["security.insecure=true"] if insecure else []))
-    leave(run_service(lambda lifecycle: body(lifecycle, service_settings(config, said, secret)), role))
+    resolve = learner_settings if role == "learner" else service_settings
+    leave(run_service(lambda lifecycle: body(lifecycle, resolve(config, said, secret)), role))
 
 
 def _redis_url(url: str) -> tuple[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ process environment, the flags, `--set`. Every mistake is a ConfigurationError t
 """
 
 import fcntl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +78,11 @@ def resolve(first: Mapping[str, Any], request: Request) -> Settings:
     """Lay environment, flags and assignments over `first`, and all of it over the workload's defaults."""
     layers = [first, configuration.from_environment(), _flags(request)]
     layers += [configuration.parse_assignment(text) for text in request.assignments]
+    return over_defaults(layers)
+
+
+def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
+    """The layers over the workload's defaults for the environment that they name."""
     asked = configuration.load(layers)
     defaults = load(find(asked.workload).defaults)(asked.environment.id)
     return configuration.load([defaults, *layers])
@@ -87,10 +92,22 @@ def service_settings(
     config: Path | None, assignments: tuple[str, ...], secret: Mapping[str, Any] | None = None
 ) -> Settings:
     """Settings of one service in the foreground: file, environment, `--set`, the secret of its Redis URL."""
-    layers = [configuration.parse_toml(config)] if config else []
-    layers.append(configuration.from_environment())
-    layers += [configuration.parse_assignment(text) for text in assignments]
-    return configuration.load([*layers, secret or {}])
+    return configuration.load(_service_layers(config, assignments, secret))
+
+
+def learner_settings(
+    config: Path | None, assignments: tuple[str, ...], secret: Mapping[str, Any] | None = None
+) -> Settings:
+    """Settings of a learner, who decides what all others do: as `service_settings`, over the defaults of `train`."""
+    return over_defaults(_service_layers(config, assignments, secret))
+
+
+def _service_layers(
+    config: Path | None, assignments: tuple[str, ...], secret: Mapping[str, Any] | None
+) -> list[Mapping[str, Any]]:
+    file = [configuration.parse_toml(config)] if config else []
+    said = [configuration.parse_assignment(text) for text in assignments]
+    return [*file, configuration.from_environment(), *said, secret or {}]
 
 
 @contextmanager

@@ -21,6 +21,7 @@ _SECRETS = ("security.redis_password",)
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveReal = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 
 
@@ -130,7 +131,7 @@ class AlgorithmSection(Section):
 
 
 class ActorSection(Section):
-    """How experience is generated."""
+    """How experience is generated. The learner's values hold for every actor of the run; an actor elsewhere sets only `threads`, `outbox_fragments` and `allow_modules` for itself."""
 
     count: Positive = 2
     """Rollout workers that the launcher starts, and that open round 0 in lock-step."""
@@ -159,7 +160,7 @@ class BrokerSection(Section):
     """What the Redis server gives, where it does not let CONFIG GET be asked."""
     redis_wait_s: Positive = 60
     """Give up when Redis does not answer for this long, in seconds."""
-    session_timeout_s: NonNegative = 30.0
+    session_timeout_s: PositiveReal = 30.0
     """A session that says nothing for this long is closed, in seconds of Redis time."""
     max_log_bytes: Positive = 512 * 1024 * 1024
     """Ceiling of the payload bytes in the log."""
@@ -186,7 +187,7 @@ class LearnerSection(Section):
     """Committed checkpoints kept on disk."""
     prefetch_batches: Positive = 2
     """Batches read ahead of the update."""
-    lease_ttl_s: NonNegative = 15.0
+    lease_ttl_s: PositiveReal = 15.0
     """Another learner may take over this long after the last renewal, in seconds of Redis time."""
     threads: Positive = 1
     """Threads of the update."""
@@ -243,7 +244,7 @@ class Settings(Section):
     """The whole configuration of a run."""
 
     run: str = ""
-    """Name of the run; empty: made from the environment and a random suffix."""
+    """Name of the run; empty: `penstock train` makes one from the environment and a random suffix. A learner on its own must be given one."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the run."""
     workload: str = "control"

@@ -100,6 +100,13 @@ def test_a_file_is_read_and_its_faults_are_named(tmp_path: Path) -> None:
         parse_toml(tmp_path / "absent.toml")
 
 
+@pytest.mark.parametrize("key", ["learner.lease_ttl_s", "broker.session_timeout_s"])
+def test_a_timeout_of_zero_is_refused(key: str) -> None:
+    """A lease or a session that has always run out already is nobody's."""
+    with pytest.raises(ConfigurationError, match=rf"{key}=0: .*greater than 0"):
+        load([parse_assignment(f"{key}=0")])
+
+
 def test_settings_cannot_be_changed() -> None:
     """What a run agreed on stays."""
     with pytest.raises(ValueError, match="frozen"):

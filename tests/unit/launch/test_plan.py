@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launch import toml
-from launch.plan import Request, held_folder, make_plan, prepare_folder, service_settings
+from launch.plan import Request, held_folder, learner_settings, make_plan, prepare_folder, service_settings
 from launch.services import service_specs
 from penstock.runtime.settings import ConfigurationError, Settings, load, parse_toml
 
@@ -154,3 +154,16 @@ def test_two_launchers_never_have_one_run_in_hand(tmp_path: Path) -> None:
         pass
     with held_folder(tmp_path / "run"):
         pass
+
+
+@pytest.mark.parametrize("environment_id", ["CartPole-v1", "LunarLander-v3"])
+def test_a_learner_on_its_own_learns_as_under_train(tmp_path: Path, environment_id: str) -> None:
+    """The workload's defaults lie under its file: the same hyper-parameters, and an end."""
+    file = tmp_path / "run.toml"
+    file.write_text(f'run = "far"\n[environment]\nid = "{environment_id}"\n[algorithm]\nepochs = 3\n')
+    alone = learner_settings(file, ("seed=7",))
+    plan = make_plan(Request(what=str(file), run_dir=tmp_path / "r", seed=7))
+    assert alone == plan.settings.model_copy(update={"run": "far"})
+    assert alone.learner.total_steps is not None
+    prepare_folder(plan)
+    assert learner_settings(plan.config, ()) == plan.settings
