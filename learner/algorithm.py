@@ -7,20 +7,12 @@ Redis, gRPC, files or threads; it is called by one thread.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from learner.batch import Batch
 from penstock.wire.schema import TensorRule
-
-
-class Settles(StrEnum):
-    """When an entry of the log stops counting as outstanding."""
-
-    ON_PUBLISH = "publish"
-    ON_INSERT = "insert"
 
 
 class Charged(Protocol):
@@ -64,7 +56,6 @@ class AlgorithmState:
 class Algorithm(Protocol):
     """One way to learn."""
 
-    settles: Settles
     lock_step: bool
     """True when rounds replace the budget (staleness 0); `take` is then not asked."""
     hard_staleness: int | None

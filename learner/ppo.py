@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from learner.algorithm import AlgorithmState, Charged, Settles, Update
+from learner.algorithm import AlgorithmState, Charged, Update
 from learner.batch import Batch
 from learner.loss import (
     clip_fraction,
@@ -70,8 +70,6 @@ class _Trace:
 
 class PPO:
     """An `Algorithm`. Owns the policy's weights from now on: do not convert or move the policy."""
-
-    settles = Settles.ON_PUBLISH
 
     def __init__(self, policy: Policy, section: AlgorithmSection, *, seed: int) -> None:
         self.policy = policy
