@@ -6,7 +6,6 @@ redis-py would repeat a write ten times on its own; here every retry is the call
 
 import re
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
@@ -26,6 +25,8 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 from redis.retry import Retry
+
+from penstock.runtime.redis_url import split_password
 
 CONNECT_TIMEOUT_S: Final = 2.0
 REPLY_TIMEOUT_S: Final = 5.0
@@ -53,8 +54,7 @@ def check_url(url: str) -> str:
 
 def without_password(url: str) -> str:
     """The URL as logs and messages may show it."""
-    credentials, at, _ = urlsplit(url).netloc.rpartition("@")
-    return url.replace(credentials + at, "", 1) if at else url
+    return split_password(url)[0]
 
 
 def is_unavailable(error: Exception) -> bool:

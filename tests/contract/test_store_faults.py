@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from broker.connection import check_url, without_password
+from broker.connection import check_url
 from broker.learner_log import LearnerLog
 from broker.store import Store, StoreUnavailable
 from penstock.runtime.exit import Fatal
@@ -62,12 +62,6 @@ def test_a_password_that_redis_refuses_a_learner_is_told_as_such(
         LearnerLog.connect(redis_url, wait_s=20, password=password)
     assert "wrong" not in str(caught.value)
     LearnerLog.connect(redis_url, wait_s=20, password=right).close()
-
-
-def test_messages_show_the_url_without_its_password() -> None:
-    """Whatever stands before the host."""
-    assert without_password("redis://user:secret@host:6379/0") == "redis://host:6379/0"
-    assert without_password("unix:///run/redis.sock") == "unix:///run/redis.sock"
 
 
 def test_a_learner_waits_for_a_redis_that_comes_back(redis_server: RedisServer) -> None:
