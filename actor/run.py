@@ -23,7 +23,6 @@ from penstock.runtime.settings import (
     Section,
 )
 from penstock.runtime.workload import Workload, find, load
-from penstock.wire.auth import Credentials
 from penstock.wire.specification import RunSpecification
 
 S = TypeVar("S", bound=Section)
@@ -111,16 +110,3 @@ def _check_spaces(run: Run) -> None:
                 f"{name}: {run.environment.id} has {own} on this machine and {told} in the run; "
                 "install the same version of the environment"
             )
-
-
-def credentials(security: Any) -> Credentials:
-    """With what this process speaks to the broker; raises ConfigurationError for files it cannot read."""
-    try:
-        return Credentials.from_files(
-            insecure=security.insecure,
-            certificate=security.tls_certificate,
-            key=security.tls_key,
-            authority=security.tls_authority,
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"security: {error}") from error

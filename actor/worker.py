@@ -21,6 +21,7 @@ from actor.link import Link
 from actor.outbox import Outbox
 from actor.rollout import Crew, Rollout, make_crew
 from actor.session import Session, count_strikes, open_session
+from penstock.runtime.credentials import credentials
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
@@ -60,7 +61,7 @@ def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role,
 
 def _connect(broker: str, settings: Settings) -> Link:
     try:
-        return Link(broker, run.credentials(settings.security))
+        return Link(broker, credentials(settings.security))
     except ValueError as error:
         raise ConfigurationError(f"--broker: {error}") from error
 

@@ -29,13 +29,13 @@ from broker.staging import StagingBudget
 from broker.store import Store
 from broker.weight_cache import WeightCache
 from broker.weight_service import WeightService
+from penstock.runtime.credentials import credentials
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted, retry_async
 from penstock.runtime.settings import ConfigurationError, SecuritySection, Settings
 from penstock.v1 import control_pb2_grpc, experience_pb2_grpc, weights_pb2_grpc
-from penstock.wire.auth import Credentials
 from penstock.wire.server import Front, bind, build_server
 
 LOGGER = logging.getLogger(__name__)
@@ -103,16 +103,6 @@ def _listen(front: Front, health: Health, settings: Settings, listen: str) -> tu
 
 def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     loop.call_soon_threadsafe(event.set)
-
-
-def credentials(section: SecuritySection) -> Credentials:
-    """The credentials that the configuration names; raises ValueError or OSError that names a file."""
-    return Credentials.from_files(
-        insecure=section.insecure,
-        certificate=section.tls_certificate,
-        key=section.tls_key,
-        authority=section.tls_authority,
-    )
 
 
 def connect_inspector(redis_url: str, section: SecuritySection) -> "redis_asyncio.Redis":

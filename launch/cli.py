@@ -200,14 +200,17 @@ def status(
         str | None, typer.Option("--broker", metavar="ADDRESS", help="Ask this broker.")
     ] = None,
     as_json: AsJson = False,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
     insecure: Insecure = False,
 ) -> None:
-    """Show what a run is doing."""
+    """Show what a run is doing. Section `security` of the configuration names the files for TLS."""
 
     def body() -> int:
         from launch.status import main
 
-        return main(run, broker_address, as_json=as_json, insecure=insecure)
+        said = _said(assignments, insecure=insecure)
+        return main(run, broker_address, config=config, assignments=said, as_json=as_json)
 
     _finish(body)
 
@@ -288,9 +291,13 @@ def _service(
 
     if endpoints is not None:
         os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
-    said = (*(assignments or ()), *(["security.insecure=true"] if insecure else []))
+    said = _said(assignments, insecure=insecure)
     resolve = learner_settings if role == "learner" else service_settings
     leave(run_service(lambda lifecycle: body(lifecycle, resolve(config, said, secret)), role))
+
+
+def _said(assignments: list[str] | None, *, insecure: bool) -> tuple[str, ...]:
+    return (*(assignments or ()), *(["security.insecure=true"] if insecure else []))
 
 
 def _redis_url(url: str) -> tuple[str, dict[str, Any]]:

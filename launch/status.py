@@ -10,6 +10,8 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
 
+from launch.plan import CONFIG_FILE, service_settings
+from penstock.runtime.credentials import credentials
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.settings import ConfigurationError
 from penstock.v1 import control_pb2, control_pb2_grpc
@@ -21,9 +23,18 @@ from penstock.wire.messages import RunState
 _MIB = 1024 * 1024
 
 
-def main(run: Path | None, broker: str | None, *, as_json: bool, insecure: bool) -> int:
-    """Ask the broker at `broker`, or the one that the run's `endpoints.json` names."""
-    reply = ask(broker or broker_of(run), Credentials(insecure=insecure))
+def main(
+    run: Path | None, broker: str | None, *, config: Path | None, assignments: tuple[str, ...], as_json: bool
+) -> int:
+    """Ask the broker at `broker`, or the one that the run's `endpoints.json` names.
+
+    config: with the TLS files of section `security`; default: that of the run asked for in its folder.
+    """
+    if broker is None:
+        folder = run or _newest_run()
+        broker = broker_of(folder)
+        config = config or folder / CONFIG_FILE
+    reply = ask(broker, credentials(service_settings(config, assignments).security))
     if as_json:
         content = MessageToDict(
             reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
@@ -49,9 +60,8 @@ def ask(address: str, credentials: Credentials) -> control_pb2.StatusReply:
         ) from error
 
 
-def broker_of(run: Path | None) -> str:
-    """The broker's address in the `endpoints.json` of a run, the newest in `runs/` when None."""
-    folder = run or _newest_run()
+def broker_of(folder: Path) -> str:
+    """The broker's address in the `endpoints.json` of a run."""
     file = folder / "endpoints.json"
     try:
         address = json.loads(file.read_text())["broker"]["address"]

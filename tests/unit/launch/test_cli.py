@@ -108,3 +108,11 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         reply = run("broker", "--redis", f"unix://{tmp_path}/none", "--listen", address)
     assert reply.returncode == 2
     assert f"{address}: port in use; choose another" in reply.stderr.splitlines()[-1]
+
+
+def test_status_takes_the_files_for_tls() -> None:
+    """As every service does: by file, environment or `--set`."""
+    reply = run("status", "--broker", "far:1", "--set", "security.tls_authority=/nowhere/ca.pem")
+    assert reply.returncode == 2
+    assert "security: " in reply.stderr
+    assert "/nowhere/ca.pem" in reply.stderr
