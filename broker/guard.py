@@ -33,7 +33,6 @@ SECURITY_FLOORS: Final[dict[Version, Version]] = {
 """First release of each series without the known remote code executions (CVE-2025-49844 and its
 companions in Lua; CVE-2026-23479 from 8.6 on). An older series that is not named has no such release."""
 HEADROOM_BYTES: Final = 64 * MIB
-WEIGHT_GENERATIONS: Final = 3
 
 
 class UnsuitableRedis(ValueError):
@@ -54,18 +53,13 @@ class ServerFacts:
 Examine = Callable[[], Awaitable[ServerFacts]]
 
 
-async def examine(
-    redis: "redis_asyncio.Redis", url: str, section: BrokerSection, weight_bytes: int = 0
-) -> ServerFacts:
-    """The facts of a suitable server; raises UnsuitableRedis, or redis-py's errors when it is down.
-
-    weight_bytes: size of one generation of weights, where it is known.
-    """
+async def examine(redis: "redis_asyncio.Redis", url: str, section: BrokerSection) -> ServerFacts:
+    """The facts of a suitable server; raises UnsuitableRedis, or redis-py's errors when it is down."""
     info: dict[str, Any] = await redis.info()
     warning = check_version(str(info["redis_version"]), private=is_private(url))
     check_role(info)
     check_eviction(info)
-    memory = check_memory(info, section, weight_bytes)
+    memory = check_memory(info, section)
     durability = await _durability(redis, info, section)
     check_durability(durability, Durability[section.durability.upper()])
     return ServerFacts(
@@ -132,16 +126,17 @@ def check_eviction(info: dict[str, Any]) -> None:
         )
 
 
-def check_memory(info: dict[str, Any], section: BrokerSection, weight_bytes: int) -> int:
-    """`maxmemory` in bytes; raises UnsuitableRedis where the ceilings do not fit below it."""
+def check_memory(info: dict[str, Any], section: BrokerSection) -> int:
+    """`maxmemory` in bytes; raises UnsuitableRedis where the ceilings do not fit below it.
+
+    The learner, which knows how large weights are, checks again with them.
+    """
     limit = int(info.get("maxmemory", 0))
-    weights = WEIGHT_GENERATIONS * weight_bytes
-    needed = section.max_log_bytes + section.max_staged_bytes + weights + HEADROOM_BYTES
+    needed = section.max_log_bytes + section.max_staged_bytes + HEADROOM_BYTES
     if limit and limit < needed:
         raise UnsuitableRedis(
             f"maxmemory={limit}: {needed} bytes are needed (broker.max_log_bytes={section.max_log_bytes} + "
-            f"broker.max_staged_bytes={section.max_staged_bytes} + {WEIGHT_GENERATIONS} generations of weights "
-            f"{weights} + {HEADROOM_BYTES}); raise maxmemory or lower the ceilings"
+            f"broker.max_staged_bytes={section.max_staged_bytes} + {HEADROOM_BYTES}); raise maxmemory or lower the ceilings"
         )
     return limit
 

@@ -65,6 +65,10 @@ class LearnerLog:
         """Epoch of the lease held; 0 before `acquire`."""
         return self._memory.state.epoch
 
+    def max_memory_bytes(self) -> int:
+        """Redis's `maxmemory`; 0 without a limit."""
+        return int(self._calls.patient(lambda: self._redis.info("memory")).get("maxmemory", 0))
+
     # ---- lease
 
     def acquire(self, run: str, holder: str, ttl_ms: int) -> Lease:

@@ -4,7 +4,6 @@ Everything that cannot work is refused here, before the lease is taken, by a Con
 names the setting, the figure and what would fit.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,13 +32,14 @@ _INTERVALS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """target: mean return that counts as solved, or None."""
+    """target: mean return that counts as solved, or None. weight_bytes: size of one version of the weights."""
 
     algorithm: Algorithm
     specification: RunSpecification
     quarantine: Quarantine
     pacing: Pacing
     room: Room
+    weight_bytes: int
     device: torch.device
     target: float | None
 
@@ -61,7 +61,8 @@ def make_model(settings: Settings) -> Model:
         specification=specification,
         quarantine=Quarantine(specification.probe, policies[1], settings.learner.probe_tolerance),
         pacing=pacing,
-        room=_room(settings, schema, pacing, len(weights.encode(policies[1]))),
+        room=_room(settings, schema, pacing),
+        weight_bytes=len(weights.encode(policies[1])),
         device=device,
         target=_target(settings, workload),
     )
@@ -174,7 +175,7 @@ def _pacing(settings: Settings, algorithm: Algorithm) -> Pacing:
     )
 
 
-def _room(settings: Settings, schema: FragmentSchema, pacing: Pacing, weight_bytes: int) -> Room:
+def _room(settings: Settings, schema: FragmentSchema, pacing: Pacing) -> Room:
     """What the log holds beside the budget; refused when that is not two intervals' worth of anything."""
     count = settings.environment.count
     fragment = schema.fragment_bytes(settings.actor.unroll_length, count, count)
@@ -186,18 +187,22 @@ def _room(settings: Settings, schema: FragmentSchema, pacing: Pacing, weight_byt
             f"broker.max_log_bytes={pacing.max_log_bytes}, max_log_entries={pacing.max_log_entries}: the "
             f"budget alone is {in_flight} bytes in {fragments} fragments; give three times that"
         )
-    _check_memory(settings, weight_bytes)
     return Room(size=size, entries=entries)
 
 
-def _check_memory(settings: Settings, weight_bytes: int) -> None:
+def check_memory(settings: Settings, weight_bytes: int, limit: int) -> None:
+    """Raises ConfigurationError where ceilings and weights do not fit below `limit`, Redis's `maxmemory`.
+
+    weight_bytes: size of one version. limit: in bytes, 0 for none.
+    """
     broker = settings.broker
     weight = (_WEIGHT_GENERATIONS + _PINS) * weight_bytes
     needed = broker.max_log_bytes + weight + broker.max_staged_bytes + _MEMORY_RESERVE_BYTES
-    if not broker.redis and broker.max_memory_bytes < needed:
+    if 0 < limit < needed:
         raise ConfigurationError(
-            f"broker.max_memory_bytes={broker.max_memory_bytes}: log {broker.max_log_bytes}, weights {weight}, "
-            f"staging {broker.max_staged_bytes} and reserve {_MEMORY_RESERVE_BYTES} need {needed}"
+            f"maxmemory={limit} of Redis: log {broker.max_log_bytes}, weights {weight}, staging "
+            f"{broker.max_staged_bytes} and reserve {_MEMORY_RESERVE_BYTES} need {needed}; raise "
+            "broker.max_memory_bytes (maxmemory of a Redis of your own) or lower broker.max_log_bytes"
         )
 
 
@@ -208,4 +213,3 @@ def _milliseconds(seconds: float) -> int:
 def use_threads(settings: Settings) -> None:
     """Bound torch's own threads before anything is computed; call once, early."""
     torch.set_num_threads(settings.learner.threads)
-    os.environ.setdefault("OMP_NUM_THREADS", str(settings.learner.threads))

@@ -16,7 +16,7 @@ from broker.state import Lease, LogState
 from learner.algorithm import AlgorithmState
 from learner.checkpoint import CheckpointStore
 from learner.lease import acquire, fenced
-from learner.model import Model, make_model, use_threads
+from learner.model import Model, check_memory, make_model, use_threads
 from learner.process import Foundation, Process
 from learner.progress import check_same, sections
 from learner.resume import Beginning, choose
@@ -50,6 +50,7 @@ def main(
     model = make_model(settings)
     try:
         learner_log = _connect(settings, redis_url, lifecycle)
+        check_memory(settings, model.weight_bytes, learner_log.max_memory_bytes())
         lease = acquire(
             learner_log, settings.run, _holder(run_dir), settings.learner.lease_ttl_s, lifecycle.draining
         )

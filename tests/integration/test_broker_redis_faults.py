@@ -22,7 +22,7 @@ def test_a_redis_that_is_down_is_waited_for_with_a_message_and_given_up(tmp_path
     broker = launch(url, tmp_path, settings={"broker": {"redis_wait_s": 1}})
     code, last = broker.wait()
     assert code == 1
-    assert "redis://127.0.0.1:9/0" in last
+    assert "redis://user@127.0.0.1:9/0" in last
     assert "redis_wait_s" in last
     assert "waiting for redis" in broker.log.read_text()
     assert "secret" not in broker.log.read_text()

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.model import check_schema, check_specification, make_model
+from learner.model import check_memory, check_schema, check_specification, make_model
 from penstock.runtime import settings as configuration
 from penstock.runtime.settings import ConfigurationError
+from penstock.wire.limits import MIB
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Dict, Discrete
 from tests import small_run
@@ -37,6 +38,16 @@ def test_an_observation_of_more_parts_than_a_fragment_has_tensors_is_refused() -
     space = Dict(tuple((f"part-{index}", Discrete(2)) for index in range(30)))
     with pytest.raises(ConfigurationError, match="68 tensors.*at most 64"):
         check_schema(fragment_schema(space, Discrete(2)))
+
+
+def test_weights_that_do_not_fit_below_maxmemory_are_refused_with_the_figures() -> None:
+    """Three versions and two that are kept for evaluation, beside log, staging and reserve."""
+    made = configuration.load([{"run": "a", "broker": {"max_log_bytes": 100 * MIB, "max_staged_bytes": MIB}}])
+    needed = (100 + 1 + 5 * 10 + 64) * MIB
+    check_memory(made, 10 * MIB, needed)
+    check_memory(made, 10 * MIB, 0)
+    with pytest.raises(ConfigurationError, match=f"maxmemory={needed - 1}.*need {needed}"):
+        check_memory(made, 10 * MIB, needed - 1)
 
 
 @pytest.mark.parametrize("key", ["environment.count", "evaluation.episodes"])
