@@ -49,10 +49,6 @@ class Store:
         """Close every connection."""
         await self._redis.aclose(close_connection_pool=True)
 
-    async def ping(self) -> None:
-        """Return when Redis answers; raises StoreUnavailable."""
-        await self._guarded(lambda: self._redis.execute_command("PING"))
-
     async def open_session(self, actor_id: str, role: Role) -> Opened | Refusal:
         """Draw a session number and close the actor's previous session.
 

@@ -25,7 +25,6 @@ class Drop(StrEnum):
     NAN = "nan"
     QUARANTINED = "quarantined"
     LOG_LOST = "log_lost"
-    RUN_CLOSED = "run_closed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

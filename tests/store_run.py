@@ -44,8 +44,8 @@ def open_run(url: str, *, publish: bool = True, holder: str = "learner", **pacin
 async def reconnect(store: Store) -> None:
     """Let the store notice that Redis was restarted: one call fails, the next one is served."""
     with contextlib.suppress(StoreUnavailable):
-        await store.ping()
-    await store.ping()
+        await store.status()
+    await store.status()
 
 
 @dataclass
