@@ -59,21 +59,24 @@ class Evaluator:
 
     def _serve(self, session: Session) -> bool:
         """Evaluate in one session; True when the work is done, False when another session is needed."""
-        self._lifecycle.on_drain(lambda: _wake(session))
         session.start()
         try:
-            self._prepare(session)
-            self._health.set_ready(True)
-            sequence = 0
-            while self._unsent or self._await_request(session):
-                if not self._unsent:
-                    self._measure(session)
-                if self._unsent and not self._report(session, sequence := sequence + 1):
-                    break
-            session.check()
-            return self._is_done(session, reported=sequence > 1)
+            with self._lifecycle.calling_on_drain(session.wake):
+                return self._evaluate(session)
         finally:
             session.close(politely=not session.is_over)
+
+    def _evaluate(self, session: Session) -> bool:
+        self._prepare(session)
+        self._health.set_ready(True)
+        sequence = 0
+        while self._unsent or self._await_request(session):
+            if not self._unsent:
+                self._measure(session)
+            if self._unsent and not self._report(session, sequence := sequence + 1):
+                break
+        session.check()
+        return self._is_done(session, reported=sequence > 1)
 
     def _prepare(self, session: Session) -> None:
         specification = session.specification
@@ -174,8 +177,3 @@ def _episodes(played: list[Played], version: int) -> tuple[Episode, ...]:
         )
         for index, one in enumerate(played)
     )
-
-
-def _wake(session: Session) -> None:
-    with session.changed:
-        session.changed.notify_all()

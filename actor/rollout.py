@@ -62,12 +62,15 @@ class Rollout:
     def __init__(
         self, lifecycle: Lifecycle, session: Session, outbox: Outbox, crew: Crew, health: Health
     ) -> None:
-        self._stop = lifecycle.draining
+        self._lifecycle, self._stop = lifecycle, lifecycle.draining
         self._session, self._outbox, self._crew, self._health = session, outbox, crew, health
-        lifecycle.on_drain(self._wake)
 
     def run(self, actor_id: str) -> None:
         """Act until the session is over, the run stops or the process drains."""
+        with self._lifecycle.calling_on_drain(self._session.wake):
+            self._act(actor_id)
+
+    def _act(self, actor_id: str) -> None:
         crew, session = self._crew, self._session
         seed = crew.run.specification.seed
         seeds = environment_seeds(seed, actor_id, session.seed_salt, crew.stepper.slots)
@@ -148,7 +151,3 @@ class Rollout:
         self._health.progress(ENVIRONMENT)
         metrics.ACTOR_WAIT_SECONDS.labels("outbox").inc(time.monotonic() - began)
         return kept
-
-    def _wake(self) -> None:
-        with self._session.changed:
-            self._session.changed.notify_all()

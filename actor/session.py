@@ -113,6 +113,11 @@ class Session:
             self.ended = self.ended or refusal
             self.changed.notify_all()
 
+    def wake(self) -> None:
+        """Have every thread that waits on `changed` look again."""
+        with self.changed:
+            self.changed.notify_all()
+
     def check(self) -> None:
         """Raise what ended one of the session's threads."""
         if self.failure is not None:

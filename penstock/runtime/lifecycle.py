@@ -16,7 +16,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -92,6 +93,17 @@ class Lifecycle:
                 self._callbacks.append(callback)
                 return
         callback()
+
+    @contextmanager
+    def calling_on_drain(self, callback: Callable[[], None]) -> Iterator[None]:
+        """`on_drain` inside the block only: afterwards the callback, and what it holds, is forgotten."""
+        self.on_drain(callback)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if callback in self._callbacks:
+                    self._callbacks.remove(callback)
 
     def await_callbacks(self) -> None:
         """When draining: wait until the callbacks have run, at most CALLBACKS_S."""

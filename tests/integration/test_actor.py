@@ -1,5 +1,6 @@
 """Actors in a real run: Redis, a broker process, and the learner's side stepped by the test."""
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actor.session import Session
 from broker.state import ProbeAnswer
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.settings import ConfigurationError
@@ -159,6 +161,38 @@ def test_a_lost_session_is_followed_by_another_with_new_seeds(broker: BrokerProc
     first = {f.header.session: f for f in course.fragments if f.header.sequence == 1}
     one, two = (fragment.arrays()["observation"][0] for fragment in first.values())
     assert (one != two).any()
+
+
+@pytest.mark.parametrize("role", [Role.ROLLOUT, Role.EVALUATION])
+def test_an_actor_keeps_nothing_of_the_sessions_that_it_lost(
+    broker: BrokerProcess, begin: Begin, role: Role
+) -> None:
+    """Each holds the weights it was told of; an actor may lose thousands."""
+    course = begin(session_timeout_ms=3_000)
+    stub = experience_pb2_grpc.ExperienceServiceStub(channel := open_channel(broker.address, Credentials()))
+    others = sessions()
+
+    def numbers() -> list[int]:
+        return [session.number for session in sessions() if session not in others]
+
+    def newest() -> int:
+        course.learn()
+        return max(numbers(), default=0)
+
+    with actors(ActorThread(broker.address, "actor-0", role)):
+        for _ in range(3):
+            eventually(newest, "a session")
+            number = newest()
+            stub.CloseSession(experience_pb2.CloseSessionRequest(session=number), timeout=5)
+            eventually(lambda at=number: newest() > at, "the next session")  # type: ignore[misc]
+        eventually(lambda: newest() and len(numbers()) == 1, "the end of the lost sessions")
+    channel.close()
+
+
+def sessions() -> list[Session]:
+    """Those that live in this process."""
+    gc.collect()
+    return [found for found in gc.get_objects() if type(found) is Session]
 
 
 def test_an_actor_that_was_frozen_or_killed_comes_back_in_a_new_session(

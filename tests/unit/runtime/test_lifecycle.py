@@ -126,3 +126,14 @@ def test_a_failing_callback_does_not_keep_the_others_from_draining() -> None:
     lifecycle.on_drain(lambda: called.append("second"))
     lifecycle.drain("enough")
     assert called == ["second"]
+
+
+def test_a_callback_is_forgotten_with_its_block() -> None:
+    """What it held can go."""
+    lifecycle = Lifecycle("test")
+    called: list[str] = []
+    with lifecycle.calling_on_drain(lambda: called.append("outlived")):
+        pass
+    with lifecycle.calling_on_drain(lambda: called.append("inside")):
+        lifecycle.drain("enough")
+    assert called == ["inside"]
