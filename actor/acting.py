@@ -1,7 +1,7 @@
 """The local policy copy: applies publications between fragments and answers the run's probe.
 
-The answer says which weights this actor really acts with: log-probabilities of fixed actions under
-what was applied, not a number that was passed along.
+The answer says which weights this actor really acts with: log-probabilities of fixed actions by the same
+forward pass that draws the actions, not a number that was passed along.
 """
 
 import time
@@ -44,5 +44,5 @@ class LocalPolicy:
 
     def tell(self, session: Session) -> None:
         """Have the session say what is applied."""
-        answer = self.policy.log_prob(self._observation, self._action)
+        answer = self.policy.acting_log_prob(self._observation, self._action)
         session.answer(self.publication, tuple(answer.tolist()))

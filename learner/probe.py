@@ -57,6 +57,7 @@ class Quarantine:
     """Right answers by version, and the sessions that gave a wrong one.
 
     replica: a policy of the run that nothing else uses; published weights are loaded into it.
+    tolerance: most that an answer r may be off, times 1 + |r|.
     """
 
     def __init__(self, probe: Probe, replica: Policy, tolerance: float) -> None:
@@ -105,9 +106,11 @@ class Quarantine:
         given = np.asarray(answer.log_prob, np.float64)
         if given.shape != right.shape:
             return f"{given.size} answers to {right.size} questions"
-        largest = float(np.max(np.abs(given - right.astype(np.float64))))
-        # Written so that NaN, which compares false, is wrong too.
-        return "" if largest <= self._tolerance else f"off by {largest:g}, {self._tolerance:g} allowed"
+        # Relative too: rounding grows with the answer, and that of many narrow Gaussians is large. NaN is wrong.
+        if np.isclose(given, right, rtol=self._tolerance, atol=self._tolerance).all():
+            return ""
+        worst = int(np.argmax(np.abs(given - right.astype(np.float64))))
+        return f"{given[worst]:g} instead of {right[worst]:g}, tolerance {self._tolerance:g}"
 
 
 def _who(answer: ProbeAnswer, why: str) -> dict[str, object]:

@@ -126,10 +126,20 @@ class Policy(nn.Module):
         return {path: torch.from_numpy(np.array(array)).to(device) for path, array in arrays.items()}
 
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array]) -> NDArray[np.float32]:
-        """Joint log-probability float32 [N] of stored actions, for the probe; no gradients."""
+        """Joint log-probability float32 [N] of stored actions by torch, as in training; no gradients."""
         with torch.inference_mode():
             inputs = self.read(self._tensors(observation))
             parameters = self.actor_head(self.actor_body(inputs))
+            answer = self.joint_log_prob(parameters, self._tensors(action))
+        result: NDArray[np.float32] = answer.float().cpu().numpy()
+        return result
+
+    def acting_log_prob(
+        self, observation: Mapping[str, Array], action: Mapping[str, Array]
+    ) -> NDArray[np.float32]:
+        """`log_prob` under the very outputs that `act` draws from, for the probe."""
+        parameters = torch.from_numpy(self._acting_parameters(observation)).to(self.actor_head.weight.device)
+        with torch.inference_mode():
             answer = self.joint_log_prob(parameters, self._tensors(action))
         result: NDArray[np.float32] = answer.float().cpu().numpy()
         return result

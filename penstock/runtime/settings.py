@@ -196,7 +196,7 @@ class LearnerSection(Section):
     stall_timeout_s: Positive = 300
     """Health turns red when no update is made for this long while not paused, in seconds."""
     probe_tolerance: NonNegative = 1e-3
-    """Largest difference between a probe answered by an actor and by the learner."""
+    """Most that an actor's answer to the probe may differ from the learner's answer r, times 1 + |r|."""
 
 
 class EvaluationSection(Section):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from broker.state import ProbeAnswer
 from learner.probe import ROWS, Quarantine, make_probe
@@ -68,3 +69,28 @@ def test_a_right_answer_passes_and_a_wrong_one_is_held_until_it_is_right() -> No
     assert not answered(right)
     assert answered(right[:-1])
     assert not quarantine.holds(4)
+
+
+def test_a_large_answer_may_be_off_by_its_rounding() -> None:
+    """Many narrow Gaussians, actions far from their means: float32 holds the sum to four digits behind it."""
+    far = np.full(24, 100, np.float32)
+    observation, action = Box(-far[:3], far[:3]), Box(-far, far)
+    narrow = PolicySection(hidden_sizes=(8,), initial_log_std=-6.0)
+    served, replica = (build(observation, action, narrow, seed) for seed in (0, 1))
+    probe = make_probe(observation, served, 0)
+    quarantine = Quarantine(probe, replica, 1e-3)
+    served.actor_head.bias.data += 0.5
+    quarantine.expect(7, "digest", weights.snapshot(served))
+    right = served.acting_log_prob(probe.observation, probe.action)
+    assert np.spacing(right).min() < -1e-3
+
+    def answered(log_prob: NDArray[np.float32]) -> bool:
+        answer = ProbeAnswer(
+            session=3, actor_id="a", version=7, sha256="digest", log_prob=tuple(map(float, log_prob))
+        )
+        quarantine.check([answer])
+        return quarantine.holds(3)
+
+    assert not answered(right)
+    assert not answered(np.nextafter(right, np.float32(0)))
+    assert answered(right * np.float32(1.01))

@@ -78,6 +78,7 @@ def test_acting_and_evaluating_agree(name: str) -> None:
     assert {path: (a.dtype.name, a.shape) for path, a in acted.action.items()} == expected
     assert acted.log_prob.dtype == np.float32
     np.testing.assert_allclose(policy.log_prob(seen, acted.action), acted.log_prob, atol=2e-5)
+    np.testing.assert_allclose(policy.acting_log_prob(seen, acted.action), acted.log_prob, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -92,6 +93,18 @@ def test_evaluating_keeps_leading_axes(name: str) -> None:
         assert tensor.shape == (3, 4)
         assert torch.isfinite(tensor).all()
     torch.testing.assert_close(policy.value(seen), result.value)
+
+
+def test_the_probe_is_answered_by_the_pass_that_acts() -> None:
+    """An actor that acts with something else than it loaded must not answer rightly by another path."""
+    policy = make("normalised")
+    seen = observations(policy.observation_space, 4)
+    acted = policy.act(seen)
+    # What `act` reads is made once: break it behind torch's back.
+    policy.__dict__["_acting_parameters"] = lambda _: np.full((4, 2), [9.0, -9.0], np.float32)
+    broken = policy.act(seen, deterministic=True)
+    np.testing.assert_allclose(policy.acting_log_prob(seen, broken.action), broken.log_prob, atol=1e-6)
+    assert not np.allclose(policy.acting_log_prob(seen, acted.action), policy.log_prob(seen, acted.action))
 
 
 def test_numpy_and_torch_forwards_agree_after_a_merge() -> None:
