@@ -32,7 +32,7 @@ _RETRY_AFTER_MS: Final = {
     "staging": 200,
     "pacing": 50,
 }
-_NOT_READY_RETRY_MS: Final = 500
+_NOT_READY_RETRY_MS: Final = 100
 _DETAILS: Final = {
     "closed": "closed: the log waits for the learner to re-open it",
     "log_bytes": "log_bytes: the log is at its ceiling of payload bytes until the learner commits",

@@ -21,9 +21,15 @@ class Crew:
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
+        self._wakers: list[Callable[[], None]] = []
 
-    def start(self, name: str, body: Callable[[], None]) -> None:
-        """Run `body` in a daemon thread: nothing it does may outlive the process's last write."""
+    def start(self, name: str, body: Callable[[], None], wake: Callable[[], None] | None = None) -> None:
+        """Run `body` in a daemon thread: nothing it does may outlive the process's last write.
+
+        wake: ends what the body waits for beside `stop`, so that the end need not wait for it.
+        """
+        if wake is not None:
+            self._wakers.append(wake)
         thread = threading.Thread(target=self._run, args=(name, body), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -37,6 +43,8 @@ class Crew:
     def join(self, timeout_s: float) -> None:
         """Set `stop` and wait for every thread."""
         self.stop.set()
+        for wake in self._wakers:
+            wake()
         for thread in self._threads:
             thread.join(timeout_s)
 

@@ -69,8 +69,14 @@ class LeaseKeeper:
         while not self._stop.is_set():
             self._hasten.wait(self._interval_s)
             self._hasten.clear()
+            if self._stop.is_set():
+                return
             self.renewal = self._renew()
             self._observe()
+
+    def wake(self) -> None:
+        """Renew now, or see that it is over."""
+        self._hasten.set()
 
     def known(self) -> LogState:
         """What this process knows of the log, for a checkpoint."""

@@ -92,8 +92,8 @@ class Process:
 
     def _start(self) -> None:
         parts = self._parts
-        self._crew.start("lease", parts.lease.run)
-        self._crew.start("publisher", parts.publisher.run)
+        self._crew.start("lease", parts.lease.run, parts.lease.wake)
+        self._crew.start("publisher", parts.publisher.run, parts.publisher.wake)
         self._loop.publish_first()
         self._crew.start("feed", parts.feed.run)
         self._crew.start("episodes", parts.episodes.run)

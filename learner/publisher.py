@@ -73,6 +73,11 @@ class Publisher:
             self._waiting = offer if self._waiting is None else _merged(self._waiting, offer)
             self._changed.notify_all()
 
+    def wake(self) -> None:
+        """See whether it is over."""
+        with self._changed:
+            self._changed.notify_all()
+
     def publish(self, offer: Offer) -> None:
         """Publish now, in this thread, after what is under way."""
         self.flush()
@@ -101,7 +106,7 @@ class Publisher:
         """Publish offers until `stop`."""
         while not self._stop.is_set():
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None, _WAIT_S)
+                self._changed.wait_for(lambda: self._waiting is not None or self._stop.is_set(), _WAIT_S)
                 offer, self._waiting = self._waiting, None
                 self._busy = offer is not None
             if offer is not None:
