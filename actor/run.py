@@ -5,6 +5,7 @@ point, an environment by its Gymnasium id. A module in an id is imported only wh
 of this process (never of the specification) holds it.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,8 +28,12 @@ from penstock.wire.specification import RunSpecification
 
 S = TypeVar("S", bound=Section)
 
-_LOCAL = ("threads", "outbox_fragments")
+_LOCAL = ("threads", "outbox_fragments", "stall_timeout_s")
 """Knobs of the actor section that a process may set for itself."""
+_THE_RUNS = ("unroll_length", "compress")
+"""Those that shape the experience: the same for every actor of the run."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,10 @@ def _section(kind: type[S], name: str, text: str) -> S:
 
 
 def _overlay(told: ActorSection, local: ActorSection) -> ActorSection:
+    for key in _THE_RUNS:
+        here, run = getattr(local, key), getattr(told, key)
+        if key in local.model_fields_set and here != run:
+            log.warning("ignored: the run decides", extra={"key": f"actor.{key}", "here": here, "run": run})
     own: dict[str, Any] = {key: getattr(local, key) for key in _LOCAL if key in local.model_fields_set}
     return told.model_copy(update=own)
 

@@ -131,22 +131,22 @@ class AlgorithmSection(Section):
 
 
 class ActorSection(Section):
-    """How experience is generated. The learner's values hold for every actor of the run; an actor elsewhere sets only `threads`, `outbox_fragments` and `allow_modules` for itself."""
+    """How experience is generated. The learner's values hold for every actor of the run; an actor elsewhere sets only `threads`, `outbox_fragments`, `stall_timeout_s` and `allow_modules` for itself."""
 
     count: Positive = 2
     """Rollout workers that the launcher starts, and that open round 0 in lock-step."""
     unroll_length: Annotated[int, Field(gt=0, le=MAX_STEPS)] = 32
-    """Steps per slot of a fragment (T)."""
+    """Steps per slot of a fragment (T); the run's, not an actor's."""
     outbox_fragments: Positive = 8
-    """Fragments kept until acknowledged; when full the environment waits."""
+    """Fragments kept until acknowledged; when full the environment waits. An actor may set its own."""
     compress: Literal["off", "lz4"] = "off"
-    """Compression of observation tensors."""
+    """Compression of observation tensors; the run's, not an actor's."""
     threads: Positive = 1
-    """Threads of the policy's forward pass."""
+    """Threads of the policy's forward pass; an actor may set its own."""
     allow_modules: tuple[str, ...] = ()
-    """Modules that a run specification may make this actor import, beside Gymnasium's and installed workloads."""
+    """Modules that a run specification may make this actor import, beside Gymnasium's and installed workloads; an actor's own."""
     stall_timeout_s: Positive = 120
-    """Health turns red when the environment makes no step for this long, in seconds."""
+    """Health turns red when the environment makes no step for this long, in seconds; an actor may set its own."""
 
 
 class BrokerSection(Section):

@@ -27,11 +27,13 @@ def test_sections_come_from_the_specification() -> None:
     assert read.workload.name == "control"
 
 
-def test_a_process_sets_its_own_threads_and_outbox_only() -> None:
-    """What shapes the experience is the run's."""
-    local = ActorSection(threads=4, outbox_fragments=2, unroll_length=7)
+def test_a_process_sets_its_own_threads_outbox_and_timeout_only(caplog: pytest.LogCaptureFixture) -> None:
+    """What shapes the experience is the run's; who sets it elsewhere is told."""
+    local = ActorSection(threads=4, outbox_fragments=2, stall_timeout_s=9, unroll_length=7, compress="off")
     read = run.read(specification(actor_json='{"threads":2,"unroll_length":32}'), local)
-    assert (read.actor.threads, read.actor.outbox_fragments, read.actor.unroll_length) == (4, 2, 32)
+    assert (read.actor.threads, read.actor.outbox_fragments, read.actor.stall_timeout_s) == (4, 2, 9)
+    assert read.actor.unroll_length == 32
+    assert [record.__dict__["key"] for record in caplog.records] == ["actor.unroll_length"]
 
 
 def test_an_unknown_workload_is_named() -> None:
