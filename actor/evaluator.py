@@ -123,7 +123,7 @@ class Evaluator:
             self._local.policy,
             episodes=self._run.evaluation.episodes,
             seed=self._run.evaluation.seed,
-            deterministic=True,
+            deterministic=self._run.evaluation.deterministic,
             stop=self._lifecycle.draining,
         )
         if played is not None:
@@ -134,11 +134,12 @@ class Evaluator:
 
     def _report(self, session: Session, sequence: int) -> bool:
         """Send `_unsent`; False when the session takes nothing more."""
+        assert self._run is not None
         report = Report(
             session=session.number,
             sequence=sequence,
             evaluation=True,
-            deterministic=True,
+            deterministic=self._run.evaluation.deterministic,
             episodes=self._unsent,
         )
         while not session.is_over and not self._lifecycle.draining.is_set():

@@ -94,7 +94,7 @@ class Evaluation:
         """Take a report in; the result when it completes one."""
         with self._lock:
             candidate = self._pending
-            if candidate is None or not report.deterministic:
+            if candidate is None or report.deterministic != self._section.deterministic:
                 return None
             for episode in report.episodes:
                 if episode.version == candidate.version:

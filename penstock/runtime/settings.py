@@ -206,6 +206,8 @@ class EvaluationSection(Section):
     """Episodes of one evaluation; the i-th is seeded with `seed` + i."""
     seed: Annotated[int, Field(ge=0)] = 1_000_000
     """First seed."""
+    deterministic: bool = True
+    """Play the most likely action; false: draw actions as in training."""
     interval_steps: Positive | None = None
     """Evaluate the newest version every so many environment steps; none: only when the target is in reach and at the end."""
     timeout_s: Positive = 600

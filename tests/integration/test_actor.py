@@ -377,6 +377,17 @@ def test_an_evaluation_actor_measures_the_version_asked_for(broker: BrokerProces
     assert [episode.version for episode in played] == [old.version] * 5 + [newest.version] * 5
 
 
+def test_an_evaluation_actor_draws_its_actions_where_the_run_says_so(
+    broker: BrokerProcess, begin: Begin
+) -> None:
+    """And reports that it did."""
+    course = begin(evaluation={"episodes": 3, "deterministic": False})
+    with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
+        course.log.request_evaluation(1)
+        eventually(lambda: course.read() == 0 and len(course.episodes(evaluation=True)) == 3, "a result")
+    assert [report.deterministic for report in course.reports] == [False]
+
+
 def test_a_version_that_is_gone_is_not_evaluated_and_the_next_one_is(
     broker: BrokerProcess, begin: Begin
 ) -> None:

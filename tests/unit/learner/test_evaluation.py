@@ -54,6 +54,14 @@ def test_a_result_below_the_target_lets_training_go_on_and_ask_again() -> None:
     assert it.wanted(GOOD, update=2, env_steps=20)
 
 
+def test_sampled_episodes_count_where_the_run_is_measured_by_them() -> None:
+    """And deterministic ones then do not."""
+    it = Evaluation(EvaluationSection(episodes=3, deterministic=False), 90.0, stop_at_target=True)
+    it.requested(candidate(5))
+    assert it.collect(report(5, [80.0, 90.0, 100.0])) is None
+    assert it.collect(report(5, [80.0, 90.0, 100.0], deterministic=False)) is not None
+
+
 def test_repeated_foreign_and_sampled_episodes_do_not_count() -> None:
     """An evaluation actor that began again reports the same slots."""
     it = evaluation()
