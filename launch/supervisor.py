@@ -241,6 +241,7 @@ class Supervisor:
         if death.code == EXIT_OK and service.spec.clean_exit is not CleanExit.DIED:
             log.info("ended", extra={"service": death.name})
             if service.spec.clean_exit is CleanExit.STOPPED:
+                self._on_event(f"{death.name} ended (exit 0), restarting unless the run ends")
                 service.restart_at_s = time.monotonic() + STOPPED_S
             return
         lived_long = time.monotonic() - service.started_s > HEALTHY_S
