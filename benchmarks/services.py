@@ -56,6 +56,7 @@ def _start(role: str, arguments: tuple[str, ...], root: Path, lifeline_fd: int) 
         ServiceSpec(name=role, role=role, command=penstock(role, *arguments)),
         folder=Folder(logs=root, endpoints=root),
         lifeline_fd=lifeline_fd,
+        environment={},
         restarted=False,
         on_exit=ended.append,
     )
