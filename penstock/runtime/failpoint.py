@@ -1,0 +1,116 @@
+"""Named places on the way of a fragment where a fault test may kill or freeze this very process.
+
+Off, which is the default, `failpoint` returns at once: nothing is parsed, allocated or written. Two variables
+of the environment, read when this module is imported, turn it on:
+
+- `PENSTOCK_FAILPOINTS`: `name=action@hit`, several with `;`. At the hit-th time (default 1) that a thread
+  reaches `name` the process sends itself SIGKILL (`kill`) or SIGSTOP (`stop`).
+- `PENSTOCK_PHASE_FILE`: a file that always holds the last place that each thread reached. It is mapped
+  memory, so it outlives `kill -9`; `read_phases` tells where a killed process was.
+
+A name is `what.moment`; a thread at a name that ends in `.waiting` is idle.
+"""
+
+import mmap
+import os
+import re
+import signal
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+FAILPOINTS_VARIABLE: Final = "PENSTOCK_FAILPOINTS"
+PHASE_VARIABLE: Final = "PENSTOCK_PHASE_FILE"
+WAITING: Final = ".waiting"
+_ACTIONS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_RULE: Final = re.compile(r"(?P<name>[a-z_.]+)=(?P<action>kill|stop)(?:@(?P<hit>[1-9][0-9]*))?")
+_RECORD: Final = struct.Struct("<40sQQ")
+_THREADS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The last place that a thread reached. sequence: of what it worked on; at_ns: monotonic clock."""
+
+    name: str
+    sequence: int
+    at_ns: int
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the thread waited for work."""
+        return self.name.endswith(WAITING)
+
+
+def read_phases(path: Path) -> list[Phase]:
+    """One phase per thread that reached a place, newest first; also of a process that is dead."""
+    data = path.read_bytes()
+    records = (_RECORD.unpack_from(data, index * _RECORD.size) for index in range(_THREADS))
+    found = [Phase(name.rstrip(b"\0").decode(), sequence, at) for name, sequence, at in records if at]
+    return sorted(found, key=lambda phase: -phase.at_ns)
+
+
+class _Reached:
+    """What `failpoint` is when it is on."""
+
+    def __init__(self, rules: str, phase_file: str) -> None:
+        self._rules = _parse(rules)
+        self._hits: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._slots = 0
+        self._own = threading.local()
+        self._map = _map(Path(phase_file)) if phase_file else None
+
+    def __call__(self, name: str, sequence: int = 0) -> None:
+        """See `failpoint`."""
+        if self._map is not None:
+            _RECORD.pack_into(self._map, self._slot(), name.encode(), sequence, time.monotonic_ns())
+        if name in self._rules:
+            with self._lock:
+                self._hits[name] += 1
+                hits = self._hits[name]
+            wanted, number = self._rules[name]
+            if hits == wanted:
+                os.kill(os.getpid(), number)
+
+    def _slot(self) -> int:
+        """Where this thread's record lies; threads beyond the last share it."""
+        slot: int | None = getattr(self._own, "slot", None)
+        if slot is None:
+            with self._lock:
+                slot = self._own.slot = min(self._slots, _THREADS - 1) * _RECORD.size
+                self._slots += 1
+        return slot
+
+
+def _map(path: Path) -> mmap.mmap:
+    with path.open("w+b") as file:
+        file.truncate(_THREADS * _RECORD.size)
+        return mmap.mmap(file.fileno(), 0)
+
+
+def _parse(rules: str) -> dict[str, tuple[int, signal.Signals]]:
+    parsed = {}
+    for rule in filter(None, rules.split(";")):
+        match = _RULE.fullmatch(rule)
+        if match is None:
+            raise ValueError(f"{FAILPOINTS_VARIABLE}={rule!r}: write name=kill@3 or name=stop")
+        parsed[match["name"]] = (int(match["hit"] or 1), _ACTIONS[match["action"]])
+    return parsed
+
+
+def _off(_name: str, _sequence: int = 0) -> None:
+    """`failpoint` in every process that nobody tests."""
+
+
+def _choose(rules: str, phase_file: str) -> Callable[..., None]:
+    return _Reached(rules, phase_file) if rules or phase_file else _off
+
+
+failpoint: Final = _choose(os.environ.get(FAILPOINTS_VARIABLE, ""), os.environ.get(PHASE_VARIABLE, ""))
+"""`failpoint(name, sequence=0)`: this thread is here. sequence: number of the fragment, entry or version at hand."""
