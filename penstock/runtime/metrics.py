@@ -180,6 +180,9 @@ LEDGER_TRAINED = _learning.gauge("ledger_trained_fragments", "Fragments trained 
 LEDGER_DROPPED = _learning.gauge(
     "ledger_dropped_fragments", "Fragments dropped, counted by the learner", "reason"
 )
+LEDGER_LOST = _learning.gauge(
+    "ledger_lost_fragments", "Acknowledged fragments that Redis lost, counted by its scripts"
+)
 LEDGER_RESIDENT = _learning.gauge("ledger_resident_fragments", "Fragments behind the settled position")
 CHECKPOINTS = _learning.counter("checkpoints", "Checkpoints committed")
 CHECKPOINT_SECONDS = _learning.histogram(

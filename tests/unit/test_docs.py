@@ -17,7 +17,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_is_named_exists(page: Path) -> None:
     """A path of the source in a page is a path in the tree."""
-    folders = "actor|benchmarks|broker|docs|launch|learner|penstock|protos|tests|workloads"
+    folders = "actor|benchmarks|broker|deploy|docs|launch|learner|penstock|protos|tests|workloads"
     paths = re.findall(rf"`((?:{folders})/[\w/.-]+)`", page.read_text())
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
