@@ -14,6 +14,7 @@ from collections import deque
 
 from actor.session import Session
 from penstock.runtime import metrics
+from penstock.runtime.failpoint import failpoint
 from penstock.wire.fragment import Fragment
 from penstock.wire.limits import (
     MAX_EPISODES_PER_REPORT,
@@ -82,6 +83,7 @@ class Outbox:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is acknowledged; False when the time or the session ended first."""
+        failpoint("outbox.flushing", self.acked_through)
         with self._changed:
             self._flushing = True
             self._changed.notify_all()
@@ -115,6 +117,7 @@ class Outbox:
             while not self._session.closing.is_set() and not self._session.is_over:
                 if self._fragments or self._is_report_due():
                     return True
+                failpoint("appender.waiting", self.acked_through)
                 self._changed.wait(REPORT_EVERY_S if self._episodes else None)
             return False
 
@@ -137,7 +140,9 @@ class Outbox:
 
     def _append(self, fragments: list[Fragment]) -> None:
         session = self._session
+        failpoint("append.sending", fragments[-1].header.sequence)
         reply = session.link.append(session.number, self.acked_through, fragments, session.closing)
+        failpoint("append.answered", reply.acked_through)
         session.offer(reply.leave)
         self._acknowledge(reply.acked_through)
         if reply.refusal is not None:
@@ -153,6 +158,7 @@ class Outbox:
                 metrics.ACK_LATENCY_SECONDS.observe(now - built_s)
             metrics.OUTBOX_FRAGMENTS.set(len(self._fragments))
             self._changed.notify_all()
+        failpoint("append.acknowledged", through)
 
     def _report(self) -> None:
         count = min(len(self._episodes), MAX_EPISODES_PER_REPORT)
@@ -161,6 +167,7 @@ class Outbox:
             sequence=self._reports + 1,
             episodes=tuple(self._episodes[index] for index in range(count)),
         )
+        failpoint("report.sending", report.sequence)
         acked, refusal = self._session.link.report(report, self._session.closing)
         if acked >= report.sequence:
             self._reports, self._reported_s = report.sequence, time.monotonic()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from actor.link import Link, Opened
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
+from penstock.runtime.failpoint import failpoint
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 from penstock.wire.limits import MAX_WATCH_WAIT_MS, MAX_WEIGHT_BYTES
@@ -90,6 +91,8 @@ class Session:
                 return
             except Exception as error:  # noqa: BLE001 - handed to the main thread, which raises it
                 self._fail(error)
+            finally:
+                failpoint(f"{name}.over.waiting")
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         self._threads.append(thread)
@@ -143,6 +146,7 @@ class Session:
         """
         data = bytearray()
         while True:
+            failpoint("weights.fetching", version)
             chunk = self.link.weights(self.number, version, len(data), self.closing)
             if chunk is None:
                 return None
@@ -157,7 +161,9 @@ class Session:
     def _watch(self) -> None:
         while not self.closing.is_set() and not self.is_over:
             asked_s, answer = time.monotonic(), self._answer
+            failpoint("watch.waiting", self.begun_through)
             reply = self.link.watch(self._request(answer), self.closing)
+            failpoint("watch.answered", self.begun_through)
             if isinstance(reply, Refusal):
                 self._refused(reply)
                 continue
@@ -231,11 +237,13 @@ def open_session(link: Link, actor_id: str, role: Role, lifecycle: Lifecycle) ->
     """
     said = False
     while not lifecycle.draining.is_set():
+        failpoint("session.opening")
         try:
             reply = link.open_session(actor_id, role, lifecycle.draining)
         except Interrupted:
             break
         if isinstance(reply, Opened):
+            failpoint("session.opened", reply.session)
             metrics.SESSIONS_OPENED.inc()
             log.info("session open", extra={"session": reply.session, "run_name": reply.specification.run})
             return Session(link, reply, follows_weights=role is not Role.EVALUATION)
@@ -247,6 +255,7 @@ def open_session(link: Link, actor_id: str, role: Role, lifecycle: Lifecycle) ->
         if not said:
             log.info("waiting for the run", extra={"refusal": reply})
             said = True
+        failpoint("session.waiting")
         lifecycle.draining.wait(max(_LEAST_WAIT_S, reply.retry_after_ms / 1000))
     return None
 

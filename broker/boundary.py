@@ -16,6 +16,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
+from broker.presence import Presence
 from broker.store import StoreUnavailable
 from penstock.runtime import metrics
 from penstock.wire.limits import (
@@ -63,6 +64,7 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
 
     def __init__(self) -> None:
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._presence = Presence()
 
     async def intercept_service(
         self,
@@ -76,14 +78,16 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
         handler = await continuation(handler_call_details)
         if not method.startswith("/penstock.v1.") or handler is None or handler.unary_unary is None:
             return handler
-        self._guarded[method] = _guard(handler, method.rpartition("/")[2])
+        self._guarded[method] = _guard(handler, method.rpartition("/")[2], self._presence)
         return self._guarded[method]
 
 
-def _guard(handler: "grpc.RpcMethodHandler[Any, Any]", name: str) -> "grpc.RpcMethodHandler[Any, Any]":
+def _guard(
+    handler: "grpc.RpcMethodHandler[Any, Any]", name: str, presence: Presence
+) -> "grpc.RpcMethodHandler[Any, Any]":
     inner: Any = handler.unary_unary
     return grpc.unary_unary_rpc_method_handler(
-        _guarded_call(inner, name, _DEADLINES_S.get(name, CALL_DEADLINE_S)),
+        _guarded_call(inner, name, _DEADLINES_S.get(name, CALL_DEADLINE_S), presence),
         request_deserializer=_guarded_parse(handler.request_deserializer, name),
         response_serializer=handler.response_serializer,
     )
@@ -113,11 +117,12 @@ def _sound(request: Any) -> Any:
     return request
 
 
-def _guarded_call(inner: Handler, name: str, deadline_s: float) -> Handler:
+def _guarded_call(inner: Handler, name: str, deadline_s: float, presence: Presence) -> Handler:
     async def guarded(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
         try:
-            async with asyncio.timeout(deadline_s):
-                return await inner(_sound(request), context)
+            with presence.serving(name):
+                async with asyncio.timeout(deadline_s):
+                    return await inner(_sound(request), context)
         except grpc.aio.AbortError:
             raise
         except Malformed as error:

@@ -19,6 +19,7 @@ from broker.staging import StagingBudget
 from broker.state import Appended, AppendItem
 from broker.store import Store, StoreUnavailable
 from penstock.runtime import metrics
+from penstock.runtime.failpoint import failpoint
 from penstock.v1 import experience_pb2 as pb
 from penstock.v1 import specification_pb2
 from penstock.v1.experience_pb2_grpc import ExperienceServiceServicer
@@ -50,6 +51,7 @@ class ExperienceService(ExperienceServiceServicer):
     ) -> pb.OpenSessionReply:
         """See experience.proto."""
         actor_id, role = read_opening(request)
+        failpoint("session.opening")
         try:
             opened = await self._store.open_session(actor_id, role)
         except StoreUnavailable as error:
@@ -57,6 +59,7 @@ class ExperienceService(ExperienceServiceServicer):
         if isinstance(opened, Refusal):
             metrics.REFUSALS.labels(reason=opened.reason.label).inc()
             return pb.OpenSessionReply(refusal=opened.to_proto())
+        failpoint("session.opened", opened.session)
         return pb.OpenSessionReply(
             session=opened.session,
             specification=specification_pb2.RunSpecification.FromString(opened.specification),
@@ -70,6 +73,7 @@ class ExperienceService(ExperienceServiceServicer):
         """See experience.proto."""
         began = time.perf_counter()
         check_append(request)
+        failpoint("append.received", request.acked_through + 1)
         try:
             admitted = await self._admission.admit(request.session, request.fragments)
             appended = await self._append(request, admitted)
@@ -80,6 +84,7 @@ class ExperienceService(ExperienceServiceServicer):
         if appended.refusal is not None:
             metrics.REFUSALS.labels(reason=appended.refusal.reason.label).inc()
         metrics.APPEND_SECONDS.observe(time.perf_counter() - began)
+        failpoint("append.answering", appended.acked_through)
         return pb.AppendReply(
             acked_through=appended.acked_through,
             durability=self._durability,
@@ -119,8 +124,10 @@ class ExperienceService(ExperienceServiceServicer):
     ) -> pb.ReportEpisodesReply:
         """See experience.proto."""
         report = read_report(request)
+        failpoint("report.sending", report.sequence)
         try:
             acked_through, refusal = await self._store.report(report)
+            failpoint("report.stored", report.sequence)
         except StoreUnavailable as error:
             acked_through, refusal = 0, redis_down(Reason.FULL, error)
         if refusal is not None:

@@ -17,6 +17,7 @@ from broker import keys, replies
 from broker.connection import connect_async, is_unavailable
 from broker.scripts import Script, load
 from broker.state import Appended, AppendItem, ControlAction, Opened, Status, Watched
+from penstock.runtime.failpoint import failpoint
 from penstock.wire.limits import STAGING_EXPIRY_S
 from penstock.wire.messages import Publication, Report, Role, RunState, Watch
 from penstock.wire.refusal import Reason, Refusal, Refused
@@ -69,7 +70,10 @@ class Store:
             header = item.header
             arguments += (header.sequence, header.charge, header.kind.value, len(item.payload))
             arguments.append(item.header_bytes)
+        last = items[-1].header.sequence if items else 0
+        failpoint("append.sending", last)
         reply = await self._guarded(lambda: self._append(load("append"), staged, items, arguments))
+        failpoint("append.stored", last)
         return replies.appended(reply)
 
     async def close_session(self, session: int) -> None:

@@ -15,6 +15,7 @@ from broker.changes import Changes
 from broker.store import Store, StoreUnavailable
 from broker.weight_cache import WeightCache
 from penstock.runtime import metrics
+from penstock.runtime.failpoint import failpoint
 from penstock.v1 import weights_pb2 as pb
 from penstock.v1.weights_pb2_grpc import WeightServiceServicer
 from penstock.wire.limits import MAX_PROBE_ANSWERS, MAX_WATCH_WAIT_MS, MAX_WEIGHT_BYTES, WEIGHT_CHUNK_BYTES
@@ -49,6 +50,7 @@ class WeightService(WeightServiceServicer):
             metrics.REFUSALS.labels(reason=watched.reason.label).inc()
             return pb.WatchLatestReply(refusal=watched.to_proto())
         self._remember(watch.session, watched.evaluate_version)
+        failpoint("watch.answering", watched.latest.version)
         return news_to_proto(watched, await self._new_weights(watch, watched))
 
     async def _look_until_news(self, watch: Watch) -> News | Refusal:
