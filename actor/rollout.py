@@ -10,50 +10,48 @@ is dropped. Ends, with the unroll in hand cut and handed over, on a drain, a sto
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Final, Protocol
 
-import torch
-
-from actor.acting import LocalPolicy
-from actor.fragment_builder import FragmentBuilder, Stamp
 from actor.outbox import Outbox
-from actor.run import Run
-from actor.seeds import action_seed, environment_seeds
 from actor.session import Session
-from actor.vector import Stepper
 from penstock.runtime import metrics
+from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.messages import RunState
+from penstock.wire.fragment import Fragment
+from penstock.wire.messages import Episode, RunState
+from penstock.wire.specification import RunSpecification
 
-ENVIRONMENT = "environment"
+ENVIRONMENT: Final = "environment"
 """Name under which health watches the steps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class Crew(Protocol):
     """What a worker acts with, made once and used in every session of the run."""
 
-    run: Run
-    stepper: Stepper
-    builder: FragmentBuilder
-    local: LocalPolicy
+    @property
+    def specification(self) -> RunSpecification:
+        """The run it was made for."""
 
+    @property
+    def outbox_fragments(self) -> int:
+        """Most unacknowledged fragments."""
 
-def make_crew(of: Run, health: Health) -> Crew:
-    """Environments, arrays and policy of a run."""
-    torch.set_num_threads(of.actor.threads)
-    health.watch(ENVIRONMENT, of.actor.stall_timeout_s)
-    health.suspend(ENVIRONMENT)
-    specification, count = of.specification, of.environment.count
-    return Crew(
-        run=of,
-        stepper=of.make_environment(of.environment, count, specification.seed),
-        builder=FragmentBuilder(
-            specification.schema, specification.unroll_length, count, of.actor.compress == "lz4"
-        ),
-        local=of.make_policy(specification.seed),
-    )
+    def begin(self, actor_id: str, session: Session) -> None:
+        """Start anew for a session: other seeds, no running episodes; says which weights are held already."""
+
+    def follow(self, session: Session) -> None:
+        """Act with the session's newest weights from now on."""
+
+    def unroll(self, is_over: Callable[[], bool]) -> None:
+        """At least one step, until a fragment is full or `is_over`."""
+
+    def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
+        """What was collected, as the fragment of that number, and the episodes that ended in it."""
+
+    def close(self) -> None:
+        """Let go of everything."""
 
 
 class Rollout:
@@ -72,18 +70,14 @@ class Rollout:
 
     def _act(self, actor_id: str) -> None:
         crew, session = self._crew, self._session
-        seed = crew.run.specification.seed
-        seeds = environment_seeds(seed, actor_id, session.seed_salt, crew.stepper.slots)
-        crew.local.policy.seed_actions(action_seed(seed, actor_id, session.seed_salt))
-        crew.builder.start(crew.stepper.reset(seeds))
-        if crew.local.publication.version:
-            crew.local.tell(session)
+        crew.begin(actor_id, session)
         sequence = 1
         while self._await_leave(sequence):
-            crew.local.follow(session)
+            crew.follow(session)
             round_ = session.leave.round
             session.begun_through = sequence
-            self._unroll()
+            failpoint("unroll.begun", sequence)
+            crew.unroll(self._is_over)
             if not self._hand_over(sequence, round_):
                 return
             sequence += 1
@@ -94,6 +88,7 @@ class Rollout:
         if self._may_begin(sequence):
             return not self._is_over()
         self._health.suspend(ENVIRONMENT)
+        failpoint("leave.waiting", sequence)
         began = time.monotonic()
         cause = "pause" if session.state is RunState.PAUSED else "leave"
         with session.changed:
@@ -116,28 +111,9 @@ class Rollout:
         session = self._session
         return self._stop.is_set() or session.is_over or session.state is RunState.STOPPING
 
-    def _unroll(self) -> None:
-        """The hot loop: until the fragment is full, or there is nobody to act for any more."""
-        builder, stepper, policy = self._crew.builder, self._crew.stepper, self._crew.local.policy
-        progress = self._health.progress
-        while not builder.is_full:
-            acted = policy.act(builder.observation())
-            stepped = stepper.step(policy.environment_action(acted.action))
-            builder.record(acted.action, acted.log_prob, stepped)
-            progress(ENVIRONMENT)
-            if self._is_over():
-                return
-
     def _hand_over(self, sequence: int, round_: int) -> bool:
-        crew = self._crew
-        stamp = Stamp(
-            run=crew.run.specification.run,
-            session=self._session.number,
-            sequence=sequence,
-            weights=crew.local.publication,
-            round=round_,
-        )
-        fragment, episodes = crew.builder.cut(stamp)
+        fragment, episodes = self._crew.cut(self._session.number, sequence, round_)
+        failpoint("fragment.cut", sequence)
         metrics.FRAGMENTS_BUILT.inc()
         metrics.ENV_STEPS.inc(int(fragment.arrays()["valid"].sum()))
         for episode in episodes:
@@ -148,6 +124,7 @@ class Rollout:
         began = time.monotonic()
         self._health.suspend(ENVIRONMENT)
         kept = self._outbox.put(fragment, self._stop)
+        failpoint("outbox.put", sequence)
         self._health.progress(ENVIRONMENT)
         metrics.ACTOR_WAIT_SECONDS.labels("outbox").inc(time.monotonic() - began)
         return kept

@@ -12,68 +12,37 @@ Fatal. On a crash what was not acknowledged is lost with the process; nothing is
 """
 
 import logging
-import os
-import socket
-import sys
+from collections.abc import Callable
 
-from actor import evaluator, run
 from actor.link import Link
 from actor.outbox import Outbox
-from actor.rollout import Crew, Rollout, make_crew
+from actor.rollout import Crew, Rollout
 from actor.session import Session, count_strikes, open_session
-from penstock.runtime.credentials import credentials
 from penstock.runtime.exit import EXIT_OK, Fatal
-from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.runtime.settings import ConfigurationError, Settings
-from penstock.wire.ids import check_id, to_id
 from penstock.wire.messages import Role
 from penstock.wire.refusal import Reason
+from penstock.wire.specification import RunSpecification
 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 10.0
-_SWITCH_INTERVAL_S = 0.0005
-"""The sender must not wait the default 5 ms for the interpreter while environments step."""
-
-
-def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role, settings: Settings) -> int:
-    """Act until the run stops or the lifecycle drains; returns the exit code.
-
-    `actor_id`: constant over restarts of the same actor; None: made from host and process.
-    Raises ConfigurationError for what this process was told wrongly, Fatal when it cannot go on.
-    """
-    health = Health(lifecycle.role)
-    _, port = serve_http(health, settings.metrics.host, settings.metrics.port)
-    announce(lifecycle.role, metrics_port=port)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    link = _connect(broker, settings)
-    try:
-        name = check_id("actor_id", actor_id or to_id(f"{socket.gethostname()}-{os.getpid()}"))
-        kind = evaluator.Evaluator if role is Role.EVALUATION else Worker
-        return kind(lifecycle, link, name, health, settings).run()
-    except (Fatal, ConfigurationError) as error:
-        health.fail(str(error))
-        raise
-    finally:
-        link.close()
-
-
-def _connect(broker: str, settings: Settings) -> Link:
-    try:
-        return Link(broker, credentials(settings.security))
-    except ValueError as error:
-        raise ConfigurationError(f"--broker: {error}") from error
 
 
 class Worker:
     """A rollout worker; `run` is its life."""
 
     def __init__(
-        self, lifecycle: Lifecycle, link: Link, actor_id: str, health: Health, settings: Settings
+        self,
+        lifecycle: Lifecycle,
+        link: Link,
+        actor_id: str,
+        health: Health,
+        make_crew: Callable[[RunSpecification], Crew],
     ) -> None:
         self._lifecycle, self._link, self._actor_id = lifecycle, link, actor_id
-        self._health, self._settings = health, settings
+        self._health, self._make_crew = health, make_crew
         self._crew: Crew | None = None
         self._strikes = 0
 
@@ -86,14 +55,14 @@ class Worker:
                     return EXIT_OK
         finally:
             if self._crew is not None:
-                self._crew.stepper.close()
+                self._crew.close()
 
     def _serve(self, session: Session) -> bool:
         """Act in one session; True when the worker's work is done, False when another one is needed."""
         session.start()
         try:
             crew = self._crew = self._crew_for(session)
-            outbox = Outbox(session, crew.run.actor.outbox_fragments)
+            outbox = Outbox(session, crew.outbox_fragments)
             outbox.start()
             self._health.set_ready(True)
             Rollout(self._lifecycle, session, outbox, crew, self._health).run(self._actor_id)
@@ -106,8 +75,8 @@ class Worker:
     def _crew_for(self, session: Session) -> Crew:
         specification = session.specification
         if self._crew is None:
-            return make_crew(run.read(specification, self._settings.actor), self._health)
-        known = self._crew.run.specification.run
+            return self._make_crew(specification)
+        known = self._crew.specification.run
         if known != specification.run:
             raise Fatal(
                 f"the broker serves run {specification.run} now, this actor works for {known}; start it again"

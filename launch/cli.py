@@ -159,7 +159,7 @@ def actor(
     """Act: step environments with the newest weights, or with --role evaluation only measure."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from actor.worker import main
+        from actor.service import main
 
         return main(lifecycle, broker=broker_address, actor_id=actor_id, role=_role(role), settings=settings)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from actor import worker
+from actor import service
 from broker.learner_log import LearnerLog
 from broker.state import Pacing
 from penstock.policy.policy import Policy
@@ -32,7 +32,7 @@ UNROLL: Final = 4
 PATIENCE_S: Final = 20.0
 PROGRAM: Final = """
 import sys
-from actor.worker import main
+from actor.service import main
 from penstock.runtime.lifecycle import run_service
 from penstock.runtime.settings import load
 from penstock.wire.messages import Role
@@ -182,7 +182,7 @@ class ActorThread:
 
     def _run(self, arguments: dict[str, Any]) -> None:
         try:
-            self.code = worker.main(self.lifecycle, **arguments)
+            self.code = service.main(self.lifecycle, **arguments)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             self.error = error
 

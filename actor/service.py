@@ -1,0 +1,54 @@
+"""Process body of an actor: one rollout worker or evaluation actor, its link to the broker and its health."""
+
+import os
+import socket
+import sys
+from functools import partial
+from typing import Final
+
+from actor.crew import make_crew
+from actor.evaluator import Evaluator
+from actor.link import Link
+from actor.worker import Worker
+from penstock.runtime.credentials import credentials
+from penstock.runtime.exit import Fatal
+from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.wire.ids import check_id, to_id
+from penstock.wire.messages import Role
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""The sender must not wait the default 5 ms for the interpreter while environments step."""
+
+
+def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role, settings: Settings) -> int:
+    """Act until the run stops or the lifecycle drains; returns the exit code.
+
+    `actor_id`: constant over restarts of the same actor; None: made from host and process.
+    Raises ConfigurationError for what this process was told wrongly, Fatal when it cannot go on.
+    """
+    health = Health(lifecycle.role)
+    _, port = serve_http(health, settings.metrics.host, settings.metrics.port)
+    announce(lifecycle.role, metrics_port=port)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    link = connect(broker, settings)
+    try:
+        name = check_id("actor_id", actor_id or to_id(f"{socket.gethostname()}-{os.getpid()}"))
+        if role is Role.EVALUATION:
+            return Evaluator(lifecycle, link, name, health, settings).run()
+        crew_of = partial(make_crew, local=settings.actor, health=health)
+        return Worker(lifecycle, link, name, health, crew_of).run()
+    except (Fatal, ConfigurationError) as error:
+        health.fail(str(error))
+        raise
+    finally:
+        link.close()
+
+
+def connect(broker: str, settings: Settings) -> Link:
+    """The link to a broker; raises ConfigurationError for an address or files that cannot be used."""
+    try:
+        return Link(broker, credentials(settings.security))
+    except ValueError as error:
+        raise ConfigurationError(f"--broker: {error}") from error
