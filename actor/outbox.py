@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 
+from actor.ack_journal import AckJournal
 from actor.session import Session
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
@@ -37,8 +38,9 @@ _APPEND_BYTES = MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES
 class Outbox:
     """Unacknowledged fragments and unreported episodes of one session."""
 
-    def __init__(self, session: Session, capacity: int) -> None:
+    def __init__(self, session: Session, capacity: int, journal: AckJournal | None = None) -> None:
         self._session = session
+        self._journal = journal
         self._capacity = capacity
         self._changed = session.changed
         self._fragments: deque[tuple[Fragment, float]] = deque()
@@ -150,6 +152,8 @@ class Outbox:
 
     def _acknowledge(self, through: int) -> None:
         now = time.monotonic()
+        if self._journal is not None:
+            self._journal.record(self._covered(through))
         with self._changed:
             self.acked_through = max(self.acked_through, through)
             while self._fragments and self._fragments[0][0].header.sequence <= through:
@@ -159,6 +163,10 @@ class Outbox:
             metrics.OUTBOX_FRAGMENTS.set(len(self._fragments))
             self._changed.notify_all()
         failpoint("append.acknowledged", through)
+
+    def _covered(self, through: int) -> list[Fragment]:
+        with self._changed:
+            return [fragment for fragment, _ in self._fragments if fragment.header.sequence <= through]
 
     def _report(self) -> None:
         count = min(len(self._episodes), MAX_EPISODES_PER_REPORT)

@@ -38,7 +38,8 @@ def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role,
         if role is Role.EVALUATION:
             return Evaluator(lifecycle, link, name, health, settings).run()
         crew_of = partial(make_crew, local=settings.actor, health=health)
-        return Worker(lifecycle, link, name, health, crew_of).run()
+        journal = settings.actor.ack_journal
+        return Worker(lifecycle, link, name, health, crew_of, ack_journal=journal).run()
     except (Fatal, ConfigurationError) as error:
         health.fail(str(error))
         raise

@@ -13,7 +13,9 @@ Fatal. On a crash what was not acknowledged is lost with the process; nothing is
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
+from actor.ack_journal import AckJournal
 from actor.link import Link
 from actor.outbox import Outbox
 from actor.rollout import Crew, Rollout
@@ -40,9 +42,14 @@ class Worker:
         actor_id: str,
         health: Health,
         make_crew: Callable[[RunSpecification], Crew],
+        *,
+        ack_journal: Path | None = None,
     ) -> None:
+        """ack_journal: folder for the record of what was acknowledged; None: no record."""
         self._lifecycle, self._link, self._actor_id = lifecycle, link, actor_id
         self._health, self._make_crew = health, make_crew
+        self._journal_folder = ack_journal
+        self._journal: AckJournal | None = None
         self._crew: Crew | None = None
         self._strikes = 0
 
@@ -56,13 +63,15 @@ class Worker:
         finally:
             if self._crew is not None:
                 self._crew.close()
+            if self._journal is not None:
+                self._journal.close()
 
     def _serve(self, session: Session) -> bool:
         """Act in one session; True when the worker's work is done, False when another one is needed."""
         session.start()
         try:
             crew = self._crew = self._crew_for(session)
-            outbox = Outbox(session, crew.outbox_fragments)
+            outbox = Outbox(session, crew.outbox_fragments, self._journal)
             outbox.start()
             self._health.set_ready(True)
             Rollout(self._lifecycle, session, outbox, crew, self._health).run(self._actor_id)
@@ -75,6 +84,8 @@ class Worker:
     def _crew_for(self, session: Session) -> Crew:
         specification = session.specification
         if self._crew is None:
+            if self._journal_folder is not None:
+                self._journal = AckJournal(self._journal_folder, specification.run, self._actor_id)
             return self._make_crew(specification)
         known = self._crew.specification.run
         if known != specification.run:

@@ -131,7 +131,7 @@ class AlgorithmSection(Section):
 
 
 class ActorSection(Section):
-    """How experience is generated. The learner's values hold for every actor of the run; an actor elsewhere sets only `threads`, `outbox_fragments`, `stall_timeout_s` and `allow_modules` for itself."""
+    """How experience is generated. The learner's values hold for every actor of the run; an actor elsewhere sets only `threads`, `outbox_fragments`, `stall_timeout_s`, `allow_modules` and `ack_journal` for itself."""
 
     count: Positive = 2
     """Rollout workers that the launcher starts, and that open round 0 in lock-step."""
@@ -147,6 +147,8 @@ class ActorSection(Section):
     """Modules that a run specification may make this actor import, beside Gymnasium's and installed workloads; an actor's own."""
     stall_timeout_s: Positive = 120
     """Health turns red when the environment makes no step for this long, in seconds; an actor may set its own."""
+    ack_journal: Path | None = None
+    """Folder in which each actor records what was acknowledged to it, for `penstock audit`; none: no record. An actor's own."""
 
 
 class BrokerSection(Section):
