@@ -1,0 +1,293 @@
+"""Rollout workers without environment and policy, to load a broker with many of them: no torch, no Gymnasium.
+
+`python -m benchmarks.simulated_actor --broker ADDRESS --actor-id NAME [--count K] [--rate F] [--fragments N]`
+
+Only the crew is made up: sessions, leave, outbox, retries, drain, metrics and health are those of a shipped
+rollout worker, one channel per actor. What it sends fits the schema of whatever run the broker serves: every
+step is valid with reward 1, an episode ends now and then, and session and number stand in the payload, so that
+no two fragments are the same. It applies weights by saying so and does not answer the probe.
+"""
+
+import argparse
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from actor.episodes import Ends, Episodes
+from actor.link import Link
+from actor.rollout import ENVIRONMENT
+from actor.session import Session
+from actor.worker import Worker
+from penstock.runtime.credentials import credentials
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.health import ENDPOINT_VARIABLE, Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle, leave, run_service
+from penstock.runtime.settings import (
+    ActorSection,
+    EnvironmentSection,
+    Settings,
+    from_environment,
+    load,
+    parse_assignment,
+)
+from penstock.wire.fragment import Fragment, FragmentHeader, WeightSpan, build
+from penstock.wire.ids import check_id
+from penstock.wire.messages import Episode, Publication
+from penstock.wire.schema import Axes
+from penstock.wire.specification import RunSpecification
+from penstock.wire.tensor import DTYPES
+
+EPISODE_FRAGMENTS: Final = 8
+LOG_PROB: Final = -0.7
+_MARKED: Final = "observation"
+_MARK_SCALE: Final = 2**24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How much one actor sends.
+
+    rate: fragments per second; none: as fast as there is leave. fragments: it drains when it has made so many,
+    over all its sessions; none: it goes on. slots: columns of a fragment; none: the run's environment count.
+    """
+
+    rate: float | None = None
+    fragments: int | None = None
+    slots: int | None = None
+
+
+class SyntheticCrew:
+    """Fragments out of nothing (see `actor.rollout.Crew`)."""
+
+    def __init__(
+        self, specification: RunSpecification, amount: Load, lifecycle: Lifecycle, settings: Settings
+    ) -> None:
+        self.specification = specification
+        told = ActorSection.model_validate_json(specification.actor_json)
+        own = settings.actor
+        self.outbox_fragments = (own if "outbox_fragments" in own.model_fields_set else told).outbox_fragments
+        environment = EnvironmentSection.model_validate_json(specification.environment_json)
+        self._slots = amount.slots or environment.count
+        self._amount, self._lifecycle = amount, lifecycle
+        self._running, self._ending = (_Template(specification, self._slots, ends=e) for e in (False, True))
+        self._episodes = Episodes(self._slots)
+        self._publication = Publication()
+        self._made = 0
+        # Actors that start together must not send together.
+        self._due_s = time.monotonic() + (random.random() / amount.rate if amount.rate else 0.0)
+
+    def begin(self, actor_id: str, session: Session) -> None:
+        """Forget the running episodes."""
+        self._episodes = Episodes(self._slots)
+        if self._publication.version:
+            session.answer(self._publication, ())
+
+    def follow(self, session: Session) -> None:
+        """Say that the newest weights are applied."""
+        weights = session.weights
+        if weights is not None and weights.publication.version > self._publication.version:
+            self._publication = weights.publication
+            session.answer(self._publication, ())
+
+    def unroll(self, is_over: Callable[[], bool]) -> None:
+        """Wait until the next fragment is due; one that comes late is not made up for by haste."""
+        if self._amount.rate is None:
+            return
+        while (missing_s := self._due_s - time.monotonic()) > 0 and not is_over():
+            self._lifecycle.draining.wait(min(missing_s, 0.2))
+        period_s = 1 / self._amount.rate
+        self._due_s = max(self._due_s + period_s, time.monotonic())
+
+    def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
+        """The next fragment; after the last one the actor drains."""
+        template = self._running if sequence % EPISODE_FRAGMENTS else self._ending
+        header = replace(
+            template.header,
+            session=session,
+            sequence=sequence,
+            slots=self._episodes.slots(),
+            weights=(
+                replace(
+                    template.header.weights[0],
+                    version=self._publication.version,
+                    update=self._publication.update,
+                ),
+            ),
+            created_us=time.time_ns() // 1000,
+            round=round_,
+        )
+        episodes = self._episodes.advance(*template.outcome, self._publication.version)
+        self._made += 1
+        if self._made == self._amount.fragments:
+            self._lifecycle.drain("all fragments are made")
+        return Fragment(header, template.marked(session, sequence)), episodes
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+class _Template:
+    """A fragment of which only header and mark change. `ends`: every slot's episode ends with the last row."""
+
+    def __init__(self, specification: RunSpecification, slots: int, *, ends: bool) -> None:
+        schema, steps = specification.schema, specification.unroll_length
+        count = slots if ends else 0
+        leading = {
+            Axes.STEP: (steps, slots),
+            Axes.STEP_PLUS_ONE: (steps + 1, slots),
+            Axes.SLOT: (slots,),
+            Axes.END: (count,),
+        }
+        noise = np.random.default_rng(0)
+        arrays: dict[str, Any] = {
+            rule.name: noise.integers(0, 2, (*leading[rule.axes], *rule.shape)).astype(DTYPES[rule.dtype])
+            for rule in schema.tensors
+        }
+        arrays["reward"][:], arrays["log_prob"][:], arrays["valid"][:] = 1.0, LOG_PROB, True
+        arrays["terminated"][:] = arrays["truncated"][:] = False
+        arrays["terminated"][-1] = ends
+        arrays["final/slot"] = np.arange(count, dtype=np.int32)
+        arrays["final/step"] = np.full(count, steps - 1, np.int32)
+        header = FragmentHeader(
+            run=specification.run,
+            session=0,
+            sequence=0,
+            schema_id=schema.schema_id,
+            steps=steps,
+            slots=(),
+            weights=(WeightSpan(0, 0, steps, 0, 0),),
+            tensors=(),
+        )
+        fragment = build(header, arrays)
+        self.header = fragment.header
+        self.outcome = (
+            arrays["reward"],
+            arrays["valid"],
+            arrays["terminated"],
+            Ends(arrays["final/slot"], arrays["final/step"]),
+        )
+        marked = next(entry for entry in self.header.tensors if entry.name.partition("/")[0] == _MARKED)
+        self._dtype = DTYPES[marked.dtype]
+        payload = memoryview(fragment.payload)
+        self._before = payload[: marked.offset]
+        self._after = payload[marked.offset + 2 * self._dtype.itemsize :]
+
+    def marked(self, session: int, sequence: int) -> bytes:
+        """The payload, with session and sequence as the first two numbers of an observation."""
+        numbers = np.array([session, sequence]) % _MARK_SCALE
+        is_real = self._dtype.kind == "f"
+        mark = (numbers / _MARK_SCALE if is_real else numbers % 2).astype(self._dtype)
+        return b"".join((self._before, mark.tobytes(), self._after))
+
+
+class SimulatedActor:
+    """One actor in a thread of this process."""
+
+    def __init__(
+        self, broker: str, actor_id: str, amount: Load, settings: Settings, health: Health | None = None
+    ) -> None:
+        """Raise ValueError for a malformed address or name."""
+        self.ended: Callable[[SimulatedActor], None] = lambda _: None
+        self.lifecycle = Lifecycle("actor")
+        self.error: BaseException | None = None
+        self._link = Link(broker, credentials(settings.security))
+        health = health or Health("actor")
+        health.watch(ENVIRONMENT, settings.actor.stall_timeout_s)
+        health.suspend(ENVIRONMENT)
+        crew_of = lambda run: SyntheticCrew(run, amount, self.lifecycle, settings)  # noqa: E731 - one use
+        self._worker = Worker(
+            self.lifecycle,
+            self._link,
+            check_id("actor_id", actor_id),
+            health,
+            crew_of,
+            ack_journal=settings.actor.ack_journal,
+        )
+        self._thread = threading.Thread(target=self._run, name=actor_id, daemon=True)
+
+    def start(self) -> None:
+        """Begin to act."""
+        self._thread.start()
+
+    def drain(self, reason: str) -> None:
+        """Ask it to flush its outbox, close its session and end."""
+        self.lifecycle.drain(reason)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for its end; False when the time was up first. Raises what ended it before its time."""
+        self._thread.join(timeout_s)
+        if self.error is not None:
+            raise self.error
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._worker.run()
+        except BaseException as error:  # noqa: BLE001 - handed to who joins
+            self.error = error
+        finally:
+            self._link.close()
+            self.ended(self)
+
+
+def names(actor_id: str, count: int) -> list[str]:
+    """One name per actor."""
+    return [actor_id] if count == 1 else [f"{actor_id}-{index:04d}" for index in range(count)]
+
+
+def main(lifecycle: Lifecycle, options: argparse.Namespace) -> int:
+    """Act with `--count` actors until all have ended or the process drains; returns the exit code."""
+    settings = load([from_environment(), *map(parse_assignment, options.assignments)])
+    amount = Load(rate=options.rate, fragments=options.fragments, slots=options.slots)
+    health = Health(lifecycle.role)
+    _, port = serve_http(health, settings.metrics.host, settings.metrics.port)
+    announce(lifecycle.role, metrics_port=port)
+    actors = [
+        SimulatedActor(options.broker, name, amount, settings, health)
+        for name in names(options.actor_id, options.count)
+    ]
+    ended: queue.Queue[SimulatedActor] = queue.Queue()
+    for actor in actors:
+        actor.ended = ended.put
+        lifecycle.on_drain(partial(_drain, actor, lifecycle))
+        actor.start()
+    try:
+        for _ in actors:
+            ended.get().join()
+    except Exception as error:
+        health.fail(str(error))
+        raise
+    return EXIT_OK
+
+
+def _drain(actor: SimulatedActor, lifecycle: Lifecycle) -> None:
+    actor.drain(lifecycle.reason)
+
+
+def _parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulated_actor", description=__doc__)
+    parser.add_argument("--broker", required=True, metavar="ADDRESS", help="HOST:PORT or unix:/path")
+    parser.add_argument("--actor-id", required=True, metavar="NAME", help="name; several get a number behind")
+    parser.add_argument("--count", type=int, default=1, help="actors in this process")
+    parser.add_argument("--rate", type=float, help="fragments per second of each; default: as fast as it may")
+    parser.add_argument("--fragments", type=int, help="each ends after so many; default: at SIGTERM")
+    parser.add_argument("--slots", type=int, help="columns of a fragment; default: the run's")
+    parser.add_argument("--endpoints", type=Path, help="write pid and port to this file")
+    parser.add_argument("--set", dest="assignments", action="append", default=[], metavar="KEY=VALUE")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    said = _parse()
+    if said.endpoints is not None:
+        os.environ[ENDPOINT_VARIABLE] = str(said.endpoints.absolute())
+    leave(run_service(lambda lifecycle: main(lifecycle, said), "actor"))
