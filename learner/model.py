@@ -13,7 +13,7 @@ from broker.state import Pacing
 from learner.algorithm import Algorithm
 from learner.keeper import Room
 from learner.ppo import PPO
-from learner.probe import Quarantine, make_probe
+from learner.probe import Quarantine, Replica, make_probe
 from penstock.policy import weights
 from penstock.policy.policy import Policy
 from penstock.runtime.settings import ConfigurationError, Settings
@@ -21,7 +21,7 @@ from penstock.runtime.workload import Workload, find, load
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_TENSORS, MESSAGE_OVERHEAD_BYTES, MIB
 from penstock.wire.schema import FragmentSchema, fragment_schema, payload_room
 from penstock.wire.spaces import Space
-from penstock.wire.specification import RunSpecification
+from penstock.wire.specification import Probe, RunSpecification
 
 ALGORITHMS: Final = {"ppo": PPO}
 _WEIGHT_GENERATIONS: Final = 3
@@ -53,18 +53,33 @@ def make_model(settings: Settings) -> Model:
     algorithm: Algorithm = ALGORITHMS[settings.algorithm.name](
         policies[0].to(device), settings.algorithm, seed=settings.seed
     )
-    schema = check_schema(fragment_schema(observation, action, algorithm.requires()))
-    specification = _specification(settings, observation, action, schema, policies[1], algorithm)
+    probe = make_probe(observation, policies[1], settings.seed)
+    target = _target(settings, workload)
+    return model_of(settings, algorithm, policies[1], (observation, action), probe, device, target)
+
+
+def model_of(
+    settings: Settings,
+    algorithm: Algorithm,
+    replica: Replica,
+    spaces: tuple[Space, Space],
+    probe: Probe,
+    device: torch.device,
+    target: float | None,
+) -> Model:
+    """A model of any algorithm. spaces: of observation and action. replica: see `Quarantine`."""
+    schema = check_schema(fragment_schema(*spaces, algorithm.requires()))
+    specification = _specification(settings, *spaces, schema, probe, algorithm)
     pacing = _pacing(settings, algorithm)
     return Model(
         algorithm=algorithm,
         specification=specification,
-        quarantine=Quarantine(specification.probe, policies[1], settings.learner.probe_tolerance),
+        quarantine=Quarantine(probe, replica, settings.learner.probe_tolerance),
         pacing=pacing,
         room=_room(settings, schema, pacing),
-        weight_bytes=len(weights.encode(policies[1])),
+        weight_bytes=len(weights.encode(algorithm.published_modules()["default"])),
         device=device,
-        target=_target(settings, workload),
+        target=target,
     )
 
 
@@ -100,7 +115,7 @@ def _specification(
     observation: Space,
     action: Space,
     schema: FragmentSchema,
-    policy: Policy,
+    probe: Probe,
     algorithm: Algorithm,
 ) -> RunSpecification:
     _check_fragment(settings, schema)
@@ -116,7 +131,7 @@ def _specification(
             observation_space=observation,
             action_space=action,
             schema=schema,
-            probe=make_probe(observation, policy, settings.seed),
+            probe=probe,
             unroll_length=settings.actor.unroll_length,
             lock_step=algorithm.lock_step,
             session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),

@@ -9,10 +9,11 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from broker.state import ProbeAnswer
 from penstock.policy.policy import Policy
@@ -53,6 +54,18 @@ def _draw(leaf: Leaf, generator: np.random.Generator) -> Array:
             return generator.integers(2, size=rows).astype(leaf.dtype)
 
 
+class Replica(Protocol):
+    """What answers the probe with given weights; a `Policy` is one."""
+
+    def load_state_dict(self, state_dict: dict[str, Tensor], /) -> object:
+        """Take these weights over."""
+        ...
+
+    def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array], /) -> Array:
+        """Log-probability of each row's action, float32 [rows]."""
+        ...
+
+
 class Quarantine:
     """Right answers by version, and the sessions that gave a wrong one.
 
@@ -60,7 +73,7 @@ class Quarantine:
     tolerance: most that an answer r may be off, times 1 + |r|.
     """
 
-    def __init__(self, probe: Probe, replica: Policy, tolerance: float) -> None:
+    def __init__(self, probe: Probe, replica: Replica, tolerance: float) -> None:
         self._probe = probe
         self._replica = replica
         self._tolerance = tolerance

@@ -8,6 +8,7 @@ nothing more. After a crash, `resume` goes on from the newest committed checkpoi
 
 import logging
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,15 +40,19 @@ def main(
     run_dir: Path,
     resume: bool,
     allow_loss: bool,
+    make: Callable[[Settings], Model] = make_model,
 ) -> int:
-    """Run the learner; exit code. Raises Fatal or ConfigurationError, as `run_service` expects."""
+    """Run the learner; exit code. Raises Fatal or ConfigurationError, as `run_service` expects.
+
+    make: what is learned, and by which algorithm.
+    """
     if not settings.run:
         raise ConfigurationError("run='': name the run; actors, checkpoints and Redis know it by its name")
     health = Health("learner")
     _, port = serve_http(health, settings.metrics.host, settings.metrics.port)
     announce("learner", metrics_port=port)
     use_threads(settings)
-    model = make_model(settings)
+    model = make(settings)
     try:
         learner_log = _connect(settings, redis_url, lifecycle)
         check_memory(settings, model.weight_bytes, learner_log.max_memory_bytes())
