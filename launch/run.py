@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from launch.disk import explain
 from launch.plan import Plan
 from launch.process import Folder
 from launch.progress import MetricsTail
@@ -32,6 +33,9 @@ TICK_S: Final = 0.1
 HEALTH_INTERVAL_S: Final = 5.0
 NOTICE_INTERVAL_S: Final = 10.0
 DRAIN_S: Final = 15.0
+SUPERVISION: Final = "supervision"
+STALL_S: Final = 60.0
+"""Health turns red when nobody has looked at the services for this long."""
 _DRAIN_ORDER: Final = (
     (("actor", "evaluator"), 4.0),
     (("learner",), 11.0),
@@ -83,8 +87,8 @@ class Run:
         try:
             outcome = self._watch()
         except GaveUp as error:
-            outcome = Outcome(code=error.code, cause=str(error))
-            self._say(f"giving up: {error}")
+            outcome = Outcome(code=error.code, cause=explain(str(error), self._plan.run_dir))
+            self._say(f"giving up: {outcome.cause}")
         self._drain()
         return outcome
 
@@ -98,6 +102,7 @@ class Run:
 
     def _watch(self) -> Outcome:
         self._health.set_ready(ready=True)
+        self._health.watch(SUPERVISION, STALL_S)
         is_training = False
         next_health_s = time.monotonic() + HEALTH_INTERVAL_S
         next_notice_s = time.monotonic() + NOTICE_INTERVAL_S
@@ -118,6 +123,7 @@ class Run:
                 next_health_s = time.monotonic() + HEALTH_INTERVAL_S
                 self._supervisor.check_health()
             self._supervisor.step(TICK_S)
+            self._health.progress(SUPERVISION)
         return Outcome(code=EXIT_INTERRUPTED)
 
     def _learner_ended(self) -> Outcome:
@@ -134,6 +140,7 @@ class Run:
 
     def _drain(self) -> None:
         """Actors, learner, broker, Redis: within DRAIN_S, then the hard way."""
+        self._health.set_ready(ready=False, why="draining")
         self._note_endpoints()
         supervisor = self._supervisor
         if self._lifecycle.draining.is_set():
@@ -158,8 +165,15 @@ class Run:
             if name != "launcher":
                 self._say(f"{name} is up (pid {found[name].server_pid or found[name].pid})")
         self._endpoints = found
+        try:
+            self._write_endpoints()
+        except OSError as error:
+            # Services that cannot write end the run with the cause; this file alone does not.
+            self._say(f"endpoints.json is not up to date: {error.strerror}")
+
+    def _write_endpoints(self) -> None:
         temporary = self._plan.run_dir / "endpoints.json.tmp"
-        content = {name: asdict(endpoint) for name, endpoint in found.items()}
+        content = {name: asdict(endpoint) for name, endpoint in self._endpoints.items()}
         temporary.write_text(json.dumps(content, indent=2) + "\n")
         temporary.replace(self._plan.run_dir / "endpoints.json")
 

@@ -4,8 +4,8 @@ States of a service: running → (dies) → waiting (back-off) → running, or �
 work can be done), or the whole run fails. A service that dies gets restarted after a growing delay; so
 does one that drained with exit 0 because somebody else sent it a signal, an actor after STOPPED_S, since
 an operator's stop makes it end as well. After MAX_FAILURES deaths
-in a row without HEALTHY_S of being ready between them, or at once after exit 2 (its configuration
-will not get better) or after it has itself waited in vain for longer than HEALTHY_S, the supervisor
+in a row without HEALTHY_S of being ready between them (SOUND_S, where it was killed because it made no
+progress), or at once after exit 2 (its configuration will not get better), after exit 3 (the run has failed) or after it has itself waited in vain for longer than HEALTHY_S, the supervisor
 raises `GaveUp` with the service's last line. All methods belong to one
 thread; children's deaths arrive through a queue.
 """
@@ -19,12 +19,13 @@ from typing import Final
 
 from launch.process import CleanExit, Exit, Folder, ServiceProcess, ServiceSpec, probe
 from penstock.runtime import metrics
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
 from penstock.runtime.health import Endpoint
 from penstock.runtime.retry import full_jitter
 
 MAX_FAILURES: Final = 5
 HEALTHY_S: Final = 30.0
+SOUND_S: Final = 3600.0
 BACKOFF_BASE_S: Final = 0.2
 BACKOFF_CAP_S: Final = 5.0
 RED_LIMIT_S: Final = 30.0
@@ -64,6 +65,7 @@ class _Service:
     restarts: int = 0
     red_since_s: float | None = None
     was_ready: bool = False
+    red_reason: str = ""
     cpu_seconds: float = 0.0
     last_pid: int = 0
     delays: Iterator[float] = field(default_factory=lambda: full_jitter(BACKOFF_BASE_S, BACKOFF_CAP_S))
@@ -120,7 +122,7 @@ class Supervisor:
                 service.red_since_s = time.monotonic()
                 log.warning("unhealthy", extra={"service": service.spec.name, "reason": reason})
             elif time.monotonic() - service.red_since_s > RED_LIMIT_S:
-                service.red_since_s = None
+                service.red_since_s, service.red_reason = None, reason
                 self._on_event(f"{service.spec.name} is unhealthy ({reason}): killed")
                 service.process.ask_stacks()
                 service.process.kill()
@@ -201,7 +203,7 @@ class Supervisor:
 
     def _launch(self, service: _Service) -> None:
         service.restart_at_s = service.red_since_s = None
-        service.was_ready = False
+        service.was_ready, service.red_reason = False, ""
         service.started_s = time.monotonic()
         service.process = ServiceProcess(
             service.spec,
@@ -244,14 +246,19 @@ class Supervisor:
                 self._on_event(f"{death.name} ended (exit 0), restarting unless the run ends")
                 service.restart_at_s = time.monotonic() + STOPPED_S
             return
-        lived_long = time.monotonic() - service.started_s > HEALTHY_S
-        if lived_long and service.was_ready:
+        lived_s = time.monotonic() - service.started_s
+        lived_long = lived_s > HEALTHY_S
+        if service.red_reason:
+            cause = f"unhealthy: {service.red_reason}"
+        if service.was_ready and lived_s > (SOUND_S if service.red_reason else HEALTHY_S):
             service.failures = 0
             service.delays = full_jitter(BACKOFF_BASE_S, BACKOFF_CAP_S)
         service.failures += 1
         how = _how(death.code)
         if death.code == EXIT_USAGE:
             raise GaveUp(cause or f"{death.name}: {how}", EXIT_USAGE)
+        if death.code == EXIT_RUN_FAILED:
+            raise GaveUp(cause or f"{death.name}: {how}", EXIT_FAILED)
         if death.code == EXIT_FAILED and lived_long and not service.was_ready:
             raise GaveUp(f"{death.name} failed ({how}): {cause}", EXIT_FAILED)
         if service.failures >= MAX_FAILURES:

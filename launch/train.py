@@ -5,6 +5,7 @@ learning curve, the summary on stdout. Exit 0 when the run is done, 130 when it 
 SIGTERM, an operator's Stop), else 1 or 2 with the cause on the last stderr line.
 """
 
+import io
 import json
 import shutil
 import sys
@@ -40,7 +41,9 @@ def _train(plan: Plan, redis: RedisFacts, lifecycle: Lifecycle, started_s: float
     prepare_folder(plan)
     stream = sys.stderr if as_json else sys.stdout
     sockets = private_folder()
-    with (plan.run_dir / "logs" / "launcher.log").open("a", buffering=1) as log_file:
+    log_path = plan.run_dir / "logs" / "launcher.log"
+    # Unbuffered: what a full disk does not take is lost here and not raised when the file is closed.
+    with log_path.open("ab", buffering=0) as raw, io.TextIOWrapper(raw, write_through=True) as log_file:
         logs.configure("launcher", plan.settings.run, stream=log_file)
         try:
             with make_view(stream, plan.settings.run, plan.settings.learner.total_steps, plan.target) as view:
@@ -55,7 +58,10 @@ def _train(plan: Plan, redis: RedisFacts, lifecycle: Lifecycle, started_s: float
         accounts=run.accounts(),
         redis=run.redis_facts,
     )
-    _conclude(plan, ending, as_json=as_json)
+    try:
+        _conclude(plan, ending, as_json=as_json)
+    except OSError as error:
+        sys.stderr.write(f"the summary was not written: {error}\n")
     if outcome.cause:
         sys.stderr.write(f"{outcome.cause}\n")
     return outcome.code

@@ -29,6 +29,14 @@ class _Watch:
     timeout_s: float
     last_s: float
     suspended: bool = False
+    why: str = ""
+
+    def is_over(self, now_s: float) -> bool:
+        return not self.suspended and now_s - self.last_s > self.timeout_s
+
+    def describe(self, now_s: float) -> str:
+        text = f"no progress for {now_s - self.last_s:.0f} s (limit {self.timeout_s:g} s)"
+        return f"{text}: {self.why}" if self.why else text
 
 
 class Health:
@@ -59,6 +67,19 @@ class Health:
             watch = self._watches[name]
             watch.last_s, watch.suspended = self._clock(), False
 
+    def expect(self, name: str, why: str) -> None:
+        """Progress of `name` is expected from now on, or still; `why` is said when none comes."""
+        with self._lock:
+            watch = self._watches[name]
+            if watch.suspended:
+                watch.last_s, watch.suspended = self._clock(), False
+            watch.why = why
+
+    def has_stalled(self, name: str) -> bool:
+        """Whether `name` made no progress for longer than it may."""
+        with self._lock:
+            return self._watches[name].is_over(self._clock())
+
     def suspend(self, name: str) -> None:
         """`name` waits for good reason (paused, draining): not judged until its next progress."""
         with self._lock:
@@ -76,9 +97,8 @@ class Health:
                 return self._failure
             now = self._clock()
             for name, watch in self._watches.items():
-                idle_s = now - watch.last_s
-                if not watch.suspended and idle_s > watch.timeout_s:
-                    return f"{name}: no progress for {idle_s:.0f} s (limit {watch.timeout_s:.0f} s)"
+                if watch.is_over(now):
+                    return f"{name}: {watch.describe(now)}"
         return None
 
     def unready(self) -> str | None:

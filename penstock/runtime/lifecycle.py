@@ -8,6 +8,7 @@ If the launcher dies by `kill -9`, the kernel closes its end of the pipe: that d
 ends us the hard way when the drain takes longer than LIFELINE_GRACE_S.
 """
 
+import errno
 import faulthandler
 import logging
 import os
@@ -17,12 +18,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final, NoReturn
 
 from penstock.runtime import logs
-from penstock.runtime.exit import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Fatal
+from penstock.runtime.exit import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_RUN_FAILED,
+    EXIT_USAGE,
+    Fatal,
+    RunFailed,
+)
 from penstock.runtime.settings import ConfigurationError
 from penstock.wire.auth import AddressInUse
 
@@ -32,6 +41,7 @@ LIFELINE_GRACE_S: Final = 15.0
 CALLBACKS_S: Final = 5.0
 _SAME_SIGNAL_S: Final = 1.0
 _READ_BYTES: Final = 512
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 log = logging.getLogger(__name__)
 
@@ -141,8 +151,8 @@ class Lifecycle:
 def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
     """Run `main` as the body of a process and return its exit code.
 
-    Fatal ends it with 1, ConfigurationError and AddressInUse with 2, each as the last line on stderr; SIGINT
-    turns a clean end into 130.
+    Fatal ends it with 1, ConfigurationError and AddressInUse with 2, RunFailed and a file that cannot grow
+    (the disk is full) with 3, each as the last line on stderr; SIGINT turns a clean end into 130.
     """
     logs.configure(role)
     lifecycle = Lifecycle(role)
@@ -152,24 +162,38 @@ def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
             code = main(lifecycle)
         finally:
             lifecycle.await_callbacks()
+    except RunFailed as error:
+        return _last_line(str(error), EXIT_RUN_FAILED)
     except Fatal as error:
         return _last_line(str(error), EXIT_FAILED)
     except (ConfigurationError, AddressInUse) as error:
         return _last_line(str(error), EXIT_USAGE)
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        return _last_line(cannot_write(role, error), EXIT_RUN_FAILED)
     return EXIT_INTERRUPTED if code == EXIT_OK and lifecycle.interrupted else code
 
 
 def leave(code: int) -> NoReturn:
     """End a process that has drained: at once, as threads held inside gRPC may hang the interpreter's end."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # a full disk must not change the exit code
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 
+def cannot_write(role: str, error: OSError) -> str:
+    """What to say of a file that cannot grow."""
+    return f"{role} cannot write {error.filename or 'its files'}: {error.strerror}; make room, then resume"
+
+
 def _last_line(text: str, code: int) -> int:
-    sys.stderr.write(text.rstrip("\n") + "\n")
-    sys.stderr.flush()
+    # On a full disk the log takes no line any more; the exit code still tells.
+    with suppress(OSError):
+        sys.stderr.write(text.rstrip("\n") + "\n")
+        sys.stderr.flush()
     return code
 
 

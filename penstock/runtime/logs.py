@@ -35,9 +35,17 @@ class KeyValueFormatter(logging.Formatter):
 
 def configure(role: str, run: str | None = None, *, stream: TextIO | None = None) -> None:
     """Send all records of this process to `stream` (stderr), stamped with `role` and, when known, `run`."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = _Handler(stream or sys.stderr)
     handler.setFormatter(KeyValueFormatter(role, run))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Loses a line that its disk has no room for; every other error is told as usual."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging names it
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
 
 
 def _quoted(value: object) -> str:
