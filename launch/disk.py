@@ -1,0 +1,34 @@
+"""Whether the folders of a run can still be written: the one cause that a full disk keeps out of every log."""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_PROBE_BYTES: Final = 16 * 1024
+
+
+def problem(folders: Iterable[Path]) -> str | None:
+    """Why a small file cannot be written in one of these folders; None when it can in all that exist."""
+    for folder in folders:
+        probe = folder / f".probe-{os.getpid()}"
+        try:
+            with probe.open("wb") as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return f"cannot write in {folder}: {error.strerror}"
+        finally:
+            with suppress(OSError):
+                probe.unlink()
+    return None
+
+
+def explain(cause: str, run_dir: Path) -> str:
+    """`cause`, behind what a full disk kept it from saying."""
+    found = problem((run_dir, run_dir / "checkpoints", run_dir / "redis", run_dir / "logs"))
+    return cause if found is None else f"{found}; make room, then resume ({cause})"
