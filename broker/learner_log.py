@@ -20,7 +20,19 @@ from broker import keys, replies
 from broker.connection import REPLY_TIMEOUT_S, connect
 from broker.learner_calls import LearnerCalls, fenced_off
 from broker.log_memory import LogMemory, to_lua
-from broker.state import Commit, Lease, LogEntry, LogState, Pacing, Renewal, ReportEntry, Residue, Verdict
+from broker.state import (
+    Commit,
+    Lease,
+    LogEntry,
+    LogState,
+    Pacing,
+    Renewal,
+    ReportEntry,
+    Residue,
+    Status,
+    Verdict,
+)
+from penstock.runtime.failpoint import failpoint
 from penstock.runtime.settings import ConfigurationError
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Publication
@@ -240,6 +252,10 @@ class LearnerLog:
         value = self._calls.patient(lambda: self._redis.execute_command("HGET", keys.STATE, name))
         return int(value or 0)
 
+    def status(self) -> Status:
+        """The run at one moment, its sessions included."""
+        return replies.status(self._calls.run("status"))
+
     # ---- writing
 
     def settle(self, position: int) -> None:
@@ -264,6 +280,7 @@ class LearnerLog:
         """
         chunks = [blob[at : at + WEIGHT_CHUNK_BYTES] for at in range(0, len(blob), WEIGHT_CHUNK_BYTES)]
         version = int(self._calls.fenced("allocate_version", len(chunks))[1])
+        failpoint("publish.allocated", version)
         self._memory.raise_to(version=version)
         for index, chunk in enumerate(chunks):
             self._calls.fenced("store_chunk", version, index, chunk)
@@ -292,6 +309,7 @@ class LearnerLog:
         """Make a checkpoint count, then forget entries up to `commit.trim`; repeating changes nothing."""
         reply = self._calls.fenced("commit", commit.encode(), commit.position, commit.trim)
         self._memory.committed(commit, int(reply[1]))
+        failpoint("commit.trimming", commit.trim)
         self._trim()
 
     def observe(self, json_text: str) -> None:

@@ -23,6 +23,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from penstock.runtime import metrics
+from penstock.runtime.failpoint import failpoint
 
 FORMAT: Final = 1
 _MANIFEST: Final = "manifest.json"
@@ -60,6 +61,16 @@ class CheckpointStore:
         """Store a checkpoint; when this returns it survives loss of power. Returns the manifest's digest."""
         temporary = self.directory / f"{_TEMPORARY}{checkpoint_id}"
         shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            return self._write(checkpoint_id, temporary, tensors, state)
+        except OSError as error:
+            # What is half-written must not keep a full disk full.
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise OSError(error.errno, error.strerror, str(self.directory / checkpoint_id)) from error
+
+    def _write(
+        self, checkpoint_id: str, temporary: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+    ) -> str:
         temporary.mkdir(mode=0o700)
         contents = {
             _TENSORS: save_tensors({name: _plain(tensor) for name, tensor in tensors.items()}),
@@ -70,7 +81,9 @@ class CheckpointStore:
         manifest = _manifest(checkpoint_id, contents)
         _write_durably(temporary / _MANIFEST, manifest)
         _sync_directory(temporary)
+        failpoint("rename.before")
         temporary.rename(self.directory / checkpoint_id)
+        failpoint("rename.after")
         _sync_directory(self.directory)
         return hashlib.sha256(manifest).hexdigest()
 
@@ -178,9 +191,13 @@ def _read(path: Path, at_most: int) -> bytes:
 
 def _write_durably(path: Path, data: bytes) -> None:
     with path.open("xb") as file:
+        failpoint("write.before")
         file.write(data)
+        failpoint("write.after")
         file.flush()
+        failpoint("fsync.before")
         os.fsync(file.fileno())
+        failpoint("fsync.after")
 
 
 def _sync_directory(path: Path) -> None:

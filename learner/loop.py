@@ -10,6 +10,7 @@ On a crash nothing is lost but the updates since the last commit, which the next
 
 import logging
 import time
+from collections import Counter
 from typing import Final, NoReturn
 
 from learner.algorithm import Update
@@ -20,13 +21,15 @@ from learner.parts import Ending, Parts, Plan
 from learner.progress import Progress
 from learner.publisher import Offer
 from learner.recorder import Moment
+from learner.stall import cause
 from penstock.policy import weights
 from penstock.runtime import metrics
+from penstock.runtime.failpoint import failpoint
 from penstock.runtime.settings import ConfigurationError
 from penstock.wire.messages import RunState
 
 UPDATE: Final = "update"
-"""What health watches."""
+"""What health watches: an update, not the mere arrival of experience that is dropped."""
 _TAKE_S: Final = 0.1
 _MAX_NAN: Final = 3
 
@@ -43,6 +46,9 @@ class Loop:
         self._nan_in_a_row = 0
         self._evidence = ""
         self._waited_since = time.perf_counter()
+        self._dropped: Counter[str] = Counter()
+        self.stalled = ""
+        """Why there were no updates any more; "" unless that has ended the loop."""
 
     def publish_first(self) -> None:
         """The weights that this process begins with, as a new version; opens the first round.
@@ -101,6 +107,8 @@ class Loop:
             if parts.lease.renewal.desired is RunState.PAUSED:
                 self._pause()
                 continue
+            parts.health.expect(UPDATE, "")
+            failpoint("loop.waiting", parts.ledger.position)
             delivery = parts.feed.take(_TAKE_S)
             if delivery is not None:
                 self._consume(delivery)
@@ -114,11 +122,20 @@ class Loop:
             return Ending.STOPPED
         if plan.stop_at_target and parts.evaluation.solved is not None:
             return Ending.TARGET
+        if parts.health.has_stalled(UPDATE):
+            self.stalled = self._why_stalled()
+            return Ending.STALLED
         done = plan.total_steps is not None and parts.ledger.env_steps >= plan.total_steps
         return Ending.STEPS if done else None
 
+    def _why_stalled(self) -> str:
+        text = cause(self._parts.status(), self._dropped, self._plan.stall_timeout_s)
+        self._parts.health.fail(text)
+        return text
+
     def _pause(self) -> None:
         self._parts.health.suspend(UPDATE)
+        failpoint("pause.waiting")
         self._parts.draining.wait(_TAKE_S)
         self._waited_since = time.perf_counter()
 
@@ -142,13 +159,17 @@ class Loop:
             for generations in map(parts.publisher.generations, delivery.versions):
                 if generations is not None:
                     metrics.GENERATIONS.observe(generations)
-        parts.health.progress(UPDATE)
+        if update is not None and update.applied:
+            parts.health.progress(UPDATE)
+            self._dropped.clear()
         self._waited_since = time.perf_counter()
 
     def _update(self, delivery: Delivery) -> Update | None:
         if delivery.batch is None:
             return None
+        failpoint("update.before", delivery.last)
         update = self._parts.algorithm.update(delivery.batch, progress=self._progress())
+        failpoint("update.after", delivery.last)
         if update.applied:
             self._nan_in_a_row = 0
             metrics.UPDATES.inc()
@@ -186,6 +207,7 @@ class Loop:
         self._parts.ledger.book(delivery.last, trained=trained, dropped=dropped, steps=steps)
         metrics.LEDGER_TRAINED.set(self._parts.ledger.trained)
         for reason in dropped.values():
+            self._dropped[reason.value] += 1
             metrics.LEDGER_DROPPED.labels(reason.value).set(self._parts.ledger.dropped[reason.value])
 
     # ---- publishing

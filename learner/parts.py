@@ -1,9 +1,11 @@
 """The parts that the loop ties together, what the run is for, and how a loop may end."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from broker.state import Status
 from learner.algorithm import Algorithm
 from learner.crew import Crew
 from learner.episodes import Episodes
@@ -25,6 +27,7 @@ class Ending(StrEnum):
     STEPS = "steps"
     STOPPED = "stopped"
     DRAINED = "drained"
+    STALLED = "stalled"
 
     @property
     def finished(self) -> bool:
@@ -50,6 +53,7 @@ class Parts:
     health: Health
     draining: threading.Event
     reopened: threading.Event
+    status: Callable[[], Status]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,4 +70,5 @@ class Plan:
     evaluation_timeout_s: float
     budget: int
     evidence_dir: str
+    stall_timeout_s: float
     catch_up_through: int = 0

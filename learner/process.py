@@ -31,6 +31,7 @@ from learner.resume import Beginning
 from learner.training_clock import TrainingClock
 from penstock.policy import weights
 from penstock.runtime import metrics
+from penstock.runtime.exit import RunFailed
 from penstock.runtime.health import Health
 from penstock.runtime.retry import Interrupted
 from penstock.runtime.settings import Settings
@@ -76,7 +77,10 @@ class Process:
         self._loop = Loop(self._parts, self._plan(), progress.round)
 
     def run(self) -> None:
-        """Learn until the end; leaves a committed checkpoint, the final policy and `learner.json`."""
+        """Learn until the end; leaves a committed checkpoint, the final policy and `learner.json`.
+
+        Raises RunFailed, after all that, when no update was made for `learner.stall_timeout_s`.
+        """
         try:
             self._start()
             self._account(self._loop.run())
@@ -89,6 +93,8 @@ class Process:
         self._crew.check()
         self._base.learner_log.release()
         self._base.learner_log.close()
+        if self._loop.stalled:
+            raise RunFailed(self._loop.stalled)
 
     def _start(self) -> None:
         parts = self._parts
@@ -134,6 +140,7 @@ class Process:
             health=base.health,
             draining=base.draining,
             reopened=self._reopened,
+            status=base.learner_log.status,
         )
 
     def _make_feed(self, round_: int) -> Feed:
@@ -177,6 +184,7 @@ class Process:
             evaluation_timeout_s=settings.evaluation.timeout_s,
             budget=self._base.model.pacing.budget,
             evidence_dir=str(self._base.run_dir / "evidence"),
+            stall_timeout_s=settings.learner.stall_timeout_s,
             catch_up_through=self._base.catch_up_through,
         )
 
