@@ -1,0 +1,128 @@
+"""Mechanisms switched off, one at a time: the test that guards each must fail.
+
+    python -m tests.mutations.campaign [--only NAME] [--list]
+
+Each mutation replaces one or more pieces of source in a copy of the tree and runs the tests that it names there. A test
+that still passes guards nothing; it is listed, and the exit code is 1. `test_mutations.py` holds that every
+piece is still in the source, so that a mutation cannot quietly mutate nothing.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+TABLE: Final = Path(__file__).with_name("mutations.toml")
+LIMIT_S: Final = 600
+_KEPT_OUT: Final = shutil.ignore_patterns(".venv", ".git", "runs", "*.egg-info", "__pycache__", ".*_cache")
+FAILED: Final = 1
+"""pytest's exit code when tests ran and some failed: a test that could not be collected proves nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """In `file` the piece `old`, which it holds once, becomes `new`."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """off: what is switched off, in words. With the edits made, one of the tests must fail."""
+
+    name: str
+    off: str
+    tests: tuple[str, ...]
+    edits: tuple[Edit, ...]
+
+
+def read_table() -> list[Mutation]:
+    """Every mutation of `mutations.toml`."""
+    table = tomllib.loads(TABLE.read_text())
+    return [
+        Mutation(
+            name=name,
+            off=entry["off"],
+            tests=tuple(entry["tests"]),
+            edits=tuple(Edit(**edit) for edit in entry["edits"]),
+        )
+        for name, entry in table.items()
+    ]
+
+
+def apply(mutation: Mutation, root: Path) -> None:
+    """Make the edits in the tree at `root`; raises ValueError unless each piece is there exactly once."""
+    for edit in mutation.edits:
+        path = root / edit.file
+        text = path.read_text()
+        if text.count(edit.old) != 1:
+            raise ValueError(
+                f"{mutation.name}: {edit.file} holds the piece {text.count(edit.old)} times: {edit.old!r}"
+            )
+        path.write_text(text.replace(edit.old, edit.new))
+
+
+def is_noticed(mutation: Mutation, root: Path) -> tuple[bool, str]:
+    """Whether a test fails in the mutated tree, and pytest's last line."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    try:
+        done = subprocess.run(
+            [*command, *mutation.tests],
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"no end within {LIMIT_S} s"
+    return done.returncode == FAILED, done.stdout.strip().rpartition("\n")[2]
+
+
+def run(mutations: list[Mutation]) -> list[str]:
+    """Names of those that no test noticed."""
+    unnoticed = []
+    for mutation in mutations:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="mutated-") as folder:
+            root = Path(folder) / "tree"
+            shutil.copytree(ROOT, root, ignore=_KEPT_OUT)
+            apply(mutation, root)
+            noticed, last = is_noticed(mutation, root)
+        word = "noticed" if noticed else "NOT NOTICED"
+        print(f"{mutation.name}: {word} in {time.monotonic() - began:.0f} s: {last}", flush=True)
+        if not noticed:
+            unnoticed.append(mutation.name)
+    return unnoticed
+
+
+def main(
+    only: Annotated[list[str] | None, typer.Option(help="Names of mutations; may be repeated.")] = None,
+    names: Annotated[bool, typer.Option("--list", help="Say what there is and stop.")] = False,
+) -> None:
+    """Switch mechanisms off, one at a time, and see that a test fails."""
+    chosen = [mutation for mutation in read_table() if not only or mutation.name in only]
+    if names:
+        for mutation in chosen:
+            print(f"{mutation.name}: {mutation.off}")
+        return
+    unnoticed = run(chosen)
+    print(f"{len(chosen) - len(unnoticed)} of {len(chosen)} noticed")
+    raise typer.Exit(1 if unnoticed or not chosen else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,27 @@
+"""Every mutation still finds its piece of the source, and the tests that shall notice it exist."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutations.campaign import ROOT, Mutation, apply, read_table
+
+
+@pytest.mark.parametrize("mutation", read_table(), ids=lambda mutation: mutation.name)
+def test_a_mutation_changes_what_it_names(mutation: Mutation, tmp_path: Path) -> None:
+    """Exactly one place for each edit, in a copy."""
+    files = {edit.file for edit in mutation.edits}
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text((ROOT / file).read_text())
+    apply(mutation, tmp_path)
+    assert all((tmp_path / file).read_text() != (ROOT / file).read_text() for file in files)
+
+
+@pytest.mark.parametrize("mutation", read_table(), ids=lambda mutation: mutation.name)
+def test_the_tests_of_a_mutation_exist(mutation: Mutation) -> None:
+    """By file, and by name where one is given."""
+    for test in mutation.tests:
+        path, _, name = test.partition("::")
+        assert (ROOT / path).exists(), test
+        assert f"def {name.partition('[')[0]}(" in (ROOT / path).read_text() or not name, test
