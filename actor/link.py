@@ -4,6 +4,9 @@ A call comes back with what the broker said, a refusal included. When nobody kno
 heard (it is down, it restarts, the deadline passed) the same request is sent again with full jitter
 until it is answered or `stop` is set (Interrupted); every call is safe to repeat. What no repetition
 changes (a malformed request, no permission, a message above the limit) is Fatal. Used by several threads.
+
+A deadline leaves time for the bytes. A connection on which a deadline passes and nothing at all was heard
+meanwhile leads nowhere, whatever the operating system thinks of it: the calls go on over a new one.
 """
 
 import logging
@@ -22,7 +25,14 @@ from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2, weight
 from penstock.wire.auth import Credentials
 from penstock.wire.channel import open_channel
 from penstock.wire.fragment import Fragment, to_proto
-from penstock.wire.limits import APPEND_DEADLINE_S, CALL_DEADLINE_S, MAX_MESSAGE_BYTES, WATCH_GRACE_S
+from penstock.wire.limits import (
+    APPEND_DEADLINE_S,
+    CALL_DEADLINE_S,
+    LEAST_BYTES_PER_S,
+    MAX_MESSAGE_BYTES,
+    WATCH_GRACE_S,
+    WEIGHT_CHUNK_BYTES,
+)
 from penstock.wire.messages import Leave, News, Publication, Report, Role, RunState, Watch
 from penstock.wire.refusal import Refusal
 from penstock.wire.specification import RunSpecification
@@ -42,6 +52,7 @@ _REPEATABLE = frozenset({
 _TOO_LARGE = "larger than max"
 """How gRPC words, under RESOURCE_EXHAUSTED, that a message of this size will never pass."""
 _COMPLAIN_EVERY_S = 10.0
+_CHUNK_DEADLINE_S = CALL_DEADLINE_S + WEIGHT_CHUNK_BYTES / LEAST_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +82,26 @@ class Chunk:
     data: bytes
 
 
+class _Line:
+    """A channel with its stubs, and when anything was last heard on it (monotonic seconds)."""
+
+    def __init__(self, address: str, credentials: Credentials) -> None:
+        self.channel = open_channel(address, credentials)
+        self.experience = experience_pb2_grpc.ExperienceServiceStub(self.channel)
+        self.weights = weights_pb2_grpc.WeightServiceStub(self.channel)
+        self.heard_s = 0.0
+
+
 class Link:
     """Calls to one broker."""
 
     def __init__(self, address: str, credentials: Credentials) -> None:
         """Raise ValueError for a malformed address or plaintext that was not asked for."""
         self.address = address
-        self._channel = open_channel(address, credentials)
-        self._experience = experience_pb2_grpc.ExperienceServiceStub(self._channel)
-        self._weights = weights_pb2_grpc.WeightServiceStub(self._channel)
+        self._credentials = credentials
+        self._line = _Line(address, credentials)
+        self._changing = threading.Lock()
+        self._closed = False
         self._complained_s = -_COMPLAIN_EVERY_S
 
     def open_session(self, actor_id: str, role: Role, stop: threading.Event) -> Opened | Refusal:
@@ -87,7 +109,7 @@ class Link:
         request = experience_pb2.OpenSessionRequest(
             actor_id=actor_id, role=experience_pb2.Role.ValueType(role.value)
         )
-        reply = self._call(self._experience.OpenSession, request, CALL_DEADLINE_S, stop)
+        reply = self._call(lambda line: line.experience.OpenSession, request, CALL_DEADLINE_S, stop)
         refusal = Refusal.from_proto(reply.refusal)
         if refusal is not None:
             return refusal
@@ -113,9 +135,11 @@ class Link:
             acked_through=acked_through,
             fragments=[to_proto(fragment) for fragment in fragments],
         )
-        metrics.FRAGMENT_BYTES_SENT.inc(sum(len(fragment.payload) for fragment in fragments))
+        size = sum(len(fragment.payload) for fragment in fragments)
+        metrics.FRAGMENT_BYTES_SENT.inc(size)
+        deadline_s = APPEND_DEADLINE_S + size / LEAST_BYTES_PER_S
         repeated = lambda: metrics.FRAGMENTS_RESENT.inc(len(fragments))  # noqa: E731 - one use
-        reply = self._call(self._experience.Append, request, APPEND_DEADLINE_S, stop, repeated)
+        reply = self._call(lambda line: line.experience.Append, request, deadline_s, stop, repeated)
         return Appended(
             acked_through=reply.acked_through,
             refusal=Refusal.from_proto(reply.refusal),
@@ -124,14 +148,16 @@ class Link:
 
     def report(self, report: Report, stop: threading.Event) -> tuple[int, Refusal | None]:
         """ReportEpisodes: last report taken, and why this one was not."""
-        reply = self._call(self._experience.ReportEpisodes, report.to_proto(), CALL_DEADLINE_S, stop)
+        reply = self._call(
+            lambda line: line.experience.ReportEpisodes, report.to_proto(), CALL_DEADLINE_S, stop
+        )
         return reply.acked_through, Refusal.from_proto(reply.refusal)
 
     def close_session(self, session: int, give_up_s: float) -> None:
         """CloseSession; a broker that does not answer in time closes the session by its timeout."""
         request = experience_pb2.CloseSessionRequest(session=session)
         try:
-            self._experience.CloseSession(request, timeout=give_up_s)
+            self._line.experience.CloseSession(request, timeout=give_up_s)
         except grpc.RpcError as error:
             log.warning(
                 "session not closed, it will expire", extra={"session": session, "error": _text(error)}
@@ -151,25 +177,27 @@ class Link:
             wait_ms=watch.wait_ms,
         )
         deadline_s = watch.wait_ms / 1000 + WATCH_GRACE_S
-        reply = self._call(self._weights.WatchLatest, request, deadline_s, stop)
+        reply = self._call(lambda line: line.weights.WatchLatest, request, deadline_s, stop)
         return Refusal.from_proto(reply.refusal) or _news(reply)
 
     def weights(self, session: int, version: int, offset: int, stop: threading.Event) -> Chunk | None:
         """GetWeights from `offset`; None when the version is no longer kept."""
         request = weights_pb2.GetWeightsRequest(session=session, version=version, offset=offset)
         try:
-            reply = self._call(self._weights.GetWeights, request, CALL_DEADLINE_S, stop)
+            reply = self._call(lambda line: line.weights.GetWeights, request, _CHUNK_DEADLINE_S, stop)
         except _NotFound:
             return None
         return Chunk(publication=Publication.from_proto(reply.publication), data=reply.chunk)
 
     def close(self) -> None:
         """End the channel; a call that is being held ends with CANCELLED."""
-        self._channel.close()
+        with self._changing:
+            self._closed = True
+            self._line.channel.close()
 
     def _call(
         self,
-        method: Callable[..., T],
+        method: Callable[[_Line], Callable[..., T]],
         request: Any,
         deadline_s: float,
         stop: threading.Event,
@@ -182,7 +210,7 @@ class Link:
 
         try:
             return retry(
-                lambda: method(request, timeout=deadline_s),
+                lambda: self._attempt(method, request, deadline_s),
                 retryable=lambda error: _is_repeatable(error) and not stop.is_set(),
                 stop=stop,
                 on_wait=on_wait,
@@ -191,6 +219,31 @@ class Link:
             if stop.is_set():
                 raise Interrupted from error
             raise _final(self.address, error) from error
+
+    def _attempt(self, method: Callable[[_Line], Callable[..., T]], request: Any, deadline_s: float) -> T:
+        line, began_s = self._line, time.monotonic()
+        try:
+            reply = method(line)(request, timeout=deadline_s)
+        except ValueError as error:
+            if self._closed or line is self._line:
+                raise
+            raise _Replaced("another thread took a new connection") from error
+        except grpc.RpcError as error:
+            if _code(error) is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                line.heard_s = time.monotonic()
+            elif line.heard_s < began_s:
+                self._replace(line)
+            raise
+        line.heard_s = time.monotonic()
+        return reply
+
+    def _replace(self, line: _Line) -> None:
+        """A new connection instead of `line`; calls that hang on the old one end with CANCELLED."""
+        with self._changing:
+            if self._closed or line is not self._line:
+                return
+            self._line = _Line(self.address, self._credentials)
+        line.channel.close()
 
     def _complain(self, error: Exception, delay_s: float) -> None:
         now = time.monotonic()
@@ -206,7 +259,13 @@ class _NotFound(Exception):
     """The broker knows no such thing."""
 
 
+class _Replaced(Exception):
+    """The connection was replaced before the call began."""
+
+
 def _is_repeatable(error: Exception) -> bool:
+    if isinstance(error, _Replaced):
+        return True
     return isinstance(error, grpc.RpcError) and _code(error) in _REPEATABLE and _TOO_LARGE not in _text(error)
 
 

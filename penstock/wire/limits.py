@@ -20,6 +20,10 @@ MAX_STEPS: Final = 4096
 """Largest T of a fragment."""
 MAX_SLOTS: Final = 4096
 """Largest N of a fragment."""
+MAX_ROWS_PER_APPEND: Final = 2**17
+"""Most slots, spans and tensors that the headers of one Append list together."""
+MAX_NUMBER: Final = 2**53
+"""Largest number of anything that is counted: Redis scripts count in doubles."""
 MAX_NAME_LENGTH: Final = 128
 MAX_ATTRIBUTES_BYTES: Final = KIB
 MAX_FRAGMENTS_PER_APPEND: Final = 256
@@ -32,5 +36,7 @@ CALL_DEADLINE_S: Final = 5.0
 """Deadline of every call that neither appends nor waits."""
 WATCH_GRACE_S: Final = 5.0
 """What a WatchLatest's deadline adds to the wait it asks for."""
+LEAST_BYTES_PER_S: Final = 64 * KIB
+"""The thinnest line that works: a deadline is longer by what the bytes of the call need on it."""
 STAGING_EXPIRY_S: Final = 60
 """Redis forgets a payload that was staged but never appended after this long."""

@@ -158,10 +158,10 @@ class Sender(threading.Thread):
     def _send(self, session: Session, outbox: Outbox, count: int) -> None:
         stop = self.lifecycle.draining
         for sequence in range(1, count + 1):
-            over = lambda: session.is_over or stop.is_set()  # noqa: E731 - read twice, below
             with session.changed:
-                session.changed.wait_for(lambda: over() or session.leave.begin_through >= sequence)  # noqa: B023
-            if over():
+                while session.leave.begin_through < sequence and not (session.is_over or stop.is_set()):
+                    session.changed.wait()
+            if session.is_over or stop.is_set():
                 return
             made = own_fragment(session.number, sequence)
             session.begun_through = sequence
@@ -234,9 +234,9 @@ class NetworkRun:
 
     def is_sound(self) -> bool:
         """True; raises what ended the reader or a sender."""
-        for thread in (self.reader, *self.senders):
-            if thread.error is not None:
-                raise thread.error
+        for error in (self.reader.error, *(sender.error for sender in self.senders)):
+            if error is not None:
+                raise error
         return True
 
     def sessions(self) -> Counter[str]:

@@ -10,9 +10,13 @@ import pytest
 
 from actor.link import Link
 from penstock.runtime.exit import Fatal
+from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2, weights_pb2_grpc
 from penstock.wire.auth import Credentials
-from penstock.wire.limits import MAX_MESSAGE_BYTES
+from penstock.wire.channel import CHANNEL_OPTIONS
+from penstock.wire.limits import APPEND_DEADLINE_S, MAX_MESSAGE_BYTES, MIB, WEIGHT_CHUNK_BYTES
 from tests import small_run
+
+MEGABIT = 125_000
 
 
 @pytest.fixture
@@ -23,6 +27,47 @@ def address() -> Iterator[str]:
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop(0)
+
+
+class Clock(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.WeightServiceServicer):
+    """Notes how much time each call was given, in seconds."""
+
+    def __init__(self) -> None:
+        self.given_s: dict[str, float] = {}
+
+    def Append(  # noqa: N802 - the name of the RPC
+        self, request: experience_pb2.AppendRequest, context: grpc.ServicerContext
+    ) -> experience_pb2.AppendReply:
+        """Takes nothing."""
+        self.given_s[f"append {len(request.fragments)}"] = context.time_remaining() or 0.0
+        return experience_pb2.AppendReply()
+
+    def GetWeights(  # noqa: N802 - the name of the RPC
+        self, request: weights_pb2.GetWeightsRequest, context: grpc.ServicerContext
+    ) -> weights_pb2.GetWeightsReply:
+        """No bytes."""
+        self.given_s["weights"] = context.time_remaining() or 0.0
+        return weights_pb2.GetWeightsReply()
+
+
+def test_a_deadline_leaves_time_for_the_bytes_of_a_thin_line() -> None:
+    """A full message or a chunk of weights gets through at 1 Mbit/s: it was sent for ever, and never arrived."""
+    clock = Clock()  # type: ignore[abstract]  # the other calls are not made
+    stop = threading.Event()
+    server = grpc.server(futures.ThreadPoolExecutor(1), options=CHANNEL_OPTIONS)
+    experience_pb2_grpc.add_ExperienceServiceServicer_to_server(clock, server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(clock, server)
+    link = Link(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", Credentials())
+    server.start()
+    large = replace(small_run.fragment(1), payload=b"\0" * (2 * MIB))
+    link.append(1, 0, [], stop)
+    link.append(1, 0, [large] * 3, stop)
+    link.weights(1, 1, 0, stop)
+    link.close()
+    server.stop(0)
+    assert clock.given_s["append 0"] <= APPEND_DEADLINE_S
+    assert clock.given_s["append 3"] >= 6 * MIB / MEGABIT
+    assert clock.given_s["weights"] >= WEIGHT_CHUNK_BYTES / MEGABIT
 
 
 def test_a_fragment_above_the_message_limit_is_fatal_and_never_sent_again(address: str) -> None:
