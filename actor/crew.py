@@ -6,7 +6,7 @@ import torch
 
 from actor import run
 from actor.fragment_builder import FragmentBuilder, Stamp
-from actor.rollout import ENVIRONMENT
+from actor.rollout import ENVIRONMENT, WEIGHTS
 from actor.run import Run
 from actor.seeds import action_seed, environment_seeds
 from actor.session import Session
@@ -27,8 +27,9 @@ class EnvironmentCrew:
 
     def __init__(self, of: Run, health: Health) -> None:
         torch.set_num_threads(of.actor.threads)
-        health.watch(ENVIRONMENT, of.actor.stall_timeout_s)
-        health.suspend(ENVIRONMENT)
+        for name in (ENVIRONMENT, WEIGHTS):
+            health.watch(name, of.actor.stall_timeout_s)
+            health.suspend(name)
         self._health, count = health, of.environment.count
         self.specification = of.specification
         self.outbox_fragments = of.actor.outbox_fragments
@@ -44,8 +45,15 @@ class EnvironmentCrew:
         self._local.policy.seed_actions(action_seed(seed, actor_id, salt))
         seeds = environment_seeds(seed, actor_id, salt, self._stepper.slots)
         self._builder.start(self._stepper.reset(seeds))
+        session.follow_lag(self._note_lag)
         if self._local.publication.version:
             self._local.tell(session)
+
+    def _note_lag(self, known: int, newest: int) -> None:
+        if newest > known:
+            self._health.expect(WEIGHTS, f"version {newest} is published, {known} is held here")
+        else:
+            self._health.suspend(WEIGHTS)
 
     def follow(self, session: Session) -> None:
         """Apply newer weights and answer the probe with them."""

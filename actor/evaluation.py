@@ -1,6 +1,7 @@
 """Plays whole episodes to measure a policy: seeded environments, one episode of each counts."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ def play(
     seed: int,
     deterministic: bool,
     stop: threading.Event,
+    on_step: Callable[[], None] = lambda: None,
 ) -> list[Played] | None:
     """`episodes` episodes in waves of as many as there are slots, the i-th seeded with `seed` + i.
 
@@ -44,6 +46,7 @@ def play(
             action = policy.act(observation, deterministic=deterministic).action
             stepped = stepper.step(policy.environment_action(action))
             wave.add(stepped)
+            on_step()
             observation = stepped.observation
         played += wave.episodes()
     return played[:episodes]

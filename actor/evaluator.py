@@ -8,6 +8,7 @@ longer keeps is skipped with a warning.
 
 import logging
 import time
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from actor import run
 from actor.acting import LocalPolicy
 from actor.evaluation import Played, play
 from actor.link import Link
+from actor.rollout import ENVIRONMENT
 from actor.run import Run
 from actor.session import Session, count_strikes, open_session
 from actor.vector import Stepper
@@ -85,6 +87,8 @@ class Evaluator:
         if self._run is None:
             self._run = of = run.read(specification, self._settings.actor)
             torch.set_num_threads(of.actor.threads)
+            self._health.watch(ENVIRONMENT, of.actor.stall_timeout_s)
+            self._health.suspend(ENVIRONMENT)
             # One seed per episode: the environments are made one by one unless there is no such way.
             section = of.environment
             if section.vectorise != "vector":
@@ -118,6 +122,7 @@ class Evaluator:
             return
         self._local.apply(weights)
         self._local.tell(session)
+        self._health.expect(ENVIRONMENT, f"version {version} is being evaluated")
         played = play(
             self._stepper,
             self._local.policy,
@@ -125,7 +130,9 @@ class Evaluator:
             seed=self._run.evaluation.seed,
             deterministic=self._run.evaluation.deterministic,
             stop=self._lifecycle.draining,
+            on_step=partial(self._health.progress, ENVIRONMENT),
         )
+        self._health.suspend(ENVIRONMENT)
         if played is not None:
             self._done, self._unsent = version, _episodes(played, version)
             mean = sum(one.episode_return for one in played) / len(played)

@@ -25,6 +25,8 @@ from penstock.wire.specification import RunSpecification
 
 ENVIRONMENT: Final = "environment"
 """Name under which health watches the steps."""
+WEIGHTS: Final = "weights"
+"""Name under which health watches that published weights arrive."""
 
 
 class Crew(Protocol):

@@ -71,6 +71,8 @@ class Session:
         self.ended: Refusal | None = None
         self.failure: Exception | None = None
         self.begun_through = 0
+        self._lag = (0, 0)
+        self._on_lag: Callable[[int, int], None] = _ignore
         self._revision = 0
         self._follows_weights = follows_weights
         self._answer = _Answer(Publication())
@@ -104,6 +106,11 @@ class Session:
             if (leave.begin_through, leave.min_version) > (self.leave.begin_through, self.leave.min_version):
                 self.leave = leave
                 self.changed.notify_all()
+
+    def follow_lag(self, on_lag: Callable[[int, int], None]) -> None:
+        """Have `on_lag` told, from now on, which version is held here and which is published."""
+        self._on_lag = on_lag
+        on_lag(*self._lag)
 
     def answer(self, publication: Publication, probe: tuple[float, ...]) -> None:
         """Weights that are applied now and the probe's log-probabilities under them; goes up next time."""
@@ -194,7 +201,11 @@ class Session:
 
     def _take(self, news: News) -> bool:
         """Whether anything was new."""
-        fresh = self._newer(news) if news.latest.version > self._known_version() else None
+        known, newest = self._known_version(), news.latest.version
+        self._note_lag(known, newest)
+        fresh = self._newer(news) if newest > known else None
+        if fresh is not None:
+            self._note_lag(newest, newest)
         self.offer(news.leave)
         with self.changed:
             before = (self.state, self._revision, self.evaluate_version)
@@ -203,6 +214,10 @@ class Session:
             self.weights = fresh or self.weights
             self.changed.notify_all()
             return fresh is not None or before != (self.state, self._revision, self.evaluate_version)
+
+    def _note_lag(self, known: int, newest: int) -> None:
+        self._lag = (known, newest)
+        self._on_lag(known, newest)
 
     def _known_version(self) -> int:
         if not self._follows_weights:
@@ -218,6 +233,10 @@ class Session:
         with self.changed:
             self.failure = self.failure or error
             self.changed.notify_all()
+
+
+def _ignore(_known: int, _newest: int) -> None:
+    """Nobody asked about the lag."""
 
 
 def _checked(publication: Publication, blob: bytes) -> Weights:
