@@ -31,6 +31,7 @@ from learner.ledger import Drop
 from learner.probe import Quarantine
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
+from penstock.runtime.failpoint import failpoint
 from penstock.wire import fragment as wire
 from penstock.wire.header import FragmentHeader
 from penstock.wire.schema import FragmentSchema
@@ -113,8 +114,10 @@ class Feed:
     def run(self) -> None:
         """Read, decide, deliver until `stop`."""
         while not self._stop.is_set():
+            failpoint("feed.waiting", self._read)
             for entry in self._lease.patiently(lambda: self._log.read(self._read, _READ, _BLOCK_MS)):
                 self._note(entry)
+            failpoint("feed.choosing", self._read)
             while (delivery := self._next()) is not None and self._put(delivery):
                 pass
 

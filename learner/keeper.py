@@ -20,6 +20,7 @@ from learner.lease import LeaseKeeper
 from learner.ledger import Ledger, append_lineage
 from learner.progress import Progress
 from penstock.runtime import metrics
+from penstock.runtime.failpoint import failpoint
 
 PRESSURE: Final = 0.6
 """Share of the log's room beside the budget that may be held back before a checkpoint is due."""
@@ -106,7 +107,9 @@ class Keeper:
             trim=self._trim_through(algorithm),
             totals=self._ledger.totals(),
         )
+        failpoint("commit.before", commit.position)
         self._lease.patiently(lambda: self._log.commit(commit))
+        failpoint("commit.after", commit.position)
         self._lineage.append(commit)
         self._trim = commit.trim
         self._bytes_at[commit.position] = self._consumed_bytes

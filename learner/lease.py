@@ -16,6 +16,7 @@ from broker.state import Lease, LogState, Renewal
 from learner.probe import Quarantine
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
+from penstock.runtime.failpoint import failpoint
 from penstock.runtime.retry import Interrupted
 from penstock.wire.refusal import Reason, Refused
 
@@ -67,10 +68,12 @@ class LeaseKeeper:
     def run(self) -> None:
         """Renew until `stop`."""
         while not self._stop.is_set():
+            failpoint("lease.waiting")
             self._hasten.wait(self._interval_s)
             self._hasten.clear()
             if self._stop.is_set():
                 return
+            failpoint("lease.renewing")
             self.renewal = self._renew()
             self._observe()
 

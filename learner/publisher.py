@@ -18,6 +18,7 @@ from learner.lease import LeaseKeeper
 from learner.probe import Quarantine
 from penstock.policy import weights
 from penstock.runtime import metrics
+from penstock.runtime.failpoint import failpoint
 from penstock.wire.messages import Publication
 from penstock.wire.tensor import Array
 
@@ -105,6 +106,7 @@ class Publisher:
     def run(self) -> None:
         """Publish offers until `stop`."""
         while not self._stop.is_set():
+            failpoint("publisher.waiting")
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None or self._stop.is_set(), _WAIT_S)
                 offer, self._waiting = self._waiting, None
@@ -122,7 +124,9 @@ class Publisher:
             self._lease.patiently(lambda: self._log.settle(offer.settled))
             return
         blob = weights.encode(offer.weights)
+        failpoint("publish.before", offer.update)
         self.latest = self._lease.patiently(lambda: self._send(blob, offer))
+        failpoint("publish.after", offer.update)
         self.count += 1
         self._place[self.latest.version] = self.count
         if len(self._place) > _REMEMBERED:

@@ -23,6 +23,7 @@ from learner.progress import check_same, sections
 from learner.resume import Beginning, choose
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
@@ -61,11 +62,13 @@ def main(
         )
     except Interrupted:
         return EXIT_OK
+    failpoint("lease.acquired", lease.epoch)
     metrics.LEASE_EPOCH.set(lease.epoch)
     store = CheckpointStore(run_dir / "checkpoints", settings.learner.keep_checkpoints)
     beginning = choose(lease, store, resume=resume, allow_loss=allow_loss)
     _restore(model, beginning, settings)
     _open(learner_log, lease, model, beginning)
+    failpoint("log.opened", beginning.ledger.position)
     foundation = Foundation(
         settings=settings,
         model=model,
