@@ -175,6 +175,7 @@ class Session:
                 self._refused(reply)
                 continue
             if not self._take(reply) and time.monotonic() - asked_s < self._wait_ms / 2000:
+                failpoint("watch.waiting", self.begun_through)
                 self.closing.wait(_IDLE_S)
             with self.changed:
                 if self._answer is answer:
@@ -195,6 +196,7 @@ class Session:
 
     def _refused(self, refusal: Refusal) -> None:
         if refusal.reason in _WAITING:
+            failpoint("watch.waiting", self.begun_through)
             self.closing.wait(max(_LEAST_WAIT_S, refusal.retry_after_ms / 1000))
         else:
             self.end(refusal)
