@@ -48,6 +48,8 @@ class ServerFacts:
     max_memory_bytes: int
     """0: no limit."""
     warnings: tuple[str, ...] = ()
+    cannot_persist: bool = False
+    """The server refuses writes because the last one to its append-only file failed."""
 
 
 Examine = Callable[[], Awaitable[ServerFacts]]
@@ -67,6 +69,7 @@ async def examine(redis: "redis_asyncio.Redis", url: str, section: BrokerSection
         durability=durability,
         max_memory_bytes=memory,
         warnings=(warning,) if warning else (),
+        cannot_persist=info.get("aof_last_write_status", "ok") != "ok",
     )
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from broker.connection import is_unavailable, without_password
 from broker.log_memory import LogMemory
@@ -96,7 +96,8 @@ class LearnerCalls:
                 raise ConfigurationError(
                     f"Redis at {self.url}: {error}; check the URL's user and security.redis_password"
                 ) from error
-            raise Fatal(f"Redis at {self.url} did not answer for {wait_s:g} s: {error}") from error
+            how = "refused writes" if isinstance(error, ResponseError) else "did not answer"
+            raise Fatal(f"Redis at {self.url} {how} for {wait_s:g} s: {error}") from error
 
 
 def fenced_off() -> Refused:

@@ -1,7 +1,8 @@
 """Looks at Redis once a second: readiness, gauges, and the end of a broker whose Redis stays away.
 
 Every look examines the server again: it may have been restarted or set to forget meanwhile; `on_facts` is
-told what it gives now. Raises Fatal when it has become unsuitable or is away too long.
+told what it gives now. Raises Fatal when it has become unsuitable, or is away or refuses writes (its disk is
+full) for too long.
 """
 
 import asyncio
@@ -23,8 +24,9 @@ from penstock.wire.messages import Role
 
 LOGGER = logging.getLogger(__name__)
 INTERVAL_S: Final = 1.0
-STALL_S: Final = 30.0
-"""Health turns red when the event loop has not come round for this long."""
+EVENT_LOOP: Final = "event loop"
+LOOKS: Final = "looks at redis"
+"""What health watches."""
 
 
 class Monitor:
@@ -41,41 +43,46 @@ class Monitor:
         self._store, self._health, self._section = store, health, section
         self._examine, self._on_facts = examine, on_facts
         self._away_since: float | None = None
-        health.watch("event loop", STALL_S)
+        for name in (EVENT_LOOP, LOOKS):
+            health.watch(name, section.stall_timeout_s)
 
     async def run(self) -> None:
         """For ever."""
         while True:
             await self.look()
-            self._health.progress("event loop")
+            self._health.progress(LOOKS)
             await asyncio.sleep(INTERVAL_S)
 
     async def look(self) -> None:
         """One look; raises Fatal."""
         try:
-            self._on_facts(await self._examine())
+            facts = await self._examine()
+            self._on_facts(facts)
             status = await self._store.status()
         except guard.UnsuitableRedis as error:
             raise Fatal(f"redis has become unsuitable: {error}") from error
         except (StoreUnavailable, RedisError) as error:
             self._note_away(error)
         else:
-            self._note_there(status)
+            if facts.cannot_persist:
+                self._note_away("it cannot write its append-only file (MISCONF), make room on its disk")
+            else:
+                self._note_there(status)
 
-    def _note_away(self, error: Exception) -> None:
+    def _note_away(self, error: Exception | str) -> None:
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
-            LOGGER.warning("redis does not answer", extra={"error": str(error)})
+            LOGGER.warning("redis does not serve", extra={"error": str(error)})
         metrics.REDIS_UP.set(0)
-        self._health.set_ready(False, f"redis does not answer: {error}")
+        self._health.set_ready(False, f"redis does not serve: {error}")
         if now - self._away_since > self._section.redis_wait_s:
             limit = self._section.redis_wait_s
-            raise Fatal(f"redis did not answer for {limit} s (broker.redis_wait_s): {error}; start it again")
+            raise Fatal(f"redis did not serve for {limit} s (broker.redis_wait_s): {error}; start it again")
 
     def _note_there(self, status: Status) -> None:
         if self._away_since is not None:
-            LOGGER.info("redis answers again", extra={"away_s": time.monotonic() - self._away_since})
+            LOGGER.info("redis serves again", extra={"away_s": time.monotonic() - self._away_since})
         self._away_since = None
         metrics.REDIS_UP.set(1)
         self._health.set_ready(True)

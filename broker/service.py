@@ -10,8 +10,10 @@ appends that have begun and exits with 0.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from redis import asyncio as redis_asyncio
@@ -24,7 +26,7 @@ from broker.changes import Changes
 from broker.connection import connect_async, is_unavailable, without_password
 from broker.control_service import ControlService
 from broker.experience_service import ExperienceService
-from broker.monitor import Monitor
+from broker.monitor import EVENT_LOOP, Monitor
 from broker.staging import StagingBudget
 from broker.store import Store
 from broker.weight_cache import WeightCache
@@ -33,6 +35,7 @@ from penstock.runtime.credentials import credentials
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.loop_lag import watch_loop
 from penstock.runtime.retry import Interrupted, retry_async
 from penstock.runtime.settings import ConfigurationError, SecuritySection, Settings
 from penstock.v1 import control_pb2_grpc, experience_pb2_grpc, weights_pb2_grpc
@@ -81,7 +84,7 @@ async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, liste
         announce(ROLE, metrics_port=metrics_port, address=address)
         LOGGER.info("serving", extra={"address": address, "redis": facts.version})
         monitor = Monitor(parts.store, health, settings.broker, examine, parts.experience.note_facts)
-        await _run(parts, monitor, stop)
+        await _run(parts, monitor, stop, partial(health.progress, EVENT_LOOP))
         health.set_ready(False, "draining")
         await _drain(parts)
     except Interrupted:
@@ -172,12 +175,13 @@ def assemble(front: Front, settings: Settings, redis_url: str, facts: guard.Serv
     return Parts(store=store, changes=changes, experience=experience, front=front)
 
 
-async def _run(parts: Parts, monitor: Monitor, stop: asyncio.Event) -> None:
+async def _run(parts: Parts, monitor: Monitor, stop: asyncio.Event, on_round: Callable[[], None]) -> None:
     """Until `stop`; raises what the monitor or the change feed raises."""
     tasks = {
         asyncio.create_task(stop.wait()),
         asyncio.create_task(parts.changes.follow(parts.store.changes())),
         asyncio.create_task(monitor.run()),
+        asyncio.create_task(watch_loop(on_round)),
     }
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -3,7 +3,8 @@
 The server is our child and dies with us: the kernel kills it when we die, and when we drain it gets
 SIGTERM once its clients have left, because the learner's last commit must still find it. A lock in
 the data folder, inherited by the server, keeps a restarted service from opening the append-only
-file while an old server still writes it.
+file while an old server still writes it. What the server says passes through here: when it dies, its last
+warnings are the cause, and they are not lost with a log whose disk is full.
 """
 
 import ctypes
@@ -13,8 +14,11 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,7 +35,9 @@ CLIENTS_LEAVE_S: Final = 10.0
 SERVER_STOP_S: Final = 5.0
 LOCK_TIMEOUT_S: Final = 10.0
 PING_INTERVAL_S: Final = 2.0
-ANSWER_TIMEOUT_S: Final = 20.0
+SERVER: Final = "redis-server"
+"""What health watches."""
+_KEPT_WARNINGS: Final = 3
 _PR_SET_PDEATHSIG: Final = 1
 _LINGERING_CLIENTS: Final = 1
 """The connection that asks is a client itself."""
@@ -56,25 +62,63 @@ def main(lifecycle: Lifecycle, settings: Settings, place: ServerPlace) -> int:
     lock_fd = _lock(place.folder)
     binary = newest()
     server = _start(binary, place, settings, lock_fd)
+    words = ServerWords(server)
     changed = threading.Event()
     threading.Thread(target=_wait, args=(server, changed), name="server", daemon=True).start()
     lifecycle.on_drain(changed.set)
-    _await_answer(place.socket, server, lifecycle)
+    _await_answer(place.socket, words, lifecycle)
     health.set_ready(ready=True)
     announce("redis", metrics_port=port, address=f"unix://{place.socket}", server_pid=server.pid)
     log.info(
         "redis serves", extra={"version": binary.version_text, "pid": server.pid, "socket": place.socket}
     )
-    health.watch("redis-server", ANSWER_TIMEOUT_S)
+    health.watch(SERVER, settings.broker.stall_timeout_s)
     while not changed.wait(PING_INTERVAL_S):
-        if ask(place.socket, b"PING").startswith(b"+PONG"):
-            health.progress("redis-server")
+        _look(place.socket, health)
     if not lifecycle.draining.is_set():
-        raise Fatal(f"redis-server died ({_how(server.returncode)}); its log is above")
+        raise Fatal(f"redis-server died ({_how(server.returncode)}): {words.last()}")
     health.set_ready(ready=False, why="draining")
     _await_clients_gone(place.socket, server)
     _stop(server)
     return EXIT_OK
+
+
+def _look(path: Path, health: Health) -> None:
+    """Whether the server answers, and whether it takes writes: killing one with a full disk would not help."""
+    info = ask(path, b"INFO persistence")
+    if info:
+        health.progress(SERVER)
+    if b"aof_last_write_status:err" in info:
+        health.set_ready(
+            ready=False, why="redis-server cannot write its append-only file: make room on its disk"
+        )
+    else:
+        health.set_ready(ready=True)
+
+
+class ServerWords:
+    """What the server says, passed on to stderr; the warnings among it are kept."""
+
+    def __init__(self, server: subprocess.Popen[bytes]) -> None:
+        self.server = server
+        self._warnings: deque[str] = deque(maxlen=_KEPT_WARNINGS)
+        self._thread = threading.Thread(target=self._pass_on, name="words", daemon=True)
+        self._thread.start()
+
+    def last(self) -> str:
+        """The last warnings, when the server has ended."""
+        self._thread.join(SERVER_STOP_S)
+        return "; ".join(self._warnings) or "it did not say why"
+
+    def _pass_on(self) -> None:
+        assert self.server.stdout is not None
+        for line in self.server.stdout:
+            head, mark, text = line.decode(errors="replace").rstrip().partition(" # ")
+            if mark and head[:1].isdigit():
+                self._warnings.append(text)
+            with suppress(OSError):  # the log's disk may be full: the server must not block on this pipe
+                sys.stderr.buffer.write(line)
+                sys.stderr.flush()
 
 
 def arguments(binary: RedisBinary, place: ServerPlace, settings: Settings) -> list[str]:
@@ -106,12 +150,16 @@ def _start(
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
+        # A limit on the size of files is to be an error, which Redis tells, and not its death.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     return subprocess.Popen(
         arguments(binary, place, settings),
         stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         pass_fds=(lock_fd,),
-        preexec_fn=die_with_parent,  # noqa: PLW1509 - two system calls, no locks
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - three system calls, no locks
     )
 
 
@@ -136,12 +184,12 @@ def _wait(server: subprocess.Popen[bytes], changed: threading.Event) -> None:
     changed.set()
 
 
-def _await_answer(path: Path, server: subprocess.Popen[bytes], lifecycle: Lifecycle) -> None:
+def _await_answer(path: Path, words: ServerWords, lifecycle: Lifecycle) -> None:
     """Wait until the server has loaded its file and answers."""
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline, server = time.monotonic() + START_TIMEOUT_S, words.server
     while not lifecycle.draining.is_set():
         if server.poll() is not None:
-            raise Fatal(f"redis-server did not start ({_how(server.returncode)}); its log is above")
+            raise Fatal(f"redis-server did not start ({_how(server.returncode)}): {words.last()}")
         if ask(path, b"PING").startswith(b"+PONG"):
             return
         if time.monotonic() > deadline:

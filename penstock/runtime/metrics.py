@@ -147,7 +147,11 @@ WEIGHT_VERSION_SERVED = _serving.gauge("weight_version_served", "Newest weight v
 WATCHERS = _serving.gauge("watchers", "WatchLatest calls being held")
 BUDGET_STEPS = _serving.gauge("budget_steps", "Ceiling of the outstanding steps")
 LOG_CLOSED = _serving.gauge("log_closed", "1 while the log waits for the learner to re-open it")
-REDIS_UP = _serving.gauge("redis_up", "1 while Redis answers")
+REDIS_UP = _serving.gauge("redis_up", "1 while Redis answers and takes writes")
+LOOP_LAG_SECONDS = _serving.histogram("loop_lag_seconds", "How late the event loop came round", _LATENCY)
+LOOP_LAG_WORST_SECONDS = _serving.gauge(
+    "loop_lag_worst_seconds", "Latest that the event loop came round in the last 10 to 20 seconds"
+)
 
 # Learner
 _learning = _Declare(_LEARNING)

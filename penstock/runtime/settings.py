@@ -172,6 +172,20 @@ class BrokerSection(Section):
     """`maxmemory` of the embedded Redis server."""
     max_staged_bytes: Positive = 256 * 1024 * 1024
     """Most payload bytes that one broker has staged and not yet appended."""
+    stall_timeout_s: Positive = 30
+    """Health of a broker turns red when its event loop does not come round for this long, that of the embedded Redis when it does not answer, in seconds."""
+    patched_redis: str = ""
+    """A version such as 7.0.15 whose vendor has fixed the known remote code executions without a new number: it is then used over TCP too."""
+    max_calls_per_s: PositiveReal = 2000.0
+    """Calls that one named caller, or one connection of others, may make in a second."""
+    max_bytes_per_s: PositiveReal = 1024.0 * 1024 * 1024
+    """Bytes that it may send and fetch in a second."""
+    max_concurrent_calls: Positive = 8192
+    """Calls in hand at once, held ones included; every actor holds one."""
+    max_connections: Positive = 4096
+    """Connections at once; more are closed."""
+    max_connection_age_s: PositiveReal = 900.0
+    """A connection is asked to come again after this long, in seconds, give or take a tenth."""
 
 
 class LearnerSection(Section):
@@ -231,8 +245,14 @@ class SecuritySection(Section):
     """PEM file of its key."""
     tls_authority: Path | None = None
     """PEM file of the authority that signs the peers."""
+    token_file: Path | None = None
+    """File with the token that this process shows over TLS, where the server asks for tokens."""
+    accepted_tokens: Path | None = None
+    """File with the digests of the tokens that this server accepts, in place of client certificates; `penstock certificates` writes it."""
     redis_password: SecretStr | None = None
     """Password of the Redis user; one in the URL goes before it. Never written to a file."""
+    redis_password_file: Path | None = None
+    """File with that password, where it is not set otherwise."""
 
 
 class MetricsSection(Section):
