@@ -9,16 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.process import Exit, Folder, ServiceProcess, ServiceSpec, penstock
+from penstock.runtime.health import Endpoint, read_endpoint
 
 START_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """redis_url: unix URL of the server. broker: address of the broker, "" when none was started."""
+    """redis_url: unix URL of the server. broker: address of the broker, "" when none was started.
+
+    folder: temporary, with the endpoint file of each.
+    """
 
     redis_url: str
     broker: str
+    folder: Path
+
+    def endpoint(self, role: str) -> Endpoint:
+        """Pid and ports of `redis` or `broker`."""
+        endpoint = read_endpoint(self.folder / f"{role}.json")
+        assert endpoint is not None
+        return endpoint
 
 
 @contextmanager
@@ -42,7 +53,7 @@ def services(*, durability: str, broker: bool = True) -> Iterator[Services]:
             if broker:
                 where = ("--redis", url, "--listen", address)
                 started.append(_start("broker", (*where, *settings), root, read_fd))
-            yield Services(url, address if broker else "")
+            yield Services(url, address if broker else "", root)
         finally:
             os.close(write_fd)
             for process in reversed(started):

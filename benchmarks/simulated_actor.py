@@ -9,6 +9,7 @@ no two fragments are the same. It applies weights by saying so and does not answ
 """
 
 import argparse
+import json
 import os
 import queue
 import random
@@ -21,12 +22,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from prometheus_client import Counter
 
 from actor.episodes import Ends, Episodes
 from actor.link import Link
 from actor.rollout import ENVIRONMENT
 from actor.session import Session
 from actor.worker import Worker
+from penstock.runtime import metrics
 from penstock.runtime.credentials import credentials
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import ENDPOINT_VARIABLE, Health, announce, serve_http
@@ -48,6 +51,8 @@ from penstock.wire.tensor import DTYPES
 
 EPISODE_FRAGMENTS: Final = 8
 LOG_PROB: Final = -0.7
+_LOOK_S: Final = 0.2
+"""How late a waiting actor may notice that the run stopped."""
 _MARKED: Final = "observation"
 _MARK_SCALE: Final = 2**24
 
@@ -82,8 +87,7 @@ class SyntheticCrew:
         self._episodes = Episodes(self._slots)
         self._publication = Publication()
         self._made = 0
-        # Actors that start together must not send together.
-        self._due_s = time.monotonic() + (random.random() / amount.rate if amount.rate else 0.0)
+        self._due_s = 0.0
 
     def begin(self, actor_id: str, session: Session) -> None:
         """Forget the running episodes."""
@@ -102,9 +106,12 @@ class SyntheticCrew:
         """Wait until the next fragment is due; one that comes late is not made up for by haste."""
         if self._amount.rate is None:
             return
-        while (missing_s := self._due_s - time.monotonic()) > 0 and not is_over():
-            self._lifecycle.draining.wait(min(missing_s, 0.2))
         period_s = 1 / self._amount.rate
+        if not self._due_s:
+            # Actors that are let go together must not send together.
+            self._due_s = time.monotonic() + random.random() * period_s
+        while (missing_s := self._due_s - time.monotonic()) > 0 and not is_over():
+            self._lifecycle.draining.wait(min(missing_s, _LOOK_S))
         self._due_s = max(self._due_s + period_s, time.monotonic())
 
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
@@ -266,7 +273,31 @@ def main(lifecycle: Lifecycle, options: argparse.Namespace) -> int:
     except Exception as error:
         health.fail(str(error))
         raise
+    if options.report is not None:
+        options.report.write_text(json.dumps(report()) + "\n")
     return EXIT_OK
+
+
+def report() -> dict[str, Any]:
+    """What the actors of this process did: fragments built and acknowledged, and acks by latency.
+
+    ack_seconds: [upper bound in seconds, fragments up to it], cumulative; the last bound is infinite.
+    """
+    return {
+        "built": _value(metrics.FRAGMENTS_BUILT, "_total"),
+        "acked": _value(metrics.FRAGMENTS_ACKED, "_total"),
+        "resent": _value(metrics.FRAGMENTS_RESENT, "_total"),
+        "ack_seconds": [
+            (float(sample.labels["le"]), int(sample.value))
+            for family in metrics.ACK_LATENCY_SECONDS.collect()
+            for sample in family.samples
+            if sample.name.endswith("_bucket")
+        ],
+    }
+
+
+def _value(counter: Counter, suffix: str) -> int:
+    return int(sum(s.value for f in counter.collect() for s in f.samples if s.name.endswith(suffix)))
 
 
 def _drain(actor: SimulatedActor, lifecycle: Lifecycle) -> None:
@@ -282,6 +313,9 @@ def _parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fragments", type=int, help="each ends after so many; default: at SIGTERM")
     parser.add_argument("--slots", type=int, help="columns of a fragment; default: the run's")
     parser.add_argument("--endpoints", type=Path, help="write pid and port to this file")
+    parser.add_argument(
+        "--report", type=Path, help="write counts and latencies (JSON) to this file at the end"
+    )
     parser.add_argument("--set", dest="assignments", action="append", default=[], metavar="KEY=VALUE")
     return parser.parse_args(arguments)
 

@@ -1,0 +1,208 @@
+"""Many simulated actors at one broker: how long an acknowledgement takes, and that none is lost.
+
+Actors are let go together, by the first publication, when all of them have a session. This process is the
+learner's side of the log: it reads every fragment, publishes the bytes of a small policy twice a second,
+commits and trims. What the actors saw acknowledged, what the log acknowledged and what was read must agree.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import redis
+
+from benchmarks.experience_path import PACING, RUN, SLOTS, STEPS, specification_of
+from benchmarks.rate import Rate, touch
+from benchmarks.services import Services
+from broker import keys
+from broker.learner_log import LearnerLog
+from broker.state import Commit
+from penstock.wire.limits import KIB, MIB
+
+SIZE: Final = 64 * KIB
+PUBLISH_EVERY_S: Final = 0.5
+WEIGHTS: Final = bytes(40 * KIB)
+"""About what a 64-64 policy weighs."""
+READ_COUNT: Final = 64
+PATIENCE_S: Final = 120.0
+
+Buckets = list[tuple[float, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """actors: in `processes` processes. rate: fragments per second of each."""
+
+    actors: int
+    rate: float
+    seconds: float
+    processes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of it.
+
+    acked: seen by the actors. logged: acknowledged by the log. read: distinct (session, sequence).
+    ack_seconds: (bound, fragments acknowledged within it), cumulative. memory in bytes at its peak.
+    """
+
+    acked: int
+    logged: int
+    read: int
+    resent: int
+    seconds: float
+    ack_seconds: Buckets
+    broker_memory: int
+
+    @property
+    def lost(self) -> int:
+        """Acknowledged to an actor and not read."""
+        return max(self.acked, self.logged) - self.read
+
+    def quantile_s(self, q: float) -> float:
+        """The latency below which a share q of the acks lies, linear within its bucket."""
+        wanted, lower, below = q * self.ack_seconds[-1][1], 0.0, 0
+        for bound, count in self.ack_seconds:
+            if count >= wanted:
+                return (
+                    lower
+                    if bound == float("inf")
+                    else lower + (bound - lower) * (wanted - below) / (count - below)
+                )
+            lower, below = bound, count
+        return lower
+
+
+def measure(here: Services, crowd: Crowd) -> Outcome:
+    """Let the crowd loose on the services; raises RuntimeError when a simulator fails."""
+    log = LearnerLog.connect(here.redis_url, wait_s=10.0)
+    log.acquire(RUN, "bench", 600_000)
+    budget = max(2048, 8 * crowd.actors) * STEPS * SLOTS
+    log.start(specification_of(SIZE).encode(), replace(PACING, budget=budget, max_log_bytes=1024 * MIB))
+    simulators = [_start(here, crowd, index) for index in range(crowd.processes)]
+    try:
+        _await_sessions(here.redis_url, crowd.actors, simulators)
+        reader = _Reader(log)
+        reader.read_for(crowd.seconds)
+        for simulator in simulators:
+            simulator.terminate()
+        while any(simulator.poll() is None for simulator in simulators):
+            reader.read_for(0.1)
+        reader.read_rest()
+        _check(simulators)
+        return _outcome(here, crowd, log, reader)
+    finally:
+        for simulator in simulators:
+            simulator.kill()
+            simulator.wait()
+        log.release()
+        log.close()
+
+
+class _Reader:
+    """The learner's side: reads, publishes, commits. `seen`: (session, sequence) of every entry."""
+
+    def __init__(self, log: LearnerLog) -> None:
+        self._log = log
+        self._position = 0
+        self._updates = 0
+        self._published_s = 0.0
+        self.rate = Rate()
+        self.seen: set[tuple[int, int]] = set()
+
+    def read_for(self, seconds: float) -> None:
+        """Read what comes."""
+        until = time.monotonic() + seconds
+        while (now := time.monotonic()) < until:
+            if now - self._published_s >= PUBLISH_EVERY_S:
+                self._publish(now)
+            self._read(50)
+
+    def read_rest(self) -> None:
+        """Read until there is no more."""
+        while self._read(500):
+            pass
+
+    def _publish(self, now: float) -> None:
+        self._published_s = now
+        self._log.publish(WEIGHTS, update=self._updates, settled=self._position, scalars={})
+        self._updates += 1
+        commit = Commit(
+            checkpoint_id=f"c{self._updates}",
+            manifest_sha256="",
+            position=self._position,
+            trim=self._position,
+        )
+        self._log.commit(commit)
+
+    def _read(self, block_ms: int) -> int:
+        entries = self._log.read(self._position, READ_COUNT, block_ms)
+        if not entries:
+            return 0
+        payloads = [payload for payload in self._log.fetch([e.number for e in entries]) if payload]
+        for payload in payloads:
+            touch(payload)
+        self.seen.update((e.header.session, e.header.sequence) for e in entries if e.header is not None)
+        self._position = entries[-1].number
+        self.rate.add(len(payloads), sum(map(len, payloads)))
+        return len(entries)
+
+
+def _start(here: Services, crowd: Crowd, index: int) -> "subprocess.Popen[bytes]":
+    count = crowd.actors // crowd.processes + (index < crowd.actors % crowd.processes)
+    command = (
+        *(sys.executable, "-m", "benchmarks.simulated_actor", "--broker", here.broker),
+        *("--actor-id", f"sim-{index}", "--count", str(count), "--rate", str(crowd.rate)),
+        *("--report", str(_report(here.folder, index))),
+    )
+    with (here.folder / f"sim-{index}.log").open("wb") as stderr:
+        return subprocess.Popen(command, stderr=stderr)
+
+
+def _report(folder: Path, index: int) -> Path:
+    return folder / f"sim-{index}.report.json"
+
+
+def _await_sessions(url: str, count: int, simulators: "Sequence[subprocess.Popen[bytes]]") -> None:
+    client = redis.Redis.from_url(url)
+    deadline = time.monotonic() + PATIENCE_S
+    while (there := int(client.zcard(keys.OPEN))) < count:
+        if time.monotonic() > deadline or any(simulator.poll() is not None for simulator in simulators):
+            raise RuntimeError(f"{there} of {count} actors have a session after {PATIENCE_S} s")
+        time.sleep(0.1)
+    client.close()
+
+
+def _check(simulators: "Sequence[subprocess.Popen[bytes]]") -> None:
+    codes = [simulator.returncode for simulator in simulators]
+    if any(codes):
+        raise RuntimeError(f"simulators ended with {codes}")
+
+
+def _outcome(here: Services, crowd: Crowd, log: LearnerLog, reader: _Reader) -> Outcome:
+    reports = [json.loads(_report(here.folder, index).read_text()) for index in range(crowd.processes)]
+    bounds = [bound for bound, _ in reports[0]["ack_seconds"]]
+    counts = [sum(row) for row in zip(*([n for _, n in r["ack_seconds"]] for r in reports), strict=True)]
+    return Outcome(
+        acked=sum(one["acked"] for one in reports),
+        logged=log.acked(),
+        read=len(reader.seen),
+        resent=sum(one["resent"] for one in reports),
+        seconds=crowd.seconds,
+        ack_seconds=list(zip(bounds, counts, strict=True)),
+        broker_memory=peak_memory(here.endpoint("broker").pid),
+    )
+
+
+def peak_memory(pid: int) -> int:
+    """The most bytes that a process has had resident."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * KIB
+    raise RuntimeError(f"/proc/{pid}/status says nothing of VmHWM")
