@@ -21,6 +21,7 @@ from penstock.wire.limits import (
     MAX_EPISODES_PER_REPORT,
     MAX_FRAGMENTS_PER_APPEND,
     MAX_MESSAGE_BYTES,
+    MAX_ROWS_PER_APPEND,
     MESSAGE_OVERHEAD_BYTES,
     SLOT_BYTES,
 )
@@ -132,10 +133,12 @@ class Outbox:
         with self._changed:
             waiting = [fragment for fragment, _ in self._fragments]
         batch: list[Fragment] = []
-        size = 0
+        size = rows = 0
         for fragment in waiting[:MAX_FRAGMENTS_PER_APPEND]:
-            size += len(fragment.payload) + _HEADER_BYTES + SLOT_BYTES * len(fragment.header.slots)
-            if batch and size > _APPEND_BYTES:
+            header = fragment.header
+            size += len(fragment.payload) + _HEADER_BYTES + SLOT_BYTES * len(header.slots)
+            rows += len(header.slots) + len(header.weights) + len(header.tensors)
+            if batch and (size > _APPEND_BYTES or rows > MAX_ROWS_PER_APPEND):
                 break
             batch.append(fragment)
         return batch

@@ -11,15 +11,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from broker.boundary import MAX_NUMBER
 from broker.state import AppendItem
 from penstock.v1 import fragment_pb2
 from penstock.wire import fragment as fragments
+from penstock.wire.header import FragmentHeader
+from penstock.wire.limits import ENTRY_BYTES, HEADER_BYTES, MAX_NUMBER, SLOT_BYTES, SPAN_BYTES
 from penstock.wire.refusal import Reason, Refusal
 from penstock.wire.specification import RunSpecification
 
 CHECKED_ON_LOOP: Final = 16
-"""More fragments than this in one request are checked on a thread."""
+ROWS_ON_LOOP: Final = 1024
+"""More fragments, or more slots and spans in them, than this in one request are checked on a thread."""
 REFRESH_INTERVAL_S: Final = 1.0
 NOT_READY_RETRY_MS: Final = 500
 
@@ -49,7 +51,7 @@ class Admission:
             return Admitted(
                 (), Refusal(reason=Reason.NOT_READY, detail=detail, retry_after_ms=NOT_READY_RETRY_MS)
             )
-        if len(messages) > CHECKED_ON_LOOP:
+        if len(messages) > CHECKED_ON_LOOP or _rows(messages) > ROWS_ON_LOOP:
             return await asyncio.to_thread(check_all, session, messages, specification)
         return check_all(session, messages, specification)
 
@@ -64,6 +66,10 @@ class Admission:
                 self._specification = RunSpecification.decode(encoded) if encoded else None
                 self._encoded = encoded
         return self._specification
+
+
+def _rows(messages: Sequence[fragment_pb2.Fragment]) -> int:
+    return sum(len(message.header.slots) + len(message.header.weights) for message in messages)
 
 
 def check_all(
@@ -92,6 +98,19 @@ def _check(session: int, message: fragment_pb2.Fragment, specification: RunSpeci
             f"header.steps={header.steps}: the run's unroll length is {specification.unroll_length}"
         )
     fragments.check(fragment, specification.schema, specification.run)
-    return AppendItem(
-        header=header, header_bytes=message.header.SerializeToString(), payload=fragment.payload
+    encoded = message.header.SerializeToString()
+    if len(encoded) > _header_room(header):
+        raise ValueError(
+            f"header: {len(encoded)} bytes with its unknown fields, {_header_room(header)} allowed"
+        )
+    return AppendItem(header=header, header_bytes=encoded, payload=fragment.payload)
+
+
+def _header_room(header: FragmentHeader) -> int:
+    """Most bytes of a header with so many rows; fields of a newer actor are stored with it."""
+    return (
+        HEADER_BYTES
+        + SLOT_BYTES * len(header.slots)
+        + SPAN_BYTES * len(header.weights)
+        + ENTRY_BYTES * len(header.tensors)
     )

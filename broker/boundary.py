@@ -10,19 +10,20 @@ that number: no text of an exception leaves the process.
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from broker.outline import Unfit, check_outline
 from broker.presence import Presence
 from broker.store import StoreUnavailable
 from penstock.runtime import metrics
 from penstock.wire.limits import (
     APPEND_DEADLINE_S,
     CALL_DEADLINE_S,
-    MAX_MESSAGE_BYTES,
+    MAX_NUMBER,
     MAX_WATCH_WAIT_MS,
     WATCH_GRACE_S,
 )
@@ -30,8 +31,6 @@ from penstock.wire.refusal import Reason, Refusal, Refused
 
 LOGGER = logging.getLogger(__name__)
 REDIS_DOWN_RETRY_MS: Final = 500
-MAX_NUMBER: Final = 2**53
-"""Redis scripts count in doubles."""
 _DEADLINES_S: Final[dict[str, float]] = {
     "Append": APPEND_DEADLINE_S,
     "WatchLatest": MAX_WATCH_WAIT_MS / 1000 + WATCH_GRACE_S,
@@ -71,15 +70,18 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """The guarded handler of our own unary calls; others (health, reflection) as they are."""
+        """The guarded handler: of our own calls in full, of others (health, reflection) what is parsed."""
         method = handler_call_details.method
         if method in self._guarded:
             return self._guarded[method]
         handler = await continuation(handler_call_details)
-        if not method.startswith("/penstock.v1.") or handler is None or handler.unary_unary is None:
-            return handler
-        self._guarded[method] = _guard(handler, method.rpartition("/")[2], self._presence)
-        return self._guarded[method]
+        if handler is None:
+            return None
+        name = method.rpartition("/")[2]
+        ours = method.startswith("/penstock.v1.") and handler.unary_unary is not None
+        guarded = _guard(handler, name, self._presence) if ours else _guard_foreign(handler, name)
+        self._guarded[method] = guarded
+        return guarded
 
 
 def _guard(
@@ -93,16 +95,55 @@ def _guard(
     )
 
 
+def _guard_foreign(
+    handler: "grpc.RpcMethodHandler[Any, Any]", name: str
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    """A handler of gRPC's own services, which would answer bytes that are no message with a traceback."""
+    codec = {
+        "request_deserializer": _guarded_parse(handler.request_deserializer, name),
+        "response_serializer": handler.response_serializer,
+    }
+    if handler.unary_unary is not None:
+        return grpc.unary_unary_rpc_method_handler(_sound_unary(handler.unary_unary), **codec)
+    if handler.unary_stream is not None:
+        return grpc.unary_stream_rpc_method_handler(_sound_unary(handler.unary_stream), **codec)
+    if handler.stream_stream is not None:
+        return grpc.stream_stream_rpc_method_handler(_sound_stream(handler.stream_stream), **codec)
+    return handler
+
+
+def _sound_unary(inner: Any) -> Any:
+    async def guarded(request: Any, context: Any) -> Any:
+        if isinstance(request, Malformed):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(request))
+        return await inner(request, context)
+
+    return guarded
+
+
+def _sound_stream(inner: Any) -> Any:
+    async def sound(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for request in requests:
+            if isinstance(request, Malformed):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(request))
+            yield request
+
+    async def guarded(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for reply in inner(sound(requests, context), context):
+            yield reply
+
+    return guarded
+
+
 def _guarded_parse(parse: Any, name: str) -> Callable[[bytes], Any]:
     """`parse`, with what cannot be parsed returned as Malformed: a raise there would be INTERNAL."""
 
     def guarded(data: bytes) -> Any:
-        if len(data) > MAX_MESSAGE_BYTES:
-            return Malformed(
-                f"{name}: message of {len(data)} bytes, at most {MAX_MESSAGE_BYTES}; send less at once"
-            )
         try:
+            check_outline(name, data)
             return parse(data)
+        except Unfit as error:
+            return Malformed(str(error))
         except DecodeError:
             return Malformed(
                 f"{name}: {len(data)} bytes that are no {name}Request; check the protocol version"

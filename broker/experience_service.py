@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from broker.admission import Admission, Admitted
-from broker.boundary import MAX_NUMBER, Malformed, check_number, redis_down
+from broker.boundary import Malformed, check_number, redis_down
 from broker.guard import ServerFacts
+from broker.ownership import Ownership, caller_name
 from broker.staging import StagingBudget
 from broker.state import Appended, AppendItem
 from broker.store import Store, StoreUnavailable
@@ -24,7 +25,7 @@ from penstock.v1 import experience_pb2 as pb
 from penstock.v1 import specification_pb2
 from penstock.v1.experience_pb2_grpc import ExperienceServiceServicer
 from penstock.wire.ids import check_id
-from penstock.wire.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND
+from penstock.wire.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND, MAX_NUMBER
 from penstock.wire.messages import Leave, Report, Role
 from penstock.wire.refusal import Reason, Refusal, Refused
 
@@ -36,9 +37,14 @@ class ExperienceService(ExperienceServiceServicer):
     """See the module."""
 
     def __init__(
-        self, store: Store, admission: Admission, staging: StagingBudget, facts: ServerFacts
+        self,
+        store: Store,
+        admission: Admission,
+        staging: StagingBudget,
+        facts: ServerFacts,
+        owners: Ownership,
     ) -> None:
-        self._store, self._admission, self._staging = store, admission, staging
+        self._store, self._admission, self._staging, self._owners = store, admission, staging, owners
         self._appends: set[asyncio.Task[Appended]] = set()
         self.note_facts(facts)
 
@@ -51,9 +57,10 @@ class ExperienceService(ExperienceServiceServicer):
     ) -> pb.OpenSessionReply:
         """See experience.proto."""
         actor_id, role = read_opening(request)
+        await self._owners.check_name(actor_id, context)
         failpoint("session.opening")
         try:
-            opened = await self._store.open_session(actor_id, role)
+            opened = await self._store.open_session(actor_id, role, caller_name())
         except StoreUnavailable as error:
             opened = redis_down(Reason.NOT_READY, error)
         if isinstance(opened, Refusal):
@@ -73,6 +80,7 @@ class ExperienceService(ExperienceServiceServicer):
         """See experience.proto."""
         began = time.perf_counter()
         check_append(request)
+        await self._owners.check(request.session, context)
         failpoint("append.received", request.acked_through + 1)
         try:
             admitted = await self._admission.admit(request.session, request.fragments)
@@ -116,6 +124,7 @@ class ExperienceService(ExperienceServiceServicer):
     ) -> pb.CloseSessionReply:
         """See experience.proto."""
         check_number("session", request.session)
+        await self._owners.check(request.session, context)
         await self._store.close_session(request.session)
         return pb.CloseSessionReply()
 
@@ -124,6 +133,7 @@ class ExperienceService(ExperienceServiceServicer):
     ) -> pb.ReportEpisodesReply:
         """See experience.proto."""
         report = read_report(request)
+        await self._owners.check(request.session, context)
         failpoint("report.sending", report.sequence)
         try:
             acked_through, refusal = await self._store.report(report)

@@ -12,13 +12,20 @@ from typing import Any, Final
 
 from broker.boundary import Absent, Malformed, check_number, redis_down
 from broker.changes import Changes
+from broker.ownership import Ownership
 from broker.store import Store, StoreUnavailable
 from broker.weight_cache import WeightCache
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.v1 import weights_pb2 as pb
 from penstock.v1.weights_pb2_grpc import WeightServiceServicer
-from penstock.wire.limits import MAX_PROBE_ANSWERS, MAX_WATCH_WAIT_MS, MAX_WEIGHT_BYTES, WEIGHT_CHUNK_BYTES
+from penstock.wire.limits import (
+    MAX_NUMBER,
+    MAX_PROBE_ANSWERS,
+    MAX_WATCH_WAIT_MS,
+    MAX_WEIGHT_BYTES,
+    WEIGHT_CHUNK_BYTES,
+)
 from penstock.wire.messages import News, Publication, Watch
 from penstock.wire.refusal import Reason, Refusal
 
@@ -32,8 +39,8 @@ Context = Any
 class WeightService(WeightServiceServicer):
     """See the module."""
 
-    def __init__(self, store: Store, cache: WeightCache, changes: Changes) -> None:
-        self._store, self._cache, self._changes = store, cache, changes
+    def __init__(self, store: Store, cache: WeightCache, changes: Changes, owners: Ownership) -> None:
+        self._store, self._cache, self._changes, self._owners = store, cache, changes, owners
         self._evaluations_told: OrderedDict[int, int] = OrderedDict()
 
     async def WatchLatest(  # noqa: N802 - the name of the RPC
@@ -41,6 +48,7 @@ class WeightService(WeightServiceServicer):
     ) -> pb.WatchLatestReply:
         """See weights.proto."""
         watch = read_watch(request)
+        await self._owners.check(watch.session, context)
         with metrics.WATCHERS.track_inprogress():
             try:
                 watched = await self._look_until_news(watch)
@@ -102,6 +110,7 @@ class WeightService(WeightServiceServicer):
     ) -> pb.GetWeightsReply:
         """See weights.proto."""
         check_number("session", request.session)
+        await self._owners.check(request.session, context)
         check_number("version", request.version)
         if request.offset > MAX_WEIGHT_BYTES:
             raise Malformed(f"offset={request.offset}: no weights are larger than {MAX_WEIGHT_BYTES} bytes")
@@ -130,6 +139,15 @@ class WeightService(WeightServiceServicer):
 def read_watch(request: pb.WatchLatestRequest) -> Watch:
     """The watch of a message; raises Malformed that names the field."""
     check_number("session", request.session)
+    for field in (
+        "begun_through",
+        "known_version",
+        "known_begin_through",
+        "known_revision",
+        "applied_version",
+    ):
+        if getattr(request, field) > MAX_NUMBER:
+            raise Malformed(f"{field}={getattr(request, field)}: the broker never gave that; at most 2^53")
     if request.wait_ms > MAX_WATCH_WAIT_MS:
         raise Malformed(f"wait_ms={request.wait_ms}: at most {MAX_WATCH_WAIT_MS}")
     if len(request.probe_log_prob) > MAX_PROBE_ANSWERS:

@@ -14,15 +14,17 @@ from penstock.wire.limits import (
     MAX_ATTRIBUTES_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_NAME_LENGTH,
+    MAX_NUMBER,
     MAX_SLOTS,
     MAX_STEPS,
     MAX_TENSORS,
 )
-from penstock.wire.payload import LZ4, RAW, read_entry
+from penstock.wire.payload import LZ4, RAW, check_frame, read_entry
 from penstock.wire.schema import Axes, FragmentSchema, TensorRule
 from penstock.wire.tensor import DTYPES, check_shape
 
 FINITE_TENSORS = ("reward", "log_prob")
+TRUTH_TENSORS = ("terminated", "truncated", "valid")
 
 
 def check_header(header: FragmentHeader, schema: FragmentSchema, run: str) -> None:
@@ -42,15 +44,23 @@ def check_header(header: FragmentHeader, schema: FragmentSchema, run: str) -> No
         raise ValueError(f"header.attributes: {len(header.attributes)} bytes, {MAX_ATTRIBUTES_BYTES} allowed")
     if max(len(header.group_id), len(header.traceparent)) > MAX_NAME_LENGTH:
         raise ValueError(f"header.group_id or traceparent is longer than {MAX_NAME_LENGTH}")
+    _check_slots(header)
     _check_weights(header)
 
 
+def _check_slots(header: FragmentHeader) -> None:
+    for slot in header.slots:
+        if max(slot.episode_id, slot.first_step) > MAX_NUMBER:
+            raise ValueError(f"header.slots: {slot} counts beyond 2^53")
+
+
 def _check_weights(header: FragmentHeader) -> None:
-    if not 1 <= len(header.weights) <= MAX_SLOTS:
-        raise ValueError(f"header.weights: {len(header.weights)} spans, give 1 to {MAX_SLOTS}")
+    most = min(MAX_SLOTS, header.charge)
+    if not 1 <= len(header.weights) <= most:
+        raise ValueError(f"header.weights: {len(header.weights)} spans, give 1 to {most}")
     for span in header.weights:
         fits = span.length >= 1 and span.start + span.length <= header.steps and span.slot < len(header.slots)
-        if span.version < 1 or not fits:
+        if not 1 <= span.version <= MAX_NUMBER or span.update > MAX_NUMBER or not fits:
             raise ValueError(
                 f"header.weights: span {span} does not fit T={header.steps}, N={len(header.slots)} "
                 "or names no version"
@@ -60,7 +70,7 @@ def _check_weights(header: FragmentHeader) -> None:
 def check_table(header: FragmentHeader, payload_size: int, schema: FragmentSchema) -> None:
     """Raise ValueError unless the table holds the schema's tensors, packed without holes."""
     _check_names(header, schema)
-    offset = 0
+    offset = decoded = 0
     ends: int | None = None
     for entry in header.tensors:
         rule = schema.by_name[entry.name]
@@ -70,6 +80,11 @@ def check_table(header: FragmentHeader, payload_size: int, schema: FragmentSchem
         if entry.offset != offset:
             raise ValueError(f"{entry.name}: offset {entry.offset}, {offset} expected")
         offset += entry.stored_size
+        decoded += entry.raw_size
+    if decoded > MAX_MESSAGE_BYTES:
+        raise ValueError(
+            f"payload: decodes to {decoded} bytes, {MAX_MESSAGE_BYTES} allowed; send fewer steps"
+        )
     if offset != payload_size:
         raise ValueError(f"payload: {payload_size} bytes, the table describes {offset}")
     if ends is not None and ends > header.charge:
@@ -127,8 +142,17 @@ def _check_entry(entry: TensorEntry, rule: TensorRule, shape: tuple[int, ...]) -
         raise ValueError(f"{entry.name}: codec {entry.codec[:16]!r} is not one of {RAW}, {LZ4}")
 
 
-def check_finite(header: FragmentHeader, payload: bytes | memoryview) -> None:
-    """Raise ValueError when `reward` or `log_prob` holds NaN or infinity; call after `check_table`."""
+def check_content(header: FragmentHeader, payload: bytes | memoryview) -> None:
+    """What is read of a payload: raise ValueError for what no learner could use; call after `check_table`.
+
+    That is: NaN or infinity in `reward` or `log_prob`, a truth value that is neither 0 nor 1, and of every
+    other compressed tensor a frame that does not begin as one or promises another size.
+    """
     for entry in header.tensors:
-        if entry.name in FINITE_TENSORS and not np.isfinite(read_entry(entry, payload)).all():
-            raise ValueError(f"{entry.name}: holds NaN or infinity; send finite numbers")
+        if entry.name in FINITE_TENSORS:
+            if not np.isfinite(read_entry(entry, payload)).all():
+                raise ValueError(f"{entry.name}: holds NaN or infinity; send finite numbers")
+        elif entry.name in TRUTH_TENSORS:
+            read_entry(entry, payload)
+        elif entry.codec == LZ4:
+            check_frame(entry, payload)

@@ -1,8 +1,8 @@
 """Fragment: T steps of N slots as one unit of transport, storage and accounting.
 
 `build` packs arrays, `check` holds a fragment against the run's schema, `arrays` gives zero-copy views,
-`to_proto` and `from_proto` cross the wire. The broker reads header and table and never the payload,
-but for `reward` and `log_prob`, which must be finite. The parts lie beside this file: `header`,
+`to_proto` and `from_proto` cross the wire. The broker reads header and table and of the payload
+no more than `check_content` says. The parts lie beside this file: `header`,
 `header_codec`, `payload`, `conformance`.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.v1 import fragment_pb2 as pb
-from penstock.wire.conformance import check_finite, check_header, check_table
+from penstock.wire.conformance import check_content, check_header, check_table
 from penstock.wire.header import FragmentHeader, Kind, Slot, TensorEntry, WeightSpan
 from penstock.wire.header_codec import header_bytes, header_from_proto, header_to_proto, parse_header
 from penstock.wire.payload import pack, read_payload
@@ -64,7 +64,7 @@ def check(fragment: Fragment, schema: FragmentSchema, run: str) -> None:
     """Raise ValueError that names field, value and remedy unless the fragment follows the schema."""
     check_header(fragment.header, schema, run)
     check_table(fragment.header, len(fragment.payload), schema)
-    check_finite(fragment.header, fragment.payload)
+    check_content(fragment.header, fragment.payload)
 
 
 def to_proto(fragment: Fragment) -> pb.Fragment:

@@ -11,6 +11,12 @@ MESSAGE_OVERHEAD_BYTES: Final = 64 * KIB
 """Room left in a message for headers and framing beside the payloads."""
 SLOT_BYTES: Final = 32
 """Most bytes of one slot in a fragment's header."""
+SPAN_BYTES: Final = 48
+"""Most bytes of one weight span in a fragment's header."""
+ENTRY_BYTES: Final = 512
+"""Most bytes of one row of the tensor table in a fragment's header."""
+HEADER_BYTES: Final = 4 * KIB
+"""Most bytes of a fragment's header beside its slots, spans and table."""
 WEIGHT_CHUNK_BYTES: Final = MIB
 """Most bytes of weights in one message or one Redis value."""
 MAX_WEIGHT_BYTES: Final = 64 * 1024 * MIB

@@ -14,6 +14,7 @@ from penstock.wire.tensor import Array, check_dtype, read_array
 
 RAW = "raw"
 LZ4 = "lz4"
+_FRAME_HEADER_BYTES = 19
 
 
 def pack(
@@ -61,6 +62,17 @@ def read_entry(entry: TensorEntry, payload: bytes | memoryview) -> Array:
         raise ValueError(f"{entry.name}: codec {entry.codec[:16]!r} is not one of {RAW}, {LZ4}")
     raw = _decode(entry, memoryview(payload)[entry.offset : entry.offset + entry.stored_size])
     return read_array(entry.name, raw, entry.dtype, entry.shape)
+
+
+def check_frame(entry: TensorEntry, payload: bytes | memoryview) -> None:
+    """Raise ValueError unless a compressed entry begins as an lz4 frame that promises `raw_size` bytes."""
+    stored = memoryview(payload)[entry.offset : entry.offset + min(entry.stored_size, _FRAME_HEADER_BYTES)]
+    try:
+        promised = lz4.frame.get_frame_info(stored)["content_size"]
+    except RuntimeError as error:
+        raise ValueError(f"{entry.name}: not an lz4 frame ({error})") from error
+    if promised != entry.raw_size:
+        raise ValueError(f"{entry.name}: its frame promises {promised} bytes, {entry.raw_size} declared")
 
 
 def _decode(entry: TensorEntry, stored: memoryview) -> bytes:

@@ -59,6 +59,8 @@ def read_array(
         )
     if count == 0:
         return np.empty(checked, kind)
+    if dtype == "bool" and np.frombuffer(data, np.uint8, count, offset).max() > 1:
+        raise ValueError(f"{field}: holds a bool that is neither 0 nor 1")
     return np.frombuffer(data, kind, count, offset).reshape(checked)
 
 

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from broker.boundary import Absent, Boundary, Malformed, check_number
+from broker.outline import LARGEST_CALL_BYTES
 from broker.store import StoreUnavailable
 from penstock.v1 import control_pb2, control_pb2_grpc
 from penstock.wire.auth import Credentials
@@ -104,10 +105,10 @@ async def test_a_message_over_the_limit_is_an_invalid_argument_with_the_figures(
     channel: grpc.aio.Channel,
 ) -> None:
     """Before it is parsed."""
-    request = control_pb2.ControlRequest(reason="x" * MAX_MESSAGE_BYTES).SerializeToString()
+    request = control_pb2.ControlRequest(reason="x" * LARGEST_CALL_BYTES).SerializeToString()
     error = await _error(channel, request)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert f"{len(request)} bytes, at most {MAX_MESSAGE_BYTES}" in str(error.details())
+    assert f"{len(request)} bytes, at most {LARGEST_CALL_BYTES}" in str(error.details())
 
 
 async def test_a_message_far_over_the_limit_is_cut_off_by_the_transport(channel: grpc.aio.Channel) -> None:

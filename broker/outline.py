@@ -1,0 +1,122 @@
+"""How much a request unfolds to, judged from its bytes before they are parsed.
+
+A parser makes an object of every empty sub-message, two bytes on the wire: 8 MiB of them unfold to more
+than 200 MiB. So every RPC has a largest request of its own, and an Append is walked over first: what it
+nests is counted, and what no actor ever sends (rows of a header above 1 KiB, groups) is refused. Payloads
+are stepped over, headers below `UNCOUNTED_BYTES` too: the usual Append costs some steps per fragment.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from penstock.v1 import experience_pb2, fragment_pb2
+from penstock.wire.limits import (
+    KIB,
+    MAX_FRAGMENTS_PER_APPEND,
+    MAX_MESSAGE_BYTES,
+    MAX_ROWS_PER_APPEND,
+    MAX_SLOTS,
+    MAX_TENSORS,
+)
+
+APPEND: Final = "Append"
+LARGEST_BYTES: Final = {APPEND: MAX_MESSAGE_BYTES, "ReportEpisodes": 256 * KIB}
+"""Largest request by RPC. 256 KiB hold the largest report."""
+LARGEST_CALL_BYTES: Final = 16 * KIB
+"""Largest request of every other RPC."""
+UNCOUNTED_BYTES: Final = 2 * KIB
+MAX_ROW_BYTES: Final = KIB
+_MAX_VARINT: Final = 10
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FRAGMENTS: Final = experience_pb2.AppendRequest.FRAGMENTS_FIELD_NUMBER
+_HEADER: Final = fragment_pb2.Fragment.HEADER_FIELD_NUMBER
+_ROWS: Final = {
+    fragment_pb2.FragmentHeader.SLOTS_FIELD_NUMBER: ("slots", MAX_SLOTS),
+    fragment_pb2.FragmentHeader.WEIGHTS_FIELD_NUMBER: ("weights", MAX_SLOTS),
+    fragment_pb2.FragmentHeader.TENSORS_FIELD_NUMBER: ("tensors", MAX_TENSORS),
+}
+
+
+class Unfit(ValueError):
+    """A request that is not parsed; the message names what it holds too much of."""
+
+
+def check_outline(name: str, data: bytes) -> None:
+    """Raise Unfit when a request of RPC `name` is too large, would unfold to too much, or is cut off."""
+    largest = LARGEST_BYTES.get(name, LARGEST_CALL_BYTES)
+    if len(data) > largest:
+        raise Unfit(f"{name}: message of {len(data)} bytes, at most {largest}; send less at once")
+    if name == APPEND:
+        _check_append(data)
+
+
+def _check_append(data: bytes) -> None:
+    fragments = rows = 0
+    for number, begin, end in _fields(data, 0, len(data)):
+        if number != _FRAGMENTS:
+            continue
+        fragments += 1
+        if fragments > MAX_FRAGMENTS_PER_APPEND:
+            raise Unfit(f"fragments: more in one Append than {MAX_FRAGMENTS_PER_APPEND}; send less at once")
+        rows += _count_rows(data, begin, end)
+        if rows > MAX_ROWS_PER_APPEND:
+            raise Unfit(
+                f"fragments: more than {MAX_ROWS_PER_APPEND} slots, spans and tensors in one Append; "
+                "send less at once"
+            )
+
+
+def _count_rows(data: bytes, begin: int, end: int) -> int:
+    rows = 0
+    for number, start, stop in _fields(data, begin, end):
+        if number == _HEADER and stop - start > UNCOUNTED_BYTES:
+            rows += _count_header(data, start, stop)
+    return rows
+
+
+def _count_header(data: bytes, begin: int, end: int) -> int:
+    counts = dict.fromkeys(_ROWS, 0)
+    for number, start, stop in _fields(data, begin, end):
+        if number not in counts:
+            continue
+        counts[number] += 1
+        name, most = _ROWS[number]
+        if counts[number] > most:
+            raise Unfit(f"header.{name}: more than {most}")
+        if stop - start > MAX_ROW_BYTES:
+            raise Unfit(f"header.{name}: a row of {stop - start} bytes, at most {MAX_ROW_BYTES}")
+    return sum(counts.values())
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, first byte and end of each string or sub-message of the message in data[at:end]."""
+    while at < end:
+        tag, at = _varint(data, at, end)
+        kind = tag & 7
+        if kind == _BYTES:
+            size, at = _varint(data, at, end)
+            begin, at = at, at + size
+        elif kind == _VARINT:
+            begin = at
+            _, at = _varint(data, at, end)
+        elif kind in (_FIXED32, _FIXED64):
+            begin, at = at, at + (4 if kind == _FIXED32 else 8)
+        else:
+            raise Unfit(f"byte {at}: no field begins like this; check the protocol version")
+        if at > end:
+            raise Unfit(f"byte {begin}: a field is cut off")
+        if kind == _BYTES:
+            yield tag >> 3, begin, at
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 7 * _MAX_VARINT, 7):
+        if at >= end:
+            raise Unfit(f"byte {at}: a number is cut off")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise Unfit(f"byte {at}: a number has more than {_MAX_VARINT} bytes")
