@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from learner.batch import Batch
-from learner.ledger import Drop
+from learner.ledger import Drop, Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +14,7 @@ class Delivery:
     trained: numbers in `batch`, in its order. dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment. batch: None when
     everything was dropped. round: of lock-step. size: payload bytes of all entries.
     created_us: oldest creation time, 0 without a fragment. assemble_s: time it took.
+    origins: number → who sent it, of trained and dropped.
     """
 
     last: int
@@ -27,3 +28,4 @@ class Delivery:
     size: int
     created_us: int
     assemble_s: float
+    origins: Mapping[int, Origin]

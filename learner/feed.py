@@ -10,6 +10,7 @@ In lock-step a batch is one round: everything stamped with it once every session
 appended, in order of actor id.
 """
 
+import hashlib
 import logging
 import queue
 import threading
@@ -27,7 +28,7 @@ from learner.algorithm import Algorithm
 from learner.batch import assemble, check_meaning
 from learner.delivery import Delivery
 from learner.lease import LeaseKeeper
-from learner.ledger import Drop
+from learner.ledger import DIGEST_BYTES, Drop, Origin
 from learner.probe import Quarantine
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
@@ -72,7 +73,9 @@ class Feed:
         prefetch: int,
         start: FeedStart,
         stop: threading.Event,
+        take_digests: bool = False,
     ) -> None:
+        """take_digests: of every payload that is used, for the lineage."""
         self._log = learner_log
         self._lease = lease
         self._algorithm = algorithm
@@ -94,6 +97,8 @@ class Feed:
         self._steps_delivered: int | None = None
         self._steps_read = 0
         self._loaded: dict[int, Loaded] = {}
+        self._take_digests = take_digests
+        self._digests: dict[int, bytes] = {}
 
     # ---- the loop's side
 
@@ -201,6 +206,7 @@ class Feed:
     def _drop(self, number: int, reason: Drop) -> None:
         self._dropped[number] = reason
         self._loaded.pop(number, None)
+        self._digests.pop(number, None)
 
     def _drop_missing(self, number: int) -> None:
         match self._lease.patiently(lambda: self._log.missing(number)):
@@ -241,6 +247,8 @@ class Feed:
             log.error("fragment dropped as invalid", extra=words)  # noqa: TRY400 - the text says it all
             self._drop(entry.number, Drop.INVALID)
             return None
+        if self._take_digests:
+            self._digests[entry.number] = hashlib.sha256(payload).digest()[:DIGEST_BYTES]
         return header, arrays
 
     # ---- out
@@ -248,6 +256,7 @@ class Feed:
     def _deliver(self, chosen: Sequence[LogEntry]) -> Delivery:
         started = time.perf_counter()
         last = self._last(chosen)
+        numbers = range(self._delivered + 1, last + 1)
         loaded = [self._loaded.pop(entry.number) for entry in chosen]
         headers = [header for header, _ in loaded]
         dropped = {number: self._dropped.pop(number) for number in sorted(self._dropped) if number <= last}
@@ -260,13 +269,20 @@ class Feed:
             versions=tuple(header.oldest_version for header in headers),
             batch=assemble(loaded, self._device) if loaded else None,
             round=self._round if self._algorithm.lock_step else None,
-            size=sum(self._undelivered[number].size for number in range(self._delivered + 1, last + 1)),
+            size=sum(self._undelivered[number].size for number in numbers),
             created_us=min((header.created_us for header in headers), default=0),
             assemble_s=time.perf_counter() - started,
+            origins={number: origin for number in numbers if (origin := self._origin(number)) is not None},
         )
         self._forget(chosen, last)
         metrics.UPDATE_SECONDS.labels("assemble").observe(delivery.assemble_s)
         return delivery
+
+    def _origin(self, number: int) -> Origin | None:
+        header = self._undelivered[number].header
+        if header is None:
+            return None
+        return Origin(header.session, header.sequence, self._digests.pop(number, b""))
 
     def _last(self, chosen: Sequence[LogEntry]) -> int:
         """Everything up to here is decided: the batch's newest entry, and drops that follow it directly."""

@@ -99,7 +99,8 @@ class Keeper:
         digest = self._store.write(
             checkpoint_id, state.tensors, progress.to_json() | {"numbers": state.numbers}
         )
-        append_lineage(self._lineage_path, self._ledger.entry(checkpoint_id, self.last_id))
+        version = self._lease.known().version
+        append_lineage(self._lineage_path, self._ledger.entry(checkpoint_id, self.last_id, version))
         commit = Commit(
             checkpoint_id=checkpoint_id,
             manifest_sha256=digest,

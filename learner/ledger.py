@@ -2,17 +2,19 @@
 
 Counted from entry numbers, independently of the append script (`acked`) and of the log itself
 (`resident`). The totals go into every checkpoint and commit; `lineage.jsonl` gets one line per
-checkpoint with the range of numbers it added and the exceptions in it, before the commit: a line
-whose checkpoint was never committed is not on the chain of parents that an audit follows.
+checkpoint with the range of numbers it added, which sequence numbers of which sessions these were and
+the exceptions among them, before the commit: a line whose checkpoint was never committed is not on the
+chain of parents that `penstock audit` follows.
 """
 
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 from broker.state import Totals
 
@@ -25,6 +27,21 @@ class Drop(StrEnum):
     NAN = "nan"
     QUARANTINED = "quarantined"
     LOG_LOST = "log_lost"
+
+
+DIGEST_BYTES: Final = 8
+"""Of the SHA-256 of a payload, in the lineage: enough to find one that changed by accident."""
+
+Ranges = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who sent an entry. digest: first DIGEST_BYTES of its payload's SHA-256; b"" when not taken."""
+
+    session: int
+    sequence: int
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +68,22 @@ class Ledger:
         self.trained = totals.trained
         self.dropped = Counter(totals.dropped)
         self.env_steps = totals.env_steps
-        self._exceptions: dict[str, list[int]] = {}
         self._since = position
+        self._begin_line()
 
-    def book(self, last: int, *, trained: Collection[int], dropped: Mapping[int, Drop], steps: int) -> None:
+    def book(
+        self,
+        last: int,
+        *,
+        trained: Collection[int],
+        dropped: Mapping[int, Drop],
+        steps: int,
+        origins: Mapping[int, Origin] | None = None,
+    ) -> None:
         """Move on to `last`. Each number behind the position is in exactly one of the two.
 
-        steps: valid ones of `trained`; only they bring the run nearer to its end.
+        steps: valid ones of `trained`; only they bring the run nearer to its end. origins: by number; an
+        entry that was lost whole has none.
 
         Raises RuntimeError otherwise: the books would never balance again.
         """
@@ -67,9 +93,16 @@ class Ledger:
                 f"ledger: {len(trained)} trained and {len(dropped)} dropped do not make up "
                 f"entries {self.position + 1}..{last}"
             )
+        origins = origins or {}
         for number, reason in dropped.items():
             self.dropped[reason.value] += 1
             self._exceptions.setdefault(reason.value, []).append(number)
+            if number in origins:
+                origin = origins[number]
+                self._left_out[reason.value][origin.session].append(origin.sequence)
+        for number in trained:
+            if number in origins:
+                self._sessions[origins[number].session].append(origins[number])
         self.trained += len(trained)
         self.env_steps += steps
         self.position = last
@@ -78,8 +111,9 @@ class Ledger:
         """What a commit carries."""
         return Totals(trained=self.trained, dropped=dict(self.dropped), env_steps=self.env_steps)
 
-    def entry(self, checkpoint_id: str, parent: str) -> "LineageEntry":
-        """The line of a checkpoint made now; the next one starts behind it."""
+    def entry(self, checkpoint_id: str, parent: str, version: int = 0) -> "LineageEntry":
+        """The line of a checkpoint made now; the next one starts behind it. version: newest published."""
+        sent = {session: sorted(of, key=lambda one: one.sequence) for session, of in self._sessions.items()}
         entry = LineageEntry(
             checkpoint=checkpoint_id,
             parent=parent,
@@ -88,9 +122,26 @@ class Ledger:
             trained=self.trained,
             env_steps=self.env_steps,
             exceptions={reason: ranges(numbers) for reason, numbers in self._exceptions.items()},
+            version=version,
+            sessions={str(session): ranges([one.sequence for one in of]) for session, of in sent.items()},
+            left_out={
+                reason: {str(session): ranges(sequences) for session, sequences in of.items()}
+                for reason, of in self._left_out.items()
+            },
+            digests={
+                str(session): "".join(one.digest.hex() for one in of)
+                for session, of in sent.items()
+                if all(one.digest for one in of)
+            },
         )
-        self._since, self._exceptions = self.position, {}
+        self._since = self.position
+        self._begin_line()
         return entry
+
+    def _begin_line(self) -> None:
+        self._exceptions: dict[str, list[int]] = {}
+        self._sessions: defaultdict[int, list[Origin]] = defaultdict(list)
+        self._left_out: defaultdict[str, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
 
     def balance(self, *, acked: int, lost: int, resident: int) -> Balance:
         """The books. acked, lost: counted by the append script. resident: by walking the log.
@@ -108,6 +159,9 @@ class LineageEntry:
     """Entries `first`..`last` were consumed between two checkpoints; all but `exceptions` were trained.
 
     trained, env_steps: totals of the lineage. exceptions: reason → inclusive ranges of numbers.
+    version: newest published. sessions: session → inclusive ranges of the sequence numbers trained.
+    left_out: reason → the same of those dropped; an entry lost whole is in `exceptions` only.
+    digests: session → hex of DIGEST_BYTES for each trained, in order of sequence; where they were taken.
     """
 
     checkpoint: str
@@ -116,12 +170,16 @@ class LineageEntry:
     last: int
     trained: int
     env_steps: int
-    exceptions: dict[str, list[tuple[int, int]]]
+    exceptions: dict[str, Ranges]
+    version: int = 0
+    sessions: dict[str, Ranges] = field(default_factory=dict)
+    left_out: dict[str, dict[str, Ranges]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
 
-def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+def ranges(numbers: Sequence[int]) -> Ranges:
     """Inclusive ranges of rising numbers."""
-    found: list[tuple[int, int]] = []
+    found: Ranges = []
     for number in sorted(numbers):
         if found and found[-1][1] == number - 1:
             found[-1] = (found[-1][0], number)

@@ -204,7 +204,9 @@ class Loop:
         trained, dropped, steps = delivery.trained, dict(delivery.dropped), delivery.steps
         if update is not None and update.reason == "nan":
             trained, dropped, steps = (), dropped | dict.fromkeys(delivery.trained, Drop.NAN), 0
-        self._parts.ledger.book(delivery.last, trained=trained, dropped=dropped, steps=steps)
+        self._parts.ledger.book(
+            delivery.last, trained=trained, dropped=dropped, steps=steps, origins=delivery.origins
+        )
         metrics.LEDGER_TRAINED.set(self._parts.ledger.trained)
         for reason in dropped.values():
             self._dropped[reason.value] += 1

@@ -159,6 +159,7 @@ class Process:
                 position=base.beginning.ledger.position, turn=base.model.algorithm.updates, round=round_
             ),
             stop=self._crew.stop,
+            take_digests=base.settings.actor.ack_journal is not None,
         )
 
     def _make_keeper(self) -> Keeper:

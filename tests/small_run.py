@@ -54,7 +54,7 @@ def fragment(session: int, sequence: int = 1, run: str = RUN, version: int = 1, 
         sequence=sequence,
         schema_id=SCHEMA.schema_id,
         steps=STEPS,
-        slots=tuple(Slot(index, 0, 0) for index in range(SLOTS)),
+        slots=tuple(Slot(index, 0, (sequence - 1) * STEPS) for index in range(SLOTS)),
         weights=(WeightSpan(0, 0, STEPS, version, 0),),
         tensors=(),
     )

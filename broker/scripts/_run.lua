@@ -35,6 +35,13 @@ local function fence(epoch)
   if mine ~= stored then return 'FENCED' end
 end
 
+-- Notes for audits what a Redis that went back in time has lost, unless the lineage or the log has it:
+-- "fragments SESSION FIRST LAST" (LAST '+': all that follow) or "sessions FIRST LAST".
+local function note_lost(kind, ...)
+  redis.call('RPUSH', LOST, table.concat({kind, ...}, ' '))
+  redis.call('LTRIM', LOST, -KEPT_LOST, -1)
+end
+
 -- Wakes everybody who waits.
 local function changed()
   redis.call('PUBLISH', CHANGED, '')

@@ -21,9 +21,11 @@ local function refusal_of_call()
   local status = refuse_session(session)
   if status then return status, '' end
   if role == 3 then return 'INVALID', 'an evaluation session appends nothing' end
+  if reopened > 0 then redis.call('HDEL', row, 'returned') end
   if actor_acked <= sequence then return nil end
   if reopened == 0 then return 'GAP', '' end
   -- Redis went back in time: what the actor saw acknowledged is acknowledged, and lost.
+  note_lost('fragments', session, int(sequence + 1), int(actor_acked))
   acked, lost = acked + actor_acked - sequence, lost + actor_acked - sequence
   sequence, rewound = actor_acked, true
 end

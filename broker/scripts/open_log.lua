@@ -16,6 +16,7 @@ if position and position < floor then return {'TRIMMED', floor} end
 local state = ARGV[8] ~= '' and cjson.decode(ARGV[8]) or nil
 local opened_before = redis.call('HEXISTS', STATE, 'redis_run_id') == 1
 local rewound = closed and (opened_before or state ~= nil)
+local drawn = numbers(STATE, 'session')
 
 local function raise(field, value)
   if value > (numbers(STATE, field)) then redis.call('HSET', STATE, field, value) end
@@ -43,6 +44,7 @@ local function raise_sequences()
     local row = SESSION .. session
     local role, sequence, through = numbers(row, 'role', 'sequence', 'begin_through')
     if role > 0 and last > sequence then
+      note_lost('fragments', session, int(sequence + 1), int(last))
       redis.call('HSET', row, 'sequence', last)
       if role == 1 then
         redis.call('HSET', row, 'begin_through', math.max(through, last))
@@ -80,7 +82,8 @@ end
 local epoch = mine
 if rewound then
   epoch = mine + JUMP
-  redis.call('HINCRBY', STATE, 'session', JUMP)
+  local leapt = redis.call('HINCRBY', STATE, 'session', JUMP)
+  note_lost('sessions', int(drawn + 1), int(leapt))
   redis.call('HINCRBY', STATE, 'version_counter', JUMP)
   redis.call('HINCRBY', STATE, 'reopened', 1)
   redis.call('HINCRBY', STATE, 'revision', 1)
@@ -88,7 +91,7 @@ end
 local now = now_ms()
 for _, session in ipairs(redis.call('ZRANGE', OPEN, 0, -1)) do
   redis.call('ZADD', OPEN, now, session)
-  if rewound then redis.call('HSET', SESSION .. session, 'rewound', 1) end
+  if rewound then redis.call('HSET', SESSION .. session, 'rewound', 1, 'returned', 1) end
 end
 
 redis.call('SET', SPECIFICATION, ARGV[6])

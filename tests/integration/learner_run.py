@@ -205,7 +205,7 @@ class Producer:
             sequence=sequence,
             schema_id=SCHEMA.schema_id,
             steps=STEPS,
-            slots=tuple(Slot(slot, 0, 0) for slot in range(SLOTS)),
+            slots=tuple(Slot(slot, 0, (sequence - 1) * STEPS) for slot in range(SLOTS)),
             weights=(
                 WeightSpan(0, 0, STEPS, max(1, latest.version), latest.update if update is None else update),
             ),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.state import Totals
-from learner.ledger import Drop, Ledger, append_lineage, ranges
+from learner.ledger import Drop, Ledger, Origin, append_lineage, ranges
 
 
 def test_trained_and_dropped_add_up_to_the_position() -> None:
@@ -68,3 +68,23 @@ def test_ranges_name_exactly_the_numbers(numbers: set[int]) -> None:
     found = ranges(list(numbers))
     assert {n for first, last in found for n in range(first, last + 1)} == numbers
     assert all(after[0] > before[1] + 1 for before, after in itertools.pairwise(found))
+
+
+def test_a_line_names_who_sent_what_was_trained_and_what_was_left_out(tmp_path: Path) -> None:
+    """By session, as ranges of sequence numbers; digests in order of sequence, for those trained."""
+    ledger = Ledger()
+    origins = {
+        1: Origin(7, 1, b"11111111"),
+        2: Origin(8, 1, b"22222222"),
+        3: Origin(7, 2, b"33333333"),
+        4: Origin(7, 3),
+    }
+    dropped = {4: Drop.STALE, 5: Drop.LOG_LOST}
+    ledger.book(5, trained=(3, 1, 2), dropped=dropped, steps=24, origins=origins)
+    append_lineage(tmp_path / "lineage.jsonl", ledger.entry("one", "", version=4))
+    line = json.loads((tmp_path / "lineage.jsonl").read_text())
+    assert line["sessions"] == {"7": [[1, 2]], "8": [[1, 1]]}
+    assert line["left_out"] == {"stale": {"7": [[3, 3]]}}
+    assert line["digests"]["7"] == (b"11111111" + b"33333333").hex()
+    assert line["version"] == 4
+    assert ledger.entry("two", "one").sessions == {}
