@@ -5,6 +5,7 @@ redis-py would repeat a write ten times on its own; here every retry is the call
 """
 
 import re
+from importlib.util import find_spec
 from typing import Any, Final
 
 import redis
@@ -27,6 +28,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from penstock.runtime.redis_url import split_password
+from penstock.wire.auth import TlsFiles
 
 CONNECT_TIMEOUT_S: Final = 2.0
 REPLY_TIMEOUT_S: Final = 5.0
@@ -42,6 +44,8 @@ UNAVAILABLE: Final = (
     ReadOnlyError,
 )
 """Errors after which the same call may succeed later, or took effect without our knowing."""
+_SILENT: Final = "driver_info" if find_spec("redis.driver_info") else "lib_name"
+"""What keeps redis-py from telling the server its own name, which needs a permission of its own."""
 _TRANSIENT_CODE: Final = re.compile(r"\b(MISCONF|LOADING|BUSY|MASTERDOWN|NOREPLICAS|OOM)\b")
 
 
@@ -67,16 +71,19 @@ def is_unavailable(error: Exception) -> bool:
     return isinstance(error, ResponseError) and _TRANSIENT_CODE.search(str(error)) is not None
 
 
-def connect(url: str, password: str | None) -> Any:
-    """A synchronous `redis.Redis` (whose own annotations are partial); thread-safe; connects on first use."""
-    return redis.Redis.from_url(check_url(url), **_options(password), retry=Retry(NoBackoff(), 0))
+def connect(url: str, password: str | None, tls: TlsFiles | None = None) -> Any:
+    """A synchronous `redis.Redis` (whose own annotations are partial); thread-safe; connects on first use.
+
+    tls: for rediss://; read at every new connection.
+    """
+    return redis.Redis.from_url(check_url(url), **_options(url, password, tls), retry=Retry(NoBackoff(), 0))
 
 
-def connect_async(url: str, password: str | None) -> Any:
+def connect_async(url: str, password: str | None, tls: TlsFiles | None = None) -> Any:
     """A `redis.asyncio.Redis` with a bounded pool that makes callers wait; connects on first use."""
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         check_url(url),
-        **_options(password),
+        **_options(url, password, tls),
         retry=AsyncRetry(NoBackoff(), 0),
         max_connections=MAX_CONNECTIONS,
         timeout=REPLY_TIMEOUT_S,
@@ -84,12 +91,22 @@ def connect_async(url: str, password: str | None) -> Any:
     return redis.asyncio.Redis(connection_pool=pool)
 
 
-def _options(password: str | None) -> dict[str, Any]:
+def _options(url: str, password: str | None, tls: TlsFiles | None) -> dict[str, Any]:
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": REPLY_TIMEOUT_S,
         "decode_responses": False,
         "protocol": 2,
         "health_check_interval": 0,
+        _SILENT: None,
     }
+    if url.startswith("rediss://"):
+        options |= _tls_options(tls or TlsFiles())
     return options | ({"password": password} if password is not None else {})
+
+
+def _tls_options(tls: TlsFiles) -> dict[str, Any]:
+    """Server checked against the authority (else the system's), with our certificate where we have one."""
+    files = {"ssl_ca_certs": tls.authority, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
+    named = {name: str(path) for name, path in files.items() if path is not None}
+    return named | {"ssl_cert_reqs": "required", "ssl_check_hostname": True}

@@ -58,7 +58,9 @@ Examine = Callable[[], Awaitable[ServerFacts]]
 async def examine(redis: "redis_asyncio.Redis", url: str, section: BrokerSection) -> ServerFacts:
     """The facts of a suitable server; raises UnsuitableRedis, or redis-py's errors when it is down."""
     info: dict[str, Any] = await redis.info()
-    warning = check_version(str(info["redis_version"]), private=is_private(url))
+    version = str(info["redis_version"])
+    trusted = is_private(url) or version == section.patched_redis
+    warning = check_version(version, private=trusted)
     check_role(info)
     check_eviction(info)
     memory = check_memory(info, section)
@@ -97,7 +99,10 @@ def check_version(text: str, *, private: bool) -> str:
     remedy = f"upgrade to {'.'.join(map(str, floor))}" if floor else "use a series with a fixed release"
     fault = f"redis_version={text} has known remote code executions: {remedy}"
     if not private:
-        raise UnsuitableRedis(f"{fault}, or reach this server by a unix socket")
+        raise UnsuitableRedis(
+            f"{fault}, reach this server by a unix socket, or, where its vendor has fixed them without a "
+            f"new number, set broker.patched_redis = {text!r}"
+        )
     return fault
 
 

@@ -34,6 +34,7 @@ from broker.state import (
 )
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.settings import ConfigurationError
+from penstock.wire.auth import TlsFiles
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Publication
 from penstock.wire.refusal import Reason, Refusal, Refused
@@ -62,9 +63,10 @@ class LearnerLog:
         wait_s: float,
         stop: threading.Event | None = None,
         password: str | None = None,
+        tls: TlsFiles | None = None,
     ) -> "LearnerLog":
         """Wait for Redis to answer, up to `wait_s`; raises Fatal, or Interrupted when `stop` is set."""
-        log = cls(connect(url, password), url, wait_s, stop or threading.Event())
+        log = cls(connect(url, password, tls), url, wait_s, stop or threading.Event())
         log._calls.wait_until_up()
         return log
 

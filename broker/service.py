@@ -27,18 +27,21 @@ from broker.connection import connect_async, is_unavailable, without_password
 from broker.control_service import ControlService
 from broker.experience_service import ExperienceService
 from broker.monitor import EVENT_LOOP, Monitor
+from broker.ownership import Ownership
 from broker.staging import StagingBudget
 from broker.store import Store
 from broker.weight_cache import WeightCache
 from broker.weight_service import WeightService
-from penstock.runtime.credentials import credentials
+from penstock.runtime.credentials import credentials, redis_password, tls_files
 from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.gate import build_gate
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.loop_lag import watch_loop
 from penstock.runtime.retry import Interrupted, retry_async
 from penstock.runtime.settings import ConfigurationError, SecuritySection, Settings
 from penstock.v1 import control_pb2_grpc, experience_pb2_grpc, weights_pb2_grpc
+from penstock.wire.auth import Credentials
 from penstock.wire.server import Front, bind, build_server
 
 LOGGER = logging.getLogger(__name__)
@@ -72,10 +75,11 @@ async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, liste
     loop = asyncio.get_running_loop()
     lifecycle.on_drain(lambda: _set_from_thread(loop, stop))
     health = Health(ROLE)
-    front = build_server(SERVICES, interceptors=[Boundary()])
+    own = credentials(settings.security)
+    front = build_front(settings, own, listen)
     inspector = connect_inspector(redis_url, settings.security)
     try:
-        metrics_port, address = _listen(front, health, settings, listen)
+        metrics_port, address = _listen(front, health, settings, own, listen)
         examine = _examiner(inspector, redis_url, settings)
         facts = await wait_for_redis(examine, redis_url, settings.broker.redis_wait_s, stop)
         parts = assemble(front, settings, redis_url, facts)
@@ -95,11 +99,25 @@ async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, liste
     return EXIT_OK
 
 
-def _listen(front: Front, health: Health, settings: Settings, listen: str) -> tuple[int, str]:
+def build_front(settings: Settings, own: Credentials, listen: str) -> Front:
+    """The server without services: gate and boundary before every handler, its limits set."""
+    section = settings.broker
+    return build_server(
+        SERVICES,
+        interceptors=[build_gate(settings, own, listen), Boundary()],
+        maximum_concurrent_rpcs=section.max_concurrent_calls,
+        max_connections=section.max_connections,
+        max_connection_age_s=section.max_connection_age_s,
+    )
+
+
+def _listen(
+    front: Front, health: Health, settings: Settings, own: Credentials, listen: str
+) -> tuple[int, str]:
     """Port of the metrics and address of the server."""
     try:
         _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
-        return metrics_port, bind(front.server, listen, credentials(settings.security))
+        return metrics_port, bind(front.server, listen, own)
     except (ValueError, OSError) as error:
         raise ConfigurationError(str(error)) from error
 
@@ -111,18 +129,13 @@ def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> N
 def connect_inspector(redis_url: str, section: SecuritySection) -> "redis_asyncio.Redis":
     """The client that examines the server; raises ConfigurationError for what is no Redis URL."""
     try:
-        inspector: redis_asyncio.Redis = connect_async(redis_url, password(section))
+        inspector: redis_asyncio.Redis = connect_async(redis_url, redis_password(section), tls_files(section))
     except ValueError as error:
         text = (
             f"broker.redis={without_password(redis_url)}: write redis://, rediss:// or unix:///path ({error})"
         )
         raise ConfigurationError(text) from error
     return inspector
-
-
-def password(section: SecuritySection) -> str | None:
-    """The password of the configuration; one in the URL goes before it."""
-    return section.redis_password.get_secret_value() if section.redis_password else None
 
 
 async def wait_for_redis(
@@ -163,12 +176,14 @@ def _examiner(inspector: "redis_asyncio.Redis", redis_url: str, settings: Settin
 def assemble(front: Front, settings: Settings, redis_url: str, facts: guard.ServerFacts) -> Parts:
     """Put the services on the server."""
     section = settings.broker
-    store = Store.connect(redis_url, password=password(settings.security))
-    changes = Changes()
-    experience = ExperienceService(
-        store, Admission(store.specification), StagingBudget(section.max_staged_bytes), facts
+    store = Store.connect(
+        redis_url, password=redis_password(settings.security), tls=tls_files(settings.security)
     )
-    weights = WeightService(store, WeightCache(store.weights_chunk), changes)
+    changes, owners = Changes(), Ownership(store.owner_of)
+    experience = ExperienceService(
+        store, Admission(store.specification), StagingBudget(section.max_staged_bytes), facts, owners
+    )
+    weights = WeightService(store, WeightCache(store.weights_chunk), changes, owners)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(experience, front.server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(weights, front.server)
     control_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(store), front.server)

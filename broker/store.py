@@ -18,6 +18,7 @@ from broker.connection import connect_async, is_unavailable
 from broker.scripts import Script, load
 from broker.state import Appended, AppendItem, ControlAction, Opened, Status, Watched
 from penstock.runtime.failpoint import failpoint
+from penstock.wire.auth import TlsFiles
 from penstock.wire.limits import STAGING_EXPIRY_S
 from penstock.wire.messages import Publication, Report, Role, RunState, Watch
 from penstock.wire.refusal import Reason, Refusal, Refused
@@ -41,21 +42,32 @@ class Store:
 
     @classmethod
     def connect(
-        cls, url: str, *, password: str | None = None, staging_expiry_s: float = STAGING_EXPIRY_S
+        cls,
+        url: str,
+        *,
+        password: str | None = None,
+        tls: TlsFiles | None = None,
+        staging_expiry_s: float = STAGING_EXPIRY_S,
     ) -> "Store":
         """A store on `redis://`, `rediss://` or `unix://`; opens no connection yet."""
-        return cls(connect_async(url, password), staging_expiry_s)
+        return cls(connect_async(url, password, tls), staging_expiry_s)
 
     async def aclose(self) -> None:
         """Close every connection."""
         await self._redis.aclose(close_connection_pool=True)
 
-    async def open_session(self, actor_id: str, role: Role) -> Opened | Refusal:
-        """Draw a session number and close the actor's previous session.
+    async def open_session(self, actor_id: str, role: Role, owner: str = "") -> Opened | Refusal:
+        """Draw a session number and close the actor's previous session; `owner` is kept beside it.
 
         Refusals: NOT_READY (no specification yet, or the log waits to be re-opened), RUN_CLOSED.
         """
-        return replies.opened(await self._run("open_session", actor_id, role.value))
+        return replies.opened(await self._run("open_session", actor_id, role.value, owner))
+
+    async def owner_of(self, session: int) -> str | None:
+        """Who opened a session that is open; None where none is."""
+        key = f"{keys.SESSION}{session}"
+        value = await self._guarded(lambda: self._redis.execute_command("HGET", key, "owner"))
+        return None if value is None else bytes(value).decode()
 
     async def append(self, session: int, acked_through: int, items: Sequence[AppendItem]) -> Appended:
         """Append checked fragments with consecutive sequence numbers, each at most once.

@@ -262,6 +262,38 @@ def plot(
 
 
 @app.command()
+def certificates(
+    folder: Annotated[Path, typer.Argument(help="Folder to write to.")],
+    run: Annotated[str, typer.Option(help="Name of the run whose processes they are for.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address by which broker and Redis are reached; may be repeated."),
+    ] = None,
+    actor: Annotated[
+        list[str] | None,
+        typer.Option(help="Also make a certificate that holds for this actor id; may be repeated."),
+    ] = None,
+    days: Annotated[float, typer.Option(help="How long they hold.")] = 90.0,
+    redis_users: Annotated[
+        Path | None,
+        typer.Option(help="ACL file (deploy/redis/users.acl) to give a password to each user of."),
+    ] = None,
+) -> None:
+    """Make an authority, certificates and tokens for a run; called again: new ones of the same authority."""
+
+    def body() -> int:
+        try:
+            from launch.certificates import Order, main
+        except ImportError as error:
+            raise Fatal(f"{error}; `pip install 'penstock[certificates]'`") from error
+        hosts, actors = tuple(host or ()), tuple(actor or ())
+        order = Order(folder=folder, run=run, hosts=hosts, actors=actors, days=days, users=redis_users)
+        return main(order)
+
+    _finish(body)
+
+
+@app.command()
 def doctor() -> None:
     """Check that this machine can run Penstock."""
 
@@ -336,6 +368,9 @@ def _role(text: str) -> "Role":
 
 def main() -> Any:
     """Entry point of the `penstock` command. Modules in the working folder can be named, but hide nothing."""
+    from launch.hiding import hide_password
+
+    hide_password()
     sys.path.append(str(Path.cwd()))
     return app()
 

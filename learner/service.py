@@ -22,6 +22,7 @@ from learner.process import Foundation, Process
 from learner.progress import check_same, sections
 from learner.resume import Beginning, choose
 from penstock.runtime import metrics
+from penstock.runtime.credentials import redis_password, tls_files
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health, announce, serve_http
@@ -86,12 +87,12 @@ def main(
 
 
 def _connect(settings: Settings, redis_url: str, lifecycle: Lifecycle) -> LearnerLog:
-    password = settings.security.redis_password
     return LearnerLog.connect(
         redis_url,
         wait_s=settings.broker.redis_wait_s,
         stop=lifecycle.draining,
-        password=None if password is None else password.get_secret_value(),
+        password=redis_password(settings.security),
+        tls=tls_files(settings.security),
     )
 
 

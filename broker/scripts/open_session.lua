@@ -1,5 +1,5 @@
 -- Draws a session number and closes the actor's previous session.
--- ARGV: actor id, role.
+-- ARGV: actor id, role, owner (identity that opens it, '' for none).
 -- Reply: {'OK', session, seed salt, begin_through, min_version, round, specification}
 --        or {'NOT_READY' | 'RUN_CLOSED', detail}.
 -- uses: run, sessions, leave, rounds
@@ -21,7 +21,8 @@ local now = now_ms()
 expire_sessions(now)
 
 local session = int(redis.call('HINCRBY', STATE, 'session', 1))
-redis.call('HSET', SESSION .. session, 'actor', actor, 'role', role, 'sequence', 0)
+redis.call('HSET', SESSION .. session, 'actor', actor, 'role', role, 'sequence', 0,
+  'owner', ARGV[3] or '')
 redis.call('ZADD', OPEN, now, session)
 redis.call('HSET', ACTORS, actor, session)
 if role == 1 then redis.call('SADD', ROLLOUTS, session) end

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from penstock.wire.tensor import Array
 
-MAX_HEADER_BYTES = 256 * 1024
+MAX_HEADER_BYTES = 64 * 1024
+"""Names, dtypes and shapes of some hundred tensors; a header is parsed before anything else is checked."""
 
 
 def snapshot(module: nn.Module) -> dict[str, Array]:

@@ -1,7 +1,7 @@
 """With what this process proves who it is to the others, as its configuration says."""
 
 from penstock.runtime.settings import ConfigurationError, SecuritySection
-from penstock.wire.auth import Credentials
+from penstock.wire.auth import Credentials, TlsFiles
 
 
 def credentials(section: SecuritySection) -> Credentials:
@@ -12,6 +12,25 @@ def credentials(section: SecuritySection) -> Credentials:
             certificate=section.tls_certificate,
             key=section.tls_key,
             authority=section.tls_authority,
+            token_file=section.token_file,
+            accepted_tokens=section.accepted_tokens,
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"security: {error}") from error
+
+
+def tls_files(section: SecuritySection) -> TlsFiles:
+    """The files by which this process calls Redis over rediss://."""
+    return TlsFiles(certificate=section.tls_certificate, key=section.tls_key, authority=section.tls_authority)
+
+
+def redis_password(section: SecuritySection) -> str | None:
+    """The password as it is set, else that in the file; raises ConfigurationError for a file that is not there."""
+    if section.redis_password is not None:
+        return section.redis_password.get_secret_value()
+    if section.redis_password_file is None:
+        return None
+    try:
+        return section.redis_password_file.read_text().strip()
+    except OSError as error:
+        raise ConfigurationError(f"security.redis_password_file: {error}") from error

@@ -4,12 +4,14 @@ No retries inside gRPC (the outbox is the one retry layer), keep-alive below the
 reconnects at most 2 s apart, the message limits of `wire.limits`.
 """
 
+from functools import partial
 from typing import Any, Final
 
 import grpc
 
-from penstock.wire.auth import Credentials, check_address, check_plaintext
+from penstock.wire.auth import Credentials, check_address
 from penstock.wire.limits import MAX_MESSAGE_BYTES
+from penstock.wire.rotation import RotatingChannel
 
 CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -27,27 +29,26 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 
 
 def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
-    """A channel to HOST:PORT or unix:/path; connects when first used.
+    """A channel to HOST:PORT or unix:/path; connects when first used, follows TLS files that are replaced.
 
     Raises ValueError for a malformed address or plaintext that was not asked for.
     """
-    tls = _prepare(address, credentials)
+    tls = credentials.for_channel(check_address(address))
     if tls is None:
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, tls, options=CHANNEL_OPTIONS)
+    return RotatingChannel(partial(_secure, address), credentials)
 
 
 def open_async_channel(address: str, credentials: Credentials) -> grpc.aio.Channel:
-    """`open_channel` for an event loop."""
-    tls = _prepare(address, credentials)
+    """`open_channel` for an event loop; keeps its certificate for life."""
+    tls = credentials.for_channel(check_address(address))
     if tls is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     return grpc.aio.secure_channel(address, tls, options=CHANNEL_OPTIONS)
 
 
-def _prepare(address: str, credentials: Credentials) -> grpc.ChannelCredentials | None:
-    check_address(address)
-    tls = credentials.for_channel()
+def _secure(address: str, credentials: Credentials) -> grpc.Channel:
+    tls = credentials.for_channel(address)
     if tls is None:
-        check_plaintext(address, insecure=credentials.insecure)
-    return tls
+        raise ValueError(f"address={address!r}: credentials that were renewed have no TLS files any more")
+    return grpc.secure_channel(address, tls, options=CHANNEL_OPTIONS)

@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from penstock.wire.auth import AddressInUse, Credentials, check_address, check_plaintext
+from penstock.wire.auth import AddressInUse, Credentials, check_address
 from penstock.wire.limits import MAX_MESSAGE_BYTES
 
 SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
@@ -26,7 +26,11 @@ SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 30_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # One connection cannot fill the server: what it sends beyond this waits on its own side.
+    ("grpc.max_concurrent_streams", 64),
 )
+CONNECTION_GRACE_S: Final = 60.0
+"""What a connection that has reached its age is given for the calls on it; the longest is shorter."""
 
 
 class ServingStatus(Protocol):
@@ -57,11 +61,17 @@ def build_server(
     *,
     interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
     maximum_concurrent_rpcs: int | None = None,
+    max_connections: int | None = None,
+    max_connection_age_s: float | None = None,
 ) -> Front:
-    """A server without services or address yet; `service_names` are full names for reflection."""
+    """A server without services or address yet; `service_names` are full names for reflection.
+
+    A connection of that age is asked to come again: clients find new brokers, and certificates that have
+    run out lose their hold. Connections beyond `max_connections` are closed at once.
+    """
     server = grpc.aio.server(
         interceptors=list(interceptors),
-        options=SERVER_OPTIONS,
+        options=(*SERVER_OPTIONS, *_connection_options(max_connections, max_connection_age_s)),
         maximum_concurrent_rpcs=maximum_concurrent_rpcs,
         compression=grpc.Compression.NoCompression,
     )
@@ -72,16 +82,24 @@ def build_server(
     return Front(server=server, health=servicer, service_names=tuple(service_names))
 
 
+def _connection_options(most: int | None, age_s: float | None) -> list[tuple[str, int]]:
+    options = [] if most is None else [("grpc.max_allowed_incoming_connections", most)]
+    if age_s is not None:
+        options += [
+            ("grpc.max_connection_age_ms", round(age_s * 1000)),
+            ("grpc.max_connection_age_grace_ms", round(CONNECTION_GRACE_S * 1000)),
+        ]
+    return options
+
+
 def bind(server: grpc.aio.Server, address: str, credentials: Credentials) -> str:
     """Listen on HOST:PORT (0: a free port) or unix:/path; returns the address clients can use.
 
-    Raises ValueError for a malformed address or plaintext beyond loopback that was not asked for,
+    Raises ValueError for a malformed address, and for plaintext or callers that prove nothing beyond
+    loopback where that was not asked for,
     AddressInUse when somebody listens there already, OSError when it cannot be bound otherwise.
     """
-    check_address(address)
-    tls = credentials.for_server()
-    if tls is None:
-        check_plaintext(address, insecure=credentials.insecure)
+    tls = credentials.for_server(check_address(address))
     _refuse_served_socket(address)
     try:
         port = server.add_secure_port(address, tls) if tls else server.add_insecure_port(address)
@@ -91,7 +109,7 @@ def bind(server: grpc.aio.Server, address: str, credentials: Credentials) -> str
 
 
 def _refuse_served_socket(address: str) -> None:
-    """A unix socket socket that another process serves would be replaced by gRPC; ask first."""
+    """A unix socket that another process serves would be replaced by gRPC; ask first."""
     if not address.startswith("unix:") or not Path(address.removeprefix("unix:")).exists():
         return
     with socket.socket(socket.AF_UNIX) as probe:

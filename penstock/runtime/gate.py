@@ -1,0 +1,32 @@
+"""The gate of a server as its configuration says: proof, run, accepted tokens, budgets."""
+
+from penstock.runtime import metrics
+from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.wire.auth import Credentials, Proof
+from penstock.wire.budget import Budgets, Rates
+from penstock.wire.gate import Gate
+from penstock.wire.tokens import AcceptedTokens
+
+
+def build_gate(settings: Settings, credentials: Credentials, address: str) -> Gate:
+    """Raise ConfigurationError for a server that could not tell whose callers it may serve."""
+    proof = credentials.proof(address)
+    if proof is not Proof.NOTHING and not settings.run:
+        raise ConfigurationError(
+            "run='': certificates and tokens are a run's; say whose are served: --set run=NAME"
+        )
+    return Gate(
+        proof=proof,
+        run=settings.run,
+        tokens=_tokens(credentials) if proof is Proof.TOKEN else None,
+        budgets=Budgets(Rates(calls=settings.broker.max_calls_per_s, bytes=settings.broker.max_bytes_per_s)),
+        on_denied=lambda label: metrics.REFUSALS.labels(reason=label).inc(),
+    )
+
+
+def _tokens(credentials: Credentials) -> AcceptedTokens | None:
+    file = credentials.accepted_tokens
+    try:
+        return None if file is None else AcceptedTokens(file)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"security.accepted_tokens: {error}") from error

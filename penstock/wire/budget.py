@@ -1,0 +1,84 @@
+"""How much one caller may ask of a server: calls and bytes per second, as two token buckets.
+
+Who asks for more waits up to MAX_DELAY_S for its turn and is refused beyond that: a caller that is a
+little too fast is slowed down, a flood is turned away. Buckets hold one second's worth, and never less
+than the largest message. Of too many callers the longest idle is forgotten, by when its bucket is full
+again. For one event loop.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from penstock.wire.limits import MAX_MESSAGE_BYTES
+
+MAX_DELAY_S: Final = 1.0
+MAX_CALLERS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What each caller may ask for in a second."""
+
+    calls: float
+    bytes: float
+
+
+class Exceeded(Exception):
+    """The caller has to wait longer than a call is held; the message says for what and how long."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """What is left; below zero when later seconds are spent already."""
+
+    calls: float
+    bytes: float
+    filled_s: float
+
+
+class Budgets:
+    """The buckets of every caller."""
+
+    def __init__(self, rates: Rates, clock: Callable[[], float] = monotonic) -> None:
+        self._rates = rates
+        self._most_bytes = max(rates.bytes, 2.0 * MAX_MESSAGE_BYTES)
+        self._most_calls = max(rates.calls, 1.0)
+        self._clock = clock
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Callers remembered."""
+        return len(self._buckets)
+
+    def reserve(self, caller: str, size: int) -> float:
+        """Seconds to wait before a call of `size` bytes is served; raises Exceeded, and takes nothing then."""
+        bucket = self._bucket(caller)
+        delay = max((1 - bucket.calls) / self._rates.calls, (size - bucket.bytes) / self._rates.bytes, 0.0)
+        if delay > MAX_DELAY_S:
+            raise Exceeded(
+                f"more than {self._rates.calls:g} calls or {self._rates.bytes:g} bytes a second "
+                f"(broker.max_calls_per_s, broker.max_bytes_per_s): wait {delay:.1f} s"
+            )
+        bucket.calls -= 1
+        bucket.bytes -= size
+        return delay
+
+    def charge(self, caller: str, size: int) -> None:
+        """Bytes that were sent to the caller; later calls wait for them."""
+        self._bucket(caller).bytes -= size
+
+    def _bucket(self, caller: str) -> _Bucket:
+        now = self._clock()
+        bucket = self._buckets.pop(caller, None)
+        if bucket is None:
+            bucket = _Bucket(self._most_calls, self._most_bytes, now)
+            while len(self._buckets) >= MAX_CALLERS:
+                self._buckets.popitem(last=False)
+        passed, bucket.filled_s = now - bucket.filled_s, now
+        bucket.calls = min(self._most_calls, bucket.calls + passed * self._rates.calls)
+        bucket.bytes = min(self._most_bytes, bucket.bytes + passed * self._rates.bytes)
+        self._buckets[caller] = bucket
+        return bucket

@@ -1,0 +1,81 @@
+"""Who a caller is: party, run and name, as its certificate or its token says.
+
+A certificate carries them as one URI among its subject alternative names,
+`penstock://RUN/PARTY[/NAME]`; a token stands beside them in the file of accepted tokens. A certificate
+without a name may act under any actor id, one with a name only under that name and names that it
+begins: `gpu-3` allows the actor ids `gpu-3` and `gpu-3-…`.
+"""
+
+from collections.abc import Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from penstock.wire.ids import check_id
+
+SCHEME: Final = "penstock://"
+
+
+class Party(StrEnum):
+    """What a process is to the others; `access` says what each may call."""
+
+    ACTOR = "actor"
+    """Generates experience: rollout worker, policy server, evaluation actor."""
+    CLIENT = "client"
+    """Plays by a policy server."""
+    OPERATOR = "operator"
+    """Looks at a run and steers it."""
+    LEARNER = "learner"
+    """Reads the log in Redis; calls no broker."""
+    BROKER = "broker"
+    """Serves actors; calls no broker."""
+
+
+class Unidentified(ValueError):
+    """Nothing that the caller showed says who it is; the message tells what was expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A caller that has proved who it is. `name` is "" where several share a certificate or token."""
+
+    run: str
+    party: Party
+    name: str = ""
+
+    def __str__(self) -> str:
+        """The URI of a certificate."""
+        return f"{SCHEME}{self.run}/{self.party}" + (f"/{self.name}" if self.name else "")
+
+    def may_act_as(self, actor_id: str) -> bool:
+        """Whether sessions may be opened under this actor id."""
+        return not self.name or actor_id == self.name or actor_id.startswith(f"{self.name}-")
+
+
+CALLER: Final[ContextVar[Identity | None]] = ContextVar("caller", default=None)
+"""Whose call is being served; None on a server that asks nobody (plaintext)."""
+
+
+def parse(uri: str) -> Identity:
+    """The identity of a URI; raises Unidentified when it is none of ours."""
+    parts = uri.removeprefix(SCHEME).split("/")
+    if not uri.startswith(SCHEME) or len(parts) not in (2, 3):
+        raise Unidentified(f"{uri[:120]!r} is not {SCHEME}RUN/PARTY[/NAME]")
+    try:
+        name = check_id("name", parts[2]) if len(parts) == 3 else ""
+        return Identity(run=check_id("run", parts[0]), party=Party(parts[1]), name=name)
+    except ValueError as error:
+        raise Unidentified(f"{uri[:120]!r}: {error}") from error
+
+
+def from_alternative_names(names: Iterable[bytes]) -> Identity:
+    """The identity in a certificate's subject alternative names; raises Unidentified unless there is one."""
+    texts = [name.decode(errors="replace") for name in names]
+    ours = [text for text in texts if text.startswith(SCHEME)]
+    if len(ours) != 1:
+        raise Unidentified(
+            f"the certificate holds {len(ours)} alternative names {SCHEME}RUN/PARTY, one is needed; "
+            "`penstock certificates` makes such"
+        )
+    return parse(ours[0])
