@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+import grpc
 import numpy as np
 
 from actor.link import Link
@@ -21,11 +22,13 @@ from actor.outbox import Outbox
 from actor.session import Session, count_strikes, open_session
 from broker.learner_log import LearnerLog
 from penstock.runtime.lifecycle import Lifecycle
+from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2
 from penstock.wire.auth import Credentials
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Role
 from tests.chaos.proxy import Proxy
 from tests.integration.broker_process import BrokerProcess, eventually, launch, open_run
+from tests.integration.simulated_actor import SimulatedActor
 from tests.redis_server import RedisServer
 from tests.small_run import CHARGE, SLOTS, STEPS, fragment
 
@@ -51,6 +54,18 @@ def digest(payload: bytes) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
+def await_leave(actor: SimulatedActor, sequence: int) -> None:
+    """Watch until the number may begin."""
+    while actor.begin_through < sequence:
+        actor.watch(wait_ms=1000, known_version=2**40, known_begin_through=actor.begin_through)
+
+
+def append(actor: SimulatedActor, sequence: int) -> experience_pb2.AppendReply:
+    """Wait for leave and append one fragment."""
+    await_leave(actor, sequence)
+    return actor.send(own_fragment(actor.session, sequence))
+
+
 class Reader(threading.Thread):
     """The learner's side. `read` holds the name and payload digest of every entry, in order."""
 
@@ -59,6 +74,8 @@ class Reader(threading.Thread):
         self.log = log
         self.read: list[tuple[Name, str]] = []
         self.error: BaseException | None = None
+        self.publishes = True
+        """False: what was read is settled without new weights."""
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -89,7 +106,10 @@ class Reader(threading.Thread):
             assert entry.header is not None
             assert payload is not None
             self.read.append(((entry.header.session, entry.header.sequence), digest(payload)))
-        self.log.publish(b"w", update=len(self.read), settled=entries[-1].number, scalars={})
+        if self.publishes:
+            self.log.publish(b"w", update=len(self.read), settled=entries[-1].number, scalars={})
+        else:
+            self.log.settle(entries[-1].number)
         return entries[-1].number
 
 
@@ -250,6 +270,21 @@ class NetworkRun:
             float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name
         )
 
+    def broker_status(self, field_: str) -> int:
+        """A field of the broker's /proc status: VmRSS in KiB, Threads."""
+        text = Path(f"/proc/{self.broker.process.pid}/status").read_text()
+        return int(next(line.split()[1] for line in text.splitlines() if line.startswith(f"{field_}:")))
+
+    def broker_files(self) -> int:
+        """File descriptors that the broker has open."""
+        return len(list(Path(f"/proc/{self.broker.process.pid}/fd").iterdir()))
+
+    def open_sessions(self) -> int:
+        """Sessions that the run has open, as an operator sees it."""
+        with grpc.insecure_channel(self.broker.address) as channel:
+            stub = control_pb2_grpc.ControlServiceStub(channel)
+            return len(stub.Status(control_pb2.StatusRequest(), timeout=5).sessions)
+
     def _balance(self) -> int:
         acked = self.reader.log.acked()
         eventually(lambda: self.is_sound() and len(self.reader.read) >= acked, "the reader", PATIENCE_S)
@@ -269,7 +304,7 @@ def network_run(
 ) -> Iterator[NetworkRun]:
     """A run that is up; everything is ended at the end, whatever happened."""
     with ExitStack() as stack:
-        log = open_run(server.url, budget=budget, **run)
+        log = open_run(server.url, budget=budget, wait_s=PATIENCE_S, **run)
         stack.callback(log.close)
         broker = launch(server.url, folder / "broker", settings=settings)
         stack.callback(broker.end)

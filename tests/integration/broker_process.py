@@ -107,9 +107,10 @@ def open_run(
     budget: int = 64 * CHARGE,
     session_timeout_ms: int = 30_000,
     weights: bytes = b"weights-1",
+    wait_s: float = PATIENCE_S,
 ) -> LearnerLog:
     """A learner that has taken the lease, opened the run and published once."""
-    log = LearnerLog.connect(redis_url, wait_s=PATIENCE_S)
+    log = LearnerLog.connect(redis_url, wait_s=wait_s)
     log.acquire(RUN, "learner", 15_000)
     pacing = Pacing(
         budget=budget,
