@@ -116,7 +116,10 @@ def _sound_unary(inner: Any) -> Any:
     async def guarded(request: Any, context: Any) -> Any:
         if isinstance(request, Malformed):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(request))
-        return await inner(request, context)
+        try:
+            return await inner(request, context)
+        except NotImplementedError:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served here")
 
     return guarded
 
