@@ -3,7 +3,9 @@
 Not only the first refusal counts: a process that was frozen between two calls wakes up in the second one.
 """
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ import redis
 from broker import keys
 from broker.learner_log import LearnerLog
 from broker.state import Commit, Totals
-from broker.store import Store
+from broker.store import Store, StoreUnavailable
 from penstock.wire.refusal import Reason, Refused
 from tests.chaos.proxy import Proxy
+from tests.integration.broker_process import eventually
 from tests.small_run import CHARGE, RUN, specification
 from tests.store_run import BLOB, PACING, TTL_MS, Actor, open_run
 
@@ -104,16 +107,31 @@ async def test_a_call_whose_reply_is_lost_is_not_repeated_by_the_client(redis_ur
         assert (await store.status()).run == RUN
         learner = LearnerLog.connect(url, wait_s=0)
         before = calls(redis_url)
-        proxy.set(lose_replies=1.0)
-        with pytest.raises(Exception, match="onnection"):
+        with losing_one_reply(proxy), pytest.raises(StoreUnavailable):
             await store.append(1, 0, [])
-        with pytest.raises(Exception, match="onnection"):
+        with losing_one_reply(proxy), pytest.raises(redis.ConnectionError):
             learner._redis.execute_command("STRLEN", keys.SPECIFICATION)
         after = calls(redis_url)
         learner.close()
         await store.aclose()
     assert [after.get(name, 0) - before.get(name, 0) for name in ("evalsha", "eval", "strlen")] == [1, 0, 1]
     log.close()
+
+
+@contextmanager
+def losing_one_reply(proxy: Proxy) -> Iterator[None]:
+    """The next reply is lost with its connection; the network is good again before anybody can call once more."""
+    lost = proxy.lost_replies
+
+    def heal() -> None:
+        eventually(lambda: proxy.lost_replies > lost, "the loss of a reply")
+        proxy.heal()
+
+    proxy.set(lose_replies=1.0)
+    healing = threading.Thread(target=heal)
+    healing.start()
+    yield
+    healing.join()
 
 
 def calls(url: str) -> dict[str, int]:
