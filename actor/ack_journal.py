@@ -15,20 +15,19 @@ from typing import Any, Final
 
 from penstock.runtime.exit import Fatal
 from penstock.runtime.settings import ConfigurationError
+from penstock.wire.experience import Beginning, beginnings
 from penstock.wire.fragment import Fragment
 from penstock.wire.ids import check_id
-from penstock.wire.payload import read_entry
 
 _SUFFIX: Final = ".acked.jsonl"
-_VALID: Final = "valid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
     """A fragment that its actor saw acknowledged.
 
-    sha256: of the payload, hex. slots: (slot, episode, first step) of each that holds experience; one whose
-    steps only reset an environment starts no experience and is left out. created_us: header's.
+    sha256: of the payload, hex. slots: where the experience of each begins. weights: (version, update) of
+    those it was generated with, in the order of the header's spans. created_us: header's.
     """
 
     run: str
@@ -37,7 +36,8 @@ class Acknowledged:
     sequence: int
     kind: str
     sha256: str
-    slots: tuple[tuple[int, int, int], ...]
+    slots: tuple[Beginning, ...]
+    weights: tuple[tuple[int, int], ...]
     steps: int
     created_us: int
 
@@ -81,7 +81,8 @@ class AckJournal:
             "sequence": header.sequence,
             "kind": header.kind.name.lower(),
             "sha256": hashlib.sha256(fragment.payload).hexdigest(),
-            "slots": slots_with_experience(fragment),
+            "slots": beginnings(fragment),
+            "weights": [(span.version, span.update) for span in header.weights],
             "steps": header.steps,
             "created_us": header.created_us,
         }
@@ -93,17 +94,6 @@ class AckJournal:
             self._file.seek(-1, os.SEEK_END)
             if self._file.read(1) != b"\n":
                 self._file.write(b"\n")
-
-
-def slots_with_experience(fragment: Fragment) -> list[tuple[int, int, int]]:
-    """(slot, episode, first step) of each slot with a valid step."""
-    slots = fragment.header.slots
-    entry = next((entry for entry in fragment.header.tensors if entry.name == _VALID), None)
-    named = [(slot.slot_id, slot.episode_id, slot.first_step) for slot in slots]
-    if entry is None:
-        return named
-    valid = read_entry(entry, fragment.payload)
-    return [name for column, name in enumerate(named) if valid[:, column].any()]
 
 
 def journal_files(folders: Iterable[Path]) -> list[Path]:
@@ -122,6 +112,7 @@ def _parse(line: bytes) -> Acknowledged | None:
     try:
         value: dict[str, Any] = json.loads(line)
         slots = tuple((int(slot), int(episode), int(step)) for slot, episode, step in value["slots"])
-        return Acknowledged(**{**value, "slots": slots})
+        weights = tuple((int(version), int(update)) for version, update in value["weights"])
+        return Acknowledged(**{**value, "slots": slots, "weights": weights})
     except (ValueError, TypeError, KeyError):
         return None

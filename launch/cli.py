@@ -216,6 +216,37 @@ def status(
 
 
 @app.command()
+def audit(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, going on or ended.")],
+    journals: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--journal",
+            metavar="DIR",
+            help="Folder of the actors' records (actor.ack_journal); may be repeated. Default: the run's own.",
+        ),
+    ] = None,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(
+            "--redis", metavar="URL", help="Redis of the run; default: the one it started or was given."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    assignments: Assignments = None,
+) -> None:
+    """Say for every acknowledged fragment where it went; exit 1 with a list when one is lost, doubled or unaccounted."""
+
+    def body() -> int:
+        from launch.audit.command import main
+
+        said = tuple(assignments or ())
+        return main(run, redis=redis_url, journals=tuple(journals or ()), assignments=said, as_json=as_json)
+
+    _finish(body)
+
+
+@app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     episodes: Annotated[int | None, typer.Option(min=1, help="Episodes; default: the run's setting.")] = None,

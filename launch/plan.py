@@ -59,7 +59,7 @@ def make_plan(request: Request) -> Plan:
         run_dir = _resumed_folder(request)
         settings = resolve(configuration.parse_toml(run_dir / CONFIG_FILE), request)
     else:
-        settings = resolve(_first_layer(request.what), request)
+        settings = _with_absolute_journal(resolve(_first_layer(request.what), request))
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
         settings = settings.model_copy(update={"run": name, "actor": _allowing_module(settings)})
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
@@ -142,6 +142,15 @@ def _allowing_module(settings: Settings) -> ActorSection:
     if not module or module in settings.actor.allow_modules:
         return settings.actor
     return settings.actor.model_copy(update={"allow_modules": (*settings.actor.allow_modules, module)})
+
+
+def _with_absolute_journal(settings: Settings) -> Settings:
+    """Whoever reads the run's configuration later stands in another folder."""
+    folder = settings.actor.ack_journal
+    if folder is None:
+        return settings
+    actor = settings.actor.model_copy(update={"ack_journal": folder.absolute()})
+    return settings.model_copy(update={"actor": actor})
 
 
 def _first_layer(what: str | None) -> dict[str, Any]:

@@ -107,6 +107,12 @@ class Ledger:
         self.env_steps += steps
         self.position = last
 
+    def give_up(self, last: int) -> None:
+        """Book everything up to `last` as lost: a resume with --allow-loss goes on without it."""
+        numbers = range(self.position + 1, last + 1)
+        self._given_up.append((numbers.start, last))
+        self.book(last, trained=(), dropped=dict.fromkeys(numbers, Drop.LOG_LOST), steps=0)
+
     def totals(self) -> Totals:
         """What a commit carries."""
         return Totals(trained=self.trained, dropped=dict(self.dropped), env_steps=self.env_steps)
@@ -133,12 +139,14 @@ class Ledger:
                 for session, of in sent.items()
                 if all(one.digest for one in of)
             },
+            given_up=self._given_up,
         )
         self._since = self.position
         self._begin_line()
         return entry
 
     def _begin_line(self) -> None:
+        self._given_up: Ranges = []
         self._exceptions: dict[str, list[int]] = {}
         self._sessions: defaultdict[int, list[Origin]] = defaultdict(list)
         self._left_out: defaultdict[str, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -162,6 +170,7 @@ class LineageEntry:
     version: newest published. sessions: session → inclusive ranges of the sequence numbers trained.
     left_out: reason → the same of those dropped; an entry lost whole is in `exceptions` only.
     digests: session → hex of DIGEST_BYTES for each trained, in order of sequence; where they were taken.
+    given_up: entries that a resume with --allow-loss went on without; a line off the chain names them.
     """
 
     checkpoint: str
@@ -175,6 +184,7 @@ class LineageEntry:
     sessions: dict[str, Ranges] = field(default_factory=dict)
     left_out: dict[str, dict[str, Ranges]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
+    given_up: Ranges = field(default_factory=list)
 
 
 def ranges(numbers: Sequence[int]) -> Ranges:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from broker.state import Commit, Lease
 from learner.checkpoint import Checkpoint, CheckpointStore
-from learner.ledger import Drop, Ledger
+from learner.ledger import Ledger
 from learner.progress import Progress
 from penstock.runtime.exit import Fatal
 
@@ -93,7 +93,7 @@ def _cross_floor(lease: Lease, ledger: Ledger, *, allow_loss: bool) -> None:
             "--resume --allow-loss goes on without and books them log_lost"
         )
     log.error("going on with a loss", extra={"first": first, "last": floor})
-    ledger.book(floor, trained=(), dropped=dict.fromkeys(range(first, floor + 1), Drop.LOG_LOST), steps=0)
+    ledger.give_up(floor)
 
 
 def _lineage(committed: Sequence[Commit], checkpoint: Checkpoint | None) -> tuple[Commit, ...]:

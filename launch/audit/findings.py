@@ -1,0 +1,84 @@
+"""What an audit found: problems of a few kinds, and the account of where everything went."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from launch.audit.ranges import Ranges
+
+
+class Kind(StrEnum):
+    """What is wrong."""
+
+    LOST = "lost"
+    """Acknowledged, and nowhere to be found."""
+    DOUBLED = "doubled"
+    """Used, stored or acknowledged twice, or the same experience under two names."""
+    UNACCOUNTED = "unaccounted"
+    """Records that contradict one another or are missing."""
+    CHANGED = "changed"
+    """A payload that is not the one acknowledged."""
+    ORDER = "order"
+    """Something that only rises went back, or a number was used twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One finding. session, first, last: the fragments it is about; session 0: not about fragments."""
+
+    kind: Kind
+    what: str
+    session: int = 0
+    first: int = 0
+    last: int = 0
+
+    def __str__(self) -> str:
+        """A line of the list."""
+        if not self.session:
+            return f"{self.kind}: {self.what}"
+        sequences = f"{self.first}" if self.first == self.last else f"{self.first}..{self.last}"
+        return f"{self.kind}: session {self.session}, sequence {sequences}: {self.what}"
+
+
+def problems_of(kind: Kind, session: int, ranges: Ranges, what: str) -> Iterable[Problem]:
+    """One problem for each range of sequence numbers."""
+    return (Problem(kind=kind, session=session, first=first, last=last, what=what) for first, last in ranges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The whole audit.
+
+    sources: which records there were, and in which state. fragments: place → how many, over everything that
+    log and lineage name. journalled: the same over what the actors recorded; empty without journals.
+    """
+
+    run: str
+    sources: dict[str, str]
+    fragments: dict[str, int]
+    journalled: dict[str, int]
+    counters: dict[str, int] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        """Nothing is lost, doubled or unaccounted."""
+        return not self.problems
+
+    def tally(self) -> dict[str, int]:
+        """Kind → how many problems."""
+        return {kind.value: sum(one.kind is kind for one in self.problems) for kind in Kind}
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "run": self.run,
+            "clean": self.clean,
+            "sources": self.sources,
+            "fragments": self.fragments,
+            "journalled": self.journalled,
+            "counters": self.counters,
+            "tally": self.tally(),
+            "problems": [asdict(problem) for problem in self.problems],
+        }

@@ -1,0 +1,132 @@
+"""The actors' own records (`actor.ack_journal`), read for an audit."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from actor.ack_journal import Acknowledged, journal_files, read_journal
+from launch.audit.findings import Kind, Problem
+from learner.ledger import DIGEST_BYTES
+from penstock.wire.experience import Beginning
+
+_SHADOW = "shadow"
+
+
+@dataclass(slots=True)
+class JournalSession:
+    """What one session's actor saw acknowledged: sequence → first bytes of the payload's digest."""
+
+    actor: str
+    digests: dict[int, bytes] = field(default_factory=dict)
+    shadow: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Journals:
+    """All of them. files, lines, torn: how many. updates: version → update of weights that acted."""
+
+    sessions: dict[int, JournalSession] = field(default_factory=dict)
+    files: int = 0
+    lines: int = 0
+    torn: int = 0
+    updates: dict[int, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_journals(folders: Sequence[Path], run: str) -> Journals:
+    """Every line of `run` in the folders; "": of any run."""
+    journals = Journals()
+    for path in journal_files(folders):
+        journals.files += 1
+        _read_file(journals, path, run)
+    return journals
+
+
+def _read_file(journals: Journals, path: Path, run: str) -> None:
+    places: dict[int, Course] = {}
+    seen = Twins()
+    for line in read_journal(path):
+        if line is None:
+            journals.torn += 1
+        elif run in ("", line.run):
+            journals.lines += 1
+            _note(journals, line)
+            course = places.setdefault(line.session, Course(line.session))
+            journals.problems += course.follow(line.sequence, line.slots, line.weights)
+            journals.problems += seen.look(
+                line.actor, line.session, line.sequence, line.created_us, line.sha256
+            )
+
+
+def _note(journals: Journals, line: Acknowledged) -> None:
+    session = journals.sessions.setdefault(line.session, JournalSession(line.actor))
+    if session.actor != line.actor:
+        what = f"acknowledged to {session.actor} and to {line.actor}"
+        journals.problems.append(_one(Kind.ORDER, line.session, line.sequence, what))
+    if line.sequence in session.digests:
+        what = "acknowledged twice to the same actor"
+        journals.problems.append(_one(Kind.DOUBLED, line.session, line.sequence, what))
+    session.digests[line.sequence] = bytes.fromhex(line.sha256)[:DIGEST_BYTES]
+    if line.kind == _SHADOW:
+        session.shadow.add(line.sequence)
+    journals.problems += check_versions(journals.updates, line.weights)
+
+
+def check_versions(updates: dict[int, int], weights: Sequence[tuple[int, int]]) -> Iterator[Problem]:
+    """Note which update each version is of; a version of two updates was used twice."""
+    for version, update in weights:
+        known = updates.setdefault(version, update)
+        if known != update:
+            what = f"weight version {version} is of update {known} and of update {update}: used twice"
+            yield Problem(kind=Kind.ORDER, what=what)
+
+
+class Course:
+    """Experience of a session only moves forward: episode and first step of a slot rise with the sequence."""
+
+    def __init__(self, session: int) -> None:
+        self._session = session
+        self._reached: dict[int, tuple[int, int, int]] = {}
+        self._version = 0
+
+    def follow(
+        self, sequence: int, slots: Sequence[Beginning], weights: Sequence[tuple[int, int]]
+    ) -> Iterator[Problem]:
+        """The next fragment; a problem where it repeats experience or its weights went back."""
+        for slot, episode, step in slots:
+            at_episode, at_step, at = self._reached.get(slot, (-1, -1, 0))
+            if (episode, step) <= (at_episode, at_step):
+                what = (
+                    f"slot {slot}, episode {episode}, first step {step}: this experience is in sequence {at} already"
+                    if (episode, step) == (at_episode, at_step)
+                    else f"slot {slot} goes back to episode {episode}, step {step}, behind sequence {at}"
+                )
+                yield _one(Kind.DOUBLED, self._session, sequence, what)
+            self._reached[slot] = (episode, step, sequence)
+        newest = max((version for version, _ in weights), default=self._version)
+        if newest < self._version:
+            what = f"acted with weights {newest} after {self._version}"
+            yield _one(Kind.ORDER, self._session, sequence, what)
+        self._version = max(newest, self._version)
+
+
+class Twins:
+    """The same payload made at the same moment by the same actor, under two names: sent again, renumbered."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int, str], tuple[int, int]] = {}
+
+    def look(
+        self, actor: str, session: int, sequence: int, created_us: int, sha256: str
+    ) -> Iterator[Problem]:
+        """The next fragment of any session."""
+        if not created_us or not sha256:
+            return
+        other = self._seen.setdefault((actor, created_us, sha256[:16]), (session, sequence))
+        if other != (session, sequence):
+            what = f"the same experience as session {other[0]}, sequence {other[1]}"
+            yield _one(Kind.DOUBLED, session, sequence, what)
+
+
+def _one(kind: Kind, session: int, sequence: int, what: str) -> Problem:
+    return Problem(kind=kind, session=session, first=sequence, last=sequence, what=what)

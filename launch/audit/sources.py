@@ -1,0 +1,184 @@
+"""Where the records of a run lie, and a private server for the log of a run that has ended.
+
+Redis is asked where it runs: the URL given, the run's own configuration, or the embedded server of a live run.
+The embedded server of an ended run is started again on a copy of its files; the originals are only read.
+"""
+
+import fcntl
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from broker.audit_log import HeldLog, read_log
+from launch.plan import CONFIG_FILE, service_settings
+from launch.redis_binary import newest
+from launch.redis_service import ask
+from penstock.runtime.credentials import redis_password, tls_files
+from penstock.runtime.exit import Fatal
+from penstock.runtime.settings import ConfigurationError, Settings, redis_layer
+
+LINEAGE_FILE: Final = "lineage.jsonl"
+JOURNALS: Final = "journals"
+_START_S: Final = 120.0
+_LOCK_FILE: Final = "server.lock"
+_APPEND_ONLY: Final = ("appendonly.aof", "appendonlydir")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Where a run's records are to be looked for. url: of Redis, "" for the run's own."""
+
+    folder: Path
+    settings: Settings
+    url: str
+    journals: tuple[Path, ...]
+
+    @property
+    def lineage(self) -> Path:
+        """The learner's record."""
+        return self.folder / LINEAGE_FILE
+
+
+def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignments: tuple[str, ...]) -> Where:
+    """Places given by the user; else the configuration's, and the folder `journals` of the run.
+
+    Raises ConfigurationError for a folder without a run.
+    """
+    config = folder / CONFIG_FILE
+    if not config.exists() and not (folder / LINEAGE_FILE).exists():
+        raise ConfigurationError(f"audit {folder}: holds neither {CONFIG_FILE} nor {LINEAGE_FILE}, so no run")
+    url, secret = redis_layer(redis or "")
+    settings = service_settings(config if config.exists() else None, assignments, secret)
+    for journal in journals:
+        if not journal.is_dir():
+            raise ConfigurationError(f"--journal {journal}: no such folder")
+    known: tuple[Path | None, ...] = journals or (settings.actor.ack_journal, folder / JOURNALS)
+    return Where(
+        folder=folder,
+        settings=settings,
+        url=url or settings.broker.redis,
+        journals=tuple(dict.fromkeys(one for one in known if one is not None and one.is_dir())),
+    )
+
+
+def newest_checkpoint(folder: Path) -> str:
+    """Id of the newest one on disk, "" without one: committed or not, nobody but Redis knows."""
+    checkpoints = folder / "checkpoints"
+    manifests = checkpoints.glob("*/manifest.json") if checkpoints.is_dir() else ()
+    names = (path.parent.name for path in manifests)
+    return max((name for name in names if not name.startswith(".")), default="")
+
+
+# ---------------------------------------------------------------- the log
+
+
+def held_log(where: Where) -> tuple[HeldLog | None, str]:
+    """What Redis holds, None for nothing, and which Redis that is.
+
+    Raises Fatal for a Redis that should answer and does not, ConfigurationError for that of another run.
+    """
+    log, text = _read(where)
+    if log is not None and where.settings.run not in ("", log.run):
+        raise ConfigurationError(
+            f"audit: {text} holds run {log.run!r}, the folder is of {where.settings.run!r}"
+        )
+    return log, text
+
+
+def _read(where: Where) -> tuple[HeldLog | None, str]:
+    if where.url:
+        section = where.settings.security
+        return _said(
+            read_log(where.url, redis_password(section), tls_files(section)), f"Redis at {where.url}"
+        )
+    address = _live_address(where.folder)
+    if address is not None:
+        return _said(read_log(address), f"the run's own Redis at {address}")
+    with _copied_server(where.folder / "redis") as copy:
+        if copy is None:
+            return None, f"none: {where.folder / 'redis'} holds no append-only file, and no --redis was given"
+        return _said(read_log(copy), f"a copy of {where.folder / 'redis'}: the run has ended")
+
+
+def _said(log: HeldLog | None, text: str) -> tuple[HeldLog | None, str]:
+    return log, text if log is not None else f"{text} (it holds no run)"
+
+
+def _live_address(run_dir: Path) -> str | None:
+    """URL of the embedded server when it answers."""
+    try:
+        content = json.loads((run_dir / "endpoints.json").read_text())
+        address = str(content["redis"]["address"])
+    except (FileNotFoundError, KeyError, ValueError):
+        return None
+    path = address.removeprefix("unix://")
+    return address if path != address and ask(Path(path), b"PING").startswith(b"+PONG") else None
+
+
+@contextmanager
+def _copied_server(folder: Path) -> Iterator[str | None]:
+    """URL of a server on a copy of the append-only file in `folder`; None when there is none."""
+    if not any((folder / name).exists() for name in _APPEND_ONLY):
+        yield None
+        return
+    with ExitStack() as stack:
+        private = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-audit-")))
+        with _held(folder):
+            for name in _APPEND_ONLY:
+                source = folder / name
+                if source.is_dir():
+                    shutil.copytree(source, private / name)
+                elif source.exists():
+                    shutil.copy2(source, private / name)
+        yield stack.enter_context(_server(private))
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Nobody writes in the folder meanwhile; raises Fatal when a server does."""
+    lock = folder / _LOCK_FILE
+    if not lock.exists():
+        yield
+        return
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Fatal(
+                f"audit: a redis-server holds {folder} and does not answer; give its URL with --redis"
+            ) from None
+        yield
+
+
+@contextmanager
+def _server(folder: Path) -> Iterator[str]:
+    """A server on the files in `folder`, for us alone."""
+    socket = folder / "audit.sock"
+    options = ("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700", "--dir", str(folder))
+    durability = ("--save", "", "--appendonly", "yes", "--appendfsync", "no", "--maxmemory", "0")
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [str(newest().path), *options, *durability],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        deadline = time.monotonic() + _START_S
+        while not ask(socket, b"PING").startswith(b"+PONG"):
+            if server.poll() is not None or time.monotonic() > deadline:
+                last = log.read_text(errors="replace").strip().splitlines()[-1:]
+                raise Fatal(f"audit: no redis-server on a copy of the run's files: {''.join(last)}")
+            time.sleep(0.01)
+        yield f"unix://{socket}"
+    finally:
+        server.kill()
+        server.wait()
