@@ -1,0 +1,226 @@
+"""The users of `deploy/redis/users.acl`: each may do what its process does, and nothing beside it."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis
+
+from broker import audit_log, scripts
+from broker.store import Store, StoreUnavailable
+from penstock.runtime.settings import ConfigurationError
+from tests.guarded_redis import USERS, GuardedRedis, has_tls
+from tests.redis_scenario import clear, play
+from tests.redis_server import Binary
+from tests.small_run import RUN
+
+BROKER_SCRIPTS: Final = frozenset(
+    {"open_session", "append", "close_session", "report", "watch", "status", "control"}
+)
+SOURCES: Final = {
+    "broker": ("store.py", "guard.py"),
+    "learner": ("learner_log.py", "learner_calls.py"),
+    "operator": ("audit_log.py",),
+}
+BROKER_FOLDER: Final = Path(scripts.__file__).parent
+METHODS: Final = {"config_get": "config|get", "subscribe": "subscribe unsubscribe"}
+UNREACHED: Final = {
+    "broker": {"strlen", "xdel"},  # only beyond a thousand shadow entries or four thousand reports
+    "learner": set[str](),
+}
+
+
+def allowed() -> dict[str, set[str]]:
+    """Commands of each user in the shipped file."""
+    lines = [line.split() for line in USERS.read_text().splitlines()]
+    return {words[1]: {word[1:] for word in words if word.startswith("+")} for words in lines}
+
+
+def called_by_scripts(names: frozenset[str] | set[str]) -> set[str]:
+    """Commands that these scripts can reach: those of their bodies and of the functions that they call."""
+    return {command for name in names for command in _reached(scripts.load(name).source)}
+
+
+def _reached(source: str) -> set[str]:
+    functions = dict(re.findall(r"^local function (\w+)(.*?)^end$", source, re.MULTILINE | re.DOTALL))
+    waiting = [re.sub(r"^local function .*?^end$", "", source, flags=re.MULTILINE | re.DOTALL)]
+    found: set[str] = set()
+    while waiting:
+        text = waiting.pop()
+        found |= {name.lower() for name in re.findall(r"redis\.call\(\s*'([A-Z]+)'", text)}
+        called = [name for name in functions if re.search(rf"\b{name}\(", text)]
+        waiting += [functions.pop(name) for name in called]
+    return found
+
+
+def called_by_source(user: str) -> set[str]:
+    """Commands that the user's Python calls by name."""
+    found: set[str] = set()
+    for name in SOURCES[user]:
+        text = (BROKER_FOLDER / name).read_text()
+        found |= {word.lower() for word in re.findall(r'execute_command\(\s*"([A-Z]+)"', text)}
+        found |= {word.lower() for word in re.findall(r'execute_command, "([A-Z]+)"', text)}
+        for method in re.findall(r"(?:redis|client|subscription|_redis)\.(\w+)[(,]", text):
+            if method in ("xread", "xrange", "info", *METHODS):
+                found |= set(METHODS.get(method, method).split())
+    return found
+
+
+def test_each_user_may_exactly_what_its_code_calls() -> None:
+    """A command that is new in a script or gone from it fails here until the file says so."""
+    learner_scripts = set(scripts.names()) - BROKER_SCRIPTS
+    assert allowed()["broker"] == called_by_source("broker") | called_by_scripts(BROKER_SCRIPTS)
+    assert allowed()["learner"] == called_by_source("learner") | called_by_scripts(learner_scripts)
+    assert allowed()["operator"] == called_by_source("operator") | {"ping"}
+    assert allowed()["default"] == set()
+
+
+@pytest.fixture
+def server(redis_binary: Binary, short_folder: Path) -> Iterator[GuardedRedis]:
+    """A server with the shipped users."""
+    guarded = GuardedRedis(redis_binary, short_folder, run=RUN)
+    guarded.start()
+    yield guarded
+    guarded.kill()
+
+
+def denied(admin: Any, user: str) -> set[str]:
+    """What the server refused this user since the log was emptied, lower case."""
+    entries = admin.acl_log(128)
+    return {str(entry["object"]).lower() for entry in entries if entry["username"] == user}
+
+
+async def test_the_users_are_enough_for_a_whole_run(server: GuardedRedis) -> None:
+    """Begun, rewound, gone on with, ended; then read by an audit. Nothing was refused."""
+    admin = server.admin()
+    clear(admin)
+    await play(server, "broker", "learner")
+    held = audit_log.read_log(server.url_of("operator"), password=server.password("operator"))
+    assert held is not None
+    assert held.run == RUN
+    assert admin.acl_log() == []
+
+
+@pytest.mark.parametrize("user", ["broker", "learner"])
+async def test_each_command_is_needed(server: GuardedRedis, user: str) -> None:
+    """Without it the same run ends in a refusal of that very command."""
+    admin = server.admin()
+    for command in sorted(allowed()[user] - UNREACHED[user]):
+        clear(admin)
+        # Redis 6.2 takes back only whole commands.
+        admin.execute_command("ACL", "SETUSER", user, f"-{command.partition('|')[0]}")
+        try:
+            await play(server, "broker", "learner")
+        except (redis.RedisError, StoreUnavailable, ConfigurationError, ValueError):
+            pass  # which is what the log of refusals is about to say
+        finally:
+            admin.execute_command("ACL", "SETUSER", user, f"+{command}")
+        assert command.partition("|")[0] in {word.partition("|")[0] for word in denied(admin, user)}, command
+
+
+FORBIDDEN: Final = {
+    "everything is deleted": ("FLUSHALL",),
+    "the configuration is changed": ("CONFIG", "SET", "appendonly", "no"),
+    "keys are listed": ("KEYS", "*"),
+    "keys are walked": ("SCAN", "0"),
+    "users are listed": ("ACL", "LIST"),
+    "the server is stopped": ("SHUTDOWN", "NOSAVE"),
+    "modules are listed": ("MODULE", "LIST"),
+    "the server is made a replica": ("REPLICAOF", "127.0.0.1", "1"),
+    "its measurements are reset": ("LATENCY", "RESET"),
+    "a foreign key is read": ("GET", "other"),
+    "a foreign key is written": ("SET", "other", "1"),
+    "a foreign channel is heard": ("SUBSCRIBE", "other"),
+    "all is watched": ("MONITOR",),
+    "memory is dumped to a file": ("SAVE",),
+}
+
+
+def _is_refused(client: Any, words: tuple[str, ...]) -> bool:
+    try:
+        client.execute_command(*words)
+    except redis.exceptions.NoPermissionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("user", ["broker", "learner", "operator"])
+def test_nothing_else_is_allowed(server: GuardedRedis, user: str) -> None:
+    """Each ends NOPERM."""
+    client: Any = redis.Redis.from_url(server.url_of(user), password=server.password(user))
+    served = [what for what, words in FORBIDDEN.items() if not _is_refused(client, words)]
+    assert served == []
+    with pytest.raises(redis.exceptions.RedisError):
+        client.execute_command("EVAL", "return redis.call('FLUSHALL')", 0)
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "command", [("SET", "penstock:state", "1"), ("DEL", "penstock:log"), ("EVAL", "return 1", "0")]
+)
+def test_an_operator_changes_nothing(server: GuardedRedis, command: tuple[str, ...]) -> None:
+    """Its user reads a run and no more."""
+    client: Any = redis.Redis.from_url(server.url_of("operator"), password=server.password("operator"))
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        client.execute_command(*command)
+    client.close()
+
+
+async def test_without_a_password_nobody_is_served(server: GuardedRedis) -> None:
+    """Neither the default user, nor a user with another's password."""
+    for url, password in (
+        (f"unix://{server.folder / 'redis.sock'}", None),
+        (server.url_of("broker"), server.password("learner")),
+        (server.url_of("broker"), ""),
+    ):
+        store = Store.connect(url, password=password)
+        with pytest.raises(
+            (redis.exceptions.ResponseError, redis.exceptions.ConnectionError, StoreUnavailable)
+        ):
+            await store.status()
+        await store.aclose()
+
+
+@pytest.fixture
+def tls_server(redis_binary: Binary, short_folder: Path) -> Iterator[GuardedRedis]:
+    """The same over TLS with client certificates."""
+    if not has_tls(redis_binary):
+        pytest.skip(f"{redis_binary} was built without TLS")
+    guarded = GuardedRedis(redis_binary, short_folder, run=RUN, tls=True)
+    guarded.start()
+    yield guarded
+    guarded.kill()
+
+
+async def test_a_whole_run_goes_over_tls(tls_server: GuardedRedis) -> None:
+    """With the certificates of broker and learner, the server's checked against the authority."""
+    admin = tls_server.admin()
+    clear(admin)
+    await play(tls_server, "broker", "learner")
+    assert admin.acl_log() == []
+
+
+async def test_who_has_no_certificate_or_trusts_another_authority_is_not_served(
+    tls_server: GuardedRedis, tmp_path: Path
+) -> None:
+    """The password alone opens nothing; and no client gives it to a server that it does not know."""
+    from launch.certificates import Order, main
+    from penstock.wire.auth import TlsFiles
+
+    main(Order(folder=tmp_path / "other", run=RUN))
+    own = tls_server.files_of("broker")
+    for files in (
+        TlsFiles(authority=own.authority),
+        TlsFiles(authority=tmp_path / "other" / "authority.pem", certificate=own.certificate, key=own.key),
+        TlsFiles(
+            authority=own.authority,
+            certificate=tmp_path / "other" / "broker.pem",
+            key=tmp_path / "other" / "broker.key",
+        ),
+    ):
+        store = Store.connect(tls_server.url_of("broker"), password=tls_server.password("broker"), tls=files)
+        with pytest.raises(StoreUnavailable):
+            await store.status()
+        await store.aclose()
