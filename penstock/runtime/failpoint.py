@@ -50,7 +50,8 @@ class Phase:
 def read_phases(path: Path) -> list[Phase]:
     """One phase per thread that reached a place, newest first; also of a process that is dead."""
     data = path.read_bytes()
-    records = (_RECORD.unpack_from(data, index * _RECORD.size) for index in range(_THREADS))
+    whole = len(data) // _RECORD.size  # a process that is just starting has not given the file its size
+    records = (_RECORD.unpack_from(data, index * _RECORD.size) for index in range(whole))
     found = [Phase(name.rstrip(b"\0").decode(), sequence, at) for name, sequence, at in records if at]
     return sorted(found, key=lambda phase: -phase.at_ns)
 
@@ -76,7 +77,8 @@ class _Reached:
                 hits = self._hits[name]
             wanted, number = self._rules[name]
             if hits == wanted:
-                os.kill(os.getpid(), number)
+                # To this thread: of a process, any thread may take a SIGSTOP, and this one would go on a little.
+                signal.pthread_kill(threading.get_ident(), number)
 
     def _slot(self) -> int:
         """Where this thread's record lies; threads beyond the last share it."""

@@ -57,6 +57,31 @@ def test_the_phase_of_each_thread_outlives_the_process(tmp_path: Path) -> None:
     assert not phases["update.before"].is_idle
 
 
+FREEZING = """
+import threading, time
+from penstock.runtime.failpoint import failpoint
+def work():
+    failpoint("commit.before", 1)
+    failpoint("commit.after", 1)
+threading.Thread(target=work).start()
+time.sleep(60)
+"""
+
+
+def test_a_thread_that_freezes_its_process_is_frozen_at_that_place(tmp_path: Path) -> None:
+    """A SIGSTOP to the process is taken by any thread: the one at the fail point used to go on a little."""
+    file = tmp_path / "phases"
+    rules = {FAILPOINTS_VARIABLE: "commit.before=stop", PHASE_VARIABLE: str(file)}
+    process = subprocess.Popen([sys.executable, "-c", FREEZING], env={**os.environ, **rules})
+    try:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        assert [phase.name for phase in read_phases(file)] == ["commit.before"]
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_rule_that_is_none_is_refused() -> None:
     """At import, with what to write."""
     with pytest.raises(ValueError, match="write name=kill@3"):
