@@ -4,17 +4,19 @@ Takes a Redis URL and an address to listen on. Waits for Redis with a message, u
 `broker.redis_wait_s`, then examines it (`guard`) and serves. Keeps nothing that matters: whatever it
 acknowledged is in Redis, so it may be killed at any moment and started again, and any number of brokers
 may serve one run. While Redis is away it answers FULL or NOT_READY and `/readyz` is red; when that
-lasts longer than `broker.redis_wait_s` it exits with 1. A drain answers the held calls, finishes the
-appends that have begun and exits with 0.
+lasts longer than `broker.redis_wait_s` it exits with 1.
+
+  asked to end ─► not ready ─► `broker.drain_delay_s` ─► NOT_SERVING ─► held calls answered, appends that
+                                                                        have begun finished ─► exit with 0
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from redis import asyncio as redis_asyncio
 from redis.exceptions import RedisError
@@ -88,8 +90,7 @@ async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, liste
         announce(ROLE, metrics_port=metrics_port, address=address)
         LOGGER.info("serving", extra={"address": address, "redis": facts.version})
         monitor = Monitor(parts.store, health, settings.broker, examine, parts.experience.note_facts)
-        await _run(parts, monitor, stop, partial(health.progress, EVENT_LOOP))
-        health.set_ready(False, "draining")
+        await _run(parts, monitor, stop, health, settings.broker.drain_delay_s)
         await _drain(parts)
     except Interrupted:
         LOGGER.info("asked to end while waiting for redis")
@@ -190,24 +191,42 @@ def assemble(front: Front, settings: Settings, redis_url: str, facts: guard.Serv
     return Parts(store=store, changes=changes, experience=experience, front=front)
 
 
-async def _run(parts: Parts, monitor: Monitor, stop: asyncio.Event, on_round: Callable[[], None]) -> None:
-    """Until `stop`; raises what the monitor or the change feed raises."""
-    tasks = {
-        asyncio.create_task(stop.wait()),
+async def _run(
+    parts: Parts, monitor: Monitor, stop: asyncio.Event, health: Health, drain_delay_s: float
+) -> None:
+    """Until `stop`, then, not ready any more, for `drain_delay_s`, in which whoever still sends us calls learns it.
+
+    Raises what the monitor or the change feed raises.
+    """
+    beside = {
         asyncio.create_task(parts.changes.follow(parts.store.changes())),
-        asyncio.create_task(monitor.run()),
-        asyncio.create_task(watch_loop(on_round)),
+        asyncio.create_task(watch_loop(partial(health.progress, EVENT_LOOP))),
     }
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await _until_first(stop.wait(), monitor.run(), beside=beside)
+        health.set_ready(False, "draining")
+        await _until_first(asyncio.sleep(drain_delay_s), beside=beside)
+    finally:
+        await _cancel(beside)
+
+
+async def _until_first(*ends: Coroutine[Any, Any, Any], beside: "set[asyncio.Task[None]]") -> None:
+    """Until one of `ends` has ended; raises what it, or a task beside it, raised."""
+    tasks = {asyncio.create_task(end) for end in ends}
+    try:
+        done, _ = await asyncio.wait(tasks | beside, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+        await _cancel(tasks)
+
+
+async def _cancel(tasks: "set[asyncio.Task[None]]") -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def _drain(parts: Parts) -> None:

@@ -162,6 +162,8 @@ class BrokerSection(Section):
     """What the Redis server gives, where it does not let CONFIG GET be asked."""
     redis_wait_s: Positive = 60
     """Give up when Redis does not answer for this long, in seconds."""
+    drain_delay_s: NonNegative = 0.0
+    """A broker that is asked to end serves on for this long while it is not ready, in seconds: balancers take it out first. 5 in Kubernetes."""
     session_timeout_s: PositiveReal = 30.0
     """A session that says nothing for this long is closed, in seconds of Redis time."""
     max_log_bytes: Positive = 512 * 1024 * 1024
