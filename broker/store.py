@@ -81,7 +81,7 @@ class Store:
         for item in items:
             header = item.header
             arguments += (header.sequence, header.charge, header.kind.value, len(item.payload))
-            arguments.append(item.header_bytes)
+            arguments += (item.header_bytes, header.newest_version)
         last = items[-1].header.sequence if items else 0
         failpoint("append.sending", last)
         reply = await self._guarded(lambda: self._append(load("append"), staged, items, arguments))

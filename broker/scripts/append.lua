@@ -1,6 +1,7 @@
 -- Appends fragments in order, each at most once; their payloads are staged already.
 -- KEYS: staging key per fragment.
--- ARGV: session, acked_through of the actor, then per fragment: sequence, charge, kind, size, header.
+-- ARGV: session, acked_through of the actor, then per fragment: sequence, charge, kind, size, header,
+--       newest version that it was generated with.
 -- Reply: {status, detail, acked_through, appended, begin_through, min_version, round,
 --         outstanding, settled steps, entries, bytes}; status OK, FULL, GAP, INVALID, EXPIRED or FENCED
 --         for the first fragment not taken (GAP expects acked_through + 1).
@@ -9,9 +10,9 @@ redis.call('DEL', ABSENT)
 local session, actor_acked = ARGV[1], tonumber(ARGV[2])
 local row = SESSION .. session
 local role, sequence, through, round = numbers(row, 'role', 'sequence', 'begin_through', 'round')
-local number, total, bytes, acked, lost, reopened, budget, max_bytes, max_entries, lock_step =
+local number, total, bytes, acked, lost, reopened, budget, max_bytes, max_entries, lock_step, allocated =
   numbers(STATE, 'number', 'steps_total', 'log_bytes', 'acked', 'log_lost', 'reopened', 'budget',
-    'max_log_bytes', 'max_log_entries', 'lock_step')
+    'max_log_bytes', 'max_log_entries', 'lock_step', 'version_counter')
 local entries, appended, rewound = redis.call('XLEN', LOG), 0, false
 local actor = redis.call('HGET', row, 'actor') or ''
 local steps = outstanding()
@@ -23,18 +24,23 @@ local function refusal_of_call()
   if role == 3 then return 'INVALID', 'an evaluation session appends nothing' end
   if reopened > 0 then redis.call('HDEL', row, 'returned') end
   if actor_acked <= sequence then return nil end
-  if reopened == 0 then return 'GAP', '' end
+  -- Nobody had more in the log than fits into it: such a claim would only spoil the books.
+  if reopened == 0 or actor_acked - sequence > max_entries then return 'GAP', '' end
   -- Redis went back in time: what the actor saw acknowledged is acknowledged, and lost.
   note_lost('fragments', session, int(sequence + 1), int(actor_acked))
   acked, lost = acked + actor_acked - sequence, lost + actor_acked - sequence
   sequence, rewound = actor_acked, true
 end
 
-local function refusal_of_fragment(i, given, kind, size)
+local function refusal_of_fragment(i, given, kind, size, version)
   if given > sequence + 1 then return 'GAP', '' end
   -- Leave given in seconds that a re-opened Redis lost is honoured.
   if role == 1 and given > through and reopened == 0 then
     return 'INVALID', 'sequence ' .. int(given) .. ' was begun without leave'
+  end
+  -- The allocator leaps when a log is re-opened: no version of the lost seconds lies beyond it.
+  if version > allocated then
+    return 'INVALID', 'header.weights: version ' .. int(version) .. ' was never published'
   end
   if kind == 1 then
     if entries >= max_entries then return 'FULL', 'log_entries' end
@@ -72,13 +78,13 @@ end
 local status, detail = refusal_of_call()
 local first_left = 1
 while not status and first_left <= #KEYS do
-  local i, at = first_left, 3 + (first_left - 1) * 5
+  local i, at = first_left, 3 + (first_left - 1) * 6
   local given, charge, kind, size = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]),
     tonumber(ARGV[at + 3])
   if given <= sequence then
     redis.call('UNLINK', KEYS[i])
   else
-    status, detail = refusal_of_fragment(i, given, kind, size)
+    status, detail = refusal_of_fragment(i, given, kind, size, tonumber(ARGV[at + 5]))
     if not status then
       if kind == 1 then store(i, charge, size, ARGV[at + 4]) else store_shadow(i, size, ARGV[at + 4]) end
       sequence, appended = given, appended + 1

@@ -82,3 +82,8 @@ class FragmentHeader:
     def oldest_version(self) -> int:
         """Oldest weight version it was generated with."""
         return min(span.version for span in self.weights)
+
+    @property
+    def newest_version(self) -> int:
+        """Newest weight version it was generated with."""
+        return max(span.version for span in self.weights)

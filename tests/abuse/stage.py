@@ -9,7 +9,9 @@ from typing import Any, Final
 import redis
 
 from broker.learner_log import LearnerLog
+from penstock.v1 import experience_pb2 as experience
 from penstock.wire.limits import MIB
+from penstock.wire.messages import Role
 from tests.integration.broker_process import BrokerProcess, eventually, launch, open_run
 from tests.integration.simulated_actor import SimulatedActor
 from tests.redis_server import RedisServer, find_binaries
@@ -84,11 +86,19 @@ def nothing_stored(stage: Stage) -> Iterator[None]:
 
 
 @contextmanager
+def session_of(stage: Stage, actor_id: str, role: Role = Role.ROLLOUT) -> Iterator[SimulatedActor]:
+    """An actor with a session that is closed afterwards, so that its leave goes back."""
+    with SimulatedActor(stage.address, actor_id, role) as actor:
+        actor.open()
+        yield actor
+        actor.experience.CloseSession(experience.CloseSessionRequest(session=actor.session), timeout=60)
+
+
+@contextmanager
 def unharmed(stage: Stage) -> Iterator[None]:
     """The broker lives, logged no failure of its own, and an honest actor is served before and after."""
     errors = stage.errors()
-    with SimulatedActor(stage.address, "honest") as actor:
-        actor.open()
+    with session_of(stage, "honest") as actor:
         assert actor.send(fragment(actor.session, 1)).acked_through == 1
         yield
         stage.learner.settle(SETTLED_BY)

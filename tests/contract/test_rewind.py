@@ -63,6 +63,22 @@ async def test_a_restarted_redis_is_closed_until_the_learner_opens_it(
     assert (log.acked(), log.log_lost(), log.resident(0)) == (4, 0, 4)
 
 
+async def test_an_actor_cannot_book_more_lost_than_a_log_ever_held(
+    redis_server: RedisServer, store: Store, log: LearnerLog
+) -> None:
+    """The word of one actor would else raise the books to where doubles round."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(1)
+    redis_server.restart()
+    await reconnect(store)
+    log.reopen(log.snapshot())
+    reply = await store.append(actor.session, 1 + PACING.max_log_entries + 1, [])
+    assert reply.refusal is not None
+    assert reply.refusal.reason is Reason.GAP
+    assert (log.acked(), log.log_lost()) == (1, 0)
+
+
 async def test_allocators_leap_and_the_old_epoch_is_fenced(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:

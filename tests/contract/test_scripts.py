@@ -134,6 +134,20 @@ async def test_an_actor_that_saw_more_acknowledged_gets_a_gap(store: Store, log:
     assert (reply.refusal.reason, reply.acked_through, log.acked()) == (Reason.GAP, 0, 0)
 
 
+async def test_a_fragment_of_weights_from_the_future_is_invalid(store: Store, log: LearnerLog) -> None:
+    """No version beyond the allocator's exists; it would be taken for the freshest there is."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    good = item(actor.session, 1)
+    (span,) = good.header.weights
+    future = replace(good, header=replace(good.header, weights=(replace(span, version=2),)))
+    reply = await store.append(actor.session, 0, [future])
+    assert reply.refusal is not None
+    assert (reply.refusal.reason, reply.appended, log.acked()) == (Reason.INVALID, 0, 0)
+    assert "version 2 was never published" in reply.refusal.detail
+    assert (await store.append(actor.session, 0, [good])).refusal is None
+
+
 async def test_a_payload_in_the_log_never_expires(
     redis_url: str, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
@@ -168,7 +182,17 @@ async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: 
     header = item(actor.session, 1)
     with redis.Redis.from_url(redis_url) as client:
         reply = client.eval(
-            script.source, 1, "penstock:staging:gone", actor.session, 0, 1, CHARGE, 1, 9, header.header_bytes
+            script.source,
+            1,
+            "penstock:staging:gone",
+            actor.session,
+            0,
+            1,
+            CHARGE,
+            1,
+            9,
+            header.header_bytes,
+            1,
         )
     assert reply[:4] == [b"FULL", b"staging", 0, 0]
     assert (await actor.append()).refusal is None
