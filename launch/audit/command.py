@@ -102,7 +102,7 @@ def _sources(journals: Journals, lineage: Lineage, log: HeldLog | None, log_text
         + (f", {len(lineage.others)} lines beside them" if lineage.others else "")
         + _torn(lineage.torn),
         "log": log_text,
-        "ledger": "none: without Redis nobody knows which checkpoints were committed"
+        "ledger": "none: only Redis knows what was acknowledged and committed"
         if log is None
         else _ledger(log),
     }
