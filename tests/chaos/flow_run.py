@@ -1,0 +1,145 @@
+"""A fleet whose learner is as slow as a test says, watched from outside: metrics, memory, Redis."""
+
+import http.client
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import redis
+from prometheus_client.parser import text_string_to_metric_families
+
+from broker import keys
+from penstock.wire.limits import MIB
+from tests.chaos.fleet import Audit, Fleet, Shape
+
+STEPS, SLOTS = 4, 2
+BATCH_FRAGMENTS: Final = 4
+WIDE: Final = 1600
+"""Floats of an observation that make a fragment weigh 64 KiB."""
+_LOOK_S: Final = 0.05
+
+
+@contextmanager
+def flow(folder: Path, *, pace_s: float, shape: Shape) -> "Iterator[Flow]":
+    """A fleet that serves and learns, with `pace_s` seconds for an update."""
+    pace = folder / "pace"
+    folder.mkdir(parents=True, exist_ok=True)
+    pace.write_text(str(pace_s))
+    options = (*shape.learner_options, "--pace", str(pace), "--observation-floats", str(WIDE))
+    made = Shape(
+        actors=shape.actors,
+        brokers=shape.brokers,
+        durability=shape.durability,
+        settings=shape.settings,
+        learner_options=options,
+        actor_options=shape.actor_options,
+    )
+    with Fleet(folder, made) as fleet:
+        fleet.start_all()
+        client = redis.Redis.from_url(fleet.redis_url)
+        try:
+            yield Flow(fleet, pace, client)
+        finally:
+            client.close()
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A running fleet; `redis` is the test's own connection."""
+
+    fleet: Fleet
+    pace_file: Path
+    redis: "redis.Redis"
+
+    def pace(self, seconds: float) -> None:
+        """Have every update take so long from now on."""
+        temporary = self.pace_file.with_suffix(".next")
+        temporary.write_text(str(seconds))
+        temporary.replace(self.pace_file)
+
+    def state(self, field: str) -> int:
+        """A number of the run's state in Redis."""
+        return int(self.redis.hget(keys.STATE, field) or 0)
+
+    def info(self, section: str) -> dict[str, Any]:
+        """INFO of Redis."""
+        return dict(self.redis.info(section))
+
+    def metric(self, name: str, metric: str, **labels: str) -> float:
+        """A sample of a process's /metrics."""
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(self._exposition(name))
+            for sample in family.samples
+            if sample.name == f"penstock_{metric}" and labels.items() <= sample.labels.items()
+        )
+
+    def share_above(self, name: str, histogram: str, bound: float) -> float:
+        """The share of a histogram's observations above one of its bounds."""
+        total = self.metric(name, f"{histogram}_count")
+        within = self.metric(name, f"{histogram}_bucket", le=str(float(bound)))
+        return 1 - within / total if total else 0.0
+
+    def settle_over(self, fragments: int, what: str) -> None:
+        """Wait until the learner has settled so many more entries."""
+        goal = self.state("settled") + fragments
+        self.fleet.wait(lambda: self.state("settled") >= goal, what)
+
+    def finish(self) -> Audit:
+        """The end of the fleet; the books must balance."""
+        audit = self.fleet.finish()
+        assert audit.code == 0, audit.text
+        return audit
+
+    def _exposition(self, name: str) -> str:
+        process = self.fleet.members[name].process
+        endpoint = process.endpoint() if process is not None else None
+        assert endpoint is not None, f"{name} does not run"
+        connection = http.client.HTTPConnection("127.0.0.1", endpoint.metrics_port, timeout=30)
+        try:
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode()
+        finally:
+            connection.close()
+
+
+class Ceiling:
+    """The most memory of processes, and of Redis's data, while it watches."""
+
+    def __init__(self, run: Flow, *names: str) -> None:
+        self._run, self._names = run, names
+        self.most: dict[str, int] = dict.fromkeys(names, 0)
+        self.most_data = 0
+        self.rises: dict[str, int] = {}
+
+    def watch(self, seconds: float) -> Self:
+        """Look for so long. `rises`: by how much the second half's peak lies above the first half's."""
+        halves = []
+        for _ in range(2):
+            until, peak = time.monotonic() + seconds / 2, dict.fromkeys(self._names, 0)
+            while time.monotonic() < until:
+                self._run.fleet.check()
+                for name in self._names:
+                    peak[name] = max(peak[name], resident_bytes(self._run.fleet.pid(name)))
+                self.most_data = max(self.most_data, int(self._run.info("memory")["used_memory"]))
+                time.sleep(_LOOK_S)
+            halves.append(peak)
+        first, second = halves
+        self.most = {name: max(first[name], second[name]) for name in self._names}
+        self.rises = {name: second[name] - first[name] for name in self._names}
+        return self
+
+    def check(self, *, rise: int) -> None:
+        """AssertionError when somebody's memory rose by more than so many bytes."""
+        high = {name: f"{by / MIB:.1f} MiB" for name, by in self.rises.items() if by > rise}
+        assert not high, f"memory still rises: {high}"
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

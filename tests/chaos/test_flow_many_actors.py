@@ -1,0 +1,21 @@
+"""Two hundred actors at one broker: all connect at once, none is refused, and nothing acknowledged is lost."""
+
+import pytest
+
+from benchmarks.many_actors import Crowd, measure
+from benchmarks.services import services
+from penstock.wire.limits import MIB
+
+MOST_MEMORY = 512 * MIB
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds"), [(0.5, 6), pytest.param(5, 60, marks=pytest.mark.slow)], ids=["low", "full"]
+)
+def test_two_hundred_actors_at_one_broker(rate: float, seconds: float) -> None:
+    """How long an acknowledgement takes is measured by `make bench`; here it only has to come."""
+    with services(durability="fsync_1s") as here:
+        outcome = measure(here, Crowd(actors=200, rate=rate, seconds=seconds, processes=2))
+    assert outcome.acked > 200, "the actors sent next to nothing"
+    assert outcome.lost == 0
+    assert outcome.broker_memory < MOST_MEMORY
