@@ -96,9 +96,14 @@ class Keeper:
         self._serial += 1
         checkpoint_id = f"{self._log.epoch:012d}-{self._serial:08d}"
         state = algorithm.state()
-        digest = self._store.write(
-            checkpoint_id, state.tensors, progress.to_json() | {"numbers": state.numbers}
-        )
+        try:
+            digest = self._store.write(
+                checkpoint_id, state.tensors, progress.to_json() | {"numbers": state.numbers}
+            )
+        except FileNotFoundError:
+            # A learner that has taken over clears away what is half-written.
+            self._lease.confirm()
+            raise
         version = self._lease.known().version
         append_lineage(self._lineage_path, self._ledger.entry(checkpoint_id, self.last_id, version))
         commit = Commit(

@@ -98,6 +98,13 @@ class LeaseKeeper:
             self._hasten.set()
             self._stop.wait(_CLOSED_WAIT_S)
 
+    def confirm(self) -> None:
+        """Raise Fatal when another learner has taken over."""
+        try:
+            self._log.renew()
+        except Refused as error:
+            raise fenced(error) from error
+
     def _observe(self) -> None:
         try:
             self._log.observe(self._description())
