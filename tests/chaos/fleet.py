@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -33,7 +33,10 @@ from tests.chaos.kill_log import Kill, KillLog
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_S: Final = 60.0
 PAUSE_S: Final = 0.01
-AT_REDIS: Final = (".sending", "session.opening", "commit.before", "publish.before")
+AT_REDIS: Final = (
+    *(".sending", "session.opening", "lease.renewing"),
+    *("commit.before", "commit.trimming", "publish.before", "publish.allocated"),
+)
 """How a phase ends in which a broker or the learner waits for Redis."""
 
 
@@ -58,10 +61,7 @@ class Member:
 
     def phases(self) -> list[Phase]:
         """One per thread, newest first; none before it reached a place."""
-        try:
-            return read_phases(self.phase_file)
-        except (FileNotFoundError, ValueError):  # not there, or not yet as long as it will be
-            return []
+        return read_phases(self.phase_file) if self.phase_file.exists() else []
 
     def phase(self) -> Phase | None:
         """The newest of the threads that work, else the newest of all."""
@@ -168,7 +168,7 @@ class Fleet:
     def kill(self, name: str, how: str = "moment") -> Kill:
         """Kill -9 and wait for the end; Redis means the server itself."""
         member = self.members[name]
-        assert member.process is not None
+        assert member.process is not None, f"{name} does not run"
         member.expected = True
         before = self.phase_at_redis() if name == "redis" else None
         os.kill(self.pid(name), signal.SIGKILL)
@@ -194,6 +194,7 @@ class Fleet:
     def freeze(self, name: str) -> None:
         """SIGSTOP."""
         self.members[name].frozen = True
+        self.log.freezes[name.partition("-")[0]] += 1
         os.kill(self.pid(name), signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
@@ -275,11 +276,11 @@ class Fleet:
             assert member.exit.code == 0, f"{name} drained with {member.exit.code}: {self.last_line(name)}"
             member.process = None
 
-    def audit(self) -> Audit:
-        """`penstock audit` of the run as it is, with the journals."""
+    def audit(self, *, running: bool = True) -> Audit:
+        """`penstock audit` of the run as it is, with the journals; without `running` from Redis's files."""
         command = penstock("audit", str(self.folder), "--journal", str(self.folder / "journals"))
         process = subprocess.run(
-            [*command, "--redis", self.redis_url, "--json"],
+            [*command, *(("--redis", self.redis_url) if running else ()), "--json"],
             capture_output=True,
             text=True,
             check=False,

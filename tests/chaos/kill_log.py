@@ -36,6 +36,7 @@ class KillLog:
 
     def __init__(self) -> None:
         self.kills: list[Kill] = []
+        self.freezes: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self.kills)

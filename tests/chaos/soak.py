@@ -1,0 +1,152 @@
+"""`make soak`: a whole run under fire for as long as wanted, its books audited all along.
+
+    python -m tests.chaos.soak [--minutes 30] [--seed N] [--report FILE.json] [--keep DIR]
+
+All four roles are killed with `kill -9`, at fail points and at random moments (Redis also while it rewrites its
+file, and with its last second gone), and frozen with SIGSTOP for a while, some to be killed in their sleep. Half
+of the actors reach their broker through a network that delays, loses replies, resets and holds. Every few
+minutes, and at the end, once with Redis running and once from its files alone, `penstock audit` must find
+nothing. The seed that it prints names every life's end and every fault of the network: `--seed` replays them.
+"""
+
+import argparse
+import json
+import random
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from tests.chaos.campaign import Campaign, Pace
+from tests.chaos.fleet import Fleet, Shape
+from tests.chaos.proxy import Proxy
+from tests.chaos.redis_kills import WAYS
+from tests.chaos.soak_report import Report
+
+AUDITS: Final = 6
+"""With everybody alive, spread over the soak; two more at its end."""
+PACES: Final = {
+    "actor": Pace(shortest_s=1, longest_s=15, at_points=0.4, freezes=0.15),
+    "broker": Pace(shortest_s=2, longest_s=25, at_points=0.4, freezes=0.15),
+    "learner": Pace(shortest_s=4, longest_s=30, at_points=0.5, freezes=0.1),
+    "redis": Pace(shortest_s=5, longest_s=40, freezes=0.15, ways=tuple(WAYS)),
+}
+SHAPE: Final = Shape(
+    actors=4,
+    brokers=2,
+    settings=("learner.lease_ttl_s=3", "broker.session_timeout_s=6", "algorithm.batch_steps=256"),
+    actor_options=("--count", "2"),
+)
+NETWORK: Final[tuple[dict[str, Any], ...]] = (
+    {},
+    {"lose_replies": 0.3},
+    {"delay_s": 0.2, "jitter_s": 0.1},
+    {"reset": 0.01},
+    {"bytes_per_s": 125_000.0},
+    {"blackhole": True},
+    {"refuse": True},
+)
+NETWORK_EVERY_S: Final = 7.0
+
+
+class Soak:
+    """One soak; `run` writes the report whatever happens."""
+
+    def __init__(self, folder: Path, *, seed: int, seconds: float, report: Report) -> None:
+        self._folder, self._seed, self._seconds, self._report = folder, seed, seconds, report
+        self._proxies: list[Proxy] = []
+
+    def run(self) -> None:
+        """Raises AssertionError for whatever does not hold."""
+        with ExitStack() as stack:
+            proxied = self._proxied(stack)
+            fleet = stack.enter_context(Fleet(self._folder, SHAPE, through=lambda at: next(proxied)(at)))
+            campaign = Campaign(fleet, tuple(fleet.members), seed=self._seed, paces=PACES)
+            self._report.follow(fleet)
+            self._under_fire(fleet, campaign)
+            for proxy in self._proxies:
+                proxy.heal()
+            campaign.end()
+            self._report.audit("at the end", fleet.finish())
+            self._report.audit("from the files", fleet.audit(running=False))
+        fleet.log.check_busy()
+
+    def _under_fire(self, fleet: Fleet, campaign: Campaign) -> None:
+        began = time.monotonic()
+        weather = random.Random(f"{self._seed}/network")
+        network_s, audits = began, 1
+        campaign.begin()
+        while (elapsed := time.monotonic() - began) < self._seconds:
+            campaign.visit()
+            fleet.check()
+            if time.monotonic() >= network_s:
+                network_s += NETWORK_EVERY_S
+                self._change(weather)
+            if elapsed >= audits * self._seconds / (AUDITS + 1):
+                audits += 1
+                campaign.end()
+                self._report.audit(f"after {elapsed:.0f} s", fleet.audit())
+                self._say(fleet, elapsed)
+            fleet.pause()
+
+    def _change(self, weather: random.Random) -> None:
+        for proxy in self._proxies:
+            proxy.heal()
+            proxy.set(**weather.choice(NETWORK))
+            if weather.random() < 0.2:
+                weather.choice((proxy.reset, proxy.half_open))()
+
+    def _proxied(self, stack: ExitStack) -> Iterator[Callable[[str], str]]:
+        """Of the actors of two brokers half, one at each, are behind a proxy."""
+        while True:
+            yield from (str, self._through(stack), self._through(stack), str)
+
+    def _through(self, stack: ExitStack) -> Callable[[str], str]:
+        def behind_a_proxy(address: str) -> str:
+            self._proxies.append(stack.enter_context(Proxy(address, seed=self._seed + len(self._proxies))))
+            return self._proxies[-1].address
+
+        return behind_a_proxy
+
+    def _say(self, fleet: Fleet, elapsed: float) -> None:
+        sys.stdout.write(f"{elapsed:6.0f} s: {len(fleet.log)} kills, books balance\n")
+        sys.stdout.flush()
+
+
+def main() -> int:
+    """Exit code: 0 when nothing was found."""
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
+    parser.add_argument("--report", type=Path, help="default: soak-SEED.json in runs/")
+    parser.add_argument("--keep", type=Path, help="run in this new folder and keep it")
+    given = parser.parse_args()
+    sys.stdout.write(f"soak: seed {given.seed}, {given.minutes:g} minutes\n")
+    sys.stdout.flush()
+    folder = given.keep or Path(tempfile.mkdtemp(prefix="soak-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    report = Report(seed=given.seed, minutes=given.minutes)
+    try:
+        Soak(folder, seed=given.seed, seconds=60 * given.minutes, report=report).run()
+    except AssertionError as error:
+        report.failure = str(error)
+    finally:
+        target = given.report or Path("runs") / f"soak-{given.seed}.json"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+        sys.stdout.write(f"{report.table()}\n{target}\n")
+    if report.failure:
+        sys.stderr.write(f"soak {given.seed} failed: {report.failure}\nits records are in {folder}\n")
+        return 1
+    if given.keep is None:
+        shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
