@@ -150,7 +150,7 @@ def test_the_good_fragments_before_a_bad_one_are_taken(actor: SimulatedActor, le
 
 def test_sequence_zero_and_one_without_leave_are_invalid(actor: SimulatedActor, learner: LearnerLog) -> None:
     """A worker never begins what it has no leave for."""
-    assert refusal_of(actor.send(fragment(actor.session, 0))).reason is Reason.INVALID
+    assert refusal_of(actor.send(_changed(fragment(actor.session), sequence=0))).reason is Reason.INVALID
     sequence = actor.acked_through
     while sequence < actor.begin_through + 200:
         sequence += 1
@@ -203,7 +203,7 @@ BAD_CALLS: list[tuple[str, Callable[[SimulatedActor], Any]]] = [
     ("session=0", lambda a: _append(a, fragments=[fragments.to_proto(fragment(1))])),
     ("fragments: 0", lambda a: _append(a, session=a.session)),
     (
-        f"fragments: {MAX_FRAGMENTS_PER_APPEND + 1}",
+        f"fragments: more in one Append than {MAX_FRAGMENTS_PER_APPEND}",
         lambda a: _append(
             a,
             session=a.session,
