@@ -104,7 +104,8 @@ class Keeper:
             # A learner that has taken over clears away what is half-written.
             self._lease.confirm()
             raise
-        version = self._lease.known().version
+        # What the checkpoint knows, and who resumes from it: a version may have been drawn meanwhile.
+        version = progress.log.version if progress.log is not None else 0
         append_lineage(self._lineage_path, self._ledger.entry(checkpoint_id, self.last_id, version))
         commit = Commit(
             checkpoint_id=checkpoint_id,
