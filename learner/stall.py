@@ -20,7 +20,7 @@ def _reason(status: Status, dropped: Mapping[str, int]) -> str:
         counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
         found.append(f"all that arrived was dropped ({counts})")
     if all(row.applied_version < status.latest.version for row in actors):
-        found.append(f"the weights reach no actor: {_lag(actors, status.latest.version)}")
+        found.append(f"no actor acts with the newest weights: {_lag(actors, status.latest.version)}")
     if not found:
         found.append(
             f"{len(actors)} rollout workers are connected and do not fill a batch; "
@@ -31,4 +31,7 @@ def _reason(status: Status, dropped: Mapping[str, int]) -> str:
 
 def _lag(actors: Sequence[SessionRow], newest: int) -> str:
     worst = min(actors, key=lambda row: row.applied_version)
-    return f"{worst.actor_id} acts with version {worst.applied_version}, version {newest} is published"
+    return (
+        f"{worst.actor_id} acts with version {worst.applied_version}, version {newest} is published; "
+        "they do not reach it, or its environment stands still"
+    )

@@ -1,6 +1,7 @@
 """The run as a few lines of Python: what Redis must do, written a second time as an oracle.
 
-Only what the properties need: sessions, appends, leave, settlement, trim, and a Redis that goes back.
+Only what the properties need: sessions, appends, leave, settlement, trim, publications, the lease, and a Redis
+that goes back.
 """
 
 import copy
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 
 from penstock.wire.messages import Role
 from penstock.wire.refusal import Reason
+
+KEPT_COMMITS = 8
 
 
 @dataclass
@@ -39,13 +42,52 @@ class Entry:
 
 
 @dataclass
+class Weights:
+    """Publications: which bytes are kept. `staged`: allocated by a publisher that has not moved the pointer."""
+
+    counter: int = 1
+    newest: int = 1
+    before: int = 0
+    kept: set[int] = field(default_factory=lambda: {1})
+    pins: set[int] = field(default_factory=set)
+    staged: set[int] = field(default_factory=set)
+
+    def allocate(self) -> int:
+        """A number that was never drawn."""
+        self.counter += 1
+        self.staged.add(self.counter)
+        return self.counter
+
+    def publish(self, pin: bool) -> int:
+        """A new version; the newest two and the pinned ones stay."""
+        version = self.allocate()
+        self.staged.discard(version)
+        self.kept.add(version)
+        if pin:
+            self.pins.add(version)
+        self.before, self.newest = self.newest, version
+        self.drop()
+        return version
+
+    def unpin(self, version: int) -> None:
+        """Nobody plays it any longer."""
+        self.pins.discard(version)
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget what is neither new nor pinned, and what was staged for the past."""
+        self.kept &= {self.newest, self.before} | self.pins
+        self.staged = {version for version in self.staged if version > self.newest}
+
+
+@dataclass
 class Server:
     """What Redis holds."""
 
     budget: int
     charge: int
     most_entries: int
-    version: int = 1
+    epoch: int = 1
     number: int = 0
     total: int = 0
     settled: int = 0
@@ -59,6 +101,8 @@ class Server:
     log: dict[int, Entry | None] = field(default_factory=dict)  # None: the marker that ends a hole
     rows: dict[int, Row] = field(default_factory=dict)
     superseded: set[int] = field(default_factory=set)
+    commits: list[str] = field(default_factory=list)
+    weights: Weights = field(default_factory=Weights)
 
     def outstanding(self) -> int:
         """Steps behind the settled position, and F for each sequence with leave."""
@@ -121,7 +165,7 @@ class Server:
     def _catch_up(self, row: Row, acked: int) -> Reason | None:
         if acked <= row.sequence:
             return None
-        if not self.reopened:
+        if not self.reopened or acked - row.sequence > self.most_entries:
             return Reason.GAP
         self.acked += acked - row.sequence
         self.lost += acked - row.sequence
@@ -153,6 +197,12 @@ class Server:
 
     totals: dict[int, int] = field(default_factory=dict)
 
+    def fence(self, epoch: int) -> Reason | None:
+        """Why a learner with this epoch may not write."""
+        if epoch < self.epoch or (epoch != self.epoch and not self.closed):
+            return Reason.FENCED
+        return Reason.NOT_READY if self.closed else None
+
     def settle(self, position: int) -> None:
         """Forward only."""
         if position > self.settled:
@@ -173,6 +223,8 @@ class Server:
 class Memory:
     """What the learner knows."""
 
+    epoch: int = 1
+    version: int = 1
     number: int = 0
     total: int = 0
     settled: int = 0
@@ -180,6 +232,7 @@ class Memory:
     lost: int = 0
     session: int = 0
     sequences: dict[int, int] = field(default_factory=dict)
+    commits: list[str] = field(default_factory=list)
 
     def read(self, server: Server) -> None:
         """Everything in the log."""
@@ -191,7 +244,7 @@ class Memory:
 
 
 def reopen(server: Server, memory: Memory, jump: int) -> None:
-    """The maximum of both sides."""
+    """The maximum of both sides; the allocators leap."""
     if memory.number > server.number:
         server.acked += memory.number - server.number
         server.number, server.total = memory.number, max(server.total, memory.total)
@@ -205,12 +258,28 @@ def reopen(server: Server, memory: Memory, jump: int) -> None:
         if row is not None and last > row.sequence:
             row.raise_to(last)
     server.session = max(server.session, memory.session, *memory.sequences, 0) + jump
+    server.weights.counter = max(server.weights.counter, memory.version) + jump
+    server.commits += [commit for commit in memory.commits if commit not in server.commits]
+    server.commits = server.commits[-KEPT_COMMITS:]
+    server.epoch = memory.epoch = memory.epoch + jump
     for row in server.rows.values():
         row.rewound = True
     server.settled = max(server.settled, memory.settled)
     server.settled_total = server.total_at(server.settled)
     server.trim(memory.trim_floor)
     server.reopened, server.closed = True, False
+
+
+def take_over(server: Server, memory: Memory, position: int, jump: int) -> None:
+    """The next process of the same learner, with what its checkpoint knew; settled goes back to `position`."""
+    server.epoch += 1 + (jump if server.closed else 0)
+    memory.epoch = server.epoch
+    if server.closed:
+        reopen(server, memory, jump)
+    server.weights.pins.clear()
+    server.settled = min(position, server.number)
+    server.settled_total = server.total_at(server.settled)
+    memory.settled = position
 
 
 def snapshot(server: Server) -> Server:

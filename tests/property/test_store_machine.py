@@ -1,251 +1,51 @@
-"""Random histories of actors, learner and a Redis that goes back in time, against `tests.model`."""
+"""Random histories of actors, learners and a Redis that dies and goes back in time, against `tests.model`."""
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
-import redis
+import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import run_state_machine_as_test
 
-from broker import keys
-from broker.scripts import JUMP
-from broker.state import Appended, Commit, Opened
-from broker.store import Store
-from penstock.wire.messages import Role, Watch
-from tests import model, small_run
-from tests.redis_server import RedisServer
-from tests.store_run import item, open_run
+from tests.property.hostile_machine import HostileMachine
+from tests.redis_server import Binary, RedisServer, find_binaries
 
-T = TypeVar("T")
-
-BUDGET = 12 * small_run.CHARGE
-MOST_ENTRIES = 30
+STEPS = 50
+SERVERS = len(find_binaries())
 
 
-class StoreMachine(RuleBasedStateMachine):
-    """One run. `url` is set by the test."""
-
-    url = ""
-
-    @initialize()
-    def open_everything(self) -> None:
-        """A fresh run with one publication."""
-        self.runner = asyncio.Runner()
-        self.raw: Any = redis.Redis.from_url(self.url)
-        self.raw.flushall()
-        self.store = Store.connect(self.url)
-        self.log = open_run(self.url, budget=BUDGET, max_log_entries=MOST_ENTRIES)
-        self.server = model.Server(BUDGET, small_run.CHARGE, MOST_ENTRIES)
-        self.memory = model.Memory()
-        self.saved: tuple[dict[bytes, bytes], model.Server] | None = None
-        self.actors: dict[str, tuple[int, int]] = {}  # name → session, acked_through as the actor knows
-        for name, role in (("a", Role.ROLLOUT), ("b", Role.ROLLOUT), ("c", Role.SERVER)):
-            self._open(name, role)
-
-    def teardown(self) -> None:
-        """Close what was opened."""
-        if hasattr(self, "runner"):
-            self.run(self.store.aclose())
-            self.runner.close()
-            self.log.close()
-            self.raw.close()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run asyncio work of the store."""
-        return self.runner.run(work)
-
-    # ---- actors
-
-    @rule(actor=st.sampled_from("abc"), role=st.sampled_from([Role.ROLLOUT, Role.ROLLOUT, Role.SERVER]))
-    @precondition(lambda self: not self.server.closed)
-    def open_session(self, actor: str, role: Role) -> None:
-        """An actor starts again."""
-        self._open(actor, role)
-
-    def _open(self, actor: str, role: Role) -> None:
-        opened = self.run(self.store.open_session(actor, role))
-        assert isinstance(opened, Opened)
-        assert opened.session == self.server.open(actor, role)
-        assert opened.leave.begin_through == self.server.rows[opened.session].begin_through
-        self.actors[actor] = (opened.session, 0)
-
-    @rule(
-        actor=st.sampled_from("abc"),
-        back=st.sampled_from([0, 0, 0, 1, 2]),
-        count=st.integers(1, 4),
-        skip=st.sampled_from([0, 0, 0, 0, 0, 1]),
-        steps=st.sampled_from([small_run.STEPS, small_run.STEPS, 1]),
-        is_reply_lost=st.booleans(),
-    )
-    def append(self, actor: str, back: int, count: int, skip: int, steps: int, is_reply_lost: bool) -> None:
-        """Fragments in order, some again, some too early; the reply may be lost."""
-        session, acked = self.actors[actor]
-        first = max(1, acked + 1 - back) + skip
-        items = [item(session, first + i, steps=steps) for i in range(count)]
-        expected = self.server.append(session, acked, [(i.header.sequence, i.header.charge) for i in items])
-        reply: Appended = self.run(self.store.append(session, acked, items))
-        assert (reply.acked_through, reply.refusal and reply.refusal.reason) == expected
-        if session in self.server.rows and not is_reply_lost:
-            self.actors[actor] = (session, max(acked, reply.acked_through))
-
-    @rule(actor=st.sampled_from("abc"), ahead=st.integers(0, 1))
-    def watch(self, actor: str, ahead: int) -> None:
-        """Ask for leave."""
-        session, acked = self.actors[actor]
-        expected = self.server.watch(session, acked + ahead)
-        watched = self.run(self.store.watch(Watch(session=session, begun_through=acked + ahead)))
-        assert (watched.refusal and watched.refusal.reason) == expected
-        if watched.news is not None:
-            assert watched.news.leave.begin_through == self.server.rows[session].begin_through
-
-    @rule(actor=st.sampled_from("abc"))
-    def close_session(self, actor: str) -> None:
-        """A drain ends."""
-        session, _ = self.actors[actor]
-        self.run(self.store.close_session(session))
-        self.server.rows.pop(session, None)
-
-    # ---- learner
-
-    @rule()
-    def read(self) -> None:
-        """Everything behind what was read."""
-        self.log.read(self.memory.number, 1000, 0)
-        self.memory.read(self.server)
-
-    @rule(back=st.integers(0, 3))
-    @precondition(lambda self: not self.server.closed)
-    def settle(self, back: int) -> None:
-        """Read on and give budget back up to what was read."""
-        self.read()
-        position = max(0, self.memory.number - back)
-        self.log.settle(position)
-        self.server.settle(position)
-        self.memory.settled = max(self.memory.settled, position)
-
-    @rule(back=st.integers(0, 3))
-    @precondition(lambda self: not self.server.closed)
-    def commit(self, back: int) -> None:
-        """Settle; a checkpoint at the settled position; what lies behind it goes."""
-        self.settle(0)
-        trim = max(0, self.memory.settled - back)
-        self.log.commit(
-            Commit(checkpoint_id="c", manifest_sha256="", position=self.memory.settled, trim=trim)
-        )
-        self.server.trim(trim)
-        self.memory.trim_floor = max(self.memory.trim_floor, trim)
-
-    @rule()
-    @precondition(lambda self: not self.server.closed)
-    def renew(self) -> None:
-        """The learner hears of the books."""
-        self.memory.lost = max(self.memory.lost, self.log.renew().log_lost)
-
-    # ---- Redis
-
-    @rule()
-    @precondition(lambda self: not self.server.closed)
-    def save(self) -> None:
-        """This moment reaches the disk."""
-        content = {key: self.raw.dump(key) for key in self.raw.keys("penstock:*")}
-        self.saved = content, model.snapshot(self.server)
-
-    @rule(is_back=st.booleans(), is_opened=st.sampled_from([True, True, True, False]))
-    @precondition(lambda self: not self.server.closed)
-    def restart(self, is_back: bool, is_opened: bool) -> None:
-        """Redis comes back, perhaps as it was at the saved moment; mostly it is opened at once."""
-        if is_back and self.saved is not None:
-            content, server = self.saved
-            self.raw.flushall()
-            for key, value in content.items():
-                self.raw.restore(key, 0, value)
-            totals = self.server.totals
-            self.server = model.snapshot(server)
-            self.server.totals = totals | self.server.totals
-            self.server.totals = {n: t for n, t in self.server.totals.items() if n <= self.server.number}
-        self.raw.hset(keys.STATE, "redis_run_id", "another process")
-        self.server.closed = True
-        if is_opened:
-            self.reopen()
-
-    @rule(
-        actor=st.sampled_from("abc"),
-        count=st.integers(1, 3),
-        is_read=st.booleans(),
-        is_reply_lost=st.booleans(),
-    )
-    @precondition(lambda self: not self.server.closed)
-    def lose_appends(self, actor: str, count: int, is_read: bool, is_reply_lost: bool) -> None:
-        """Fragments are acknowledged, perhaps read by the learner, and Redis goes back behind them."""
-        self.save()
-        for _ in range(count):
-            self._append(actor, 1, is_reply_lost)
-        if is_read:
-            self.read()
-        self.restart(is_back=True, is_opened=True)
-        self._append(actor, 1, is_reply_lost)
-
-    @rule(actor=st.sampled_from("abc"), count=st.integers(1, 6), is_reply_lost=st.booleans())
-    @precondition(lambda self: not self.server.closed)
-    def work(self, actor: str, count: int, is_reply_lost: bool) -> None:
-        """The next fragments, as a good actor sends them."""
-        self._append(actor, count, is_reply_lost)
-
-    def _append(self, actor: str, count: int, is_reply_lost: bool) -> None:
-        self.append(actor, 0, count, 0, small_run.STEPS, is_reply_lost)
-
-    @rule()
-    @precondition(lambda self: self.server.closed)
-    def reopen(self) -> None:
-        """The learner opens the log again."""
-        self.log.reopen(self.log.snapshot())
-        model.reopen(self.server, self.memory, JUMP)
-        self.saved = None
-
-    # ---- what always holds
-
-    @invariant()
-    def books_and_log_agree(self) -> None:
-        """Counts, entries, payloads and leave are those of the model."""
-        if not hasattr(self, "server"):
-            return
-        self.server.note_totals()
-        status = self.run(self.store.status())
-        assert (status.acked, status.log_lost, status.log_head) == (
-            self.server.acked, self.server.lost, self.server.number,
-        )  # fmt: skip
-        assert status.acked == status.log_head + status.log_lost
-        assert status.gauges.outstanding_steps == self.server.outstanding()
-        assert {row.session: row.begin_through for row in status.sessions} == {
-            session: row.begin_through for session, row in self.server.rows.items()
-        }
-        numbers = [int(name.partition(b"-")[0]) for name, _ in self.raw.xrange(keys.LOG)]
-        assert numbers == sorted(self.server.log)
-        kept = [number for number, entry in self.server.log.items() if entry is not None]
-        assert len(self.raw.keys(keys.PAYLOAD + "*")) == len(kept)
-        assert all(self.raw.ttl(keys.payload(number)) == -1 for number in kept)
-        assert status.gauges.log_bytes == sum(self.raw.strlen(keys.payload(number)) for number in kept)
-        assert not self.raw.keys(keys.STAGING + "*")
+@pytest.fixture
+def server(redis_binary: Binary) -> Iterator[RedisServer]:
+    """A server that loses nothing when it is killed, on a disk whose fsync costs nothing where there is one."""
+    memory = Path("/dev/shm")  # noqa: S108 - mkdtemp is private
+    folder = Path(tempfile.mkdtemp(prefix="ps-", dir=memory if memory.is_dir() else None))
+    server = RedisServer(redis_binary, folder, "--appendfsync", "always")
+    server.start()
+    yield server
+    server.kill()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_every_history_agrees_with_the_model(redis_server: RedisServer) -> None:
-    """No duplicate, no silent gap, no leak of leave, whatever the order of events."""
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("examples", [80, pytest.param(2000, marks=pytest.mark.slow)])
+def test_every_history_agrees_with_the_model(server: RedisServer, examples: int) -> None:
+    """No duplicate, no silent gap, no leak of leave, no number drawn twice, whatever the order of events.
 
-    class Machine(StoreMachine):
-        url = redis_server.url
+    The examples are shared among the servers that were found.
+    """
+
+    class Machine(HostileMachine):
+        url = server.url
+        server_process = server
 
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples // max(1, SERVERS),
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )
