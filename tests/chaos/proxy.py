@@ -27,6 +27,7 @@ _BUFFERED_PIECES: Final = 16
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 _FRAME_HEADER_BYTES: Final = 9
 _HEADERS: Final = 1
+_GOAWAY: Final = 7
 _PATIENCE_S: Final = 10.0
 
 
@@ -48,10 +49,11 @@ class Faults:
 
 
 class Replies:
-    """Counts the replies that begin in what a server says."""
+    """Counts the replies that begin in what a server says, and its goodbyes (GOAWAY)."""
 
     def __init__(self, *, http2: bool) -> None:
         self._http2 = http2
+        self.goodbyes = 0
         self._head = b""
         self._skip = 0
         self._answered: set[int] = set()
@@ -75,6 +77,7 @@ class Replies:
 
     def _is_new_reply(self, head: bytes) -> bool:
         """The trailers of a stream are HEADERS as well: only its first frame counts."""
+        self.goodbyes += head[3] == _GOAWAY
         stream = int.from_bytes(head[5:9]) & 0x7FFFFFFF
         if head[3] != _HEADERS or stream in self._answered:
             return False
@@ -90,7 +93,7 @@ class Proxy(threading.Thread):
         self.upstream, self.faults = upstream, Faults()
         self.accepted_s: list[float] = []
         """Monotonic time of every connection accepted."""
-        self.replies = self.lost_replies = self.resets = self.bytes_forwarded = 0
+        self.goodbyes = self.replies = self.lost_replies = self.resets = self.bytes_forwarded = 0
         self.connections: set[Connection] = set()
         self.address = ""
         self.random, self.http2 = random.Random(seed), http2
@@ -275,7 +278,8 @@ class Connection:
 
     def _loses(self, data: bytes) -> bool:
         proxy = self._proxy
-        begun = self._replies.begun(data)
+        goodbyes, begun = self._replies.goodbyes, self._replies.begun(data)
+        proxy.goodbyes += self._replies.goodbyes - goodbyes
         proxy.replies += begun
         lost = sum(proxy.random.random() < proxy.faults.lose_replies for _ in range(begun))
         proxy.lost_replies += lost
