@@ -11,7 +11,7 @@ from rich.table import Table
 from broker.audit_log import HeldLog
 from launch.audit import sources
 from launch.audit.books import Books
-from launch.audit.findings import Verdict
+from launch.audit.findings import Kind, Verdict
 from launch.audit.journals import Journals, read_journals
 from launch.audit.lineage import Lineage, read_lineage
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
@@ -58,7 +58,8 @@ def audit(
         head = sources.newest_checkpoint(run_dir)
     lineage = read_lineage(where.lineage, head)
     books = Books(recorded, lineage, log)
-    problems = tuple(books.check())
+    order = list(Kind)
+    problems = tuple(sorted(books.check(), key=lambda one: order.index(one.kind)))
     return Verdict(
         run=where.settings.run or (log.run if log is not None else run_dir.name),
         sources=_sources(recorded, lineage, log, log_text),

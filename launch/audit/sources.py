@@ -47,7 +47,7 @@ class Where:
 
 
 def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignments: tuple[str, ...]) -> Where:
-    """Places given by the user; else the configuration's, and the folder `journals` of the run.
+    """Places given by the user; else the run's folder `journals`, else where the configuration put them.
 
     Raises ConfigurationError for a folder without a run.
     """
@@ -59,12 +59,12 @@ def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignment
     for journal in journals:
         if not journal.is_dir():
             raise ConfigurationError(f"--journal {journal}: no such folder")
-    known: tuple[Path | None, ...] = journals or (settings.actor.ack_journal, folder / JOURNALS)
+    own = [one for one in (folder / JOURNALS, settings.actor.ack_journal) if one is not None and one.is_dir()]
     return Where(
         folder=folder,
         settings=settings,
         url=url or settings.broker.redis,
-        journals=tuple(dict.fromkeys(one for one in known if one is not None and one.is_dir())),
+        journals=journals or tuple(own[:1]),
     )
 
 
