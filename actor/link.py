@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
@@ -37,6 +38,7 @@ from penstock.wire.messages import Leave, News, Publication, Report, Role, RunSt
 from penstock.wire.refusal import Refusal
 from penstock.wire.specification import RunSpecification
 
+P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,21 @@ class Chunk:
     data: bytes
 
 
+def _understood(method: Callable[P, T]) -> Callable[P, T]:
+    """`method`; Fatal where the reply holds what this version has no name for (a reason, a state)."""
+
+    @wraps(method)
+    def reading(*arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return method(*arguments, **named)
+        except ValueError as error:
+            raise Fatal(
+                f"a reply of the broker cannot be used: {error}; run the same version everywhere"
+            ) from error
+
+    return reading
+
+
 class _Line:
     """A channel with its stubs, and when anything was last heard on it (monotonic seconds)."""
 
@@ -104,6 +121,7 @@ class Link:
         self._closed = False
         self._complained_s = -_COMPLAIN_EVERY_S
 
+    @_understood
     def open_session(self, actor_id: str, role: Role, stop: threading.Event) -> Opened | Refusal:
         """OpenSession."""
         request = experience_pb2.OpenSessionRequest(
@@ -126,6 +144,7 @@ class Link:
             leave=Leave.from_proto(reply.leave),
         )
 
+    @_understood
     def append(
         self, session: int, acked_through: int, fragments: Sequence[Fragment], stop: threading.Event
     ) -> Appended:
@@ -146,6 +165,7 @@ class Link:
             leave=Leave.from_proto(reply.leave),
         )
 
+    @_understood
     def report(self, report: Report, stop: threading.Event) -> tuple[int, Refusal | None]:
         """ReportEpisodes: last report taken, and why this one was not."""
         reply = self._call(
@@ -163,6 +183,7 @@ class Link:
                 "session not closed, it will expire", extra={"session": session, "error": _text(error)}
             )
 
+    @_understood
     def watch(self, watch: Watch, stop: threading.Event) -> News | Refusal:
         """WatchLatest; held by the broker for up to `watch.wait_ms`."""
         request = weights_pb2.WatchLatestRequest(
