@@ -19,6 +19,7 @@ from broker.ownership import Ownership, caller_name
 from broker.staging import StagingBudget
 from broker.state import Appended, AppendItem
 from broker.store import Store, StoreUnavailable
+from broker.told import Told
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.v1 import experience_pb2 as pb
@@ -43,8 +44,10 @@ class ExperienceService(ExperienceServiceServicer):
         staging: StagingBudget,
         facts: ServerFacts,
         owners: Ownership,
+        leave_told: Told,
     ) -> None:
         self._store, self._admission, self._staging, self._owners = store, admission, staging, owners
+        self._leave_told = leave_told
         self._appends: set[asyncio.Task[Appended]] = set()
         self.note_facts(facts)
 
@@ -66,6 +69,7 @@ class ExperienceService(ExperienceServiceServicer):
         if isinstance(opened, Refusal):
             metrics.REFUSALS.labels(reason=opened.reason.label).inc()
             return pb.OpenSessionReply(refusal=opened.to_proto())
+        self._leave_told.note(opened.session, opened.leave.begin_through)
         failpoint("session.opened", opened.session)
         return pb.OpenSessionReply(
             session=opened.session,
@@ -92,6 +96,7 @@ class ExperienceService(ExperienceServiceServicer):
         if appended.refusal is not None:
             metrics.REFUSALS.labels(reason=appended.refusal.reason.label).inc()
         metrics.APPEND_SECONDS.observe(time.perf_counter() - began)
+        self._leave_told.note(request.session, appended.leave.begin_through)
         failpoint("append.answering", appended.acked_through)
         return pb.AppendReply(
             acked_through=appended.acked_through,

@@ -32,6 +32,7 @@ from broker.monitor import EVENT_LOOP, Monitor
 from broker.ownership import Ownership
 from broker.staging import StagingBudget
 from broker.store import Store
+from broker.told import Told
 from broker.weight_cache import WeightCache
 from broker.weight_service import WeightService
 from penstock.runtime.credentials import credentials, redis_password, tls_files
@@ -180,11 +181,16 @@ def assemble(front: Front, settings: Settings, redis_url: str, facts: guard.Serv
     store = Store.connect(
         redis_url, password=redis_password(settings.security), tls=tls_files(settings.security)
     )
-    changes, owners = Changes(), Ownership(store.owner_of)
+    changes, owners, leave_told = Changes(), Ownership(store.owner_of), Told()
     experience = ExperienceService(
-        store, Admission(store.specification), StagingBudget(section.max_staged_bytes), facts, owners
+        store,
+        Admission(store.specification),
+        StagingBudget(section.max_staged_bytes),
+        facts,
+        owners,
+        leave_told,
     )
-    weights = WeightService(store, WeightCache(store.weights_chunk), changes, owners)
+    weights = WeightService(store, WeightCache(store.weights_chunk), changes, owners, leave_told)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(experience, front.server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(weights, front.server)
     control_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(store), front.server)

@@ -6,14 +6,14 @@ is over or the broker drains. While Redis does not answer it says NOT_READY and 
 
 import asyncio
 import re
-from collections import OrderedDict
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from broker.boundary import Absent, Malformed, check_number, redis_down
 from broker.changes import Changes
 from broker.ownership import Ownership
 from broker.store import Store, StoreUnavailable
+from broker.told import Told
 from broker.weight_cache import WeightCache
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
@@ -29,7 +29,6 @@ from penstock.wire.limits import (
 from penstock.wire.messages import News, Publication, Watch
 from penstock.wire.refusal import Reason, Refusal
 
-MAX_REMEMBERED_SESSIONS: Final = 4096
 _SHA256 = re.compile(r"[0-9a-f]{64}|")
 
 Context = Any
@@ -39,9 +38,12 @@ Context = Any
 class WeightService(WeightServiceServicer):
     """See the module."""
 
-    def __init__(self, store: Store, cache: WeightCache, changes: Changes, owners: Ownership) -> None:
+    def __init__(
+        self, store: Store, cache: WeightCache, changes: Changes, owners: Ownership, leave_told: Told
+    ) -> None:
+        """leave_told: through which sequence a session was told to begin, with its Appends."""
         self._store, self._cache, self._changes, self._owners = store, cache, changes, owners
-        self._evaluations_told: OrderedDict[int, int] = OrderedDict()
+        self._leave_told, self._evaluations_told = leave_told, Told()
 
     async def WatchLatest(  # noqa: N802 - the name of the RPC
         self, request: pb.WatchLatestRequest, context: Context
@@ -57,7 +59,8 @@ class WeightService(WeightServiceServicer):
         if isinstance(watched, Refusal):
             metrics.REFUSALS.labels(reason=watched.reason.label).inc()
             return pb.WatchLatestReply(refusal=watched.to_proto())
-        self._remember(watch.session, watched.evaluate_version)
+        # A reply that gets lost costs one wait: the next call is told again when its wait ends.
+        self._evaluations_told.note(watch.session, watched.evaluate_version)
         failpoint("watch.answering", watched.latest.version)
         return news_to_proto(watched, await self._new_weights(watch, watched))
 
@@ -83,19 +86,10 @@ class WeightService(WeightServiceServicer):
     def _is_new(self, watch: Watch, news: News) -> bool:
         return (
             news.latest.version > watch.known_version
-            or news.leave.begin_through > watch.known_begin_through
+            or news.leave.begin_through > max(watch.known_begin_through, self._leave_told[watch.session])
             or news.revision > watch.known_revision
-            or news.evaluate_version != self._evaluations_told.get(watch.session, 0)
+            or news.evaluate_version != self._evaluations_told[watch.session]
         )
-
-    def _remember(self, session: int, evaluate_version: int) -> None:
-        """A reply that gets lost costs one wait: the next call is told again when its wait ends."""
-        if evaluate_version == self._evaluations_told.get(session, 0):
-            return
-        self._evaluations_told[session] = evaluate_version
-        self._evaluations_told.move_to_end(session)
-        if len(self._evaluations_told) > MAX_REMEMBERED_SESSIONS:
-            self._evaluations_told.popitem(last=False)
 
     async def _new_weights(self, watch: Watch, news: News) -> bytes:
         publication = news.latest

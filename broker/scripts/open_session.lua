@@ -18,7 +18,7 @@ if previous then
   redis.call('ZREMRANGEBYRANK', SUPERSEDED, 0, -KEPT_SUPERSEDED - 1)
 end
 local now = now_ms()
-expire_sessions(now)
+local expired = expire_sessions(now)
 
 local session = int(redis.call('HINCRBY', STATE, 'session', 1))
 redis.call('HSET', SESSION .. session, 'actor', actor, 'role', role, 'sequence', 0,
@@ -28,7 +28,8 @@ redis.call('HSET', ACTORS, actor, session)
 if role == 1 then redis.call('SADD', ROLLOUTS, session) end
 open_round()
 grant(session)
-changed()
+-- One session more gives nobody what they wait for; leave that comes back does, and a round that opens.
+if previous or expired > 0 or numbers(STATE, 'lock_step') == 1 then changed() end
 
 local salt = (previous or number > 0 or reopened > 0) and tonumber(session) or 0
 local through, version, round = leave_of(session)

@@ -1,6 +1,7 @@
 """A broker process, a real Redis and actors without policies: the whole way up and down."""
 
 import hashlib
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -295,3 +296,30 @@ def test_a_killed_broker_is_replaced_without_a_trace(
         reply = again.send(fragment(actor.session, 1), fragment(actor.session, 2))
     assert reply.acked_through == 2
     assert learner.acked() == 2
+
+
+def test_leave_that_an_append_has_told_wakes_no_held_watch(
+    broker: BrokerProcess, learner: LearnerLog
+) -> None:
+    """Else every actor's watch came back once a second, whatever it had been told meanwhile."""
+
+    def watchers() -> float:
+        return float(re.findall(r"^penstock_watchers ([0-9.]+)", broker.get("/metrics")[1], re.MULTILINE)[0])
+
+    with SimulatedActor(broker.address, "actor-0") as actor, ThreadPoolExecutor(1) as threads:
+        actor.open()
+        known = actor.watch()
+        actor.send_all_with_leave(at_most=8)
+        learner.settle(actor.acked_through)
+        actor.send_all_with_leave(at_most=1)
+        assert actor.begin_through > known.leave.begin_through
+        held = threads.submit(
+            actor.watch,
+            wait_ms=20_000,
+            known_version=known.latest.version,
+            known_begin_through=known.leave.begin_through,
+            known_revision=known.revision,
+        )
+        eventually(lambda: watchers() == 1, "the watch to be held")
+        learner.publish(b"weights-2", update=1, settled=0, scalars={})
+        assert held.result().latest.version > known.latest.version

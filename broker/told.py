@@ -1,0 +1,29 @@
+"""What this broker said last to each session, of the newest sessions: so that nothing known wakes a held call.
+
+Leave goes down with every Append as well. A reply that got lost is no trouble: who did not get it sends the
+Append again and is told again.
+"""
+
+from collections import OrderedDict
+from typing import Final
+
+MAX_REMEMBERED_SESSIONS: Final = 4096
+
+
+class Told:
+    """One number by session; 0 where nothing was said."""
+
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[int, int] = OrderedDict()
+
+    def __getitem__(self, session: int) -> int:
+        return self._numbers.get(session, 0)
+
+    def note(self, session: int, number: int) -> None:
+        """This was said now; the session that heard nothing for longest is forgotten."""
+        if number == self[session]:
+            return
+        self._numbers[session] = number
+        self._numbers.move_to_end(session)
+        if len(self._numbers) > MAX_REMEMBERED_SESSIONS:
+            self._numbers.popitem(last=False)
