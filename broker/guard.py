@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from redis import asyncio as redis_asyncio
-from redis.exceptions import ResponseError
+from redis.exceptions import BusyLoadingError, ResponseError
 
 from penstock.runtime.settings import BrokerSection
 from penstock.wire.limits import MIB
@@ -56,8 +56,13 @@ Examine = Callable[[], Awaitable[ServerFacts]]
 
 
 async def examine(redis: "redis_asyncio.Redis", url: str, section: BrokerSection) -> ServerFacts:
-    """The facts of a suitable server; raises UnsuitableRedis, or redis-py's errors when it is down."""
+    """The facts of a suitable server; raises UnsuitableRedis, or redis-py's errors when it is down or loads.
+
+    While it loads its append-only file it says that it has none: what it then tells is not asked for.
+    """
     info: dict[str, Any] = await redis.info()
+    if int(info.get("loading", 0)):
+        raise BusyLoadingError("Redis is loading its append-only file")
     version = str(info["redis_version"])
     trusted = is_private(url) or version == section.patched_redis
     warning = check_version(version, private=trusted)
