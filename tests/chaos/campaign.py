@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tests.chaos.fleet import Fleet, Member
+from tests.chaos.fleet import PATIENCE_S, Fleet, Member
 from tests.chaos.redis_kills import IN_USE, WAYS
 
 POINTS: Final[dict[str, tuple[str, ...]]] = {
@@ -137,8 +137,8 @@ class Campaign:
             else:
                 self.fleet.start(name)
 
-    def end(self) -> None:
-        """No dooms any more: who may still come to his fail point dies now, and all live and serve."""
+    def end(self, within_s: float = PATIENCE_S) -> None:
+        """No fail points any more: who may still come to one begins a new life, uncounted; all serve."""
         for name in self.victims:
             member = self.fleet.members[name]
             if member.frozen and member.exit is None:
@@ -146,8 +146,8 @@ class Campaign:
             if member.exit is not None:
                 self._bury(member)
             elif self.doom(member).rule:
-                self.fleet.kill(name)
-        self.fleet.start_all()
+                self.fleet.end(name)
+        self.fleet.start_all(within_s)
 
     def live(self, name: str) -> None:
         """The next life of a victim."""

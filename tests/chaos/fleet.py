@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -153,12 +154,13 @@ class Fleet:
         member.lives, member.started_s = member.lives + 1, time.monotonic()
         return member
 
-    def start_all(self) -> None:
+    def start_all(self, within_s: float = PATIENCE_S) -> None:
         """Start what does not run and wait until all serve."""
         for member in self.members.values():
             if member.process is None:
                 self.start(member.name)
-        self.wait(lambda: all(self.serves(name) for name in self.members), "every process to serve")
+        for name in self.members:
+            self.wait(partial(self.serves, name), f"{name} to serve", within_s)
 
     def serves(self, name: str) -> bool:
         """Whether it runs and is ready."""
@@ -174,6 +176,15 @@ class Fleet:
         os.kill(self.pid(name), signal.SIGKILL)
         self._wait(member)
         return self.note_death(name, how, before)
+
+    def end(self, name: str) -> None:
+        """Kill -9 that is no part of a campaign."""
+        member = self.members[name]
+        assert member.process is not None, f"{name} does not run"
+        member.expected = True
+        member.process.kill()
+        self._wait(member)
+        member.process = None
 
     def note_death(self, name: str, how: str, before: Phase | None = None) -> Kill:
         """Log a death that has happened and make room for the next life."""
