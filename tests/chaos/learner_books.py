@@ -65,6 +65,10 @@ class View:
             commits=tuple(Commit.decode(text) for text in commits),
         )
 
+    def sessions(self) -> int:
+        """Ever opened."""
+        return int(self._redis.hget(keys.STATE, "session") or 0)
+
     def everything(self) -> dict[bytes, Any]:
         """The whole data set by key, but what expires on its own."""
         names = [name for name in self._redis.scan_iter(count=1000) if not name.startswith(_EXPIRING)]
