@@ -64,7 +64,7 @@ def main(order: Order) -> int:
         raise ConfigurationError(str(error)) from error
     order.folder.mkdir(parents=True, exist_ok=True)
     order.folder.chmod(0o700)
-    authority = _authority(order.folder)
+    authority = authority_of(order.folder)
     for name, identity in identities(order):
         issue(authority, order, name, identity)
     issue(authority, order, "redis", None)
@@ -113,7 +113,8 @@ def _purposes(*, serves: bool, calls: bool) -> x509.ExtendedKeyUsage:
     return x509.ExtendedKeyUsage([*server, *([ExtendedKeyUsageOID.CLIENT_AUTH] if calls else [])])
 
 
-def _authority(folder: Path) -> Authority:
+def authority_of(folder: Path) -> Authority:
+    """The folder's authority; a new one where there is none."""
     certificate_file, key_file = folder / f"{AUTHORITY}.pem", folder / f"{AUTHORITY}.key"
     if certificate_file.exists() and key_file.exists():
         key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)

@@ -25,9 +25,9 @@ SOURCES: Final = {
     "operator": ("audit_log.py",),
 }
 BROKER_FOLDER: Final = Path(scripts.__file__).parent
-METHODS: Final = {"config_get": "config|get", "subscribe": "subscribe unsubscribe"}
+METHODS: Final = {"config_get": "config|get", "subscribe": "subscribe"}
 UNREACHED: Final = {
-    "broker": {"strlen", "xdel"},  # only beyond a thousand shadow entries or four thousand reports
+    "broker": {"strlen", "xdel", "xrange"},  # only beyond a thousand shadow entries or four thousand reports
     "learner": set[str](),
 }
 
@@ -64,7 +64,7 @@ def called_by_source(user: str) -> set[str]:
         found |= {word.lower() for word in re.findall(r'execute_command, "([A-Z]+)"', text)}
         for method in re.findall(r"(?:redis|client|subscription|_redis)\.(\w+)[(,]", text):
             if method in ("xread", "xrange", "info", *METHODS):
-                found |= set(METHODS.get(method, method).split())
+                found.add(METHODS.get(method, method))
     return found
 
 

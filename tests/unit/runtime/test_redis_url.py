@@ -18,6 +18,7 @@ from penstock.runtime.redis_url import split_password
         ("redis://user:@host", "redis://user@host", None),
         ("redis://:a@b@host", "redis://host", "a@b"),
         ("redis://[::1", "redis://[::1", None),
+        ("redis://u:hunter2@[::1", "redis://u@[::1", "hunter2"),
         ("", "", None),
     ],
 )

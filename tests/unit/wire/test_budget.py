@@ -1,0 +1,106 @@
+"""Token buckets, with a clock of the test's."""
+
+import pytest
+
+from penstock.wire.budget import (
+    MAX_ALL_UNREAD_BYTES,
+    MAX_CALLERS,
+    MAX_DELAY_S,
+    MAX_UNREAD_BYTES,
+    SMALL_BYTES,
+    Budgets,
+    Exceeded,
+    Rates,
+)
+from penstock.wire.limits import MAX_MESSAGE_BYTES, MIB
+
+
+class Clock:
+    """Moves when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now_s
+
+
+def budgets(calls: float = 10, size: float = 1000 * MAX_MESSAGE_BYTES) -> tuple[Budgets, Clock]:
+    """Budgets of so many calls and bytes a second."""
+    clock = Clock()
+    return Budgets(Rates(calls=calls, bytes=size), clock), clock
+
+
+def test_a_seconds_worth_passes_at_once_and_a_second_more_waits() -> None:
+    """Each behind the one before; what is beyond that is refused and takes nothing."""
+    found, _ = budgets(calls=10)
+    delays = [found.reserve("a", 1) for _ in range(20)]
+    assert delays[:10] == [0.0] * 10
+    assert delays[10:] == pytest.approx([0.1 * (index + 1) for index in range(10)])
+    for _ in range(3):
+        with pytest.raises(Exceeded, match=r"more than 10 calls"):
+            found.reserve("a", 1)
+
+
+def test_callers_do_not_pay_for_one_another() -> None:
+    """A flood of one leaves another's budget whole."""
+    found, _ = budgets(calls=2)
+    for _ in range(4):
+        found.reserve("loud", 1)
+    with pytest.raises(Exceeded):
+        found.reserve("loud", 1)
+    assert found.reserve("quiet", 1) == 0.0
+
+
+def test_time_fills_a_budget_up_to_a_seconds_worth() -> None:
+    """An hour of silence is no licence for a flood."""
+    found, clock = budgets(calls=10)
+    for _ in range(20):
+        found.reserve("a", 1)
+    clock.now_s += 3600
+    assert [found.reserve("a", 1) for _ in range(10)] == [0.0] * 10
+    assert found.reserve("a", 1) > 0
+
+
+def test_bytes_count_beside_calls_whichever_way_they_went() -> None:
+    """The largest message always fits a full bucket; what was sent to the caller is paid afterwards."""
+    found, clock = budgets(calls=1000, size=MAX_MESSAGE_BYTES)
+    assert found.reserve("a", 2 * MAX_MESSAGE_BYTES) == 0.0
+    assert found.reserve("a", MAX_MESSAGE_BYTES) == pytest.approx(MAX_DELAY_S)
+    with pytest.raises(Exceeded, match="bytes a second"):
+        found.reserve("a", MAX_MESSAGE_BYTES)
+    clock.now_s += 10
+    found.charge("a", 4 * MAX_MESSAGE_BYTES)
+    with pytest.raises(Exceeded):
+        found.reserve("a", 1)
+
+
+def test_many_callers_take_bounded_memory() -> None:
+    """The longest idle is forgotten."""
+    found, _ = budgets()
+    for index in range(3 * MAX_CALLERS):
+        found.reserve(f"caller-{index}", 1)
+    assert len(found) == MAX_CALLERS
+
+
+def test_a_caller_that_reads_nothing_is_answered_no_more() -> None:
+    """Until it has read, or is gone; others are answered all the while."""
+    found, _ = budgets()
+    first = found.keep("slow", MAX_UNREAD_BYTES)
+    with pytest.raises(Exceeded, match="read them first"):
+        found.keep("slow", 1)
+    found.keep("other", MIB)()
+    first()
+    found.keep("slow", MAX_UNREAD_BYTES)()
+
+
+def test_all_callers_together_leave_unread_no_more_than_a_server_can_keep() -> None:
+    """Beyond it only small replies go out, such as acknowledgements."""
+    found, _ = budgets()
+    kept = [found.keep(f"c-{index}", MIB) for index in range(MAX_ALL_UNREAD_BYTES // MIB)]
+    with pytest.raises(Exceeded, match="of replies to all callers"):
+        found.keep("honest", MIB)
+    found.keep("honest", SMALL_BYTES)()
+    kept.pop()()
+    found.keep("honest", MIB)()
