@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-slow mutations learn staleness check format bench protos
+.PHONY: train test test-slow mutations soak learn staleness check format bench protos
 
 train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
@@ -20,6 +20,10 @@ test-slow: .venv/installed
 # Each mechanism switched off in a copy of the tree: the test that guards it must fail.
 mutations: .venv/installed
 	$(BIN)/python -m tests.mutations.campaign $(ARGS)
+
+# A run under fire for 30 minutes, audited all along: make soak ARGS="--minutes 5 --seed 7".
+soak: .venv/installed
+	$(BIN)/python -m tests.chaos.soak $(ARGS)
 
 # Every learning proof that docs/results.jsonl does not hold yet, then docs/algorithms.md.
 learn: .venv/installed-learn

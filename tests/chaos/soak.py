@@ -51,6 +51,8 @@ NETWORK: Final[tuple[dict[str, Any], ...]] = (
     {"blackhole": True},
     {"refuse": True},
 )
+KILLS_PER_MINUTE: Final = 18
+"""At least; lives are cut short when there were fewer."""
 NETWORK_EVERY_S: Final = 7.0
 RECOVERY_S: Final = 180.0
 """Until all serve again: a connection whose far side has vanished is given up by keepalive, after 80 s."""
@@ -82,7 +84,7 @@ class Soak:
         network_s, audits = began, 1
         campaign.begin()
         while (elapsed := time.monotonic() - began) < self._seconds:
-            campaign.visit()
+            campaign.behind = campaign.visit() < elapsed * KILLS_PER_MINUTE / 60
             fleet.check()
             if time.monotonic() >= network_s:
                 network_s += NETWORK_EVERY_S
