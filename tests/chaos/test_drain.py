@@ -110,6 +110,7 @@ def is_refused(run: NetworkRun) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_broker_whose_redis_hangs_ends_all_the_same(redis_server: RedisServer, tmp_path: Path) -> None:
     """The append that has begun is given up by its own deadline, with a refusal; nothing keeps the process."""
     with (

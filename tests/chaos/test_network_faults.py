@@ -40,7 +40,7 @@ def assert_recovered(run: NetworkRun) -> None:
 
 
 @pytest.mark.parametrize("fault", LASTING)
-@pytest.mark.parametrize("fragments", [100, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fragments", [60, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_experience_flows_through_a_bad_network(
     redis_server: RedisServer, tmp_path: Path, fault: str, fragments: int
 ) -> None:

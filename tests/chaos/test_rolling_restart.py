@@ -22,7 +22,7 @@ from tests.redis_server import RedisServer
 ACTORS = 6
 RATE = 20
 """Fragments per second of one actor."""
-DELAY_S = 1.0
+DELAY_S = 0.5
 BETWEEN = 20
 """Fragments taken before the next broker is replaced."""
 
