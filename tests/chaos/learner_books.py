@@ -37,6 +37,11 @@ class Moment:
         """Position of the newest checkpoint that counts."""
         return self.commits[-1].position if self.commits else 0
 
+    @property
+    def newest_id(self) -> str:
+        """Of the newest checkpoint that counts, "" without one."""
+        return self.commits[-1].checkpoint_id if self.commits else ""
+
 
 class View:
     """Reads the run from Redis, beside everybody else; use as a context manager."""
