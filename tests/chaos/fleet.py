@@ -167,12 +167,12 @@ class Fleet:
         process = self.members[name].process
         return process is not None and process.endpoint() is not None and process.is_ready()
 
-    def kill(self, name: str, how: str = "moment") -> Kill:
-        """Kill -9 and wait for the end; Redis means the server itself."""
+    def kill(self, name: str, how: str = "moment", seen: Phase | None = None) -> Kill:
+        """Kill -9 and wait for the end; Redis means the server itself. seen: what it has just been seen at."""
         member = self.members[name]
         assert member.process is not None, f"{name} does not run"
         member.expected = True
-        before = self.phase_at_redis() if name == "redis" else None
+        before = (seen or self.phase_at_redis()) if name == "redis" else None
         os.kill(self.pid(name), signal.SIGKILL)
         self._wait(member)
         return self.note_death(name, how, before)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from launch.redis_service import ask
+from penstock.runtime.failpoint import Phase
 from tests.chaos.fleet import Fleet
 from tests.chaos.kill_log import Kill
 
@@ -24,8 +25,8 @@ IN_USE, IN_REWRITE, POWER_LOSS = "in use", "AOF rewrite", "power loss"
 
 def in_use(fleet: Fleet, _chance: random.Random) -> Kill:
     """Kill it as soon as somebody waits for its answer."""
-    met = _meet(fleet, lambda: fleet.phase_at_redis() is not None)
-    return fleet.kill("redis", IN_USE if met else "moment")
+    met = _meet(fleet, fleet.phase_at_redis)
+    return fleet.kill("redis", IN_USE if met else "moment", met)
 
 
 def in_rewrite(fleet: Fleet, chance: random.Random) -> Kill:
@@ -33,9 +34,9 @@ def in_rewrite(fleet: Fleet, chance: random.Random) -> Kill:
     place = fleet.sockets / "redis.sock"
     ask(place, b"CONFIG SET rdb-key-save-delay 500")
     ask(place, b"BGREWRITEAOF")
-    met = _meet(fleet, lambda: b"aof_rewrite_in_progress:1" in ask(place, b"INFO persistence"))
+    met = _meet(fleet, lambda: _rewriting(place))
     time.sleep(chance.uniform(0.0, 0.1))  # how far the rewrite has got is what is drawn here
-    return fleet.kill("redis", IN_REWRITE if met else "moment")
+    return fleet.kill("redis", IN_REWRITE if met else "moment", met and _rewriting(place))
 
 
 def power_loss(fleet: Fleet, chance: random.Random) -> Kill:
@@ -45,8 +46,7 @@ def power_loss(fleet: Fleet, chance: random.Random) -> Kill:
     span_s = chance.uniform(0.05, 0.9)
     while time.monotonic() - since < span_s:
         fleet.pause()
-    _meet(fleet, lambda: fleet.phase_at_redis() is not None)
-    kill = fleet.kill("redis", POWER_LOSS)
+    kill = fleet.kill("redis", POWER_LOSS, _meet(fleet, fleet.phase_at_redis))
     if _append_only_file(fleet.folder / "redis") == file and file.stat().st_size > size:
         os.truncate(file, size)
     return kill
@@ -60,14 +60,20 @@ WAYS: Final[dict[str, Callable[[Fleet, random.Random], Kill]]] = {
 }
 
 
-def _meet(fleet: Fleet, condition: Callable[[], bool]) -> bool:
-    """Whether it came true in time; asked without a pause, as what is waited for is short."""
+def _meet(fleet: Fleet, look: Callable[[], Phase | None]) -> Phase | None:
+    """What `look` found in time; asked without a pause, as what is waited for is short."""
     deadline = time.monotonic() + MEET_S
     while time.monotonic() < deadline:
-        if condition():
-            return True
+        if found := look():
+            return found
         fleet.check()
-    return False
+    return None
+
+
+def _rewriting(place: Path) -> Phase | None:
+    """A phase of Redis's own: it writes its file anew."""
+    is_so = b"aof_rewrite_in_progress:1" in ask(place, b"INFO persistence")
+    return Phase("aof.rewriting", 0, time.monotonic_ns()) if is_so else None
 
 
 def _append_only_file(folder: Path) -> Path:
