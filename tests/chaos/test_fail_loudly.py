@@ -12,6 +12,7 @@ import pytest
 
 from tests.chaos.proxy import Proxy
 from tests.chaos.small_disk import KINDS, SmallDisk, can_mount, small_disk
+from tests.integration import training as waiting
 from tests.integration.training import Training, wait_until_gone
 
 pytestmark = pytest.mark.timeout(900)
@@ -42,8 +43,9 @@ gymnasium.register("Falls-v0", Falls, max_episode_steps=500, reward_threshold=47
 
 
 @pytest.fixture
-def start(tmp_path: Path, disk: object) -> Iterator[Callable[..., Training]]:
+def start(tmp_path: Path, disk: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Training]]:
     """Start a run in `tmp_path/run`; nothing of it is left when its disk goes."""
+    monkeypatch.setattr(waiting, "PATIENCE_S", PATIENCE_S)
     trainings: list[Training] = []
 
     def start(*arguments: str) -> Training:

@@ -257,3 +257,36 @@ def test_a_service_whose_health_stays_red_is_killed_and_restarted(
     harness.supervisor.check_health()
     assert harness.events == ["worker is unhealthy (the environment hangs): killed"]
     harness.until(lambda: harness.supervisor.accounts()[0].restarts == 1)
+
+
+def test_a_run_that_has_failed_is_not_tried_again(harness: Harness) -> None:
+    """Exit 3: to start that service again would not help. The run's own exit code is 1."""
+    harness.supervisor.start(
+        python("import sys; print('no update for 300 s: all actors are gone'); sys.exit(3)")
+    )
+    with pytest.raises(GaveUp, match="^no update for 300 s: all actors are gone$") as caught:
+        harness.until(lambda: False)
+    assert caught.value.code == 1
+    assert harness.supervisor.accounts()[0].restarts == 0
+
+
+def test_a_service_that_stands_still_again_and_again_ends_the_run(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lived long and was ready each time, and that does not count: the reason of its health is the cause."""
+    monkeypatch.setattr(module, "RED_LIMIT_S", 0.0)
+    monkeypatch.setattr(module, "HEALTHY_S", 0.0)
+    monkeypatch.setattr(module, "MAX_FAILURES", 2)
+    code = (
+        "import threading; from penstock.runtime.health import Health, announce, serve_http\n"
+        "health = Health('worker'); health.set_ready(True); health.watch('environment', 0.0)\n"
+        "announce('worker', metrics_port=serve_http(health, '127.0.0.1', 0)[1]); threading.Event().wait()"
+    )
+    harness.supervisor.start(python(code))
+
+    def look() -> bool:
+        harness.supervisor.check_health()
+        return False
+
+    with pytest.raises(GaveUp, match="worker failed 2 times .*unhealthy: environment: no progress"):
+        harness.until(look)

@@ -137,3 +137,28 @@ def test_a_callback_is_forgotten_with_its_block() -> None:
     with lifecycle.calling_on_drain(lambda: called.append("inside")):
         lifecycle.drain("enough")
     assert called == ["inside"]
+
+
+ON_A_FULL_DISK = """
+import sys
+from penstock.runtime.lifecycle import leave, run_service
+def main(lifecycle):
+    with open("/dev/full", "w") as file:
+        file.write("a checkpoint")
+leave(run_service(main, "learner"))
+"""
+
+
+@pytest.mark.parametrize("is_log_full", [False, True])
+def test_a_full_disk_ends_a_service_with_3_also_when_its_log_is_on_it(is_log_full: bool) -> None:
+    """The last line says so where there is room for it; the exit code always."""
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+        process = subprocess.run(
+            [sys.executable, "-c", ON_A_FULL_DISK],
+            stderr=full if is_log_full else subprocess.PIPE,
+            check=False,
+        )
+    assert process.returncode == 3
+    if not is_log_full:
+        last = process.stderr.decode().splitlines()[-1]
+        assert last == "learner cannot write its files: No space left on device; make room, then resume"
