@@ -106,7 +106,7 @@ def _guard_foreign(
     if handler.unary_unary is not None:
         return grpc.unary_unary_rpc_method_handler(_sound_unary(handler.unary_unary), **codec)
     if handler.unary_stream is not None:
-        return grpc.unary_stream_rpc_method_handler(_sound_unary(handler.unary_stream), **codec)
+        return grpc.unary_stream_rpc_method_handler(_sound_replies(handler.unary_stream), **codec)
     if handler.stream_stream is not None:
         return grpc.stream_stream_rpc_method_handler(_sound_stream(handler.stream_stream), **codec)
     return handler
@@ -116,10 +116,17 @@ def _sound_unary(inner: Any) -> Any:
     async def guarded(request: Any, context: Any) -> Any:
         if isinstance(request, Malformed):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(request))
-        try:
-            return await inner(request, context)
-        except NotImplementedError:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served here")
+        return await inner(request, context)
+
+    return guarded
+
+
+def _sound_replies(inner: Any) -> Any:
+    async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+        if isinstance(request, Malformed):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(request))
+        async for reply in inner(request, context):
+            yield reply
 
     return guarded
 

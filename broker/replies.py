@@ -31,6 +31,7 @@ _RETRY_AFTER_MS: Final = {
     "log_entries": 200,
     "staging": 200,
     "pacing": 50,
+    "sessions": 1000,
 }
 _NOT_READY_RETRY_MS: Final = 100
 _DETAILS: Final = {
@@ -38,6 +39,7 @@ _DETAILS: Final = {
     "log_bytes": "log_bytes: the log is at its ceiling of payload bytes until the learner commits",
     "log_entries": "log_entries: the log is at its ceiling of entries until the learner commits",
     "staging": "staging: the payload could not be staged (Redis at maxmemory, or it took too long)",
+    "sessions": "sessions: as many are open as one run may have; those that say nothing are closed in time",
     "pacing": "pacing: enough experience is waiting for the learner",
 }
 

@@ -18,6 +18,8 @@ JUMP: Final = 2**20
 """How far the allocators leap when a log is re-opened: no number drawn in lost seconds comes again."""
 KEPT_COMMITS: Final = 8
 KEPT_SUPERSEDED: Final = 1024
+MAX_SESSIONS: Final = 8192
+"""Open sessions; every look at the run walks over all of them."""
 KEPT_LOST: Final = 16384
 MAX_SHADOW_ENTRIES: Final = 1024
 MAX_SHADOW_BYTES: Final = 32 * 2**20
@@ -28,6 +30,7 @@ _LIMITS: Final = (
     "JUMP",
     "KEPT_COMMITS",
     "KEPT_SUPERSEDED",
+    "MAX_SESSIONS",
     "KEPT_LOST",
     "MAX_SHADOW_ENTRIES",
     "MAX_SHADOW_BYTES",

@@ -44,6 +44,7 @@ class WeightService(WeightServiceServicer):
         """leave_told: through which sequence a session was told to begin, with its Appends."""
         self._store, self._cache, self._changes, self._owners = store, cache, changes, owners
         self._leave_told, self._evaluations_told = leave_told, Told()
+        self._held: dict[int, object] = {}
 
     async def WatchLatest(  # noqa: N802 - the name of the RPC
         self, request: pb.WatchLatestRequest, context: Context
@@ -65,6 +66,14 @@ class WeightService(WeightServiceServicer):
         return news_to_proto(watched, await self._new_weights(watch, watched))
 
     async def _look_until_news(self, watch: Watch) -> News | Refusal:
+        mine = self._held[watch.session] = object()
+        try:
+            return await self._hold(watch, mine)
+        finally:
+            if self._held.get(watch.session) is mine:
+                del self._held[watch.session]
+
+    async def _hold(self, watch: Watch, mine: object) -> News | Refusal:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + watch.wait_ms / 1000
         while True:
@@ -75,6 +84,9 @@ class WeightService(WeightServiceServicer):
                 return news
             watch = replace(watch, probe_log_prob=())
             await self._changes.wait(seen, deadline - loop.time())
+            if self._held.get(watch.session) is not mine:
+                # Every look asks Redis: of many calls that one session holds only the newest looks on.
+                return news
 
     async def _look(self, watch: Watch) -> News | Refusal:
         watched = await self._store.watch(watch)

@@ -1,7 +1,7 @@
 -- Draws a session number and closes the actor's previous session.
 -- ARGV: actor id, role, owner (identity that opens it, '' for none).
 -- Reply: {'OK', session, seed salt, begin_through, min_version, round, specification}
---        or {'NOT_READY' | 'RUN_CLOSED', detail}.
+--        or {'NOT_READY' | 'RUN_CLOSED' | 'FULL', detail}.
 -- uses: run, sessions, leave, rounds
 redis.call('DEL', ABSENT)
 local actor, role = ARGV[1], tonumber(ARGV[2])
@@ -19,6 +19,7 @@ if previous then
 end
 local now = now_ms()
 local expired = expire_sessions(now)
+if redis.call('ZCARD', OPEN) >= MAX_SESSIONS then return {'FULL', 'sessions'} end
 
 local session = int(redis.call('HINCRBY', STATE, 'session', 1))
 redis.call('HSET', SESSION .. session, 'actor', actor, 'role', role, 'sequence', 0,

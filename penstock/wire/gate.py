@@ -172,10 +172,22 @@ def _gated(handler: Handler, check: Check, budgets: Budgets) -> Handler:
         payer = await check(context, len(raw))
         reply = await inner(parse(raw) if parse else raw, context)
         if payer is not None and hasattr(reply, "ByteSize"):
-            budgets.charge(payer, reply.ByteSize())
+            size = reply.ByteSize()
+            budgets.charge(payer, size)
+            await _keep(context, budgets, payer, size)
         return reply
 
     return grpc.unary_unary_rpc_method_handler(call, response_serializer=handler.response_serializer)
+
+
+async def _keep(context: Context, budgets: Budgets, payer: str, size: int) -> None:
+    """Count the reply until it has left; aborts the call of a caller that reads nothing."""
+    try:
+        was_read = budgets.keep(payer, size)
+    except Exceeded as error:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+    else:
+        context.add_done_callback(lambda _context: was_read())
 
 
 def _gated_stream(handler: Handler, check: Check) -> Handler:

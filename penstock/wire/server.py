@@ -5,6 +5,7 @@ a silent second listener.
 """
 
 import errno
+import logging
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +17,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from penstock.wire.auth import AddressInUse, Credentials, check_address
-from penstock.wire.limits import MAX_MESSAGE_BYTES
+from penstock.wire.limits import MAX_MESSAGE_BYTES, MIB
+from penstock.wire.serving import HealthServicer
 
 SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Twice the limit: who sends a little too much is told so by name, not by a transport error.
-    ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
+    # Above the limit: who sends a little too much is told so by name, not by a transport error.
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + MIB),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 30_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -56,6 +58,17 @@ class Front:
             await self.health.set(name, value)
 
 
+class _NotOurs(logging.Filter):
+    """A peer that goes away with its reply unread is no error of the server, and no reason for a traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is kept."""
+        return "ExecuteBatchError" not in record.getMessage()
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(_NotOurs())
+
+
 def build_server(
     service_names: Sequence[str],
     *,
@@ -75,7 +88,7 @@ def build_server(
         maximum_concurrent_rpcs=maximum_concurrent_rpcs,
         compression=grpc.Compression.NoCompression,
     )
-    servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
+    servicer = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)

@@ -1,6 +1,7 @@
 """Every script's replies and effects, on each Redis server found."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
@@ -132,6 +133,22 @@ async def test_an_actor_that_saw_more_acknowledged_gets_a_gap(store: Store, log:
     reply = await store.append(actor.session, 7, [item(actor.session, 1)])
     assert reply.refusal is not None
     assert (reply.refusal.reason, reply.acked_through, log.acked()) == (Reason.GAP, 0, 0)
+
+
+async def test_no_more_sessions_are_opened_than_a_run_may_have(
+    store: Store, log: LearnerLog, raw: "redis.Redis"
+) -> None:
+    """A flood of names ends at a ceiling; who had a session keeps it, and one that closes makes room."""
+    honest = Actor(store, "honest")
+    await honest.open()
+    now_ms = time.time() * 1000
+    raw.zadd(keys.OPEN, {f"{10**6 + index}": now_ms for index in range(scripts.MAX_SESSIONS)})
+    refused = await store.open_session("one-more", Role.ROLLOUT)
+    assert isinstance(refused, Refusal)
+    assert (refused.reason, refused.detail.partition(":")[0]) == (Reason.FULL, "sessions")
+    assert (await honest.append()).refusal is None
+    raw.zremrangebyrank(keys.OPEN, -2, -1)
+    assert isinstance(await store.open_session("one-more", Role.ROLLOUT), Opened)
 
 
 async def test_a_fragment_of_weights_from_the_future_is_invalid(store: Store, log: LearnerLog) -> None:

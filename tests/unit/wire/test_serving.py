@@ -1,0 +1,33 @@
+"""The health service before callers that are slow."""
+
+import asyncio
+
+from grpc_health.v1 import health_pb2 as pb
+
+from penstock.wire.serving import HealthServicer, Status
+
+
+async def test_nobody_waits_for_a_watcher_that_reads_nothing() -> None:
+    """A server says that it drains, and those who read are told."""
+    servicer = HealthServicer()
+    await servicer.set("", Status.SERVING)
+    slow, quick = (servicer.Watch(pb.HealthCheckRequest(), None) for _ in range(2))
+    assert (await anext(slow)).status == (await anext(quick)).status == Status.SERVING
+    async with asyncio.timeout(30):
+        await servicer.set("", Status.NOT_SERVING)
+        assert (await anext(quick)).status == Status.NOT_SERVING
+    checked = await servicer.Check(pb.HealthCheckRequest(), None)
+    assert checked.status == Status.NOT_SERVING
+
+
+async def test_a_watcher_is_told_each_change_once() -> None:
+    """Of its own service; one that is unknown is said to be so, and known when it comes."""
+    servicer = HealthServicer()
+    watcher = servicer.Watch(pb.HealthCheckRequest(service="a"), None)
+    assert (await anext(watcher)).status == Status.SERVICE_UNKNOWN
+    coming = asyncio.ensure_future(anext(watcher))
+    await servicer.set("b", Status.SERVING)
+    await servicer.set("a", Status.SERVING)
+    assert (await coming).status == Status.SERVING
+    listed = await servicer.List(pb.HealthListRequest(), None)
+    assert set(listed.statuses) == {"a", "b"}
