@@ -14,7 +14,7 @@ train: .venv/installed
 test: .venv/installed
 	$(BIN)/pytest -q -m "not slow" $(ARGS)
 
-test-slow: .venv/installed
+test-slow: .venv/installed .venv/installed-learn
 	$(BIN)/pytest -q -m slow $(ARGS)
 
 # Each mechanism switched off in a copy of the tree: the test that guards it must fail.
