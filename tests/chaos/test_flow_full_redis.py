@@ -1,6 +1,5 @@
 """Redis filled to `maxmemory`: experience waits; lease, publish, commit and trim go on; then the flow does."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,46 +13,36 @@ from tests.chaos.flow_run import BATCH_FRAGMENTS, Flow, flow
 
 STALENESS = 15
 """A backlog of up to 16 batches, so that the learner has something to learn from meanwhile."""
+LEAST = 85 * MIB
+"""The lowest `maxmemory` that the broker accepts with these ceilings, to a MiB."""
 SETTINGS = (
     f"algorithm.staleness={STALENESS}",
     "learner.lease_ttl_s=2",
     f"broker.max_log_bytes={16 * MIB}",
     f"broker.max_staged_bytes={4 * MIB}",
-    f"broker.max_memory_bytes={96 * MIB}",
+    f"broker.max_memory_bytes={LEAST + 12 * MIB}",
 )
-BALLAST = (MIB, 32 * KIB, KIB)
+BALLAST = (MIB, 64 * KIB)
 """Sizes of the foreign values, the largest first."""
+SURELY_ALL = 20
+"""Refusals after which nothing is on its way any more that was staged before."""
 
 
 @contextmanager
 def filled(run: Flow) -> Iterator[None]:
-    """Somebody else's values take what memory there is, also what is freed meanwhile."""
-    full, over = threading.Event(), threading.Event()
-    client = redis.Redis.from_url(run.fleet.redis_url)
-    names: list[str] = []
-
-    def fill() -> None:
-        while not over.is_set():
-            for size in BALLAST:
-                try:
-                    while not over.is_set():
-                        client.set(f"ballast:{len(names)}", bytes(size))
-                        names.append(f"ballast:{len(names)}")
-                except redis.exceptions.OutOfMemoryError:
-                    continue
-            full.set()
-
-    filler = threading.Thread(target=fill, daemon=True)
-    filler.start()
-    try:
-        run.fleet.wait(full.is_set, "a full Redis")
-        yield
-    finally:
-        over.set()
-        filler.join()
-        for first in range(0, len(names), 500):
-            client.unlink(*names[first : first + 500])
-        client.close()
+    """Foreign values take all memory, and then the ceiling sinks by more than the log can give back."""
+    ceiling, count = run.info("memory")["maxmemory"], 0
+    for size in BALLAST:
+        try:
+            while True:
+                run.redis.set(f"ballast:{count}", bytes(size))
+                count += 1
+        except redis.exceptions.OutOfMemoryError:
+            continue
+    run.redis.config_set("maxmemory", LEAST)
+    yield
+    run.redis.config_set("maxmemory", ceiling)
+    run.redis.unlink(*(f"ballast:{index}" for index in range(count)))
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(8, marks=pytest.mark.slow)])
@@ -74,9 +63,12 @@ def test_all_that_frees_memory_goes_on_in_a_full_redis(tmp_path: Path, times: in
 
 def _check_progress(run: Flow) -> None:
     refused = run.metric("broker-0", "refusals_total", reason="full")
-    at = {name: run.state(name) for name in ("version", "trimmed", "lease_expires_ms")}
+    run.fleet.wait(
+        lambda: run.metric("broker-0", "refusals_total", reason="full") >= refused + SURELY_ALL,
+        "fragments to be refused",
+    )
+    at = {name: run.state(name) for name in ("acked", "version", "trimmed", "lease_expires_ms")}
     for name, by in (("version", 3), ("trimmed", 1), ("lease_expires_ms", 1)):
         run.fleet.wait(lambda n=name, g=at[name] + by: run.state(n) >= g, f"{name} to move")  # type: ignore[misc]
-    run.fleet.wait(
-        lambda: run.metric("broker-0", "refusals_total", reason="full") > refused, "a fragment to be refused"
-    )
+    assert run.info("memory")["used_memory"] > LEAST, "Redis was not full all the time"
+    assert run.state("acked") == at["acked"], "a fragment was taken into a full Redis"

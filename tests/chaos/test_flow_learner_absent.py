@@ -30,6 +30,9 @@ def test_actors_outwait_an_absent_learner(tmp_path: Path, seconds: int) -> None:
         while acked != (acked := run.state("acked")):
             time.sleep(1.0)
 
+        unlearned = (run.state("number") - run.state("settled")) * run.state("fragment_charge")
+        assert unlearned <= run.state("budget"), "they went on beyond the budget"
+
         memory = Ceiling(run, "redis", "broker-0", "actor-0", "actor-1").watch(seconds)
         assert run.state("acked") == acked, "somebody sent without leave"
         memory.check(rise=8 * MIB)
