@@ -258,7 +258,7 @@ class Supervisor:
         if death.code == EXIT_USAGE:
             raise GaveUp(cause or f"{death.name}: {how}", EXIT_USAGE)
         if death.code == EXIT_RUN_FAILED:
-            raise GaveUp(cause or f"{death.name}: {how}", EXIT_FAILED)
+            raise GaveUp(cause or f"{death.name} ({how}) left no last line: is its disk full?", EXIT_FAILED)
         if death.code == EXIT_FAILED and lived_long and not service.was_ready:
             raise GaveUp(f"{death.name} failed ({how}): {cause}", EXIT_FAILED)
         if service.failures >= MAX_FAILURES:

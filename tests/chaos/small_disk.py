@@ -9,7 +9,7 @@ import resource
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ import pytest
 
 TMPFS_BYTES: Final = 8 * 1024 * 1024
 _BALLAST: Final = "ballast"
+_PIECE_BYTES: Final = 64 * 1024
 _NO_LIMIT: Final = resource.RLIM_INFINITY
 
 
@@ -42,13 +43,17 @@ class Tmpfs(SmallDisk):
 
     def fill(self, left: int) -> None:
         """Ballast takes the rest."""
-        status = os.statvfs(self._folder)
-        with self._ballast.open("wb") as file:
-            file.write(bytes(max(0, status.f_bavail * status.f_frsize - left)))
+        with self._ballast.open("wb", buffering=0) as file, suppress(OSError):  # whoever writes there as well
+            while (room := self._room() - left) > 0:
+                file.write(bytes(min(room, _PIECE_BYTES)))
 
     def free(self) -> None:
         """The ballast goes."""
         self._ballast.unlink()
+
+    def _room(self) -> int:
+        status = os.statvfs(self._folder)
+        return status.f_bavail * status.f_frsize
 
 
 class SizeLimit(SmallDisk):
