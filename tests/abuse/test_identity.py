@@ -448,6 +448,7 @@ def test_an_old_connection_comes_again_and_the_actor_goes_on(short_folder: Path)
 def client_ports(address: str) -> set[str]:
     """Our ends of the connections to an address."""
     wanted = f":{int(address.rpartition(':')[2]):04X}"
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for lines in tables for line in lines]
     established = "01"
     return {row[1] for row in rows if row[2].endswith(wanted) and row[3] == established}
