@@ -198,9 +198,8 @@ class Proxy(threading.Thread):
         self._server.close()
         for connection in list(self.connections):
             connection.reset()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_PATIENCE_S / 2)
 
 
 @dataclass(frozen=True, slots=True)
