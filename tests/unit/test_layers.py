@@ -40,6 +40,7 @@ def test_imports_run_one_way() -> None:
         ("import broker.service", {"torch", "gymnasium", "safetensors", "learner", "actor"}),
         ("import actor.service", {"redis", "hiredis", "broker", "learner"}),
         ("import actor.worker", {"torch", "gymnasium", "redis", "hiredis", "broker", "learner"}),
+        ("import benchmarks.simulated_actor", {"torch", "gymnasium", "redis", "broker", "learner"}),
         ("import learner.service", {"actor"}),
         ("import penstock.runtime.lifecycle, penstock.wire.server", {"torch", "redis"}),
     ],
