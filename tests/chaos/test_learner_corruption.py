@@ -160,6 +160,20 @@ def test_a_whole_checkpoint_under_another_name_is_found(run: Run) -> None:
         aside.rename(newest)
 
 
+def test_another_checkpoint_of_the_same_name_is_found(run: Run, tmp_path: Path) -> None:
+    """Whole in itself, but not what was committed, as a learner may leave that was fenced off."""
+    newest, other = run.path(""), CheckpointStore(tmp_path, COUNT)
+    other.write(newest.name, {"weight": torch.ones(1)}, {"numbers": {}})
+    aside = newest.with_name("aside")
+    newest.rename(aside)
+    shutil.copytree(tmp_path / newest.name, newest)
+    try:
+        check_fell_back(run, run.begin(redis_lost=False))
+    finally:
+        shutil.rmtree(newest)
+        aside.rename(newest)
+
+
 def test_without_a_whole_one_nothing_is_begun(run: Run) -> None:
     """From scratch would lose the run without a word; it needs `--allow-loss`."""
     draw = random.Random(1)
