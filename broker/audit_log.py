@@ -22,6 +22,7 @@ from penstock.wire.experience import Beginning, beginnings
 from penstock.wire.fragment import Fragment, parse_header
 
 _SLICE: Final = 64
+_REPLY_BYTES: Final = 4 * 2**20
 _COUNTERS: Final = (
     "number",
     "acked",
@@ -152,10 +153,24 @@ def _entries(client: Any) -> Iterator[HeldEntry]:
         if not found:
             return
         entries = [replies.log_entry(*entry) for entry in found]
-        payloads = client.execute_command("MGET", *(keys.payload(entry.number) for entry in entries))
-        for entry, payload in zip(entries, payloads, strict=True):
-            yield _held(entry, payload)
+        for group in _groups(entries):
+            payloads = client.execute_command("MGET", *(keys.payload(entry.number) for entry in group))
+            for entry, payload in zip(group, payloads, strict=True):
+                yield _held(entry, payload)
         last = entries[-1].number
+
+
+def _groups(entries: Sequence[LogEntry]) -> Iterator[list[LogEntry]]:
+    """Entries of which one reply holds the payloads without making the run's own calls wait."""
+    group: list[LogEntry] = []
+    size = 0
+    for entry in entries:
+        if group and size + entry.size > _REPLY_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(entry)
+        size += entry.size
+    yield group
 
 
 def _held(entry: LogEntry, payload: bytes | None) -> HeldEntry:

@@ -104,11 +104,15 @@ def _read(where: Where) -> tuple[HeldLog | None, str]:
     with _copied_server(where.folder / "redis") as copy:
         if copy is None:
             return None, f"none: {where.folder / 'redis'} holds no append-only file, and no --redis was given"
-        return _said(read_log(copy), f"a copy of {where.folder / 'redis'}: the run has ended")
+        return _said(read_log(copy), f"a copy of {where.folder / 'redis'}: the run has ended", is_copy=True)
 
 
-def _said(log: HeldLog | None, text: str) -> tuple[HeldLog | None, str]:
-    return log, text if log is not None else f"{text} (it holds no run)"
+def _said(log: HeldLog | None, text: str, *, is_copy: bool = False) -> tuple[HeldLog | None, str]:
+    if log is None:
+        return None, f"{text} (it holds no run)"
+    if log.closed and not is_copy:
+        text += "; it was restarted and no learner has opened it since, so what it lost is not on record yet"
+    return log, text
 
 
 def _live_address(run_dir: Path) -> str | None:

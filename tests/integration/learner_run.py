@@ -18,14 +18,16 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from actor.ack_journal import AckJournal
 from broker.state import Appended, AppendItem, Status
 from broker.store import Store, StoreUnavailable
+from launch.audit.command import audit
 from learner.service import main
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.settings import Settings, load
 from penstock.wire import fragment as wire
 from penstock.wire.fragment import FragmentHeader, Kind, Slot, WeightSpan
-from penstock.wire.messages import Episode, Leave, Report, Role, Watch
+from penstock.wire.messages import Episode, Leave, Publication, Report, Role, Watch
 from penstock.wire.refusal import Refusal
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
@@ -69,13 +71,17 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 class Producer:
     """Any number of rollout sessions over one store; every call blocks."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, run_dir: Path | None = None) -> None:
+        """run_dir: in whose folder `journals` it records, as actors do, what was acknowledged."""
+        self._run_dir = run_dir
+        self._journals: dict[int, AckJournal] = {}
         self._runner = asyncio.Runner()
         self._store = Store.connect(url)
         self._sequences: dict[int, int] = {}
         self._leaves: dict[int, Leave] = {}
         self._reports: dict[int, int] = {}
         self._seeds: dict[int, int] = {}
+        self._latest = Publication()
 
     def __enter__(self) -> Self:
         return self
@@ -93,6 +99,8 @@ class Producer:
 
         opened = until(attempt, "a session")
         self._sequences[opened.session], self._leaves[opened.session] = 0, opened.leave
+        if self._run_dir is not None:
+            self._journals[opened.session] = AckJournal(self._run_dir / "journals", RUN, actor_id)
         self._seeds[opened.session] = zlib.crc32(data.encode()) if data else opened.session
         return int(opened.session)
 
@@ -101,6 +109,9 @@ class Producer:
         first = self._sequences[session] + 1
         items = [self._item(session, sequence, **header) for sequence in range(first, first + count)]
         reply = self._call(lambda: self._store.append(session, first - 1, items))
+        if session in self._journals:
+            taken = [item for item in items if item.header.sequence <= reply.acked_through]
+            self._journals[session].record([wire.Fragment(item.header, item.payload) for item in taken])
         self._sequences[session] = max(self._sequences[session], reply.acked_through)
         self._leaves[session] = reply.leave
         return reply
@@ -198,7 +209,7 @@ class Producer:
     def _item(
         self, session: int, sequence: int, *, update: int | None = None, round_: int = 0, **tensors: Array
     ) -> AppendItem:
-        latest = self.status().latest
+        latest = self._latest = max(self._latest, self.status().latest, key=lambda one: one.version)
         header = FragmentHeader(
             run=RUN,
             session=session,
@@ -282,6 +293,13 @@ class LearnerThread:
             self.code = main(self.lifecycle, given, **arguments)
         except BaseException as error:  # noqa: BLE001 - the test looks at it
             self.error = error
+
+
+def audited(run_dir: Path, url: str) -> dict[str, int]:
+    """Where everything went that was acknowledged to producers; AssertionError unless the books are whole."""
+    verdict = audit(run_dir, redis=url)
+    assert verdict.clean, [str(problem) for problem in verdict.problems]
+    return verdict.journalled
 
 
 def account(run_dir: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from tests.integration.learner_run import (
     BATCH,
     LearnerThread,
     Producer,
+    audited,
     learner_process,
     settings,
     until,
@@ -29,7 +30,7 @@ def endless(**learner: float) -> Settings:
 
 def test_a_learner_that_slept_through_its_lease_is_fenced(redis_url: str, tmp_path: Path) -> None:
     """SIGSTOP, a second learner takes over, SIGCONT: the first one exits 1 and has written nothing."""
-    with Producer(redis_url) as producer:
+    with Producer(redis_url, tmp_path) as producer:
         sleeper = learner_process(redis_url, tmp_path, endless())
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 2)
@@ -43,6 +44,7 @@ def test_a_learner_that_slept_through_its_lease_is_fenced(redis_url: str, tmp_pa
             result = learner.drain()
     assert "may not write any longer" in (tmp_path / "learner.log").read_text().splitlines()[-1]
     assert result["ledger"]["balanced"]
+    assert audited(tmp_path, redis_url).keys() <= {"trained", "resident"}
 
 
 def test_another_holder_waits_for_the_lease_to_expire(redis_url: str, tmp_path: Path) -> None:
@@ -63,7 +65,7 @@ def test_a_restarted_redis_is_opened_again(redis_server: RedisServer, tmp_path: 
     """Kill -9 of Redis: the learner re-opens the log, publishes anew, and nothing is lost."""
     with (
         LearnerThread(redis_server.url, tmp_path, endless()) as learner,
-        Producer(redis_server.url) as producer,
+        Producer(redis_server.url, tmp_path) as producer,
     ):
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 3)
@@ -75,13 +77,14 @@ def test_a_restarted_redis_is_opened_again(redis_server: RedisServer, tmp_path: 
         result = learner.drain()
     assert result["ledger"]["balanced"]
     assert result["ledger"]["trained"] >= 6 * BATCH // 8
+    assert audited(tmp_path, redis_server.url).keys() <= {"trained", "resident", "stale"}
 
 
 def test_what_redis_forgot_is_booked(redis_server: RedisServer, tmp_path: Path) -> None:
     """Redis comes back as it was seconds ago: trained entries stay trained, the others are `log_lost`."""
     with (
         LearnerThread(redis_server.url, tmp_path, endless()) as learner,
-        Producer(redis_server.url) as producer,
+        Producer(redis_server.url, tmp_path) as producer,
     ):
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 3)
@@ -93,3 +96,4 @@ def test_what_redis_forgot_is_booked(redis_server: RedisServer, tmp_path: Path) 
         result = learner.drain()
     assert result["ledger"]["balanced"]
     assert result["updates"] >= update + 10
+    assert sum(audited(tmp_path, redis_server.url).values()) == producer.acked

@@ -20,6 +20,7 @@ from tests.integration.learner_run import (
     LearnerThread,
     Producer,
     account,
+    audited,
     settings,
     until,
 )
@@ -45,7 +46,7 @@ def test_a_run_trains_every_fragment_and_ends_with_balanced_books(redis_url: str
 def test_a_stale_fragment_is_dropped_and_counted(redis_url: str, tmp_path: Path) -> None:
     """A fragment of weights more than H updates away is never trained."""
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
-    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
         session = producer.open()
         until(lambda: producer.send_with_leave(session, update=4), "leave")
         producer.drive([session], lambda: producer.status().latest.update >= 1)
@@ -99,7 +100,10 @@ def test_a_fragment_without_its_final_observation_is_invalid(redis_url: str, tmp
     """What the broker cannot see the learner checks; the rest of the batch is trained."""
     truncated = np.zeros((STEPS, SLOTS), bool)
     truncated[-1, 0] = True
-    with LearnerThread(redis_url, tmp_path, settings(**QUICK)) as learner, Producer(redis_url) as producer:
+    with (
+        LearnerThread(redis_url, tmp_path, settings(**QUICK)) as learner,
+        Producer(redis_url, tmp_path) as producer,
+    ):
         session = producer.open()
         until(lambda: producer.send_with_leave(session, truncated=truncated), "leave")
         producer.drive([session], lambda: learner.ended)
@@ -107,6 +111,7 @@ def test_a_fragment_without_its_final_observation_is_invalid(redis_url: str, tmp
     assert result["ledger"]["balanced"]
     assert result["ledger"]["dropped"]["invalid"] >= 1
     assert result["updates"] >= 1
+    assert audited(tmp_path, redis_url)["invalid"] == result["ledger"]["dropped"]["invalid"]
 
 
 def test_a_wrong_probe_answer_quarantines_a_session(redis_url: str, tmp_path: Path) -> None:
@@ -114,7 +119,7 @@ def test_a_wrong_probe_answer_quarantines_a_session(redis_url: str, tmp_path: Pa
     learner_section = {"total_steps": 10**9, "lease_ttl_s": 0.6, "checkpoint_interval_s": 3600}
     with (
         LearnerThread(redis_url, tmp_path, settings(learner=learner_section)) as learner,
-        Producer(redis_url) as producer,
+        Producer(redis_url, tmp_path) as producer,
     ):
         wrong, right = producer.open("wrong"), producer.open("right")
         producer.drive([wrong, right], lambda: producer.status().latest.update >= 1)
@@ -125,6 +130,7 @@ def test_a_wrong_probe_answer_quarantines_a_session(redis_url: str, tmp_path: Pa
         result = learner.drain()
     assert result["ledger"]["balanced"]
     assert result["ledger"]["dropped"]["quarantined"] >= 1
+    assert audited(tmp_path, redis_url)["quarantined"] > 0
 
 
 def learner_json(producer: Producer) -> dict[str, int]:
@@ -136,7 +142,7 @@ def test_a_batch_that_is_not_finite_is_skipped_and_booked(redis_url: str, tmp_pa
     """An absurd reward makes the losses overflow: the batch is booked `nan`, evidence is kept."""
     absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
-    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
         session = producer.open()
         until(lambda: producer.send_with_leave(session, reward=absurd), "leave")
         producer.drive([session], lambda: learner.ended)
@@ -145,6 +151,7 @@ def test_a_batch_that_is_not_finite_is_skipped_and_booked(redis_url: str, tmp_pa
     assert result["ledger"]["dropped"]["nan"] >= 1
     assert result["env_steps"] == result["updates"] * BATCH
     assert list((tmp_path / "evidence").glob("nan-*.safetensors"))
+    assert audited(tmp_path, redis_url)["nan"] > 0
 
 
 def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkpoint(

@@ -16,6 +16,7 @@ from tests.integration.learner_run import (
     LearnerThread,
     Producer,
     account,
+    audited,
     learner_process,
     settings,
     until,
@@ -89,7 +90,7 @@ def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoi
     """
     given = endless()
     limit = given.algorithm.stale_after or 0
-    with Producer(redis_url) as producer:
+    with Producer(redis_url, tmp_path) as producer:
         process = learner_process(redis_url, tmp_path, given)
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 2)
@@ -103,6 +104,7 @@ def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoi
             result = learner.drain()
     assert result["ledger"]["dropped"] == {}
     assert result["ledger"]["balanced"]
+    assert audited(tmp_path, redis_url).keys() <= {"trained", "resident"}
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped"])
@@ -110,7 +112,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     redis_url: str, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It says so, trains the difference again, and the books still balance."""
-    with Producer(redis_url) as producer:
+    with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
             session = producer.open()
             producer.drive([session], lambda: producer.status().latest.update >= 2)
@@ -128,6 +130,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert any(getattr(record, "checkpoint", "") == before.id for record in caplog.records)
     assert result["ledger"]["balanced"]
     assert result["ledger"]["dropped"] == {}
+    assert audited(tmp_path, redis_url).keys() <= {"trained", "resident"}
 
 
 def _damage(path: Path, how: str) -> None:
@@ -141,7 +144,7 @@ def _damage(path: Path, how: str) -> None:
 
 def test_beginning_behind_the_trim_floor_needs_leave_and_is_booked(redis_url: str, tmp_path: Path) -> None:
     """Without a whole checkpoint what was trimmed is lost: refused, or booked `log_lost`."""
-    with Producer(redis_url) as producer:
+    with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
             session = producer.open()
             for update in (2, 4, 6):
@@ -168,13 +171,14 @@ def test_beginning_behind_the_trim_floor_needs_leave_and_is_booked(redis_url: st
             result = learner.drain()
     assert result["ledger"]["dropped"]["log_lost"] == floor
     assert result["ledger"]["balanced"]
+    assert audited(tmp_path, redis_url)["log_lost"] == floor
 
 
 def test_an_empty_redis_is_filled_from_the_newest_checkpoint(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     """Redis lost everything: the run goes on from the disk, and no version is used twice."""
-    with Producer(redis_server.url) as producer:
+    with Producer(redis_server.url, tmp_path) as producer:
         with LearnerThread(redis_server.url, tmp_path, endless()) as learner:
             session = producer.open()
             producer.drive([session], lambda: producer.status().latest.update >= 3)
@@ -190,6 +194,7 @@ def test_an_empty_redis_is_filled_from_the_newest_checkpoint(
             result = learner.drain()
     assert result["updates"] >= 6
     assert result["ledger"]["balanced"]
+    assert audited(tmp_path, redis_server.url)["trained"] >= 6 * BATCH // CHARGE
 
 
 def test_a_run_is_not_begun_twice(redis_url: str, tmp_path: Path) -> None:
