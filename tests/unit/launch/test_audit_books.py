@@ -149,6 +149,15 @@ def test_a_fragment_in_two_lines_or_in_line_and_log_is_doubled(tmp_path: Path) -
     assert "resident" in doubled.what
 
 
+def test_entries_kept_for_a_resume_are_looked_at_too(tmp_path: Path) -> None:
+    """Two of one name, and one that no checkpoint names although its number was consumed."""
+    log = held((3, 3), (4, 3), session=7)
+    (doubled,) = problems(Journals(), lineage(tmp_path, CLEAN_LINE), log)
+    assert (doubled.kind, doubled.first, doubled.what) == (Kind.DOUBLED, 3, "twice in the log")
+    (unnamed,) = problems(Journals(), lineage(tmp_path, CLEAN_LINE), held((4, 1), session=8))
+    assert (unnamed.kind, unnamed.session) == (Kind.UNACCOUNTED, 8)
+
+
 def test_lines_that_do_not_add_up_are_named(tmp_path: Path) -> None:
     """Each against itself and against its parent."""
     for change, words in (
