@@ -116,7 +116,7 @@ def test_an_embedded_redis_that_does_not_answer(start: Start, short_folder: Path
     """Until it answers again."""
     service = start(
         "redis", "--socket", str(short_folder / "r.sock"), "--dir", str(short_folder / "data"),
-        "--set", "broker.stall_timeout_s=1",
+        "--set", "broker.stall_timeout_s=6",
     )  # fmt: skip
     eventually(lambda: service.endpoint_file.exists() and service.is_ready(), "readiness", PATIENCE_S)
     server = service.endpoint.server_pid

@@ -271,22 +271,28 @@ def test_a_run_that_has_failed_is_not_tried_again(harness: Harness) -> None:
 
 
 def test_a_service_that_stands_still_again_and_again_ends_the_run(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It lived long and was ready each time, and that does not count: the reason of its health is the cause."""
     monkeypatch.setattr(module, "RED_LIMIT_S", 0.0)
     monkeypatch.setattr(module, "HEALTHY_S", 0.0)
     monkeypatch.setattr(module, "MAX_FAILURES", 2)
     code = (
-        "import threading; from penstock.runtime.health import Health, announce, serve_http\n"
-        "health = Health('worker'); health.set_ready(True); health.watch('environment', 0.0)\n"
-        "announce('worker', metrics_port=serve_http(health, '127.0.0.1', 0)[1]); threading.Event().wait()"
+        "import os, pathlib, threading; from penstock.runtime.health import Health, announce, serve_http\n"
+        "health = Health('worker'); health.set_ready(True)\n"
+        "announce('worker', metrics_port=serve_http(health, '127.0.0.1', 0)[1])\n"
+        f"seen = pathlib.Path('{tmp_path}') / str(os.getpid())\n"
+        "while not seen.exists(): threading.Event().wait(0.01)\n"
+        "health.fail('the environment hangs'); threading.Event().wait()"
     )
     harness.supervisor.start(python(code))
 
     def look() -> bool:
         harness.supervisor.check_health()
+        service = harness.supervisor._services["worker"]
+        if service.was_ready and service.process is not None:
+            (tmp_path / str(service.process.pid)).touch()
         return False
 
-    with pytest.raises(GaveUp, match="worker failed 2 times .*unhealthy: environment: no progress"):
+    with pytest.raises(GaveUp, match=r"worker failed 2 times .*unhealthy: the environment hangs"):
         harness.until(look)
