@@ -26,7 +26,7 @@ SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     # Above the limit: who sends a little too much is told so by name, not by a transport error.
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + MIB),
     ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 30_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # One connection cannot fill the server: what it sends beyond this waits on its own side.
     ("grpc.max_concurrent_streams", 64),

@@ -233,6 +233,9 @@ class NetworkRun:
 
     def finish(self) -> int:
         """Wait until every sender has sent its count; balance the books."""
+        while any(sender.is_alive() for sender in self.senders):
+            reached = self.acknowledged()
+            eventually(lambda: self.is_sound() and self._is_beyond(reached), "the senders", PATIENCE_S)  # noqa: B023 - called at once
         for sender in self.senders:
             sender.finish()
         return self._balance()
@@ -248,9 +251,12 @@ class NetworkRun:
         return sum(sender.acknowledged for sender in self.senders)
 
     def grow(self, by: int, what: str = "acknowledgements") -> None:
-        """Wait for so many more acknowledgements."""
-        wanted = self.acknowledged() + by
-        eventually(lambda: self.is_sound() and self.acknowledged() >= wanted, what, PATIENCE_S)
+        """Wait for so many more acknowledgements; patience is for the next one."""
+        reached = self.acknowledged()
+        wanted = reached + by
+        while reached < wanted:
+            eventually(lambda: self.is_sound() and self.acknowledged() > reached, what, PATIENCE_S)  # noqa: B023 - called at once
+            reached = self.acknowledged()
 
     def is_sound(self) -> bool:
         """True; raises what ended the reader or a sender."""
@@ -284,6 +290,9 @@ class NetworkRun:
         with grpc.insecure_channel(self.broker.address) as channel:
             stub = control_pb2_grpc.ControlServiceStub(channel)
             return len(stub.Status(control_pb2.StatusRequest(), timeout=5).sessions)
+
+    def _is_beyond(self, reached: int) -> bool:
+        return self.acknowledged() > reached or not any(sender.is_alive() for sender in self.senders)
 
     def _balance(self) -> int:
         acked = self.reader.log.acked()
