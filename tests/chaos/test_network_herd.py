@@ -10,6 +10,7 @@ import pytest
 
 from actor.link import Link
 from actor.session import Session, open_session
+from penstock.runtime import metrics
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.wire.auth import Credentials
 from penstock.wire.messages import Role
@@ -22,6 +23,8 @@ LATE_S = 0.15
 """Each way: a handshake that is not over at once is what a busy broker gives."""
 SPARE = 1.25
 AWAY_S = 4.0
+MOST_TRIES = 30
+"""Of one actor in the outage; with doubled and jittered delays it takes about ten."""
 STEADY_S = 2.0
 """The last part of the outage, in which the first haste is over."""
 
@@ -61,6 +64,7 @@ def test_a_herd_comes_back_one_by_one(redis_server: RedisServer, tmp_path: Path,
         run.proxy.set(delay_s=LATE_S)
         assert connections_of_a_reset(run, actors) <= SPARE * actors
 
+        tried = metrics.RECONNECTS._value.get()
         run.proxy.set(refuse=True)
         assert run.proxy.reset() == actors
         threading.Event().wait(AWAY_S)
@@ -71,6 +75,7 @@ def test_a_herd_comes_back_one_by_one(redis_server: RedisServer, tmp_path: Path,
         back = [at - healed for at in run.proxy.accepted_s if at > healed]
         assert actors <= len(back) <= SPARE * actors
         assert busiest_second(back) <= 2 * steady
+        assert metrics.RECONNECTS._value.get() - tried <= MOST_TRIES * actors
         assert not any(session.is_over for session in sessions)
 
 
