@@ -39,7 +39,10 @@ class Monitor:
         section: BrokerSection,
         examine: guard.Examine,
         on_facts: Callable[[guard.ServerFacts], None],
+        run: str = "",
     ) -> None:
+        """`run`: whose callers this broker serves; "" for whichever Redis holds."""
+        self._run = run
         self._store, self._health, self._section = store, health, section
         self._examine, self._on_facts = examine, on_facts
         self._away_since: float | None = None
@@ -81,6 +84,11 @@ class Monitor:
             raise Fatal(f"redis did not serve for {limit} s (broker.redis_wait_s): {error}; start it again")
 
     def _note_there(self, status: Status) -> None:
+        if self._run and status.run and status.run != self._run:
+            raise Fatal(
+                f"redis holds run {status.run!r} and this broker serves the callers of {self._run!r} (run): "
+                "give each run a Redis of its own"
+            )
         if self._away_since is not None:
             LOGGER.info("redis serves again", extra={"away_s": time.monotonic() - self._away_since})
         self._away_since = None

@@ -90,7 +90,9 @@ async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, liste
         await front.set_serving(serving=True)
         announce(ROLE, metrics_port=metrics_port, address=address)
         LOGGER.info("serving", extra={"address": address, "redis": facts.version})
-        monitor = Monitor(parts.store, health, settings.broker, examine, parts.experience.note_facts)
+        monitor = Monitor(
+            parts.store, health, settings.broker, examine, parts.experience.note_facts, settings.run
+        )
         await _run(parts, monitor, stop, health, settings.broker.drain_delay_s)
         await _drain(parts)
     except Interrupted:

@@ -23,7 +23,7 @@ from penstock.wire.channel import open_channel
 from penstock.wire.identity import Party
 from penstock.wire.messages import Role
 from penstock.wire.tokens import digest
-from tests.abuse.identities import NAMES, PATIENCE_S, Secure, outcome, secured
+from tests.abuse.identities import NAMES, OTHER_RUN, PATIENCE_S, Secure, outcome, secured
 from tests.integration.broker_process import eventually, launch
 from tests.integration.simulated_actor import SimulatedActor
 from tests.small_run import RUN, fragment
@@ -362,6 +362,15 @@ def test_a_broker_that_could_not_tell_its_callers_does_not_start(
     code, last = broker.wait()
     assert code == 2
     assert message in broker.log.read_text(), last
+
+
+def test_a_broker_serves_no_run_but_its_callers_own(certified: Secure, tmp_path: Path) -> None:
+    """Certificates of one run open no log of another: exit 1 names both."""
+    broker = launch(certified.server.url, tmp_path, settings={"run": OTHER_RUN})
+    code, last = broker.wait()
+    assert code == 1
+    assert repr(RUN) in last
+    assert repr(OTHER_RUN) in last
 
 
 def test_a_flood_of_one_caller_slows_only_that_caller(short_folder: Path) -> None:
