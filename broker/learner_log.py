@@ -286,6 +286,7 @@ class LearnerLog:
         self._memory.raise_to(version=version)
         for index, chunk in enumerate(chunks):
             self._calls.fenced("store_chunk", version, index, chunk)
+        failpoint("publish.stored", version)
         digest = hashlib.sha256(blob).hexdigest()
         text = json.dumps(dict(scalars))
         opens = "" if round is None else round

@@ -23,9 +23,10 @@ SHAPE: Final = Shape(
 )
 PLACES: Final = {
     "commit.before": 60,
-    "publish.before": 30,
+    "publish.stored": 30,
     "write.before": 60,
     "update.after": 60,
+    "publish.before": 30,
     "publish.allocated": 30,
     "rename.before": 60,
     "commit.trimming": 60,
