@@ -70,6 +70,23 @@ class Connection:
         """A call whose message promises more than is sent."""
         self.send(self.headers(path) + frame(DATA, 0, self.stream, message(data, promised=promised)))
 
+    def read_until(self, kind: int) -> None:
+        """Read frames until one of this kind; EOFError when the peer closes before."""
+        while True:
+            head = self._read(9)
+            self._read(int.from_bytes(head[:3]))
+            if head[3] == kind:
+                return
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = self.socket.recv(size - len(data))
+            if not more:
+                raise EOFError
+            data += more
+        return data
+
     def is_closed(self) -> bool:
         """Read what came; True when the peer has closed the connection."""
         try:

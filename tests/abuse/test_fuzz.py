@@ -1,5 +1,6 @@
 """Mutated and random bytes against every RPC: refused with a reason, nothing stored, memory flat."""
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,9 +50,12 @@ def _share(rpc: Rpc, cases: int) -> int:
 
 
 def _plan(cases: int, session: int, seed: int, last: str = STOPS) -> Iterator[Case]:
+    """In an order of the seed's, so that what one RPC leaves behind meets the others."""
     rpcs = [rpc for rpc in unary_rpcs() if last or str(rpc) != STOPS]
-    for rpc in sorted(rpcs, key=lambda each: (str(each) == last, each.path)):
-        yield from (make_case(rpc, seed, number, session) for number in range(_share(rpc, cases)))
+    plan = [(rpc, number) for rpc in rpcs for number in range(_share(rpc, cases))]
+    random.Random(seed).shuffle(plan)
+    plan.sort(key=lambda each: str(each[0]) == last)
+    yield from (make_case(rpc, seed, number, session) for rpc, number in plan)
 
 
 def _stored(stage: Stage) -> dict[str, Any]:
