@@ -6,8 +6,8 @@ local function close_session(session)
   local actor = redis.call('HGET', SESSION .. session, 'actor')
   if not actor then return false end
   local sequence, returned = numbers(SESSION .. session, 'sequence', 'returned')
-  -- Nobody has told how far it was when Redis went back, and nobody will.
-  if returned == 1 then note_lost('fragments', session, int(sequence + 1), '+') end
+  -- Nobody has told how far it was when Redis went back, and nobody will; also before the log is open again.
+  if returned == 1 or is_closed() then note_lost('fragments', session, int(sequence + 1), '+') end
   if redis.call('HGET', ACTORS, actor) == session then
     redis.call('HDEL', ACTORS, actor)
   end

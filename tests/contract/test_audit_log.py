@@ -129,6 +129,24 @@ async def test_what_nobody_read_is_booked_when_its_actor_says_so_or_is_gone(
     assert (lost.kind, lost.session, lost.first) == (Kind.LOST, returns.session, 7)
 
 
+async def test_what_a_session_lost_that_ends_before_the_log_is_open_again(
+    redis_server: RedisServer, store: Store, tmp_path: Path
+) -> None:
+    """An actor that drains between Redis's return and the learner's opening was told of fragments that are gone."""
+    log = open_run(redis_server.url, budget=10**6)
+    actor = await recorded(store, "one", tmp_path)
+    await actor.send(2)
+    copy = redis_server.save_aof()
+    await actor.send(3)
+    redis_server.go_back(copy)
+    await reconnect(store)
+    await store.close_session(actor.session)
+    reopen(log)
+    found = held(redis_server)
+    assert LostFragments(session=actor.session, first=3, last=None) in found.lost_fragments
+    assert problems(tmp_path, found) == []
+
+
 async def test_a_session_of_lost_seconds_is_known_by_its_number(
     redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
