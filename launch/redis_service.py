@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from launch.redis_binary import RedisBinary, newest
-from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.exit import EXIT_OK, Fatal, RunFailed
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.settings import Settings
@@ -37,7 +37,8 @@ LOCK_TIMEOUT_S: Final = 10.0
 PING_INTERVAL_S: Final = 2.0
 SERVER: Final = "redis-server"
 """What health watches."""
-_KEPT_WARNINGS: Final = 3
+_KEPT_WARNINGS: Final = 2
+_CANNOT_WRITE: Final = "AOF write error"
 _PR_SET_PDEATHSIG: Final = 1
 _LINGERING_CLIENTS: Final = 1
 """The connection that asks is a client itself."""
@@ -76,11 +77,19 @@ def main(lifecycle: Lifecycle, settings: Settings, place: ServerPlace) -> int:
     while not changed.wait(PING_INTERVAL_S):
         _look(place.socket, health)
     if not lifecycle.draining.is_set():
-        raise Fatal(f"redis-server died ({_how(server.returncode)}): {words.last()}")
+        raise _death(server, words, place.folder)
     health.set_ready(ready=False, why="draining")
     _await_clients_gone(place.socket, server)
     _stop(server)
     return EXIT_OK
+
+
+def _death(server: subprocess.Popen[bytes], words: "ServerWords", folder: Path) -> Fatal:
+    """At `fsync` a server that cannot write ends itself, and would again: that is the end of the run."""
+    text = f"redis-server died ({_how(server.returncode)}): {words.last()}"
+    if _CANNOT_WRITE in text:
+        return RunFailed(f"{text}; make room for {folder}, then resume")
+    return Fatal(text)
 
 
 def _look(path: Path, health: Health) -> None:
@@ -114,7 +123,7 @@ class ServerWords:
         assert self.server.stdout is not None
         for line in self.server.stdout:
             head, mark, text = line.decode(errors="replace").rstrip().partition(" # ")
-            if mark and head[:1].isdigit():
+            if mark and head[:1].isdigit() and not text.startswith("WARNING"):
                 self._warnings.append(text)
             with suppress(OSError):  # the log's disk may be full: the server must not block on this pipe
                 sys.stderr.buffer.write(line)

@@ -128,7 +128,7 @@ def test_a_full_disk_under_the_append_only_file(
     """Redis refuses writes or ends itself; whoever gives up first says what Redis said."""
     running: list[Training] = []
     small = disk(kind, "redis", lambda: running[0].pids().get("redis") if running else None)
-    training = start(*ENDLESS, "--set", "broker.redis_wait_s=2", "--set", f"broker.durability={durability}")
+    training = start(*ENDLESS, "--set", "broker.redis_wait_s=5", "--set", f"broker.durability={durability}")
     running.append(training)
     training.until_steps(1_000)
     small.fill(64 * 1024)
@@ -144,7 +144,7 @@ def test_a_run_whose_whole_folder_is_on_a_full_disk(
 ) -> None:
     """No log takes a line any more: the launcher finds the cause itself."""
     small = disk("tmpfs", ".", lambda: None)
-    training = start(*ENDLESS, "--set", "learner.checkpoint_interval_s=1", "--set", "broker.redis_wait_s=2")
+    training = start(*ENDLESS, "--set", "learner.checkpoint_interval_s=1", "--set", "broker.redis_wait_s=5")
     training.until_steps(1_000)
     small.fill(0)
     _, err = training.process.communicate(timeout=PATIENCE_S)
