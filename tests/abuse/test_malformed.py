@@ -6,10 +6,11 @@ import grpc
 import pytest
 
 from penstock.v1 import experience_pb2 as experience
+from penstock.v1 import weights_pb2
 from penstock.wire import fragment as fragments
-from penstock.wire.limits import MIB
+from penstock.wire.limits import MAX_NUMBER, MIB
 from penstock.wire.refusal import Reason
-from tests.abuse.malformed import CALLS, EXPERIENCE, FRAGMENTS
+from tests.abuse.malformed import CALLS, CONTROL, EXPERIENCE, FRAGMENTS, WEIGHTS
 from tests.abuse.stage import Memory, Stage, nothing_stored, session_of, staged, unharmed
 from tests.abuse.wire import Answer, RawChannel
 from tests.integration.simulated_actor import SimulatedActor
@@ -90,3 +91,16 @@ def test_all_of_them_leave_an_honest_actor_unharmed(stage: Stage) -> None:
             assert _refusal(channel.send(APPEND, request.SerializeToString()))[0] is Reason.INVALID
         for path, make_call, _ in CALLS.values():
             channel.send(path, make_call(session))
+
+
+def test_one_session_cannot_break_status_for_everybody(stage: Stage, actor: SimulatedActor) -> None:
+    """Its applied version of 2^64 - 1 came back from Redis as a negative number, which no reply holds."""
+    with RawChannel(stage.address) as channel:
+        for name in ("watch that applied version 2^64 - 1", "watch that began sequence 2^64 - 1"):
+            path, make, _ = CALLS[name]
+            assert channel.send(path, make(actor.session)).code is grpc.StatusCode.INVALID_ARGUMENT
+        most = weights_pb2.WatchLatestRequest(
+            session=actor.session, applied_version=MAX_NUMBER, begun_through=MAX_NUMBER
+        )
+        assert channel.send(f"{WEIGHTS}WatchLatest", most.SerializeToString()).code is grpc.StatusCode.OK
+        assert channel.send(f"{CONTROL}Status", b"").code is grpc.StatusCode.OK
