@@ -130,7 +130,7 @@ class Campaign:
     def run(self, kills: int) -> None:
         """Until so many have been killed; then all live again, without dooms."""
         self.begin()
-        self.fleet.wait(lambda: self.visit() >= kills, f"{kills} kills", within_s=60 + 10 * kills)
+        self.fleet.wait(lambda: self.visit() >= kills, f"{kills} kills", within_s=PATIENCE_S + 20 * kills)
         self.end()
 
     def begin(self) -> None:
@@ -200,10 +200,15 @@ class Campaign:
         if not self.fleet.serves("redis"):
             return False
         served_ns = self._serves_since_ns.setdefault(redis.lives, time.monotonic_ns())
+        if redis.lives == 1 and not any(map(self._has_begun, self._actors())):
+            return False
         if time.monotonic_ns() - served_ns > WITHOUT_LEARNER_S * 10**9:
             return True
         learner = self.fleet.members["learner"].phases()
         return any(phase.name == "lease.waiting" and phase.at_ns > served_ns for phase in learner)
+
+    def _actors(self) -> list[Member]:
+        return [member for member in self.fleet.members.values() if member.name.startswith("actor")]
 
     def _end(self, member: Member) -> None:
         """Freeze it once in its life, when that is its doom; else kill it."""

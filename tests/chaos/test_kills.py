@@ -20,10 +20,10 @@ LARGE: Final = ("--observation-floats", "13107")
 """Five rows of two observations are 512 KiB."""
 ROOM: Final = ("broker.max_log_bytes=300000000", "algorithm.batch_steps=128")
 
-slow = [pytest.mark.slow, pytest.mark.timeout(1500)]
+slow = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kills", [50])
 def test_killed_actors_lose_nothing_that_was_acknowledged(tmp_path: Path, kills: int) -> None:
     """Their next life fences the session before; what was not acknowledged died with them."""
@@ -32,7 +32,7 @@ def test_killed_actors_lose_nothing_that_was_acknowledged(tmp_path: Path, kills:
         balance(fleet, fleet.finish(), kills)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kills", [20, pytest.param(50, marks=slow)])
 def test_killed_brokers_lose_and_double_nothing(tmp_path: Path, kills: int) -> None:
     """Two brokers under one run; a reply that died with its broker is answered again after the resend."""
@@ -41,11 +41,11 @@ def test_killed_brokers_lose_and_double_nothing(tmp_path: Path, kills: int) -> N
         Campaign(fleet, names(fleet, "broker"), seed=kills).run(kills)
         audit = fleet.finish()
         balance(fleet, audit, kills)
-        assert audit.report["counters"]["log_lost"] == 0
+        assert "log_lost" not in audit.report["fragments"]
         assert audit.report["counters"]["reopened"] == 0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kills", [8, pytest.param(30, marks=slow)])
 def test_a_killed_redis_that_syncs_each_append_loses_nothing(tmp_path: Path, kills: int) -> None:
     """While somebody waits for its answer, while it rewrites its file, and at any other moment."""
@@ -56,11 +56,10 @@ def test_a_killed_redis_that_syncs_each_append_loses_nothing(tmp_path: Path, kil
         audit = fleet.finish()
         balance(fleet, audit, kills)
         assert audit.report["counters"]["reopened"] >= kills // 2
-        assert audit.report["counters"]["log_lost"] == 0
         assert "log_lost" not in audit.report["fragments"]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("kills", "large"), [(3, ()), pytest.param(30, LARGE, marks=slow)])
 def test_what_redis_loses_with_its_last_second_is_booked(
     tmp_path: Path, kills: int, large: tuple[str, ...]
@@ -74,7 +73,7 @@ def test_what_redis_loses_with_its_last_second_is_booked(
         audit = fleet.finish()
         balance(fleet, audit, kills)
         assert audit.report["counters"]["reopened"] >= kills // 2
-        assert audit.report["counters"]["log_lost"] > 0, audit.text
+        assert audit.report["fragments"].get("log_lost", 0) > 0, audit.text
 
 
 def names(fleet: Fleet, role: str) -> list[str]:
