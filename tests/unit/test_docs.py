@@ -36,7 +36,8 @@ def test_every_promise_names_a_test_that_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["train", "test", "test-slow", "learn", "staleness", "check", "bench", "protos"]
+    "target",
+    ["train", "test", "test-slow", "soak", "mutations", "learn", "staleness", "check", "bench", "protos"],
 )
 def test_every_make_target_is_in_the_pages(target: str) -> None:
     """Who reads README or CONTRIBUTING knows what make can do."""
