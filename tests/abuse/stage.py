@@ -18,6 +18,8 @@ from tests.redis_server import RedisServer, find_binaries
 from tests.small_run import CHARGE, fragment
 
 BUDGET_FRAGMENTS: Final = 64
+SESSION_TIMEOUT_MS: Final = 3_600_000
+"""Longer than any test: an honest actor that waits for the abuse to end says nothing meanwhile."""
 SETTLED_BY: Final = 2**40
 """Beyond every entry: gives the whole budget back."""
 
@@ -66,7 +68,7 @@ def staged(folder: Path, settings: dict[str, Any] | None = None) -> Iterator[Sta
     """A stage that is ready; ended afterwards."""
     server = RedisServer(find_binaries()[0], folder)
     server.start()
-    learner = open_run(server.url, budget=BUDGET_FRAGMENTS * CHARGE)
+    learner = open_run(server.url, budget=BUDGET_FRAGMENTS * CHARGE, session_timeout_ms=SESSION_TIMEOUT_MS)
     broker = launch(server.url, folder / "broker", settings=settings)
     try:
         eventually(broker.is_ready, "readiness of the broker", within_s=60)
