@@ -74,8 +74,9 @@ async def _begin(store: Store, log: LearnerLog) -> None:
 async def _work(store: Store, log: LearnerLog) -> LogState:
     """Every call of actors and learner once; returns what the learner knows."""
     actor = Actor(store, "actor-0")
+    first = await actor.open()
     await actor.open()
-    await actor.open()
+    await store.watch(Watch(session=first.session))  # fenced by the second
     await store.owner_of(actor.session)
     await actor.append(2)
     await store.append(actor.session, 2, [item(actor.session, 1)])
