@@ -26,6 +26,9 @@ LARGEST_CALL_BYTES: Final = 16 * KIB
 """Largest request of every other RPC."""
 UNCOUNTED_BYTES: Final = 2 * KIB
 MAX_ROW_BYTES: Final = KIB
+MAX_FIELDS: Final = 1024
+"""Fields of a request or a fragment; of a header as many more as it may have rows. Walking them takes time."""
+_MAX_HEADER_FIELDS: Final = 2 * MAX_SLOTS + MAX_TENSORS + MAX_FIELDS
 _MAX_VARINT: Final = 10
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FRAGMENTS: Final = experience_pb2.AppendRequest.FRAGMENTS_FIELD_NUMBER
@@ -52,7 +55,7 @@ def check_outline(name: str, data: bytes) -> None:
 
 def _check_append(data: bytes) -> None:
     fragments = rows = 0
-    for number, begin, end in _fields(data, 0, len(data)):
+    for number, begin, end in _fields(data, 0, len(data), MAX_FIELDS):
         if number != _FRAGMENTS:
             continue
         fragments += 1
@@ -68,7 +71,7 @@ def _check_append(data: bytes) -> None:
 
 def _count_rows(data: bytes, begin: int, end: int) -> int:
     rows = 0
-    for number, start, stop in _fields(data, begin, end):
+    for number, start, stop in _fields(data, begin, end, MAX_FIELDS):
         if number == _HEADER and stop - start > UNCOUNTED_BYTES:
             rows += _count_header(data, start, stop)
     return rows
@@ -76,8 +79,10 @@ def _count_rows(data: bytes, begin: int, end: int) -> int:
 
 def _count_header(data: bytes, begin: int, end: int) -> int:
     counts = dict.fromkeys(_ROWS, 0)
-    for number, start, stop in _fields(data, begin, end):
+    others = 0
+    for number, start, stop in _fields(data, begin, end, _MAX_HEADER_FIELDS):
         if number not in counts:
+            others += 1
             continue
         counts[number] += 1
         name, most = _ROWS[number]
@@ -85,12 +90,16 @@ def _count_header(data: bytes, begin: int, end: int) -> int:
             raise Unfit(f"header.{name}: more than {most}")
         if stop - start > MAX_ROW_BYTES:
             raise Unfit(f"header.{name}: a row of {stop - start} bytes, at most {MAX_ROW_BYTES}")
-    return sum(counts.values())
+    return sum(counts.values()) + others
 
 
-def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _fields(data: bytes, at: int, end: int, most: int) -> Iterator[tuple[int, int, int]]:
     """Number, first byte and end of each string or sub-message of the message in data[at:end]."""
+    seen = 0
     while at < end:
+        seen += 1
+        if seen > most:
+            raise Unfit(f"byte {at}: a message of more than {most} fields; send less at once")
         tag, at = _varint(data, at, end)
         kind = tag & 7
         if kind == _BYTES:

@@ -290,6 +290,9 @@ CALLS: Final[dict[str, tuple[str, Callable[[int], bytes], str]]] = {
     "append of four million empty fragments": (
         f"{EXPERIENCE}Append", lambda _: b"\x1a\x00" * (MAX_MESSAGE_BYTES // 2), "fragments: more in one"
     ),
+    "append of four million numbers": (
+        f"{EXPERIENCE}Append", lambda _: b"\x08\x01" * (MAX_MESSAGE_BYTES // 2), "more than 1024 fields"
+    ),
     "header of too many slots": (
         f"{EXPERIENCE}Append", lambda s: _wide(s, slots=MAX_SLOTS + 1), "header.slots: more than 4096"
     ),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.outline import LARGEST_BYTES, LARGEST_CALL_BYTES, Unfit, check_outline
+from broker.outline import LARGEST_BYTES, LARGEST_CALL_BYTES, MAX_FIELDS, Unfit, check_outline
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import fragment_pb2
 from penstock.wire import fragment as fragments
@@ -27,6 +27,28 @@ def _header(**rows: int) -> fragment_pb2.Fragment:
         for _ in range(count):
             getattr(message.header, name).add()
     return message
+
+
+def _long_shape() -> fragment_pb2.Fragment:
+    message = fragment_pb2.Fragment()
+    message.header.tensors.add(shape=[1] * 3000)
+    return message
+
+
+def _many_fields(count: int) -> fragment_pb2.Fragment:
+    """A header that says one number over and over."""
+    message = fragment_pb2.Fragment()
+    message.header.MergeFromString(b"\x98\x06\x01" * count)
+    return message
+
+
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it."""
+    out = b""
+    while value > 127:
+        out += bytes([value & 127 | 128])
+        value >>= 7
+    return out + bytes([value])
 
 
 def test_an_honest_append_passes() -> None:
@@ -64,11 +86,14 @@ def test_the_largest_report_passes() -> None:
         (_append(_header(slots=2000, tensors=MAX_TENSORS + 1)), "header.tensors: more than 64"),
         (_append(*[_header(slots=MAX_SLOTS)] * (MAX_ROWS_PER_APPEND // MAX_SLOTS + 1)), "slots, spans"),
         (
-            _append(fragment_pb2.Fragment(header={"tensors": [{"shape": [1] * 3000}]})),
+            _append(_long_shape()),
             "header.tensors: a row of",
         ),
         (b"\x1a\x05\x0a", "cut off"),
         (b"\x1a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "more than 10 bytes"),
+        (b"\x08\x01" * (MAX_FIELDS + 1), "more than 1024 fields"),
+        (b"\x1a\x83\x10" + b"\x18\x01" * 1025 + b"\0", "more than 1024 fields"),
+        (_append(_many_fields(10_000)), "more than 9280 fields"),
         (b"\x1b\x1c", "no field begins"),
         (b"\x08", "cut off"),
         (b"\x0d\x00", "cut off"),
@@ -84,6 +109,7 @@ def test_what_would_unfold_to_much_or_is_cut_off_is_unfit(data: bytes, why: str)
 def test_every_rpc_has_a_largest_request(name: str) -> None:
     """The largest is of no more use to others than to whom it is for."""
     largest = LARGEST_BYTES.get(name, LARGEST_CALL_BYTES)
-    check_outline(name, b"\x08\x01" * (largest // 2))
-    with pytest.raises(Unfit, match=f"{largest + 2} bytes, at most {largest}"):
-        check_outline(name, b"\x08\x01" * (largest // 2 + 1))
+    head = b"\x0a" + varint(largest - 8)
+    check_outline(name, (head + bytes(largest - 8))[:largest])
+    with pytest.raises(Unfit, match=f"{largest + 1} bytes, at most {largest}"):
+        check_outline(name, bytes(largest + 1))
