@@ -13,7 +13,6 @@ lasts longer than `broker.redis_wait_s` it exits with 1.
 import asyncio
 import logging
 from collections.abc import Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -53,6 +52,7 @@ SERVICES: Final = tuple(
     f"penstock.v1.{name}" for name in ("ExperienceService", "WeightService", "ControlService")
 )
 DRAIN_GRACE_S: Final = 10.0
+_INSIST_S: Final = 0.1
 
 
 def main(lifecycle: Lifecycle, settings: Settings, *, redis_url: str, listen: str) -> int:
@@ -230,11 +230,19 @@ async def _until_first(*ends: Coroutine[Any, Any, Any], beside: "set[asyncio.Tas
 
 
 async def _cancel(tasks: "set[asyncio.Task[None]]") -> None:
+    """End the tasks; raises what one of them raised.
+
+    Said again until it is heard: before Python 3.12 `asyncio.wait_for`, which the Redis client uses, swallows a
+    cancellation that comes as it ends.
+    """
+    pending = tasks
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_INSIST_S)
     for task in tasks:
-        task.cancel()
-    for task in tasks:
-        with suppress(asyncio.CancelledError):
-            await task
+        if not task.cancelled():
+            task.result()
 
 
 async def _drain(parts: Parts) -> None:

@@ -35,6 +35,8 @@ from tests.small_run import CHARGE, SLOTS, STEPS, fragment
 PATIENCE_S: Final = 60.0
 LIVES: Final = 10**9
 """Fragments of a sender that goes on until it is asked to end."""
+MOST_ENTRIES: Final = 10**6
+"""Nobody trims the log here."""
 _READ_MS: Final = 50
 _RENEW_EVERY: Final = 20
 
@@ -313,7 +315,7 @@ def network_run(
 ) -> Iterator[NetworkRun]:
     """A run that is up; everything is ended at the end, whatever happened."""
     with ExitStack() as stack:
-        log = open_run(server.url, budget=budget, wait_s=PATIENCE_S, **run)
+        log = open_run(server.url, budget=budget, wait_s=PATIENCE_S, max_log_entries=MOST_ENTRIES, **run)
         stack.callback(log.close)
         broker = launch(server.url, folder / "broker", settings=settings)
         stack.callback(broker.end)

@@ -14,7 +14,7 @@ from typing import Self
 import pytest
 
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
-from tests.chaos.network_run import PATIENCE_S, Reader
+from tests.chaos.network_run import MOST_ENTRIES, PATIENCE_S, Reader
 from tests.chaos.proxy import Proxy
 from tests.integration.broker_process import BrokerProcess, eventually, launch, open_run
 from tests.redis_server import RedisServer
@@ -128,7 +128,7 @@ def test_a_rolling_restart_is_no_error_to_actors(
 ) -> None:
     """Each of two brokers is replaced so often: no session ends, nothing is given up, books balance."""
     with ExitStack() as stack:
-        log = open_run(redis_server.url, wait_s=PATIENCE_S)
+        log = open_run(redis_server.url, wait_s=PATIENCE_S, max_log_entries=MOST_ENTRIES)
         stack.callback(log.close)
         brokers = Brokers(server=redis_server, folder=tmp_path, stack=stack)
         brokers.add()

@@ -108,6 +108,7 @@ def open_run(
     session_timeout_ms: int = 30_000,
     weights: bytes = b"weights-1",
     wait_s: float = PATIENCE_S,
+    max_log_entries: int = 10_000,
 ) -> LearnerLog:
     """A learner that has taken the lease, opened the run and published once."""
     log = LearnerLog.connect(redis_url, wait_s=wait_s)
@@ -119,7 +120,7 @@ def open_run(
         lock_step=False,
         session_timeout_ms=session_timeout_ms,
         max_log_bytes=2**28,
-        max_log_entries=10_000,
+        max_log_entries=max_log_entries,
     )
     log.start(specification(session_timeout_ms=session_timeout_ms).encode(), pacing)
     log.publish(weights, update=0, settled=0, scalars={})
