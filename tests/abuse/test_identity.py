@@ -279,10 +279,11 @@ def test_replaced_certificates_are_used_without_a_restart(certified: Secure, tmp
     ):
         actor.open()
         held: list[Any] = []
-        watch = threading.Thread(target=lambda: held.append(actor.watch(wait_ms=2_000, known_version=2**53)))
+        nothing_new = {"known_version": 2**53, "known_begin_through": 2**53, "known_revision": 2**53}
+        watch = threading.Thread(target=lambda: held.append(actor.watch(wait_ms=15_000, **nothing_new)))
         watch.start()
         held_calls = re.compile(r"watchers\S* 1\.0$", re.MULTILINE)
-        eventually(lambda: held_calls.search(certified.broker.get("/metrics")[1]))
+        eventually(lambda: held_calls.search(certified.broker.get("/metrics")[1]), "a held call")
         renew(certified.folder)
         assert served_certificate(certified.broker.address) != before
         assert outcome(operator, STATUS)[0] is StatusCode.OK, "the operator's channel was built anew"
