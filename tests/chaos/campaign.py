@@ -58,7 +58,8 @@ class Doom:
     """How a life ends.
 
     point: "" for none. after_s: since it first had something in hand. way: in which Redis is killed. frozen_s:
-    it is frozen this long first, 0 for not at all, and killed in its sleep when `asleep`.
+    it is frozen this long first, 0 for not at all, and killed in its sleep when `asleep`. busy: when its time has
+    come it is killed as soon as it has something in hand.
     """
 
     point: str
@@ -67,6 +68,7 @@ class Doom:
     way: str
     frozen_s: float
     asleep: bool
+    busy: bool
 
     @property
     def rule(self) -> str:
@@ -102,6 +104,7 @@ def draw(seed: int, name: str, life: int, pace: Pace) -> Doom:
         way=chance.choice(pace.ways),
         frozen_s=chance.uniform(0.5, LONGEST_SLEEP_S) if chance.random() < pace.freezes else 0.0,
         asleep=chance.random() < 0.3,
+        busy=chance.random() < 0.5,
     )
 
 
@@ -127,11 +130,16 @@ class Campaign:
         """Lives that have begun are cut short, so that a slow machine sees as many kills as a fast one."""
         self._serves_since_ns: dict[int, int] = {}
 
-    def run(self, kills: int) -> None:
-        """Until so many have been killed; then all live again, without dooms."""
+    def run(self, kills: int, of: str = "") -> None:
+        """Until so many of a role (default: of all) have been killed; then all live again, without dooms."""
         self.begin()
-        self.fleet.wait(lambda: self.visit() >= kills, f"{kills} kills", within_s=PATIENCE_S + 20 * kills)
+        within_s = PATIENCE_S + 20 * kills
+        self.fleet.wait(lambda: self.visit() >= kills <= self.killed(of), f"{kills} kills", within_s)
         self.end()
+
+    def killed(self, role: str = "") -> int:
+        """Kills so far, of a role or of all."""
+        return sum(kill.role.startswith(role) for kill in self.fleet.log.kills)
 
     def begin(self) -> None:
         """Every victim into a doomed life; the others start as they are."""
@@ -176,7 +184,7 @@ class Campaign:
                 self._watch_sleep(member)
             elif self._is_due(member):
                 self._end(member)
-        return len(self.fleet.log)
+        return self.killed()
 
     def _is_due(self, member: Member) -> bool:
         now = time.monotonic()
@@ -186,12 +194,17 @@ class Campaign:
                 self._busy_since[member.name] = now
             return False
         doom = self.doom(member)
-        wanted_s = doom.after_s + (LONGEST_TO_POINT_S if doom.point else 0.0)
-        return now - since >= wanted_s * (CUT_SHORT if self.behind else 1.0)
+        late_s = now - since - doom.after_s * (CUT_SHORT if self.behind else 1.0)
+        if doom.point or (doom.busy and not self._has_in_hand(member)):
+            return late_s >= LONGEST_TO_POINT_S
+        return late_s >= 0
 
     def _has_begun(self, member: Member) -> bool:
+        return self._is_log_open(member) if member.name == "redis" else self._has_in_hand(member)
+
+    def _has_in_hand(self, member: Member) -> bool:
         if member.name == "redis":
-            return self._is_log_open(member)
+            return True  # its ways wait for what they need
         names = IN_HAND[member.name.partition("-")[0]]
         return any(not phase.is_idle and phase.name.startswith(names) for phase in member.phases())
 
@@ -234,8 +247,9 @@ class Campaign:
     def _kill(self, member: Member) -> None:
         if member.name == "redis":
             WAYS[self.doom(member).way](self.fleet, random.Random(f"{self.seed}/way/{member.lives}"))
+            self._busy_since.pop("learner", None)  # it may have died as well
         else:
-            self.fleet.kill(member.name)
+            self.fleet.kill(member.name, IN_USE if self.doom(member).busy else "moment")
 
     def _bury(self, member: Member) -> None:
         """A death at a fail point; any other one is nobody's doing and an error."""

@@ -213,6 +213,11 @@ class Fleet:
         self.members[name].frozen = False
         os.kill(self.pid(name), signal.SIGCONT)
 
+    def is_alive(self, name: str) -> bool:
+        """Whether it runs and is not frozen."""
+        member = self.members[name]
+        return member.process is not None and member.exit is None and not member.frozen
+
     def pid(self, name: str) -> int:
         """The process that does the work; Redis's is a child of its service."""
         process = self.members[name].process

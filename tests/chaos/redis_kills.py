@@ -4,12 +4,14 @@
 `in_rewrite`  while a child of it rewrites the append-only file; the child is slowed down to be met.
 `power_loss`  with the end of the append-only file gone: what was written in the last second, which
               `fsync_1s` may not have brought to the disk. `kill -9` alone takes nothing from the page cache.
+`of_both`     the same, and the learner dies with it: nobody remembers what was drawn in that second.
 """
 
 import os
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +22,7 @@ from tests.chaos.kill_log import Kill
 
 MEET_S: Final = 5.0
 """How long a place is waited for, before Redis is killed wherever it is."""
-IN_USE, IN_REWRITE, POWER_LOSS = "in use", "AOF rewrite", "power loss"
+IN_USE, IN_REWRITE, POWER_LOSS, OF_BOTH = "in use", "AOF rewrite", "power loss", "power loss of both"
 
 
 def in_use(fleet: Fleet, _chance: random.Random) -> Kill:
@@ -39,14 +41,18 @@ def in_rewrite(fleet: Fleet, chance: random.Random) -> Kill:
     return fleet.kill("redis", IN_REWRITE if met else "moment", met and _rewriting(place))
 
 
-def power_loss(fleet: Fleet, chance: random.Random) -> Kill:
+def power_loss(fleet: Fleet, chance: random.Random, *, of_both: bool = False) -> Kill:
     """Kill it, and cut its file back to where it ended up to a second before."""
+    how = OF_BOTH if of_both else POWER_LOSS
     file = _append_only_file(fleet.folder / "redis")
     size, since = file.stat().st_size, time.monotonic()
     span_s = chance.uniform(0.05, 0.9)
     while time.monotonic() - since < span_s:
         fleet.pause()
-    kill = fleet.kill("redis", POWER_LOSS, _meet(fleet, fleet.phase_at_redis))
+    kill = fleet.kill("redis", how, _meet(fleet, fleet.phase_at_redis))
+    if of_both and fleet.is_alive("learner"):
+        fleet.kill("learner", how)
+        fleet.start("learner")
     if _append_only_file(fleet.folder / "redis") == file and file.stat().st_size > size:
         os.truncate(file, size)
     return kill
@@ -57,6 +63,7 @@ WAYS: Final[dict[str, Callable[[Fleet, random.Random], Kill]]] = {
     IN_USE: in_use,
     IN_REWRITE: in_rewrite,
     POWER_LOSS: power_loss,
+    OF_BOTH: partial(power_loss, of_both=True),
 }
 
 
