@@ -259,8 +259,7 @@ def reopen(server: Server, memory: Memory, jump: int) -> None:
             row.raise_to(last)
     server.session = max(server.session, memory.session, *memory.sequences, 0) + jump
     server.weights.counter = max(server.weights.counter, memory.version) + jump
-    server.commits += [commit for commit in memory.commits if commit not in server.commits]
-    server.commits = server.commits[-KEPT_COMMITS:]
+    server.commits = sorted({*server.commits, *memory.commits})[-KEPT_COMMITS:]
     server.epoch = memory.epoch = memory.epoch + jump
     for row in server.rows.values():
         row.rewound = True

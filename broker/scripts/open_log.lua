@@ -54,13 +54,19 @@ local function raise_sequences()
   end
 end
 
+-- Checkpoint ids rise. Whoever resumes may know a commit that is older than those kept here.
 local function raise_commits()
-  local known = {}
-  for _, commit in ipairs(redis.call('LRANGE', COMMITS, 0, -1)) do known[commit] = true end
-  for _, commit in ipairs(state.commits) do
-    if not known[commit] then redis.call('RPUSH', COMMITS, commit) end
+  local ids, texts = {}, {}
+  local function add(commit)
+    local id = cjson.decode(commit).checkpoint_id
+    if not texts[id] then ids[#ids + 1] = id end
+    texts[id] = commit
   end
-  redis.call('LTRIM', COMMITS, -KEPT_COMMITS, -1)
+  for _, commit in ipairs(state.commits) do add(commit) end
+  for _, commit in ipairs(redis.call('LRANGE', COMMITS, 0, -1)) do add(commit) end
+  table.sort(ids)
+  redis.call('DEL', COMMITS)
+  for i = math.max(1, #ids - KEPT_COMMITS + 1), #ids do redis.call('RPUSH', COMMITS, texts[ids[i]]) end
 end
 
 if rewound and state then

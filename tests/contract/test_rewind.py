@@ -1,6 +1,7 @@
 """A Redis that was restarted, went back in time or came back empty: the books balance, all go on."""
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 import redis
@@ -391,3 +392,24 @@ def test_opening_again_with_the_same_nonce_leaps_once(redis_server: RedisServer,
     log.reopen(log.snapshot())
     assert (len(calls), log.epoch) == (1, epoch + JUMP)
     assert not log.renew().closed
+
+
+def test_commits_keep_their_order_however_often_a_log_is_opened_again(
+    redis_server: RedisServer, log: LearnerLog
+) -> None:
+    """A learner that resumes knows one commit more than Redis keeps: the oldest, which must not become the newest."""
+    commits = [
+        Commit(checkpoint_id=f"{number:012d}-00000001", manifest_sha256="", position=0, trim=0)
+        for number in range(1, 10)
+    ]
+    for commit in commits:
+        log.commit(commit)
+    state = replace(log.snapshot(), commits=tuple(commits))
+    for _ in range(3):
+        redis_server.restart()
+        log.acquire(RUN, "learner", TTL_MS)
+        log.start(specification().encode(), PACING, resume=state)
+        lease = log.acquire(RUN, "learner", TTL_MS)
+        assert [commit.checkpoint_id for commit in lease.committed] == [
+            commit.checkpoint_id for commit in commits[1:]
+        ]

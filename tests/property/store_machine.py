@@ -144,7 +144,10 @@ class StoreMachine(RuleBasedStateMachine):
         trim = max(0, self.memory.settled - back)
         self.checkpoints += 1
         commit = Commit(
-            checkpoint_id=f"c{self.checkpoints}", manifest_sha256="", position=self.memory.settled, trim=trim
+            checkpoint_id=f"{self.checkpoints:08d}",
+            manifest_sha256="",
+            position=self.memory.settled,
+            trim=trim,
         )
         self._commit(commit)
 
