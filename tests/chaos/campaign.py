@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tests.chaos.fleet import PATIENCE_S, Fleet, Member
+from tests.chaos.fleet import PATIENCE_S, Fleet
+from tests.chaos.members import Member
 from tests.chaos.redis_kills import IN_USE, WAYS
 
 POINTS: Final[dict[str, tuple[str, ...]]] = {

@@ -17,7 +17,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,9 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from launch.process import Exit, Folder, ServiceProcess, ServiceSpec, last_line, penstock
-from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, Phase, read_phases
+from launch.process import Exit, Folder, ServiceProcess, last_line, penstock
+from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, Phase
 from tests.chaos.kill_log import Kill, KillLog
+from tests.chaos.members import Member, Place, Shape, service_specs
+
+__all__ = ["PATIENCE_S", "ROOT", "Audit", "Fleet", "Member", "Shape"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_S: Final = 60.0
@@ -39,47 +41,6 @@ AT_REDIS: Final = (
     *("commit.before", "commit.trimming", "publish.before", "publish.allocated"),
 )
 """How a phase ends in which a broker or the learner waits for Redis."""
-
-
-@dataclass(slots=True)
-class Member:
-    """One process of the fleet; `process` is None between two lives."""
-
-    spec: ServiceSpec
-    phase_file: Path
-    process: ServiceProcess | None = None
-    exit: Exit | None = None
-    lives: int = 0
-    frozen: bool = False
-    expected: bool = False
-    """Whether this life may end."""
-    started_s: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """Such as broker-0."""
-        return self.spec.name
-
-    def phases(self) -> list[Phase]:
-        """One per thread, newest first; none before it reached a place."""
-        return read_phases(self.phase_file) if self.phase_file.exists() else []
-
-    def phase(self) -> Phase | None:
-        """The newest of the threads that work, else the newest of all."""
-        phases = self.phases()
-        return next((phase for phase in phases if not phase.is_idle), phases[0] if phases else None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What runs. settings: `--set` of every process. options: further arguments of the learner and the actors."""
-
-    actors: int = 4
-    brokers: int = 1
-    durability: str = "fsync_1s"
-    settings: tuple[str, ...] = ()
-    learner_options: tuple[str, ...] = ()
-    actor_options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +73,8 @@ class Fleet:
         for name in ("logs", "endpoints", "phases", "journals"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         self.members = {
-            spec.name: Member(spec, folder / "phases" / spec.name) for spec in _specs(self, through)
+            spec.name: Member(spec, folder / "phases" / spec.name)
+            for spec in service_specs(Place(folder, self.sockets), self.shape, through)
         }
 
     def __enter__(self) -> Self:
@@ -312,7 +274,7 @@ class Fleet:
     @property
     def redis_url(self) -> str:
         """Where Redis listens."""
-        return f"unix://{self.sockets / 'redis.sock'}"
+        return Place(self.folder, self.sockets).redis_url
 
     def restarts(self) -> dict[str, int]:
         """Lives but the first of each process."""
@@ -331,45 +293,3 @@ class Fleet:
 
 def _python_path() -> str:
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-
-
-def _specs(fleet: Fleet, through: Callable[[str], str]) -> list[ServiceSpec]:
-    """The processes, in the order in which a fragment needs them."""
-    shape, sockets, folder = fleet.shape, fleet.sockets, fleet.folder
-    said = (f"broker.durability={shape.durability}", *shape.settings)
-    sets = tuple(part for text in said for part in ("--set", text))
-    brokers = [f"unix:{sockets}/broker-{index}.sock" for index in range(shape.brokers)]
-    python = (sys.executable, "-m")
-    redis = penstock("redis", "--socket", str(sockets / "redis.sock"), "--dir", str(folder / "redis"), *sets)
-    learner = (*python, "tests.chaos.one_parameter_learner", "--redis", fleet.redis_url)
-    actor = (*python, "benchmarks.simulated_actor", "--set", f"actor.ack_journal={folder / 'journals'}")
-    return [
-        ServiceSpec(name="redis", role="redis", command=redis),
-        *(
-            ServiceSpec(
-                name=f"broker-{index}",
-                role="broker",
-                command=penstock("broker", "--redis", fleet.redis_url, "--listen", address, *sets),
-            )
-            for index, address in enumerate(brokers)
-        ),
-        ServiceSpec(
-            name="learner",
-            role="learner",
-            command=(*learner, "--run-dir", str(folder), *sets, *shape.learner_options),
-            on_restart=("--resume",),
-        ),
-        *(
-            ServiceSpec(
-                name=f"actor-{index}",
-                role="actor",
-                command=(
-                    *actor,
-                    *("--broker", through(brokers[index % len(brokers)]), "--actor-id", f"actor-{index}"),
-                    *sets,
-                    *shape.actor_options,
-                ),
-            )
-            for index in range(shape.actors)
-        ),
-    ]

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.chaos.campaign import Campaign, Pace
-from tests.chaos.fleet import Fleet, Shape
+from tests.chaos.fleet import Fleet
+from tests.chaos.members import Shape
 from tests.chaos.proxy import Proxy
 from tests.chaos.redis_kills import WAYS
 from tests.chaos.soak_report import Report

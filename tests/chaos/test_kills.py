@@ -10,7 +10,8 @@ from typing import Final
 import pytest
 
 from tests.chaos.campaign import Campaign, Pace
-from tests.chaos.fleet import Audit, Fleet, Shape
+from tests.chaos.fleet import Audit, Fleet
+from tests.chaos.members import Shape
 from tests.chaos.redis_kills import IN_REWRITE, IN_USE, OF_BOTH, POWER_LOSS
 
 BUSY: Final = ("learner.lease_ttl_s=2", "algorithm.batch_steps=256")
