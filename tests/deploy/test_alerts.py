@@ -42,7 +42,9 @@ def test_the_runbook_names_no_alert_that_is_not_there() -> None:
 def test_alerts_ask_for_metrics_that_exist() -> None:
     """A name that nobody exports never fires."""
     exported = {
-        name for line in metrics.exposition("every role").decode().splitlines() if (name := _family(line)) is not None
+        name
+        for line in metrics.exposition("every role").decode().splitlines()
+        if (name := _family(line)) is not None
     }
     asked = {
         re.sub(r"_(sum|bucket|count)$", "", name) for name in re.findall(r"penstock_\w+", RULES.read_text())
