@@ -5,9 +5,11 @@ only environment and training are missing.
 `python -m benchmarks.experience_path ADDRESS COUNT SIZE` is the sending process.
 """
 
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,19 +17,24 @@ import numpy as np
 from actor.link import Link
 from actor.outbox import Outbox
 from actor.session import Session, open_session
+from benchmarks import plain_redis
 from benchmarks.rate import Rate, touch
+from benchmarks.services import services
+from benchmarks.table import Cell, Options, Table
 from broker.learner_log import LearnerLog
 from broker.state import Pacing
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.wire.auth import Credentials
 from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
-from penstock.wire.limits import MIB
+from penstock.wire.limits import KIB, MIB
 from penstock.wire.messages import Role
 from penstock.wire.schema import Axes, FragmentSchema, fragment_schema
 from penstock.wire.spaces import Box, Discrete
 from penstock.wire.specification import Probe, RunSpecification
 
 STEPS, SLOTS = 16, 8
+SIZES = (64 * KIB, 512 * KIB)
+PATH_BYTES = 256 * MIB
 IN_FLIGHT = 64
 READ_COUNT = 16
 RUN = "bench"
@@ -75,6 +82,33 @@ PACING = Pacing(
     max_log_bytes=2048 * MIB,
     max_log_entries=1_000_000,
 )
+
+
+def table(options: Options) -> Table:
+    """MB/s from an actor to the learner, beside plain Redis."""
+    rows = []
+    for size in SIZES:
+        count = PATH_BYTES // size
+        cells: list[Cell] = [f"{size // KIB} KiB"]
+        for durability in ("memory", "fsync_1s"):
+            ours, plain = [], []
+            for _ in range(options.repeat):
+                with services(durability=durability) as here:
+                    ours.append(measure(here.redis_url, here.broker, count=count, size=size))
+                with services(durability=durability, broker=False) as here:
+                    plain.append(plain_redis.measure(here.redis_url, count=count, size=size))
+            cells += [median_rate(ours), median_rate(plain)]
+        rows.append(cells)
+    return Table(
+        title="experience path, MB/s",
+        columns=("fragment", "actor → learner", "plain XADD + XREAD", "actor → learner, AOF", "plain, AOF"),
+        rows=rows,
+    )
+
+
+def median_rate(rates: Sequence[Rate]) -> float:
+    """Of several runs, in MB/s."""
+    return statistics.median(rate.megabytes_per_second for rate in rates)
 
 
 def measure(redis_url: str, broker: str, *, count: int, size: int) -> Rate:

@@ -6,6 +6,7 @@ commits and trims. What the actors saw acknowledged, what the log acknowledged a
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ import redis
 
 from benchmarks.experience_path import PACING, RUN, SLOTS, STEPS, specification_of
 from benchmarks.rate import Rate, touch
-from benchmarks.services import Services
+from benchmarks.services import Services, services
+from benchmarks.table import Options, Table
 from broker import keys
 from broker.learner_log import LearnerLog
 from broker.state import Commit
@@ -77,6 +79,32 @@ class Outcome:
                 )
             lower, below = bound, count
         return lower
+
+
+def table(options: Options) -> Table:
+    """Milliseconds from a fragment built to acknowledged, with many actors at one broker; once."""
+    crowd = Crowd(
+        actors=options.actors,
+        rate=options.rate,
+        seconds=options.seconds,
+        processes=max(2, (os.cpu_count() or 2) // 2),
+    )
+    with services(durability="fsync_1s") as here:
+        outcome = measure(here, crowd)
+    return Table(
+        title=f"{crowd.actors} simulated actors × {crowd.rate:g} fragments/s of 64 KiB at one broker, "
+        f"{crowd.seconds:g} s, AOF everysec",
+        columns=("fragments/s", "ack p50 ms", "ack p99 ms", "sent again", "lost", "broker memory MiB"),
+        rows=[
+            (
+                outcome.acked / crowd.seconds,
+                *(outcome.quantile_s(q) * 1000 for q in (0.5, 0.99)),
+                outcome.resent,
+                outcome.lost,
+                outcome.broker_memory / MIB,
+            )
+        ],
+    )
 
 
 def measure(here: Services, crowd: Crowd) -> Outcome:

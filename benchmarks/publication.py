@@ -4,6 +4,7 @@
 and prints version and time (the machine's monotonic clock, which all processes share).
 """
 
+import statistics
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ import numpy as np
 from actor.link import Link
 from actor.session import Session, Weights, open_session
 from benchmarks.experience_path import PACING, RUN, specification_of
+from benchmarks.services import services
+from benchmarks.table import Options, Table
 from broker.learner_log import LearnerLog
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode, load_into
@@ -23,8 +26,21 @@ from penstock.wire.limits import KIB
 from penstock.wire.messages import Role
 from penstock.wire.spaces import Box, Discrete
 
+PUBLICATIONS = 200
 PAUSE_S = 0.02
 """Between publications, about an update of a small policy."""
+
+
+def table(options: Options) -> Table:
+    """Milliseconds from publish to applied."""
+    with services(durability="fsync_1s") as here:
+        seconds = measure(here.redis_url, here.broker, count=PUBLICATIONS * options.repeat)
+    cuts = [value * 1000 for value in statistics.quantiles(seconds, n=100)]
+    return Table(
+        title="weights of a 64-64 policy, from publish to applied in an actor",
+        columns=("publications applied", "p50 ms", "p99 ms"),
+        rows=[(len(seconds), cuts[49], cuts[98])],
+    )
 
 
 def policy() -> Policy:

@@ -1,6 +1,7 @@
 """Whole runs of `penstock train CartPole-v1`: steps per second, and seconds until solved."""
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -8,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.table import Options, Table
+
+TRAIN_STEPS = 400_000
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
 
@@ -17,6 +21,26 @@ class Training:
 
     steps_per_second: float
     solved_s: float | None
+
+
+def table(options: Options) -> Table:
+    """End-to-end steps per second, and seconds until solved."""
+    rows = []
+    for vectorise in ("sync", "vector"):
+        full = [measure(vectorise=vectorise, total_steps=TRAIN_STEPS) for _ in range(options.repeat)]
+        solved = [measure(vectorise=vectorise, total_steps=None) for _ in range(options.repeat)]
+        seconds = [run.solved_s for run in solved if run.solved_s is not None]
+        rows.append((
+            vectorise,
+            statistics.median(run.steps_per_second for run in full),
+            statistics.median(seconds) if seconds else None,
+            f"{len(seconds)} of {options.repeat}",
+        ))  # fmt: skip
+    return Table(
+        title=f"penstock train CartPole-v1, 2 actors, {TRAIN_STEPS:,} steps",
+        columns=("vectoriser", "environment steps/s", "training seconds until solved", "solved"),
+        rows=rows,
+    )
 
 
 def measure(*, vectorise: str, total_steps: int | None) -> Training:
