@@ -14,12 +14,15 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks import experience_path, many_actors, publication, training
+from benchmarks import experience_path, frames, many_actors, packing, publication, training
 from benchmarks.table import Options, Table
 
 PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "train": training.table,
     "path": experience_path.table,
+    "path-cpu": experience_path.cpu_table,
+    "packing": packing.table,
+    "frames": frames.table,
     "publish": publication.table,
     "actors": many_actors.table,
 }

@@ -1,160 +1,259 @@
 """MB/s of the experience path: a sending actor, the broker, Redis, and a reader that is the learner's.
 
 Sender and reader are the real ones (outbox and session; the learner's view of the log), in two processes;
-only environment and training are missing.
+only environment and training are missing. The yardstick is plain redis-py on the same server, with the better
+of its packers at each size.
 `python -m benchmarks.experience_path ADDRESS COUNT SIZE` is the sending process.
 """
 
+import functools
+import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from actor.link import Link
 from actor.outbox import Outbox
 from actor.session import Session, open_session
-from benchmarks import plain_redis
-from benchmarks.rate import Rate, touch
-from benchmarks.services import services
+from benchmarks import fragments, plain_redis
+from benchmarks.child import child
+from benchmarks.fragments import Shape, numbered, shape_of
+from benchmarks.rate import touch
+from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
+from benchmarks.transfer import Transfer
 from broker.learner_log import LearnerLog
-from broker.state import Pacing
+from broker.state import LogEntry, Pacing
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.wire.auth import Credentials
-from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
+from penstock.wire.fragment import Fragment
 from penstock.wire.limits import KIB, MIB
 from penstock.wire.messages import Role
-from penstock.wire.schema import Axes, FragmentSchema, fragment_schema
-from penstock.wire.spaces import Box, Discrete
-from penstock.wire.specification import Probe, RunSpecification
+from penstock.wire.specification import RunSpecification
 
+RUN: Final = fragments.RUN
 STEPS, SLOTS = 16, 8
-SIZES = (64 * KIB, 512 * KIB)
-PATH_BYTES = 256 * MIB
-IN_FLIGHT = 64
-READ_COUNT = 16
-RUN = "bench"
-OUTBOX = 16
+BARS: Final = {64 * KIB: 0.85 * 0.40, 512 * KIB: 0.85 * 0.64, 2 * MIB: 0.85 * 0.74}
+"""Share of the yardstick by size: 0.85 of what a bare prototype of this path, with nothing checked, reaches."""
+DURABLE_AIM: Final = 0.70
+"""The same with an append-only file, whose cost both sides have."""
+PATH_BYTES: Final = 512 * MIB
+IN_FLIGHT: Final = 64
+READ_COUNT: Final = 16
+OUTBOX: Final = 16
+PROCESSES: Final = ("sender", "broker", "Redis", "reader")
+
+Source = Callable[[int], Fragment]
+"""The fragment with this sequence number."""
+Take = Callable[[LogEntry, bytes], object]
+"""What a reader does with a payload."""
 
 
-def schema_of(size: int) -> tuple[Box, FragmentSchema]:
-    """The observation that makes a fragment of STEPS × SLOTS weigh at most `size` bytes, and its schema."""
-    width = size // (4 * (STEPS + 1) * SLOTS)
-    while True:
-        box = Box(np.full(width, -1, np.float32), np.full(width, 1, np.float32))
-        schema = fragment_schema(box, Discrete(2))
-        if schema.fragment_bytes(STEPS, SLOTS, SLOTS) <= size:
-            return box, schema
-        width -= 1
+def _shape(size: int) -> Shape:
+    return shape_of(size, steps=STEPS, slots=SLOTS)
 
 
 def specification_of(size: int) -> RunSpecification:
     """What a learner would tell the actors."""
-    box, schema = schema_of(size)
-    return RunSpecification(
-        run=RUN,
-        seed=0,
-        environment_json="{}",
-        policy_json="{}",
-        actor_json="{}",
-        evaluation_json="{}",
-        workload="control",
-        observation_space=box,
-        action_space=Discrete(2),
-        schema=schema,
-        probe=Probe({}, {}),
-        unroll_length=STEPS,
-        lock_step=False,
-        session_timeout_ms=30_000,
-    )
+    return _shape(size).specification()
 
 
-PACING = Pacing(
-    budget=IN_FLIGHT * STEPS * SLOTS,
-    fragment_charge=STEPS * SLOTS,
-    actor_count=1,
-    lock_step=False,
-    session_timeout_ms=30_000,
-    max_log_bytes=2048 * MIB,
-    max_log_entries=1_000_000,
-)
+PACING: Final[Pacing] = _shape(64 * KIB).pacing(IN_FLIGHT)
+
+
+# ---- tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Runs of one size that took turns: ours, and plain Redis by packer."""
+
+    size: int
+    durability: str
+    ours: Sequence[Transfer]
+    plain: Mapping[str, Sequence[Transfer]]
+
+    @property
+    def packer(self) -> str:
+        """The better one."""
+        return max(self.plain, key=lambda packer: median_rate(self.plain[packer]))
+
+    @property
+    def ratio(self) -> float:
+        """Ours over the yardstick, the median of the rounds."""
+        rounds = zip(self.ours, self.plain[self.packer], strict=True)
+        return statistics.median(
+            ours.megabytes_per_second / plain.megabytes_per_second for ours, plain in rounds
+        )
+
+    @property
+    def bar(self) -> float:
+        """What the ratio should be at least."""
+        return BARS[self.size] if self.durability == "memory" else DURABLE_AIM
 
 
 def table(options: Options) -> Table:
     """MB/s from an actor to the learner, beside plain Redis."""
-    rows = []
-    for size in SIZES:
-        count = PATH_BYTES // size
-        cells: list[Cell] = [f"{size // KIB} KiB"]
-        for durability in ("memory", "fsync_1s"):
-            ours, plain = [], []
-            for _ in range(options.repeat):
-                with services(durability=durability) as here:
-                    ours.append(measure(here.redis_url, here.broker, count=count, size=size))
-                with services(durability=durability, broker=False) as here:
-                    plain.append(plain_redis.measure(here.redis_url, count=count, size=size))
-            cells += [median_rate(ours), median_rate(plain)]
-        rows.append(cells)
     return Table(
-        title="experience path, MB/s",
-        columns=("fragment", "actor → learner", "plain XADD + XREAD", "actor → learner, AOF", "plain, AOF"),
+        title="experience path, MB/s from an actor to the learner; plain redis-py: XADD + XREAD",
+        columns=(
+            "fragment",
+            "durability",
+            "path",
+            *(f"plain, {packer} packer" for packer in plain_redis.PACKERS),
+            "path / better plain",
+            "wanted",
+        ),
+        rows=[
+            (
+                f"{run.size // KIB} KiB",
+                run.durability,
+                median_rate(run.ours),
+                *(median_rate(run.plain[packer]) for packer in plain_redis.PACKERS),
+                run.ratio,
+                run.bar,
+            )
+            for run in _compare(options)
+        ],
+        note="wanted in memory: 0.85 of the share that a prototype without checks, metrics and pacing reached",
+    )
+
+
+def cpu_table(options: Options) -> Table:
+    """Where the CPU time of the same runs went."""
+    rows: list[Sequence[Cell]] = []
+    for run in _compare(options):
+        what = (f"{run.size // KIB} KiB", run.durability)
+        rows.append((*what, "path", *_cpu(run.ours)))
+        rows.append((*what, f"plain, {run.packer} packer", *_cpu(run.plain[run.packer])))
+    return Table(
+        title="experience path, CPU seconds per GB of each process",
+        columns=("fragment", "durability", "", *PROCESSES, "all"),
         rows=rows,
     )
 
 
-def median_rate(rates: Sequence[Rate]) -> float:
+def _cpu(runs: Sequence[Transfer]) -> Sequence[Cell]:
+    spent = [run.cpu_seconds_per_gb for run in runs]
+    each = {name: statistics.median(run[name] for run in spent) for name in spent[0]}
+    return (*(each.get(name) for name in PROCESSES), sum(each.values()))
+
+
+@functools.cache
+def _compare(options: Options) -> Sequence[Compared]:
+    return [
+        compare(size, durability, options.repeat) for size in BARS for durability in ("memory", "fsync_1s")
+    ]
+
+
+def compare(size: int, durability: str, repeat: int) -> Compared:
+    """Ours and plain Redis in turns, each time on a server of its own."""
+    count, ours = PATH_BYTES // size, []
+    plain: dict[str, list[Transfer]] = {packer: [] for packer in plain_redis.PACKERS}
+    for _ in range(repeat):
+        with services(durability=durability) as here:
+            ours.append(measure(here, count=count, size=size))
+        for packer, runs in plain.items():
+            with services(durability=durability, broker=False) as here:
+                runs.append(plain_redis.measure(here, count=count, size=size, packer=packer))
+    return Compared(size=size, durability=durability, ours=ours, plain=plain)
+
+
+def median_rate(runs: Sequence[Transfer]) -> float:
     """Of several runs, in MB/s."""
-    return statistics.median(rate.megabytes_per_second for rate in rates)
+    return statistics.median(run.megabytes_per_second for run in runs)
 
 
-def measure(redis_url: str, broker: str, *, count: int, size: int) -> Rate:
-    """MB/s of `count` fragments of `size` bytes, from the actor's outbox to the learner's memory."""
-    log = LearnerLog.connect(redis_url, wait_s=10.0)
-    log.acquire(RUN, "bench", 60_000)
-    log.start(specification_of(size).encode(), PACING)
+# ---- the reader's side
+
+
+def measure(here: Services, *, count: int, size: int) -> Transfer:
+    """`count` fragments of `size` bytes, from the actor's outbox to the learner's memory."""
+    command = ("-m", __spec__.name, here.broker, str(count), str(size))
+    return receive(here, _shape(size), command, count=count)
+
+
+def receive(
+    here: Services,
+    shape: Shape,
+    sender: Sequence[str],
+    *,
+    count: int,
+    in_flight: int = IN_FLIGHT,
+    read_count: int = READ_COUNT,
+    take: Take | None = None,
+) -> Transfer:
+    """Be the learner of one sending process (its arguments behind `python`) until `count` fragments are here."""
+    log = LearnerLog.connect(here.redis_url, wait_s=10.0)
+    log.acquire(RUN, "bench", 600_000)
+    log.start(shape.specification().encode(), shape.pacing(in_flight))
     log.publish(b"weights", update=0, settled=0, scalars={})
-    sender = subprocess.Popen([sys.executable, "-m", __spec__.name, broker, str(count), str(size)])
-    rate, last = Rate(), 0
-    while rate.entries < count:
-        entries = log.read(last, READ_COUNT, 1000)
-        if not entries:
-            if sender.poll():
-                raise RuntimeError(f"the sender stopped after {rate.entries} of {count} fragments")
-            continue
-        payloads = [payload for payload in log.fetch([entry.number for entry in entries]) if payload]
-        for payload in payloads:
-            touch(payload)
-        last = entries[-1].number
-        log.settle(last)
-        rate.add(len(entries), sum(len(payload) for payload in payloads))
-    sender.wait()
+    with child(sender) as process:
+        transfer, last = Transfer(processes=_processes(here, process.pid)), 0
+        while transfer.entries < count:
+            entries = log.read(last, read_count, 1000)
+            if entries:
+                _take(log, entries, transfer, take or _touch)
+                last = entries[-1].number
+                log.settle(last)
+            elif process.poll():
+                raise RuntimeError(f"the sender stopped after {transfer.entries} of {count} fragments")
+        transfer.finish()
     log.release()
     log.close()
-    return rate
+    return transfer
 
 
-def send(address: str, count: int, size: int) -> None:
-    """Send `count` fragments as fast as leave is given."""
+def _processes(here: Services, sender: int) -> Mapping[str, int]:
+    broker, server = here.endpoint("broker").pid, plain_redis.redis_pid(here)
+    return {"sender": sender, "broker": broker, "Redis": server, "reader": os.getpid()}
+
+
+def _take(log: LearnerLog, entries: Sequence[LogEntry], transfer: Transfer, take: Take) -> None:
+    size = 0
+    for entry, payload in zip(entries, log.fetch([entry.number for entry in entries]), strict=True):
+        if payload is None:
+            raise RuntimeError(f"entry {entry.number} has no payload")
+        take(entry, payload)
+        size += len(payload)
+    transfer.add(len(entries), size)
+
+
+def _touch(_entry: LogEntry, payload: bytes) -> object:
+    return touch(payload)
+
+
+# ---- the sender's side
+
+
+def send(
+    address: str, count: int, source_of: Callable[[int], Source], outbox_fragments: int = OUTBOX
+) -> None:
+    """Send `count` fragments of the session's source as fast as leave is given, through an outbox."""
     lifecycle = Lifecycle("bench")
     link = Link(address, Credentials())
-    session = open_session(link, "bench-actor", Role.ROLLOUT, lifecycle)
-    if session is None:
-        raise RuntimeError(f"{address} opens no session")
-    session.start()
-    outbox = Outbox(session, OUTBOX)
+    session = opened(link, "bench-actor", lifecycle)
+    outbox = Outbox(session, outbox_fragments)
     outbox.start()
-    template = fragment_of(size, session.number)
+    source = source_of(session.number)
     for sequence in range(1, count + 1):
         await_leave(session, sequence)
-        header = replace(template.header, sequence=sequence, created_us=time.time_ns() // 1000)
-        outbox.put(Fragment(header, template.payload), lifecycle.draining)
+        outbox.put(source(sequence), lifecycle.draining)
     outbox.flush(60.0)
     session.close(politely=True)
     link.close()
+
+
+def opened(link: Link, name: str, lifecycle: Lifecycle) -> Session:
+    """A rollout session that watches."""
+    session = open_session(link, name, Role.ROLLOUT, lifecycle)
+    if session is None:
+        raise RuntimeError(f"{link.address} opens no session")
+    session.start()
+    return session
 
 
 def await_leave(session: Session, sequence: int) -> None:
@@ -167,32 +266,11 @@ def await_leave(session: Session, sequence: int) -> None:
         raise RuntimeError(str(session.ended))
 
 
-def fragment_of(size: int, session: int) -> Fragment:
-    """A fragment of random observations in which no episode ended."""
-    _, schema = schema_of(size)
-    leading = {
-        Axes.STEP: (STEPS, SLOTS),
-        Axes.STEP_PLUS_ONE: (STEPS + 1, SLOTS),
-        Axes.SLOT: (SLOTS,),
-        Axes.END: (0,),
-    }
-    random = np.random.default_rng(0)
-    arrays = {
-        rule.name: random.integers(0, 2, (*leading[rule.axes], *rule.shape)).astype(rule.dtype)
-        for rule in schema.tensors
-    }
-    header = FragmentHeader(
-        run=RUN,
-        session=session,
-        sequence=1,
-        schema_id=schema.schema_id,
-        steps=STEPS,
-        slots=tuple(Slot(index, 0, 0) for index in range(SLOTS)),
-        weights=(WeightSpan(0, 0, STEPS, 1, 0),),
-        tensors=(),
-    )
-    return build(header, arrays)
+def repeated(shape: Shape, session: int) -> Source:
+    """One fragment of random observations again and again."""
+    template = shape.template(session)
+    return lambda sequence: numbered(template, sequence, time.time_ns() // 1000)
 
 
 if __name__ == "__main__":
-    send(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    send(sys.argv[1], int(sys.argv[2]), functools.partial(repeated, _shape(int(sys.argv[3]))))

@@ -1,0 +1,21 @@
+"""The other process of a measurement."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+
+@contextmanager
+def child(arguments: Sequence[str], *, pipes: bool = False) -> Iterator["subprocess.Popen[str]"]:
+    """A process of this interpreter; waited for at the end, killed when the caller fails.
+
+    pipes: its standard input and output are the caller's to write and read.
+    """
+    command, pipe = [sys.executable, *arguments], subprocess.PIPE if pipes else None
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise

@@ -1,0 +1,124 @@
+"""Experience that is pictures: 64 steps of one 84 × 84 frame each, written and read at once.
+
+A frame travels once, and whoever acts or learns stacks it with the three before it; an observation of four
+stacked frames would be four times the bytes. The sender packs every fragment anew, as an actor does, and the
+reader unpacks it and reads every pixel.
+`python -m benchmarks.frames ADDRESS COUNT KIND` is the sending process.
+"""
+
+import functools
+import statistics
+import sys
+import time
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from benchmarks.experience_path import Source, receive, send
+from benchmarks.fragments import Shape
+from benchmarks.rate import touch
+from benchmarks.services import Services, services
+from benchmarks.table import Cell, Options, Table
+from benchmarks.transfer import Transfer
+from broker.state import LogEntry
+from penstock.wire.fragment import build, read_payload
+from penstock.wire.spaces import Box
+from penstock.wire.tensor import Array
+
+SIDE: Final = 84
+STEPS: Final = 64
+STACKED: Final = 4
+SHAPE: Final = Shape(Box(np.zeros((SIDE, SIDE), np.uint8), np.full((SIDE, SIDE), 255, np.uint8)), STEPS, 1)
+COUNT: Final = 1_000
+READ_COUNT: Final = 8
+POOL: Final = 8
+"""Different fragments; the sender takes them in turns."""
+RECTANGLES: Final = 24
+NOISE, SPRITES = "random", "sprites"
+LZ4: Final = "lz4"
+KINDS: Final = (NOISE, SPRITES, f"{SPRITES} {LZ4}")
+REVERB_STEPS: Final = 28_700
+BAR_STEPS: Final = 2.0 * REVERB_STEPS
+"""Twice what Reverb reaches, measured elsewhere on the same kind of cores."""
+BAR_FRAMES: Final = 20_000.0
+
+
+def table(options: Options) -> Table:
+    """Fragments, steps and bytes per second."""
+    runs: dict[str, list[Transfer]] = {kind: [] for kind in KINDS}
+    for _ in range(options.repeat):
+        for kind, done in runs.items():
+            with services(durability="memory") as here:
+                done.append(measure(here, kind))
+    return Table(
+        title=f"frames of {SIDE} × {SIDE}, {STEPS} steps a fragment, from an actor to the learner, nothing durable",
+        columns=(
+            "frames",
+            "fragments/s",
+            "steps/s",
+            "× wanted",
+            "MB/s of frames",
+            "bytes sent per step",
+            "stacked / sent",
+        ),
+        rows=[_row(kind, runs[kind]) for kind in KINDS],
+        note=f"wanted: {BAR_STEPS:,.0f} steps/s, twice what Reverb reached, measured elsewhere on the same kind of "
+        f"cores, and {BAR_FRAMES:,.0f} frames/s",
+    )
+
+
+def _row(kind: str, runs: "list[Transfer]") -> tuple[Cell, ...]:
+    per_second = statistics.median(run.entries_per_second for run in runs)
+    sent = statistics.median(run.megabytes_per_second / run.entries_per_second for run in runs) * 1e6 / STEPS
+    steps = per_second * STEPS
+    return (
+        kind,
+        per_second,
+        steps,
+        steps / BAR_STEPS,
+        per_second * SHAPE.fragment_bytes / 1e6,
+        sent,
+        STACKED * SIDE * SIDE / sent,
+    )
+
+
+def measure(here: Services, kind: str) -> Transfer:
+    """COUNT fragments of one kind."""
+    command = ("-m", __spec__.name, here.broker, str(COUNT), kind)
+    return receive(here, SHAPE, command, count=COUNT, read_count=READ_COUNT, take=_unpack)
+
+
+def _unpack(entry: LogEntry, payload: bytes) -> int:
+    assert entry.header is not None
+    return sum(touch(array.data) for array in read_payload(entry.header, payload).values() if array.size)
+
+
+def pictures(kind: str, seed: int) -> Array:
+    """The observations of one fragment, uint8 [STEPS + 1, 1, SIDE, SIDE]: noise, or rectangles that move."""
+    random = np.random.default_rng(seed)
+    if kind == NOISE:
+        return random.integers(0, 256, (STEPS + 1, 1, SIDE, SIDE), np.uint8)
+    frames = np.full((STEPS + 1, 1, SIDE, SIDE), 87, np.uint8)
+    for _ in range(RECTANGLES):
+        corner, speed = random.integers(0, SIDE, 2), random.integers(-2, 3, 2)
+        height, width = random.integers(2, 16, 2)
+        shade = random.integers(100, 256)
+        for step in range(STEPS + 1):
+            y, x = (corner + step * speed) % SIDE
+            frames[step, 0, y : y + height, x : x + width] = shade
+    return frames
+
+
+def packed(kind: str, session: int) -> Source:
+    """Fragments of pictures that are there already, each packed when it is asked for."""
+    header = SHAPE.header(session)
+    pool = [SHAPE.arrays(observation=pictures(kind.partition(" ")[0], seed)) for seed in range(POOL)]
+    compress = ("observation",) if kind.endswith(LZ4) else ()
+    return lambda sequence: build(
+        replace(header, sequence=sequence, created_us=time.time_ns() // 1000), pool[sequence % POOL], compress
+    )
+
+
+if __name__ == "__main__":
+    send(sys.argv[1], int(sys.argv[2]), functools.partial(packed, sys.argv[3]))
