@@ -1,0 +1,96 @@
+"""Seconds from the shell's `penstock train CartPole-v1` to the first update, beside two bare imports.
+
+The run is asked for one step, so it ends with its first update, and what the learner logs then is the time;
+up to there it does what every run does. The imports are two interpreters at the same time, each with
+`import torch, gymnasium`, until both have ended: what a learner and one actor cannot start without. All are
+measured in turn, after one round that only warms the disk's cache.
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from benchmarks.table import Cell, Options, Table
+
+PENSTOCK: Final = str(Path(sys.executable).with_name("penstock"))
+LEAST_RUNS: Final = 5
+FIRST_UPDATE: Final = "learning ended"
+IMPORTS: Final = (sys.executable, "-c", "import torch, gymnasium")
+AIM: Final = 1.5
+AIM_HELP_S: Final = 0.3
+
+
+def table(options: Options) -> Table:
+    """Median seconds of each, and the ratio to the imports of the same round."""
+    measures: dict[str, Callable[[], float]] = {
+        "penstock train → first update": first_update_s,
+        "two imports of torch and gymnasium": imports_s,
+        "penstock --help": help_s,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in measures}
+    for turn in range(1 + max(options.repeat, LEAST_RUNS)):
+        for name, measure in measures.items():
+            value = measure()
+            if turn:
+                seconds[name].append(value)
+    imports = seconds["two imports of torch and gymnasium"]
+    rows: list[tuple[Cell, ...]] = [
+        (
+            name,
+            statistics.median(of),
+            statistics.median(own / other for own, other in zip(of, imports, strict=True)),
+        )
+        for name, of in seconds.items()
+    ]
+    return Table(
+        title="start-up of penstock train CartPole-v1",
+        columns=("what", "seconds", "of the imports"),
+        rows=rows,
+        note=f"aims: the first update within {AIM} of the imports, help within {AIM_HELP_S} s",
+    )
+
+
+def first_update_s() -> float:
+    """Until the learner has made its first update.
+
+    Raises RuntimeError with the last line of its error output when the run fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        run = Path(folder) / "run"
+        began_s = time.time()
+        command = f"exec {PENSTOCK} train CartPole-v1 --total-steps 1 --run-dir {run}"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError((done.stderr.strip().splitlines() or ["no error output"])[-1])
+        return logged_at_s((run / "logs" / "learner.log").read_text(), FIRST_UPDATE) - began_s
+
+
+def logged_at_s(log: str, message: str) -> float:
+    """When a process first logged `message`, in seconds since the epoch; raises ValueError if it never did."""
+    for line in log.splitlines():
+        if message in line:
+            return datetime.fromisoformat(line.partition(" ")[0]).timestamp()
+    raise ValueError(f"the log does not say {message!r}: {log[-500:]!r}")
+
+
+def imports_s() -> float:
+    """Until both of two interpreters have imported torch and gymnasium and ended."""
+    began_s = time.perf_counter()
+    processes = [subprocess.Popen(IMPORTS) for _ in range(2)]
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        raise RuntimeError(f"{' '.join(IMPORTS)}: exit {codes}")
+    return time.perf_counter() - began_s
+
+
+def help_s() -> float:
+    """Of `penstock --help`."""
+    began_s = time.perf_counter()
+    subprocess.run([PENSTOCK, "--help"], stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - began_s

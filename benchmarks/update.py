@@ -1,0 +1,208 @@
+"""The learner's update alone: rows per second of the shipped PPO, beside a bare loop over plain torch.
+
+All train a policy of the default shape on 4,096 rows of CartPole's shapes with the default algorithm's
+settings, in turn, on one thread of the CPU. A row counts once per epoch. The bare loop
+(`benchmarks.bare_loop`) is given advantages and targets; it measures, checks and books nothing. Ours is
+measured twice:
+
+    update                   of a batch: values, π_prox and advantages first, the epochs, measuring; it can be undone
+    update and bookkeeping   of payloads: checked, assembled, updated, booked, recorded, the weights encoded
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from benchmarks import bare_loop
+from benchmarks.table import Cell, Options, Table
+from learner.batch import Batch, assemble, check_meaning
+from learner.delivery import Delivery
+from learner.ledger import Ledger, Origin
+from learner.ppo import PPO
+from learner.recorder import Recorder, Staleness
+from penstock.policy import weights
+from penstock.policy.policy import Policy
+from penstock.policy.policy import build as build_policy
+from penstock.runtime.settings import AlgorithmSection, PolicySection
+from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
+from penstock.wire.schema import fragment_schema
+from penstock.wire.spaces import Box, Discrete
+from penstock.wire.tensor import Array
+
+STEPS: Final = 64
+SLOTS: Final = 16
+FRAGMENTS: Final = 4
+ROWS: Final = STEPS * SLOTS * FRAGMENTS
+LEAST_RUNS: Final = 5
+WARM: Final = 3
+ROUND_S: Final = 0.5
+AIM: Final = 0.85
+_RUN: Final = "bench"
+_EPISODE_STEPS: Final = 40
+_OBSERVATION: Final = Box(np.full(4, -np.inf, np.float32), np.full(4, np.inf, np.float32))
+_ACTION: Final = Discrete(2)
+_SCHEMA: Final = fragment_schema(_OBSERVATION, _ACTION)
+_CPU: Final = torch.device("cpu")
+
+
+def table(options: Options) -> Table:
+    """Rows per second of each, in turn; a ratio is taken within its round, and the median shown."""
+    section = AlgorithmSection()
+    fragments = [made_up(number) for number in range(1, FRAGMENTS + 1)]
+    with one_thread(), tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        bare, optimiser = _faster_bare(section)
+        ways = {
+            f"bare torch loop ({optimiser} Adam)": bare,
+            "update": _update(section, fragments),
+            "update and bookkeeping": _everything(section, fragments, Path(folder)),
+        }
+        rates: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(max(options.repeat, LEAST_RUNS)):
+            for way, once in ways.items():
+                rates[way].append(rows_per_second(once, section.epochs))
+    yardstick = next(iter(rates.values()))
+    rows: list[tuple[Cell, ...]] = [
+        (way, statistics.median(of), statistics.median(x / y for x, y in zip(of, yardstick, strict=True)))
+        for way, of in rates.items()
+    ]
+    return Table(
+        title=f"learner's update of {ROWS:,} rows, MLP 64-64, {section.epochs} epochs of "
+        f"{section.minibatches} minibatches, one thread",
+        columns=("what", "rows/s", "of the bare loop"),
+        rows=rows,
+        note=f"aim: {AIM} of the bare loop, bookkeeping included",
+    )
+
+
+def rows_per_second(once: Callable[[], None], epochs: int) -> float:
+    """Of as many updates as ROUND_S takes, after WARM others."""
+    for _ in range(WARM):
+        once()
+    updates, began_s = 0, time.perf_counter()
+    while (seconds := time.perf_counter() - began_s) < ROUND_S:
+        once()
+        updates += 1
+    return updates * epochs * ROWS / seconds
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread, as in a learner with default settings."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _faster_bare(section: AlgorithmSection) -> tuple[Callable[[], None], str]:
+    """The bare loop with whichever of torch's Adams is faster here, and its name."""
+    rows = bare_loop.made_up(ROWS)
+    loops = {kind: bare_loop.Loop(rows, section, kind) for kind in bare_loop.KINDS}
+    rates = {kind: rows_per_second(loop.update, section.epochs) for kind, loop in loops.items()}
+    kind = max(rates, key=rates.__getitem__)
+    return loops[kind].update, kind
+
+
+def _update(section: AlgorithmSection, fragments: list[Fragment]) -> Callable[[], None]:
+    """`PPO.update` of an assembled batch."""
+    _, algorithm = _learned(section)
+    batch = assemble(_open(fragments), _CPU)
+
+    def once() -> None:
+        if not algorithm.update(batch, progress=0.0).applied:
+            raise RuntimeError("the update was not applied: the made-up batch diverged")
+
+    return once
+
+
+def _everything(section: AlgorithmSection, fragments: list[Fragment], folder: Path) -> Callable[[], None]:
+    """From payloads to weights that could be published, with what the learner's threads do in between."""
+    policy, algorithm = _learned(section)
+    ledger, recorder = Ledger(), Recorder(folder, Staleness(), 0)
+
+    def once() -> None:
+        loaded = _open(fragments)
+        delivery = _deliver(loaded, assemble(loaded, _CPU), ledger.position, algorithm.updates)
+        assert delivery.batch is not None
+        update = algorithm.update(delivery.batch, progress=0.0)
+        ledger.book(
+            delivery.last, trained=delivery.trained, dropped={}, steps=update.steps, origins=delivery.origins
+        )
+        weights.encode(weights.snapshot(policy))
+        recorder.updated(delivery, update.metrics, update=algorithm.updates, wait_s=0.0, compute_s=0.0)
+
+    return once
+
+
+def _learned(section: AlgorithmSection) -> tuple[Policy, PPO]:
+    policy = build_policy(_OBSERVATION, _ACTION, PolicySection(), 0)
+    return policy, PPO(policy, section, seed=0)
+
+
+def _open(fragments: list[Fragment]) -> list[tuple[FragmentHeader, dict[str, Array]]]:
+    """As the feed does."""
+    loaded = []
+    for fragment in fragments:
+        check(fragment, _SCHEMA, _RUN)
+        arrays = fragment.arrays()
+        check_meaning(fragment.header, arrays)
+        loaded.append((fragment.header, arrays))
+    return loaded
+
+
+def _deliver(
+    loaded: list[tuple[FragmentHeader, dict[str, Array]]], batch: Batch, position: int, updates: int
+) -> Delivery:
+    numbers = tuple(range(position + 1, position + 1 + len(loaded)))
+    return Delivery(
+        last=numbers[-1],
+        trained=numbers,
+        dropped={},
+        steps=sum(int(arrays["valid"].sum()) for _, arrays in loaded),
+        updates=(updates,) * len(loaded),
+        versions=(1,) * len(loaded),
+        batch=batch,
+        round=None,
+        size=0,
+        created_us=0,
+        assemble_s=0.0,
+        origins={number: Origin(1, number) for number in numbers},
+    )
+
+
+def made_up(number: int) -> Fragment:
+    """A whole fragment of random observations and actions; episodes terminate, none is truncated."""
+    random = np.random.default_rng(number)
+    shape = (STEPS, SLOTS)
+    header = FragmentHeader(
+        run=_RUN,
+        session=1,
+        sequence=number,
+        schema_id=_SCHEMA.schema_id,
+        steps=STEPS,
+        slots=tuple(Slot(slot, 1, 0) for slot in range(SLOTS)),
+        weights=tuple(WeightSpan(slot, 0, STEPS, 1, 0) for slot in range(SLOTS)),
+        tensors=(),
+    )
+    tensors: dict[str, Array] = {
+        "observation": random.standard_normal((STEPS + 1, SLOTS, 4), np.float32),
+        "action": random.integers(0, 2, shape, np.int64),
+        "reward": np.ones(shape, np.float32),
+        "terminated": random.random(shape) < 1 / _EPISODE_STEPS,
+        "truncated": np.zeros(shape, bool),
+        "valid": np.ones(shape, bool),
+        "log_prob": np.full(shape, np.log(0.5), np.float32),
+        "final/observation": np.zeros((0, 4), np.float32),
+        "final/slot": np.zeros(0, np.int32),
+        "final/step": np.zeros(0, np.int32),
+    }
+    return build(header, tensors)

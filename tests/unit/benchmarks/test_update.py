@@ -1,0 +1,58 @@
+"""The learner's update beside a bare loop: what is compared does the same work."""
+
+import torch
+
+from benchmarks import bare_loop, update
+from learner.batch import assemble, check_meaning
+from learner.ppo import PPO
+from penstock.policy.policy import build
+from penstock.runtime.settings import AlgorithmSection, PolicySection
+from penstock.wire.fragment import check
+
+
+def test_made_up_fragments_are_ones_that_a_learner_takes() -> None:
+    """They follow the schema, mean something and differ."""
+    first, second = update.made_up(1), update.made_up(2)
+    check(first, update._SCHEMA, update._RUN)
+    check_meaning(first.header, first.arrays())
+    assert first.payload != second.payload
+
+
+def test_both_train_as_many_parameters() -> None:
+    """Of networks of the same shape."""
+    loop = bare_loop.Loop(bare_loop.made_up(64), AlgorithmSection(), "fused")
+    policy = build(update._OBSERVATION, update._ACTION, PolicySection(), 0)
+    shapes = sorted(tuple(own.shape) for own in policy.parameters())
+    assert sorted(tuple(own.shape) for own in loop._parameters) == shapes
+
+
+def test_the_bare_loop_learns() -> None:
+    """Its policy takes advantageous actions more often, its critic comes nearer to the targets."""
+    rows, section = bare_loop.made_up(256), AlgorithmSection(learning_rate=3e-3)
+    for kind in bare_loop.KINDS:
+        loop = bare_loop.Loop(rows, section, kind)
+        before = _losses(loop, rows)
+        for _ in range(20):
+            loop.update()
+        after = _losses(loop, rows)
+        assert after[0] > before[0]
+        assert after[1] < before[1]
+
+
+def test_the_update_of_a_made_up_batch_is_applied() -> None:
+    """So that ours is measured to its end."""
+    algorithm = PPO(
+        build(update._OBSERVATION, update._ACTION, PolicySection(), 0), AlgorithmSection(), seed=0
+    )
+    loaded = update._open([update.made_up(1)])
+    outcome = algorithm.update(assemble(loaded, torch.device("cpu")), progress=0.0)
+    assert (outcome.applied, outcome.gradient_steps) == (True, 16)
+
+
+def _losses(loop: bare_loop.Loop, rows: bare_loop.Rows) -> tuple[float, float]:
+    """Mean of advantage times log-probability, and the squared error of the values."""
+    _, advantage, target = rows.columns
+    with torch.no_grad():
+        log_prob = loop._actor(rows.observation).log_softmax(-1).gather(1, rows.action[:, None]).squeeze(1)
+        error = (loop._critic(rows.observation).squeeze(1) - target).square().mean()
+    return float((advantage * log_prob).mean()), float(error)
