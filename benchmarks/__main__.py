@@ -14,11 +14,13 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks import experience_path, frames, many_actors, packing, publication, training
+from benchmarks import experience_path, frames, many_actors, packing, publication, startup, training, update
 from benchmarks.table import Options, Table
 
 PARTS: Final[dict[str, Callable[[Options], Table]]] = {
+    "startup": startup.table,
     "train": training.table,
+    "update": update.table,
     "path": experience_path.table,
     "path-cpu": experience_path.cpu_table,
     "packing": packing.table,
