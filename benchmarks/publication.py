@@ -1,92 +1,281 @@
-"""Seconds from the learner's publish to weights applied at an actor in another process.
+"""From the learner's publish to weights applied at eight actors, each a process; and what it costs the learner.
 
-`python -m benchmarks.publication ADDRESS COUNT` is the actor: it watches, loads each publication into a policy
-and prints version and time (the machine's monotonic clock, which all processes share).
+The yardstick takes turns with it: the same eight processes fetch the same number of bytes in bare unary calls
+(see `plain_grpc`). A round is over when the last actor has applied the weights, or has the bytes.
+`python -m benchmarks.publication BROKER BARE SIZE` is an actor: it watches, loads each publication into a policy,
+and fetches from the bare server at each line of its standard input; it prints what it did and the time (the
+machine's monotonic clock, which all processes share).
 """
 
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+import torch
+from torch import nn
 
 from actor.link import Link
-from actor.session import Session, Weights, open_session
-from benchmarks.experience_path import PACING, RUN, specification_of
-from benchmarks.services import services
-from benchmarks.table import Options, Table
+from actor.session import Session, Weights
+from benchmarks import plain_grpc
+from benchmarks.child import child
+from benchmarks.experience_path import PACING, RUN, opened, specification_of
+from benchmarks.fragments import box
+from benchmarks.services import Services, services
+from benchmarks.table import Cell, Options, Table
 from broker.learner_log import LearnerLog
+from learner.lease import LeaseKeeper
+from learner.probe import Quarantine, make_probe
+from learner.publisher import Offer, Publisher
 from penstock.policy.policy import Policy, build
-from penstock.policy.weights import encode, load_into
+from penstock.policy.weights import encode, load_into, snapshot
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.settings import PolicySection
 from penstock.wire.auth import Credentials
 from penstock.wire.limits import KIB
-from penstock.wire.messages import Role
-from penstock.wire.spaces import Box, Discrete
+from penstock.wire.spaces import Discrete
 
-PUBLICATIONS = 200
-PAUSE_S = 0.02
+ACTORS: Final = 8
+MEGABYTE: Final = 1_000_000
+ROUNDS: Final = {MEGABYTE: 30, 100 * MEGABYTE: 3}
+"""For each of `--repeat`, by size."""
+PAUSE_S: Final = 0.02
 """Between publications, about an update of a small policy."""
+AIM_MS: Final = 20.0
+"""p50 of 1 MB."""
+AIM_SHARE: Final = 0.5
+"""Of the bare transfer, at 100 MB."""
+OFFERS: Final = 200
+AIM_OFFER_MS: Final = 1.0
+APPLIED, FETCHED = "applied", "fetched"
+
+
+# ---- tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """Seconds of each actor by round: publish → applied, and the bare transfer."""
+
+    ours: Sequence[Sequence[float]]
+    bare: Sequence[Sequence[float]]
+
+    @property
+    def share(self) -> float:
+        """The bare transfer's time over ours until the last actor had it, the median of the rounds."""
+        return statistics.median(
+            max(bare) / max(ours) for ours, bare in zip(self.ours, self.bare, strict=True)
+        )
 
 
 def table(options: Options) -> Table:
-    """Milliseconds from publish to applied."""
-    with services(durability="fsync_1s") as here:
-        seconds = measure(here.redis_url, here.broker, count=PUBLICATIONS * options.repeat)
-    cuts = [value * 1000 for value in statistics.quantiles(seconds, n=100)]
+    """Milliseconds from publish to applied, beside the bare transfer."""
+    rows: list[Sequence[Cell]] = []
+    for size, count in ROUNDS.items():
+        for durability in ("memory", "fsync_1s"):
+            with services(durability=durability) as here:
+                rounds = measure(here, size, count * options.repeat)
+            each = [seconds * 1000 for one in rounds.ours for seconds in one]
+            last, bare = ([max(one) for one in side] for side in (rounds.ours, rounds.bare))
+            rows.append((
+                f"{size // MEGABYTE} MB",
+                durability,
+                statistics.median(each),
+                float(np.quantile(each, 0.99)),
+                statistics.median(last) * 1000,
+                statistics.median(bare) * 1000,
+                size * ACTORS / statistics.median(last) / 1e6,
+                size * ACTORS / statistics.median(bare) / 1e6,
+                rounds.share,
+            ))  # fmt: skip
     return Table(
-        title="weights of a 64-64 policy, from publish to applied in an actor",
-        columns=("publications applied", "p50 ms", "p99 ms"),
-        rows=[(len(seconds), cuts[49], cuts[98])],
+        title=f"weights, from publish to applied at {ACTORS} actors, each a process",
+        columns=(
+            "weights",
+            "durability",
+            "p50 ms",
+            "p99 ms",
+            "last actor, ms",
+            "bare, ms",
+            "MB/s to all",
+            "bare MB/s",
+            "share of bare",
+        ),
+        rows=rows,
+        note=f"wanted: 1 MB p50 ≤ {AIM_MS:g} ms; 100 MB ≥ {AIM_SHARE:g} of the bare transfer, which neither stores, "
+        "checks nor applies",
     )
 
 
-def policy() -> Policy:
-    """The default policy of CartPole-v1."""
-    box = Box(np.full(4, -1, np.float32), np.full(4, 1, np.float32))
-    return build(box, Discrete(2), PolicySection(), seed=0)
+def offer_table(options: Options) -> Table:
+    """Milliseconds of the learner's own time that a publication takes."""
+    with services(durability="fsync_1s") as here:
+        parts = offers(here, OFFERS * options.repeat)
+    rows: list[Sequence[Cell]] = [
+        (name, *(float(np.quantile(seconds, q)) * 1000 for q in (0.5, 0.99)))
+        for name, seconds in parts.items()
+    ]
+    return Table(
+        title="what a publication of a 1 MB policy takes of the learner's loop",
+        columns=("part", "p50 ms", "p99 ms"),
+        rows=rows,
+        note=f"wanted: ≤ {AIM_OFFER_MS:g} ms; encoding and sending go on beside the loop",
+    )
 
 
-def measure(redis_url: str, broker: str, *, count: int) -> list[float]:
-    """Seconds of each of `count` publications that the actor applied (one may skip to the next)."""
-    log = LearnerLog.connect(redis_url, wait_s=10.0)
-    log.acquire(RUN, "bench", 60_000)
-    log.start(specification_of(64 * KIB).encode(), PACING)
-    blob = encode(policy())
-    published = {log.publish(blob, update=0, settled=0, scalars={}).version: time.monotonic()}
-    command = [sys.executable, "-m", __spec__.name, broker, str(count)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
-        assert watcher.stdout is not None
-        first = int(watcher.stdout.readline().split()[0])
+# ---- the learner's side
+
+
+def measure(here: Services, size: int, count: int) -> Rounds:
+    """`count` publications of `size` bytes at ACTORS actors, in turns with the bare transfer."""
+    bare_address = f"unix:{here.folder}/bare.sock"
+    ours: list[list[float]] = []
+    bare: list[list[float]] = []
+    with _learner(here) as log, ExitStack() as stack:
+        log.publish(_blob(size, 0), update=0, settled=0, scalars={})
+        _serve_bare(stack, bare_address, size)
+        command = ("-m", __spec__.name, here.broker, bare_address, str(size))
+        actors = [stack.enter_context(child((*command, str(n)), pipes=True)) for n in range(ACTORS)]
+        stack.callback(_hang_up, actors)
+        _heard(actors, APPLIED)
         for update in range(1, count + 1):
-            started_s = time.monotonic()
-            publication = log.publish(blob, update=update, settled=0, scalars={})
-            published[publication.version] = started_s
+            blob = _blob(size, update)
+            began_s = time.monotonic()
+            log.publish(blob, update=update, settled=0, scalars={})
+            ours.append([at - began_s for at in _heard(actors, APPLIED)])
             time.sleep(PAUSE_S)
-        applied = [line.split() for line in watcher.stdout]
+            began_s = time.monotonic()
+            for actor in actors:
+                _write(actor)
+            bare.append([at - began_s for at in _heard(actors, FETCHED)])
+    return Rounds(ours=ours, bare=bare)
+
+
+@contextmanager
+def _learner(here: Services) -> Iterator[LearnerLog]:
+    log = LearnerLog.connect(here.redis_url, wait_s=10.0)
+    log.acquire(RUN, "bench", 600_000)
+    log.start(specification_of(64 * KIB).encode(), PACING)
+    yield log
     log.release()
     log.close()
-    return [float(at) - published[int(version)] for version, at in applied if int(version) != first]
 
 
-def watch(address: str, count: int) -> None:
-    """Apply publications until that of update `count`, print each."""
+def _blob(size: int, seed: int) -> bytes:
+    module = stand_in(size)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.uniform_()
+    return encode(module)
+
+
+def _serve_bare(stack: ExitStack, address: str, size: int) -> None:
+    server = stack.enter_context(child(("-m", plain_grpc.__name__, address, str(size)), pipes=True))
+    assert server.stdout is not None
+    assert server.stdout.readline().strip() == plain_grpc.READY
+    stack.callback(_hang_up, [server])
+
+
+def _hang_up(processes: "Sequence[subprocess.Popen[str]]") -> None:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def _write(actor: "subprocess.Popen[str]") -> None:
+    assert actor.stdin is not None
+    actor.stdin.write("\n")
+    actor.stdin.flush()
+
+
+def _heard(actors: "Sequence[subprocess.Popen[str]]", what: str) -> list[float]:
+    """When each has done it."""
+    times = []
+    for actor in actors:
+        assert actor.stdout is not None
+        word, _, at = actor.stdout.readline().partition(" ")
+        if word != what:
+            raise RuntimeError(f"an actor said {word!r}, not {what!r}; its error output says why")
+        times.append(float(at))
+    return times
+
+
+def stand_in(size: int) -> nn.Module:
+    """Parameters of `size` bytes that are quick to make."""
+    side = 500
+    return nn.ParameterList(torch.empty(side, side) for _ in range(size // (4 * side * side)))
+
+
+# ---- the learner's own time
+
+
+def policy() -> Policy:
+    """A policy of about 1 MB."""
+    return build(box(4), Discrete(2), PolicySection(hidden_sizes=(340, 340)), seed=0)
+
+
+def offers(here: Services, count: int) -> dict[str, list[float]]:
+    """Seconds of each of `count` publications: copying the weights, handing them over, and both."""
+    module, stop = policy(), threading.Event()
+    parts: dict[str, list[float]] = {"copy the weights": [], "hand them over": [], "both": []}
+    with _learner(here) as log:
+        quarantine = Quarantine(make_probe(box(4), module, 0), policy(), 1e-3)
+        lease = LeaseKeeper(
+            log, 600.0, stop=stop, quarantine=quarantine, on_reopened=stop.set, description=str
+        )
+        publisher = Publisher(log, lease, quarantine, lambda _: None, stop)
+        thread = threading.Thread(target=publisher.run)
+        thread.start()
+        for update in range(count):
+            began_s = time.perf_counter()
+            weights = snapshot(module)
+            copied_s = time.perf_counter()
+            publisher.offer(Offer(settled=0, weights=weights, update=update))
+            given_s = time.perf_counter()
+            spans = (copied_s - began_s, given_s - copied_s, given_s - began_s)
+            for name, seconds in zip(parts, spans, strict=True):
+                parts[name].append(seconds)
+            time.sleep(PAUSE_S)
+        publisher.flush()
+        stop.set()
+        publisher.wake()
+        thread.join()
+    return parts
+
+
+# ---- an actor
+
+
+def act(broker: str, bare: str, size: int, number: int) -> None:
+    """Apply every publication, and fetch from the bare server when told, until standard input ends."""
+    torch.set_num_threads(1)
     lifecycle = Lifecycle("bench")
-    link, target = Link(address, Credentials()), policy()
-    session = open_session(link, "bench-watcher", Role.ROLLOUT, lifecycle)
-    if session is None:
-        raise RuntimeError(f"{address} opens no session")
-    session.start()
-    version = update = 0
-    while update < count:
-        weights = await_weights(session, version)
-        load_into(target, weights.blob)
-        version, update = weights.publication.version, weights.publication.update
-        print(version, time.monotonic(), flush=True)
+    link, target = Link(broker, Credentials()), stand_in(size)
+    session = opened(link, f"bench-{number}", lifecycle)
+    threading.Thread(target=_apply_all, args=(session, target), daemon=True).start()
+    client = plain_grpc.Client(bare, size)
+    for _ in sys.stdin:
+        client.fetch()
+        print(FETCHED, time.monotonic(), flush=True)
+    client.close()
     session.close(politely=True)
     link.close()
+
+
+def _apply_all(session: Session, target: nn.Module) -> None:
+    version = 0
+    while not session.closing.is_set():
+        weights = await_weights(session, version)
+        load_into(target, weights.blob)
+        version = weights.publication.version
+        print(APPLIED, time.monotonic(), flush=True)
 
 
 def await_weights(session: Session, version: int) -> Weights:
@@ -102,4 +291,4 @@ def await_weights(session: Session, version: int) -> Weights:
 
 
 if __name__ == "__main__":
-    watch(sys.argv[1], int(sys.argv[2]))
+    act(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
