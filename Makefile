@@ -11,11 +11,12 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint
 train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
 
+# Most tests wait for processes most of the time: more workers than cores.
 test: .venv/installed
-	$(BIN)/pytest -q -m "not slow" $(ARGS)
+	$(BIN)/pytest -q -m "not slow" -n 3 --dist worksteal $(ARGS)
 
 test-slow: .venv/installed .venv/installed-learn
-	$(BIN)/pytest -q -m slow $(ARGS)
+	$(BIN)/pytest -q -m slow -n 2 $(ARGS)
 
 # Each mechanism switched off in a copy of the tree: the test that guards it must fail.
 mutations: .venv/installed

@@ -1,9 +1,7 @@
 """Real Redis servers for tests: which are there, and one that a test can kill and start again."""
 
-import ctypes
 import importlib.util
 import shutil
-import signal
 import subprocess
 import time
 from dataclasses import dataclass
@@ -59,14 +57,8 @@ def _version(path: str) -> str:
     return next(word for word in words if word.startswith("v=")).removeprefix("v=")
 
 
-_LIBC: Final = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG: Final = 1
-
-
-def _die_with_parent() -> None:
-    """A test process that is killed leaves no server behind; a limit on file sizes is an error, not its death."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+_DIE_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
+"""A test process that is killed leaves no server behind."""
 
 
 class RedisServer:
@@ -91,11 +83,12 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it and return when it answers."""
-        command = [self.binary.path, "--port", "0", "--unixsocket", str(self.folder / "redis.sock")]
+        command = [*_DIE_WITH_PARENT, self.binary.path, "--port", "0", "--unixsocket", str(self.folder / "redis.sock")]
         command += ["--dir", str(self.folder), "--save", "", "--appendonly", "yes"]
         command += ["--appendfsync", "everysec", "--maxmemory-policy", "noeviction", *self._options]
         with (self.folder / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_die_with_parent)  # noqa: PLW1509 - two system calls
+            # Signals as Python has them: a limit on file sizes is an error, not the server's death.
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, restore_signals=False)
         client = redis.Redis.from_url(self.url)
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -115,13 +108,24 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
+    def write_out(self) -> None:
+        """Wait until the append-only file holds every write: while a sync is under way they wait in memory."""
+        with redis.Redis.from_url(self.url) as client:
+            deadline = time.monotonic() + PATIENCE_S
+            while client.info("persistence")["aof_buffer_length"]:
+                assert time.monotonic() < deadline, "the append-only file is not written"
+                time.sleep(0.01)
+
     def restart(self) -> None:
-        """Kill -9 and start again from the append-only file."""
+        """Kill -9 and start again from the append-only file; nothing that was acknowledged is lost."""
+        if self._process is not None and self._process.poll() is None:
+            self.write_out()
         self.kill()
         self.start()
 
     def save_aof(self) -> Path:
         """A copy of the append-only files as they are now; give it to `go_back`."""
+        self.write_out()
         copy = self.folder / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         copy.mkdir()

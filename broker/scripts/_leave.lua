@@ -21,14 +21,15 @@ local function note_leave(session, count)
 end
 
 -- Raises begin_through of a rollout session by one while budget and its fair share allow.
-local function grant(session)
+-- `steps`: outstanding now. Returns what is outstanding then.
+local function grant(session, steps)
   local row = SESSION .. session
   local role, sequence, through = numbers(row, 'role', 'sequence', 'begin_through')
   local budget, charge, version, lock_step =
     numbers(STATE, 'budget', 'fragment_charge', 'version', 'lock_step')
-  if role ~= 1 or lock_step == 1 or version == 0 then return end
+  if role ~= 1 or lock_step == 1 or version == 0 then return steps end
   local share = math.max(1, math.floor(budget / (charge * redis.call('SCARD', ROLLOUTS))))
-  local steps, granted = outstanding(), through
+  local granted = through
   while steps < budget and granted - sequence < share do
     granted, steps = granted + 1, steps + charge
   end
@@ -36,6 +37,7 @@ local function grant(session)
     redis.call('HSET', row, 'begin_through', granted, 'min_version', version)
     note_leave(session, granted - sequence)
   end
+  return steps
 end
 
 -- Leave as replies carry it.

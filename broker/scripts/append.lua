@@ -15,7 +15,7 @@ local number, total, bytes, acked, lost, reopened, budget, max_bytes, max_entrie
     'max_log_bytes', 'max_log_entries', 'lock_step', 'version_counter')
 local entries, appended, rewound = redis.call('XLEN', LOG), 0, false
 local actor = redis.call('HGET', row, 'actor') or ''
-local steps = outstanding()
+local steps = role == 2 and outstanding() or 0
 
 local function refusal_of_call()
   if is_closed() then return 'FULL', 'closed' end
@@ -104,10 +104,11 @@ if appended > 0 or rewound then
   if role == 1 then note_leave(session, through - sequence) end
   if lock_step == 1 and appended > 0 then redis.call('SREM', ROSTER, session) end
 end
+steps = outstanding()
 if detail ~= 'closed' and role > 0 then
   renew_session(session)
-  grant(session)
+  steps = grant(session, steps)
 end
 local leave, version, leave_round = leave_of(session)
 return {status or 'OK', detail or '', sequence, appended, leave, version, leave_round,
-  outstanding(), (numbers(STATE, 'settled_steps')), entries, bytes}
+  steps, (numbers(STATE, 'settled_steps')), entries, bytes}

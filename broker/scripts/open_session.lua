@@ -28,7 +28,7 @@ redis.call('ZADD', OPEN, now, session)
 redis.call('HSET', ACTORS, actor, session)
 if role == 1 then redis.call('SADD', ROLLOUTS, session) end
 open_round()
-grant(session)
+grant(session, outstanding())
 -- One session more gives nobody what they wait for; leave that comes back does, and a round that opens.
 if previous or expired > 0 or numbers(STATE, 'lock_step') == 1 then changed() end
 

@@ -28,7 +28,7 @@ if rewound == 1 and role == 1 then
     end
   end
 end
-grant(session)
+grant(session, outstanding())
 
 local through, version, round = leave_of(session)
 local desired, revision, traffic, evaluate =

@@ -32,6 +32,7 @@ async def test_a_dead_redis_is_unavailable_and_comes_back(redis_server: RedisSer
     log = open_run(redis_server.url)
     actor = Actor(store, "actor-0")
     await actor.open()
+    redis_server.write_out()
     redis_server.kill()
     for _ in range(2):
         with pytest.raises(StoreUnavailable):

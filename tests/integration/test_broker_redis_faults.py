@@ -110,6 +110,7 @@ def test_while_redis_is_away_actors_are_told_to_wait(tmp_path: Path, redis_serve
         with SimulatedActor(broker.address, "a-1") as actor:
             actor.open()
             assert actor.send(fragment(actor.session, 1)).acked_through == 1
+            redis_server.write_out()
             redis_server.kill()
             away = refusal_of(actor.send(fragment(actor.session, 2)))
             assert away.reason is Reason.FULL
