@@ -14,7 +14,17 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks import experience_path, frames, many_actors, packing, publication, startup, training, update
+from benchmarks import (
+    experience_path,
+    frames,
+    growth,
+    many_actors,
+    packing,
+    publication,
+    startup,
+    training,
+    update,
+)
 from benchmarks.table import Options, Table
 
 PARTS: Final[dict[str, Callable[[Options], Table]]] = {
@@ -26,7 +36,10 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "packing": packing.table,
     "frames": frames.table,
     "publish": publication.table,
+    "offer": publication.offer_table,
     "actors": many_actors.table,
+    "growth": growth.table,
+    "memory": growth.memory_table,
 }
 
 

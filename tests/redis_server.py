@@ -83,7 +83,14 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it and return when it answers."""
-        command = [*_DIE_WITH_PARENT, self.binary.path, "--port", "0", "--unixsocket", str(self.folder / "redis.sock")]
+        command = [
+            *_DIE_WITH_PARENT,
+            self.binary.path,
+            "--port",
+            "0",
+            "--unixsocket",
+            str(self.folder / "redis.sock"),
+        ]
         command += ["--dir", str(self.folder), "--save", "", "--appendonly", "yes"]
         command += ["--appendfsync", "everysec", "--maxmemory-policy", "noeviction", *self._options]
         with (self.folder / "redis.log").open("ab") as log:
