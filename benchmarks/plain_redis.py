@@ -22,13 +22,14 @@ STREAM: Final = "plain"
 READ_COUNT: Final = 16
 HIREDIS, PYTHON = "hiredis", "python"
 PACKERS: Final = (HIREDIS, PYTHON)
+_PATIENCE_S: Final = 60.0
 _BUFFER_CUTOFF: Final = 6000
 """redis-py's own: longer arguments are not copied into the command."""
 
 
 def measure(here: Services, *, count: int, size: int, packer: str = HIREDIS) -> Transfer:
     """`count` entries of `size` bytes from process to process."""
-    client = redis.Redis.from_url(here.redis_url, protocol=2)
+    client = redis.Redis.from_url(here.redis_url, protocol=2, socket_timeout=_PATIENCE_S)
     command = ["-m", __spec__.name, here.redis_url, str(count), str(size), packer]
     with child(command) as writer:
         pids = {"sender": writer.pid, "Redis": redis_pid(here), "reader": os.getpid()}
@@ -60,6 +61,7 @@ def write(url: str, count: int, size: int, packer: str) -> None:
     encoder = Encoder("utf-8", "strict", decode_responses=False)  # type: ignore[no-untyped-call]
     in_python = PythonRespSerializer(_BUFFER_CUTOFF, encoder.encode)
     chosen: dict[str, Any] = {"command_packer": in_python} if packer == PYTHON else {}
+    chosen |= {"socket_timeout": _PATIENCE_S}
     client, payload = redis.Redis.from_url(url, protocol=2, **chosen), os.urandom(size)
     for _ in range(count):
         client.xadd(STREAM, {"p": payload})
