@@ -1,4 +1,4 @@
-"""Fragment header: everything about a fragment but its bytes, as frozen dataclasses.
+"""Fragment header: everything about a fragment but its bytes, as immutable values.
 
 Field meanings are in `protos/penstock/v1/fragment.proto`. Nothing here is checked on construction:
 `penstock.wire.conformance` holds a header against the run's schema before it is stored.
@@ -6,6 +6,7 @@ Field meanings are in `protos/penstock/v1/fragment.proto`. Nothing here is check
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class Kind(IntEnum):
@@ -15,8 +16,7 @@ class Kind(IntEnum):
     SHADOW = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """Where one column comes from: environment, episode and index of its first step."""
 
     slot_id: int
@@ -24,8 +24,7 @@ class Slot:
     first_step: int
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSpan:
+class WeightSpan(NamedTuple):
     """Rows [start, start + length) of a slot were generated with (version, update)."""
 
     slot: int

@@ -1,5 +1,7 @@
 """Fragment header as a protobuf message and as the bytes that the log stores."""
 
+from functools import lru_cache
+
 from google.protobuf.message import DecodeError
 
 from penstock.v1 import fragment_pb2 as pb
@@ -65,15 +67,19 @@ def header_from_proto(message: pb.FragmentHeader) -> FragmentHeader:
         steps=message.steps,
         slots=tuple(Slot(s.slot_id, s.episode_id, s.first_step) for s in message.slots),
         weights=tuple(WeightSpan(w.slot, w.start, w.length, w.version, w.update) for w in message.weights),
-        tensors=tuple(
-            TensorEntry(e.name, e.dtype, tuple(e.shape), e.codec, e.stored_size, e.raw_size, e.offset)
-            for e in message.tensors
-        ),
+        tensors=tuple(_entry(entry.SerializeToString()) for entry in message.tensors),
         round=message.round,
         traceparent=message.traceparent,
         group_id=message.group_id,
         attributes=message.attributes,
     )
+
+
+@lru_cache(maxsize=1024)
+def _entry(encoded: bytes) -> TensorEntry:
+    """Fragments of a run have the same few rows again and again."""
+    e = pb.TensorEntry.FromString(encoded)
+    return TensorEntry(e.name, e.dtype, tuple(e.shape), e.codec, e.stored_size, e.raw_size, e.offset)
 
 
 def header_bytes(header: FragmentHeader) -> bytes:
