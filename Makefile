@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-slow mutations soak learn staleness check format bench protos
+.PHONY: train test test-slow mutations soak learn staleness check format bench bench-peers protos
 
 train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
@@ -50,6 +50,10 @@ format: .venv/installed
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# CartPole-v1 beside two peers, each in an environment of its own: make bench-peers ARGS="--repeat 1".
+bench-peers: .venv/installed .venv-peers/stable-baselines3/installed .venv-peers/sample-factory/installed
+	$(BIN)/python -m benchmarks --only peers --repeat 5 $(ARGS)
+
 protos: .venv/installed
 	$(BIN)/python protos/generate.py
 
@@ -62,4 +66,11 @@ protos: .venv/installed
 
 .venv/installed-learn: .venv/installed
 	$(PIP) --editable ".[all,box2d,mujoco]"
+	@touch $@
+
+.venv-peers/%/installed: benchmarks/peers/%.txt benchmarks/peers/constraints.txt
+	@test -x .venv-peers/$*/bin/python || $(PYTHON) -m venv .venv-peers/$*
+	@echo "installing $* into .venv-peers"
+	.venv-peers/$*/bin/python -m pip install -qq --disable-pip-version-check \
+		--constraint benchmarks/peers/constraints.txt --requirement $<
 	@touch $@
