@@ -1,0 +1,158 @@
+"""What a step and a fragment cost, counted and not timed: a change that costs more is seen in any weather.
+
+Calls are those that Python makes (functions of ours, of libraries and built-in ones); bytes are what is
+allocated at the peak beyond what was there before. Limits have about a third of headroom over what was
+counted when they were set: raise one only with a measurement that says what it buys.
+"""
+
+import sys
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from actor.fragment_builder import FragmentBuilder, Stamp
+from actor.vector import Stepper
+from broker.admission import check_all
+from broker.outline import check_outline
+from penstock.policy.policy import build
+from penstock.runtime.settings import PolicySection
+from penstock.v1 import experience_pb2 as pb
+from penstock.wire.fragment import Fragment, check, header_bytes, parse_header, to_proto
+from penstock.wire.messages import Publication
+from penstock.wire.schema import fragment_schema
+from penstock.wire.spaces import Box, Discrete
+from penstock.wire.specification import RunSpecification
+from tests.small_run import SCHEMA, specification
+from tests.small_run import fragment as small_fragment
+
+STEPS, SLOTS = 32, 16
+LARGE_BYTES = 2**20
+STAMP = Stamp(run="run-a", session=1, sequence=1, weights=Publication(1, 0), round=0)
+OBSERVATION = Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32))
+
+
+def calls(work: Callable[[], Any]) -> int:
+    """Calls that `work` makes, once it has been done before."""
+    work()
+    count = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def allocated(work: Callable[[], Any]) -> int:
+    """Bytes that `work` holds at its peak beyond what was held before."""
+    work()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        work()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+class Rollout:
+    """What a rollout worker does for a fragment, without threads."""
+
+    def __init__(self, vectorise: str) -> None:
+        environment: Any = gymnasium.make_vec("CartPole-v1", SLOTS, vectorization_mode=vectorise)
+        self.stepper = Stepper(environment, OBSERVATION)
+        self.policy = build(OBSERVATION, Discrete(2), PolicySection(), seed=0)
+        self.builder = FragmentBuilder(fragment_schema(OBSERVATION, Discrete(2)), STEPS, SLOTS)
+        self.builder.start(self.stepper.reset(range(SLOTS)))
+
+    def act(self) -> None:
+        """One forward pass for all slots."""
+        self.policy.act(self.builder.observation())
+
+    def unroll(self) -> Fragment:
+        """A full fragment."""
+        while not self.builder.is_full:
+            acted = self.policy.act(self.builder.observation())
+            stepped = self.stepper.step(self.policy.environment_action(acted.action))
+            self.builder.record(acted.action, acted.log_prob, stepped)
+        return self.builder.cut(STAMP)[0]
+
+
+@pytest.fixture
+def rollout() -> Rollout:
+    """With the environment's own vector entry point, so that the environment is few of the calls."""
+    return Rollout("vector_entry_point")
+
+
+def admit(raw: bytes, run: RunSpecification) -> None:
+    """What a broker does before it speaks to Redis."""
+    check_outline("Append", raw)
+    request = pb.AppendRequest.FromString(raw)
+    assert check_all(1, request.fragments, run).refusal is None
+
+
+def test_calls_of_a_forward_pass(rollout: Rollout) -> None:
+    """The same for one slot and for many."""
+    assert calls(rollout.act) <= 75
+
+
+def test_calls_of_a_step(rollout: Rollout) -> None:
+    """Acting, stepping, recording and the share of cutting, for a vector of 16 environments."""
+    assert calls(rollout.unroll) / STEPS <= 180
+
+
+def test_calls_to_admit_a_fragment() -> None:
+    """Of many in one request."""
+    fragments = [to_proto(small_fragment(1, sequence)) for sequence in range(1, 17)]
+    raw = pb.AppendRequest(session=1, fragments=fragments).SerializeToString()
+    assert calls(lambda: admit(raw, specification())) / 16 <= 310
+
+
+def test_calls_to_read_a_fragment() -> None:
+    """What the learner does with an entry of the log: header, check, views."""
+    given = small_fragment(1)
+    encoded = header_bytes(given.header)
+
+    def read() -> None:
+        fragment = Fragment(parse_header(encoded), given.payload)
+        check(fragment, SCHEMA, "run-a")
+        fragment.arrays()
+
+    assert calls(read) <= 500
+
+
+def test_copies_of_a_payload_on_its_way_out(rollout: Rollout) -> None:
+    """The payload that is cut and no second one beside it."""
+    fragment = rollout.unroll()
+
+    def refill_and_cut() -> None:
+        rollout.builder.length = STEPS
+        rollout.builder.cut(STAMP)
+
+    assert allocated(refill_and_cut) <= len(fragment.payload) + 32_768
+
+
+def test_a_payload_is_copied_once_while_it_is_admitted() -> None:
+    """Out of the message; checks look at it where it lies."""
+    wide = Box(
+        np.full(LARGE_BYTES // (4 * (STEPS + 1)), -1, np.float32),
+        np.full(LARGE_BYTES // (4 * (STEPS + 1)), 1, np.float32),
+    )
+    builder = FragmentBuilder(fragment_schema(wide, Discrete(2)), STEPS, 1)
+    builder.length = STEPS
+    given, _ = builder.cut(STAMP)
+    run = replace(specification(), schema=fragment_schema(wide, Discrete(2)), unroll_length=STEPS)
+    raw = pb.AppendRequest(session=1, fragments=[to_proto(given)]).SerializeToString()
+    assert allocated(lambda: admit(raw, run)) <= len(given.payload) + 65_536
