@@ -103,12 +103,13 @@ class Policy(nn.Module):
                 "policy: the network's outputs are not finite; check observation and weights"
             )
         actions: dict[str, Array] = {}
-        log_prob = np.zeros(len(parameters), np.float32)
+        shares: list[Any] = []
         for head, cut in zip(self.action_heads, self._cuts, strict=True):
             part = parameters[:, cut]
             actions[head.path], share = head.mode(part) if deterministic else head.draw(part, self._random)
-            log_prob += share
-        return Acted(actions, log_prob)
+            shares.append(share)
+        log_prob = shares[0] if len(shares) == 1 else np.sum(shares, 0)
+        return Acted(actions, log_prob.astype(np.float32, copy=False))
 
     def _acting_parameters(self, observation: Mapping[str, Array]) -> NDArray[np.floating]:
         if self._fast is None or not self._fast.is_current():
