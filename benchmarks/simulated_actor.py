@@ -123,10 +123,8 @@ class SyntheticCrew:
             sequence=sequence,
             slots=self._episodes.slots(),
             weights=(
-                replace(
-                    template.header.weights[0],
-                    version=self._publication.version,
-                    update=self._publication.update,
+                template.header.weights[0]._replace(
+                    version=self._publication.version, update=self._publication.update
                 ),
             ),
             created_us=time.time_ns() // 1000,

@@ -157,7 +157,7 @@ async def test_a_fragment_of_weights_from_the_future_is_invalid(store: Store, lo
     await actor.open()
     good = item(actor.session, 1)
     (span,) = good.header.weights
-    future = replace(good, header=replace(good.header, weights=(replace(span, version=2),)))
+    future = replace(good, header=replace(good.header, weights=(span._replace(version=2),)))
     reply = await store.append(actor.session, 0, [future])
     assert reply.refusal is not None
     assert (reply.refusal.reason, reply.appended, log.acked()) == (Reason.INVALID, 0, 0)
