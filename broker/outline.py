@@ -70,11 +70,17 @@ def _check_append(data: bytes) -> None:
 
 
 def _count_rows(data: bytes, begin: int, end: int) -> int:
-    rows = 0
+    header: tuple[int, int] | None = None
     for number, start, stop in _fields(data, begin, end, MAX_FIELDS):
-        if number == _HEADER and stop - start > UNCOUNTED_BYTES:
-            rows += _count_header(data, start, stop)
-    return rows
+        if number != _HEADER:
+            continue
+        if header is not None:
+            # A parser merges them: many small ones would make one without bound.
+            raise Unfit("fragments: a fragment with more than one header")
+        header = start, stop
+    if header is None or header[1] - header[0] <= UNCOUNTED_BYTES:
+        return 0
+    return _count_header(data, *header)
 
 
 def _count_header(data: bytes, begin: int, end: int) -> int:

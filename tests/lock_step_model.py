@@ -16,19 +16,21 @@ class Row:
     sequence: int = 0
     begin_through: int = 0
     rewound: bool = False
+    returned: bool = False
+    lenient_through: int = 0
 
 
 @dataclass
 class Server:
-    """What Redis holds of the rounds."""
+    """What Redis holds of the rounds. most_leave: sequences that the budget would let one session begin."""
 
     actor_count: int
+    most_leave: int
     round: int = 0
     is_open: bool = False
     session: int = 0
     acked: int = 0
     lost: int = 0
-    reopened: bool = False
     roster: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
     superseded: set[int] = field(default_factory=set)
@@ -69,17 +71,14 @@ class Server:
         row = self.rows.get(session)
         if row is None:
             return 0, Reason.FENCED if session in self.superseded else Reason.EXPIRED
+        if row.returned:
+            self._catch_up(row, acked)
         if acked > row.sequence:
-            if not self.reopened:
-                return row.sequence, Reason.GAP
-            self.acked += acked - row.sequence
-            self.lost += acked - row.sequence
-            row.sequence = acked
-            self._note_begun(row)
+            return row.sequence, Reason.GAP
         if sequence > row.sequence:
             if sequence > row.sequence + 1:
                 return row.sequence, Reason.GAP
-            if row.role is Role.ROLLOUT and sequence > row.begin_through and not self.reopened:
+            if row.role is Role.ROLLOUT and sequence > max(row.begin_through, row.lenient_through):
                 return row.sequence, Reason.INVALID
             row.sequence = sequence
             self._note_begun(row)
@@ -87,6 +86,14 @@ class Server:
             self.log.append((session, sequence))
             self.roster.discard(session)
         return row.sequence, None
+
+    def _catch_up(self, row: Row, acked: int) -> None:
+        row.returned = False
+        lost = max(0, acked - row.sequence)
+        self.acked, self.lost, row.sequence = self.acked + lost, self.lost + lost, row.sequence + lost
+        if row.role is Role.ROLLOUT:
+            row.lenient_through = row.sequence + 1 + self.most_leave + 1
+            row.begin_through = max(row.sequence, min(row.begin_through, row.lenient_through))
 
     def watch(self, session: int, begun: int) -> Reason | None:
         """After a rewind a worker gets one sequence beyond what it has begun, and owes it."""
@@ -113,9 +120,8 @@ class Server:
         if round_ > self.round:
             self.round, self.is_open, self.roster = round_, False, set()
         for row in self.rows.values():
-            row.rewound = True
+            row.rewound = row.returned = True
         self.session += jump
-        self.reopened = True
         self.open_round()
 
     def snapshot(self) -> "Server":

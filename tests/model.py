@@ -23,6 +23,8 @@ class Row:
     sequence: int = 0
     begin_through: int = 0
     rewound: bool = False
+    returned: bool = False
+    lenient_through: int = 0
 
     def raise_to(self, sequence: int) -> None:
         """Everything up to a sequence is acknowledged; a rollout worker had leave for it."""
@@ -95,7 +97,6 @@ class Server:
     acked: int = 0
     lost: int = 0
     session: int = 0
-    reopened: bool = False
     closed: bool = False
     trim_floor: int = 0
     log: dict[int, Entry | None] = field(default_factory=dict)  # None: the marker that ends a hole
@@ -104,11 +105,20 @@ class Server:
     commits: list[str] = field(default_factory=list)
     weights: Weights = field(default_factory=Weights)
 
+    def most_leave(self) -> int:
+        """Sequences that one session may have leave for."""
+        return max(1, self.budget // self.charge)
+
     def outstanding(self) -> int:
         """Steps behind the settled position, and F for each sequence with leave."""
         rows = self.rows.values()
-        begun = sum(row.begin_through - row.sequence for row in rows if row.role is Role.ROLLOUT)
+        begun = sum(self._leave(row) for row in rows if row.role is Role.ROLLOUT)
         return self.total - self.settled_total + self.charge * begun
+
+    def _leave(self, row: Row) -> int:
+        """One that was rewound and has not said how far it was may have begun what is lost."""
+        leave = row.begin_through - row.sequence
+        return min(leave, self.most_leave()) if row.returned else leave
 
     def grant(self, row: Row) -> None:
         """Raise leave by one while budget and share allow."""
@@ -138,6 +148,8 @@ class Server:
             return self.gone(session)
         row = self.rows[session]
         if row.rewound and row.role is Role.ROLLOUT:
+            far = row.sequence + self.most_entries + self.most_leave()
+            begun = min(begun, far if row.returned else row.lenient_through)
             row.begin_through, row.rewound = max(row.begin_through, begun) + 1, False
         self.grant(row)
         return None
@@ -153,7 +165,9 @@ class Server:
         if session not in self.rows:
             return 0, self.gone(session)
         row = self.rows[session]
-        reason = self._catch_up(row, acked)
+        if row.returned:
+            self._catch_up(row, acked, len(fragments))
+        reason = Reason.GAP if acked > row.sequence else None
         for sequence, charge in fragments:
             if reason is None and sequence > row.sequence:
                 reason = self._why_not(row, sequence)
@@ -162,20 +176,20 @@ class Server:
         self.grant(row)
         return row.sequence, reason
 
-    def _catch_up(self, row: Row, acked: int) -> Reason | None:
-        if acked <= row.sequence:
-            return None
-        if not self.reopened or acked - row.sequence > self.most_entries:
-            return Reason.GAP
-        self.acked += acked - row.sequence
-        self.lost += acked - row.sequence
-        row.raise_to(acked)
-        return None
+    def _catch_up(self, row: Row, acked: int, sent: int) -> None:
+        row.returned = False
+        lost = acked - row.sequence
+        if 0 < lost <= self.most_entries:
+            self.acked, self.lost = self.acked + lost, self.lost + lost
+            row.raise_to(acked)
+        if row.role is Role.ROLLOUT:
+            row.lenient_through = row.sequence + sent + self.most_leave() + 1
+            row.begin_through = max(row.sequence, min(row.begin_through, row.lenient_through))
 
     def _why_not(self, row: Row, sequence: int) -> Reason | None:
         if sequence > row.sequence + 1:
             return Reason.GAP
-        if row.role is Role.ROLLOUT and sequence > row.begin_through and not self.reopened:
+        if row.role is Role.ROLLOUT and sequence > max(row.begin_through, row.lenient_through):
             return Reason.INVALID
         if len(self.log) >= self.most_entries:
             return Reason.FULL
@@ -262,11 +276,11 @@ def reopen(server: Server, memory: Memory, jump: int) -> None:
     server.commits = sorted({*server.commits, *memory.commits})[-KEPT_COMMITS:]
     server.epoch = memory.epoch = memory.epoch + jump
     for row in server.rows.values():
-        row.rewound = True
+        row.rewound = row.returned = True
     server.settled = max(server.settled, memory.settled)
     server.settled_total = server.total_at(server.settled)
     server.trim(memory.trim_floor)
-    server.reopened, server.closed = True, False
+    server.closed = False
 
 
 def take_over(server: Server, memory: Memory, position: int, jump: int) -> None:

@@ -20,6 +20,12 @@ local function note_leave(session, count)
   end
 end
 
+-- The most sequences that one session ever has leave for.
+local function most_leave()
+  local budget, charge = numbers(STATE, 'budget', 'fragment_charge')
+  return math.max(1, math.floor(budget / charge))
+end
+
 -- Raises begin_through of a rollout session by one while budget and its fair share allow.
 -- `steps`: outstanding now. Returns what is outstanding then.
 local function grant(session, steps)

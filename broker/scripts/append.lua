@@ -9,33 +9,45 @@
 redis.call('DEL', ABSENT)
 local session, actor_acked = ARGV[1], tonumber(ARGV[2])
 local row = SESSION .. session
-local role, sequence, through, round = numbers(row, 'role', 'sequence', 'begin_through', 'round')
-local number, total, bytes, acked, lost, reopened, budget, max_bytes, max_entries, lock_step, allocated =
-  numbers(STATE, 'number', 'steps_total', 'log_bytes', 'acked', 'log_lost', 'reopened', 'budget',
+local role, sequence, through, round, returned, lenient =
+  numbers(row, 'role', 'sequence', 'begin_through', 'round', 'returned', 'lenient_through')
+local number, total, bytes, acked, lost, budget, max_bytes, max_entries, lock_step, allocated =
+  numbers(STATE, 'number', 'steps_total', 'log_bytes', 'acked', 'log_lost', 'budget',
     'max_log_bytes', 'max_log_entries', 'lock_step', 'version_counter')
 local entries, appended, rewound = redis.call('XLEN', LOG), 0, false
 local actor = redis.call('HGET', row, 'actor') or ''
 local steps = role == 2 and outstanding() or 0
+
+-- Redis went back in time and the row with it; now its actor says how far it was, once. What it saw
+-- acknowledged is acknowledged, and lost. What it began with leave of the lost seconds is honoured: this
+-- message, and as much as one session can have leave for.
+local function catch_up()
+  redis.call('HDEL', row, 'returned')
+  local claimed = actor_acked - sequence
+  -- Nobody had more in the log than fits into it: such a claim would only spoil the books.
+  if claimed > 0 and claimed <= max_entries then
+    note_lost('fragments', session, int(sequence + 1), int(actor_acked))
+    acked, lost, sequence, rewound = acked + claimed, lost + claimed, actor_acked, true
+  end
+  if role ~= 1 then return end
+  lenient = sequence + #KEYS + most_leave() + 1
+  through = math.min(through, lenient)
+  redis.call('HSET', row, 'begin_through', through, 'lenient_through', lenient)
+  note_leave(session, math.max(0, through - sequence))
+end
 
 local function refusal_of_call()
   if is_closed() then return 'FULL', 'closed' end
   local status = refuse_session(session)
   if status then return status, '' end
   if role == 3 then return 'INVALID', 'an evaluation session appends nothing' end
-  if reopened > 0 then redis.call('HDEL', row, 'returned') end
-  if actor_acked <= sequence then return nil end
-  -- Nobody had more in the log than fits into it: such a claim would only spoil the books.
-  if reopened == 0 or actor_acked - sequence > max_entries then return 'GAP', '' end
-  -- Redis went back in time: what the actor saw acknowledged is acknowledged, and lost.
-  note_lost('fragments', session, int(sequence + 1), int(actor_acked))
-  acked, lost = acked + actor_acked - sequence, lost + actor_acked - sequence
-  sequence, rewound = actor_acked, true
+  if returned == 1 then catch_up() end
+  if actor_acked > sequence then return 'GAP', '' end
 end
 
 local function refusal_of_fragment(i, given, kind, size, version)
   if given > sequence + 1 then return 'GAP', '' end
-  -- Leave given in seconds that a re-opened Redis lost is honoured.
-  if role == 1 and given > through and reopened == 0 then
+  if role == 1 and given > math.max(through, lenient) then
     return 'INVALID', 'sequence ' .. int(given) .. ' was begun without leave'
   end
   -- The allocator leaps when a log is re-opened: no version of the lost seconds lies beyond it.

@@ -13,6 +13,17 @@ if desired == 3 then return {'RUN_CLOSED', 'the run is stopping'} end
 
 local previous = redis.call('HGET', ACTORS, actor)
 if previous then
+  -- Whoever is known by name keeps its session until it ends: nobody else takes the actor's name over.
+  local owner = redis.call('HGET', SESSION .. previous, 'owner') or ''
+  if owner ~= '' and owner ~= ARGV[3] then
+    expire_sessions(now_ms())
+    if redis.call('EXISTS', SESSION .. previous) == 1 then
+      return {'NOT_READY', 'the session of this actor is open and was opened by ' .. owner}
+    end
+    previous = nil
+  end
+end
+if previous then
   close_session(previous)
   redis.call('ZADD', SUPERSEDED, previous, previous)
   redis.call('ZREMRANGEBYRANK', SUPERSEDED, 0, -KEPT_SUPERSEDED - 1)

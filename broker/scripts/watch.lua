@@ -13,15 +13,19 @@ redis.call('HSET', row, 'applied', ARGV[3])
 if ARGV[4] ~= '' then redis.call('HSET', PROBES, session, ARGV[4]) end
 
 -- After a re-opening the row may lack leave that was given, and appends that were acknowledged, in the
--- lost seconds. One sequence beyond what the actor began lets its next Append say how far it was.
+-- lost seconds. One sequence beyond what the actor began lets its next Append say how far it was. Its word
+-- is taken as far as it can be true, and holds no more of the budget than one session can have leave for.
 local role, rewound = numbers(row, 'role', 'rewound')
 if rewound == 1 and role == 1 then
-  local sequence, through = numbers(row, 'sequence', 'begin_through')
-  local version, lock_step, round = numbers(STATE, 'version', 'lock_step', 'round')
+  local sequence, through, returned, lenient =
+    numbers(row, 'sequence', 'begin_through', 'returned', 'lenient_through')
+  local version, lock_step, round, max_entries =
+    numbers(STATE, 'version', 'lock_step', 'round', 'max_log_entries')
   if version > 0 then
-    through = math.max(through, tonumber(ARGV[2])) + 1
+    local most = returned == 1 and sequence + max_entries + most_leave() or lenient
+    through = math.max(through, math.min(tonumber(ARGV[2]), most)) + 1
     redis.call('HSET', row, 'begin_through', through, 'min_version', version, 'rewound', 0)
-    note_leave(session, through - sequence)
+    note_leave(session, math.min(through - sequence, most_leave()))
     if lock_step == 1 then
       redis.call('HSET', row, 'round', round)
       redis.call('SADD', ROSTER, session)

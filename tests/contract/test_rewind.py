@@ -170,6 +170,51 @@ async def test_an_actor_whose_appends_were_all_lost_gets_leave_again(
     assert (log.log_lost(), log.resident(0)) == (8, log.acked() - 8)
 
 
+async def test_an_actor_that_lies_after_a_re_opening_holds_no_more_than_its_share(
+    redis_server: RedisServer, store: Store, log: LearnerLog
+) -> None:
+    """What it says it has begun and seen acknowledged is taken once, and only as far as it can be true."""
+    liar, honest = Actor(store, "actor-0"), Actor(store, "actor-1")
+    await liar.open()
+    await honest.open()
+    redis_server.restart()
+    await reconnect(store)
+    log.reopen(log.snapshot())
+    log.publish(BLOB, update=0, settled=0, scalars={})
+    await store.watch(Watch(session=liar.session, begun_through=2**53 - 1))
+    most = 8
+    assert (await store.status()).gauges.outstanding_steps <= 2 * most * CHARGE
+    liar.acked = PACING.max_log_entries
+    assert (await liar.append()).refusal is None
+    assert log.log_lost() == PACING.max_log_entries
+    liar.acked += PACING.max_log_entries
+    refused = (await liar.append()).refusal
+    assert refused is not None
+    assert (refused.reason, log.log_lost()) == (Reason.GAP, PACING.max_log_entries)
+    liar.acked = PACING.max_log_entries + 1
+    replies = [(await liar.append()).refusal for _ in range(3 * most)]
+    assert [refusal and refusal.reason for refusal in replies[-most:]] == [Reason.INVALID] * most
+
+
+async def test_a_session_opened_after_a_re_opening_has_no_privilege(
+    redis_server: RedisServer, store: Store, log: LearnerLog
+) -> None:
+    """It lost nothing: no acknowledgement of its own, no leave."""
+    redis_server.restart()
+    await reconnect(store)
+    log.reopen(log.snapshot())
+    log.publish(BLOB, update=0, settled=0, scalars={})
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.work()
+    without_leave = (await actor.append()).refusal
+    actor.acked += 5
+    claim = (await actor.append()).refusal
+    assert without_leave is not None
+    assert claim is not None
+    assert (without_leave.reason, claim.reason, log.log_lost()) == (Reason.INVALID, Reason.GAP, 0)
+
+
 async def test_leave_given_in_lost_seconds_is_honoured(
     redis_server: RedisServer, store: Store, redis_url: str
 ) -> None:

@@ -84,6 +84,21 @@ async def test_a_second_session_has_its_own_salt_and_fences_the_first(store: Sto
     assert refused.reason is Reason.FENCED
 
 
+async def test_nobody_else_takes_over_the_name_of_an_owned_session(store: Store, log: LearnerLog) -> None:
+    """Not while it is open, whoever asks: another identity, or one without a name."""
+    first = await store.open_session("actor-0", Role.ROLLOUT, "actor gpu-1")
+    assert isinstance(first, Opened)
+    for other in ("actor gpu-2", ""):
+        refused = await store.open_session("actor-0", Role.ROLLOUT, other)
+        assert isinstance(refused, Refusal)
+        assert refused.reason is Reason.NOT_READY
+        assert "opened by actor gpu-1" in refused.detail
+    again = await store.open_session("actor-0", Role.ROLLOUT, "actor gpu-1")
+    assert isinstance(again, Opened)
+    await store.close_session(again.session)
+    assert isinstance(await store.open_session("actor-0", Role.ROLLOUT, "actor gpu-2"), Opened)
+
+
 async def test_a_closed_session_is_refused_for_ever(store: Store, log: LearnerLog) -> None:
     """Closing is safe to repeat; afterwards nothing of the session is served."""
     actor = Actor(store, "actor-0")

@@ -39,7 +39,7 @@ class LockStepMachine(RuleBasedStateMachine):
         self.raw.flushall()
         self.store = Store.connect(self.url)
         self.log = open_run(self.url, lock_step=True, actor_count=ACTOR_COUNT, budget=1000 * CHARGE)
-        self.server = model.Server(ACTOR_COUNT)
+        self.server = model.Server(ACTOR_COUNT, most_leave=1000)
         self.published = -1
         self.saved: tuple[dict[bytes, bytes], model.Server] | None = None
         self.actors: dict[str, tuple[int, int]] = {}  # name → session, acknowledged as the actor knows

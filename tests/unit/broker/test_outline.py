@@ -51,6 +51,9 @@ def varint(value: int) -> bytes:
     return out + bytes([value])
 
 
+SMALL = _header(slots=3).SerializeToString()
+
+
 def test_an_honest_append_passes() -> None:
     """As many fragments as one message may hold."""
     message = fragments.to_proto(fragment(1))
@@ -89,6 +92,7 @@ def test_the_largest_report_passes() -> None:
             _append(_long_shape()),
             "header.tensors: a row of",
         ),
+        (b"\x1a" + varint(2 * len(SMALL)) + 2 * SMALL, "more than one header"),
         (b"\x1a\x05\x0a", "cut off"),
         (b"\x1a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "more than 10 bytes"),
         (b"\x08\x01" * (MAX_FIELDS + 1), "more than 1024 fields"),
