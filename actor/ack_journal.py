@@ -113,6 +113,7 @@ def _parse(line: bytes) -> Acknowledged | None:
         value: dict[str, Any] = json.loads(line)
         slots = tuple((int(slot), int(episode), int(step)) for slot, episode, step in value["slots"])
         weights = tuple((int(version), int(update)) for version, update in value["weights"])
+        bytes.fromhex(value["sha256"])
         return Acknowledged(**{**value, "slots": slots, "weights": weights})
     except (ValueError, TypeError, KeyError):
         return None

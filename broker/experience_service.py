@@ -84,9 +84,9 @@ class ExperienceService(ExperienceServiceServicer):
         """See experience.proto."""
         began = time.perf_counter()
         check_append(request)
-        await self._owners.check(request.session, context)
-        failpoint("append.received", request.acked_through + 1)
         try:
+            await self._owners.check(request.session, context)
+            failpoint("append.received", request.acked_through + 1)
             admitted = await self._admission.admit(request.session, request.fragments)
             appended = await self._append(request, admitted)
         except StoreUnavailable as error:
@@ -138,9 +138,9 @@ class ExperienceService(ExperienceServiceServicer):
     ) -> pb.ReportEpisodesReply:
         """See experience.proto."""
         report = read_report(request)
-        await self._owners.check(request.session, context)
-        failpoint("report.sending", report.sequence)
         try:
+            await self._owners.check(request.session, context)
+            failpoint("report.sending", report.sequence)
             acked_through, refusal = await self._store.report(report)
             failpoint("report.stored", report.sequence)
         except StoreUnavailable as error:

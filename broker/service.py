@@ -27,7 +27,7 @@ from broker.changes import Changes
 from broker.connection import connect_async, is_unavailable, without_password
 from broker.control_service import ControlService
 from broker.experience_service import ExperienceService
-from broker.monitor import EVENT_LOOP, Monitor
+from broker.monitor import EVENT_LOOP, LOOKS, Monitor
 from broker.ownership import Ownership
 from broker.staging import StagingBudget
 from broker.store import Store
@@ -213,6 +213,7 @@ async def _run(
     try:
         await _until_first(stop.wait(), monitor.run(), beside=beside)
         health.set_ready(False, "draining")
+        health.suspend(LOOKS)
         await _until_first(asyncio.sleep(drain_delay_s), beside=beside)
     finally:
         await _cancel(beside)

@@ -51,9 +51,9 @@ class WeightService(WeightServiceServicer):
     ) -> pb.WatchLatestReply:
         """See weights.proto."""
         watch = read_watch(request)
-        await self._owners.check(watch.session, context)
         with metrics.WATCHERS.track_inprogress():
             try:
+                await self._owners.check(watch.session, context)
                 watched = await self._look_until_news(watch)
             except StoreUnavailable as error:
                 watched = redis_down(Reason.NOT_READY, error)

@@ -32,6 +32,7 @@ AUTHORITY_DAYS: Final = 3650
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _CLOCK_SKEW: Final = timedelta(minutes=5)
 _SECRET_BYTES: Final = 32
+_BEFORE: Final = "# from the call before; the next one takes them back\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,14 +158,20 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write_tokens(order: Order) -> None:
-    """A token per party that calls, and the digests by which a server knows them."""
+    """A token per party that calls, and the digests by which a server knows them.
+
+    The tokens of the call before stay known until the next one: they are still on their way to be replaced.
+    """
+    known = order.folder / "tokens"
+    before = known.read_text().partition(_BEFORE)[0] if known.exists() else ""
     lines = []
     for name, identity in identities(order):
         if identity.party in (Party.ACTOR, Party.CLIENT, Party.OPERATOR):
             token = secrets.token_urlsafe(_SECRET_BYTES)
             _write(order.folder / f"{name}.token", f"{token}\n".encode(), secret=True)
             lines.append(line(identity, token))
-    _write(order.folder / "tokens", "".join(lines).encode(), secret=True)
+    kept = f"{_BEFORE}{before}" if before else ""
+    _write(known, f"{''.join(lines)}{kept}".encode(), secret=True)
 
 
 def _write_users(folder: Path, template: Path) -> None:

@@ -24,8 +24,8 @@ from learner.recorder import Moment
 from learner.stall import cause
 from penstock.policy import weights
 from penstock.runtime import metrics
+from penstock.runtime.exit import RunFailed
 from penstock.runtime.failpoint import failpoint
-from penstock.runtime.settings import ConfigurationError
 from penstock.wire.messages import RunState
 
 UPDATE: Final = "update"
@@ -63,6 +63,7 @@ class Loop:
 
     def run(self) -> Ending:
         """Learn until done, stopped or drained; leaves a committed checkpoint."""
+        self._show_books()
         ending = self._learn()
         log.info("learning ended", extra={"why": ending.value, "env_steps": self._parts.ledger.env_steps})
         self._parts.health.suspend(UPDATE)
@@ -195,7 +196,7 @@ class Loop:
         settings does not meet it again.
         """
         self._save()
-        raise ConfigurationError(
+        raise RunFailed(
             f"{_MAX_NAN} updates in a row were not finite; evidence in {self._evidence}; "
             "lower algorithm.learning_rate or look at the environment's rewards"
         )
@@ -207,10 +208,16 @@ class Loop:
         self._parts.ledger.book(
             delivery.last, trained=trained, dropped=dropped, steps=steps, origins=delivery.origins
         )
-        metrics.LEDGER_TRAINED.set(self._parts.ledger.trained)
         for reason in dropped.values():
             self._dropped[reason.value] += 1
-            metrics.LEDGER_DROPPED.labels(reason.value).set(self._parts.ledger.dropped[reason.value])
+        self._show_books()
+
+    def _show_books(self) -> None:
+        """Also what is 0: of a series that begins with its first event nobody can tell that it rose."""
+        ledger = self._parts.ledger
+        metrics.LEDGER_TRAINED.set(ledger.trained)
+        for reason in Drop:
+            metrics.LEDGER_DROPPED.labels(reason.value).set(ledger.dropped[reason.value])
 
     # ---- publishing
 

@@ -125,7 +125,8 @@ def _specification(
             seed=settings.seed,
             environment_json=settings.environment.canonical_json(),
             policy_json=settings.policy.canonical_json(),
-            actor_json=settings.actor.canonical_json(),
+            # Where this machine keeps its journals is nothing to the actors of others.
+            actor_json=settings.actor.model_copy(update={"ack_journal": None}).canonical_json(),
             evaluation_json=settings.evaluation.canonical_json(),
             workload=settings.workload,
             observation_space=observation,

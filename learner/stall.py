@@ -14,7 +14,11 @@ def cause(status: Status, dropped: Mapping[str, int], limit_s: float) -> str:
 def _reason(status: Status, dropped: Mapping[str, int]) -> str:
     actors = [row for row in status.sessions if row.role is Role.ROLLOUT]
     if not actors:
-        return "all actors are gone, no rollout worker has an open session; their logs say why"
+        return (
+            "all actors are gone, no rollout worker has an open session; their logs say why"
+            if status.log_head
+            else "no rollout worker has come; start one, or wait longer (learner.stall_timeout_s)"
+        )
     found = []
     if dropped:
         counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))

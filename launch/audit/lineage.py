@@ -6,13 +6,17 @@ the chain belong to checkpoints that were never committed, or that a resume fell
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from pydantic import TypeAdapter
 
 from launch.audit import ranges
 from launch.audit.findings import Kind, Problem
 from learner.ledger import Drop, LineageEntry
+
+_LINE: Final = TypeAdapter(LineageEntry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +67,8 @@ def _read(path: Path) -> _File:
     for text in path.read_bytes().splitlines() if path.exists() else []:
         try:
             value: dict[str, Any] = json.loads(text)
-            line = LineageEntry(
-                **{item.name: value[item.name] for item in fields(LineageEntry) if item.name in value}
-            )
+            line = _LINE.validate_python(value)
+            _check_names(line)
         except (ValueError, TypeError):
             file.torn += 1
             continue
@@ -79,6 +82,16 @@ def _read(path: Path) -> _File:
         if "sessions" not in value:
             file.nameless.add(line.checkpoint)
     return file
+
+
+def _check_names(line: LineageEntry) -> None:
+    """Raise ValueError for sessions that are no numbers and digests that are none, or of nobody."""
+    for session in (*line.sessions, *(name for of in line.left_out.values() for name in of)):
+        int(session)
+    for session, digests in line.digests.items():
+        if session not in line.sessions:
+            raise ValueError(f"digests of session {session}, of which nothing was trained")
+        bytes.fromhex(digests)
 
 
 def _chain(file: _File, head: str) -> list[LineageEntry]:

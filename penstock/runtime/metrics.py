@@ -92,6 +92,7 @@ def exposition(role: str | None = None) -> bytes:
 
 # Actor that unrolls
 _unrolling = _Declare(_UNROLLING)
+WEIGHT_VERSION_APPLIED = _unrolling.gauge("weight_version_applied", "Weight version the worker acts with")
 ENV_STEPS = _unrolling.counter("environment_steps", "Environment steps that are experience")
 FRAGMENTS_BUILT = _unrolling.counter("fragments_built", "Fragments cut from unrolls")
 FRAGMENTS_ACKED = _unrolling.counter("fragments_acked", "Fragments acknowledged to this actor")
@@ -115,7 +116,6 @@ _acting = _Declare(_ACTING)
 SESSIONS_OPENED = _acting.counter("sessions_opened", "Sessions this actor opened")
 RECONNECTS = _acting.counter("reconnects", "Calls to the broker that failed and were retried")
 EPISODES = _acting.counter("episodes", "Episodes finished", "evaluation")
-WEIGHT_VERSION_APPLIED = _acting.gauge("weight_version_applied", "Weight version the actor acts with")
 WEIGHT_APPLY_SECONDS = _acting.histogram(
     "weight_apply_seconds", "From learning of weights to acting with them", _LATENCY
 )
@@ -157,6 +157,8 @@ LOOP_LAG_WORST_SECONDS = _serving.gauge(
 _learning = _Declare(_LEARNING)
 UPDATES = _learning.counter("updates", "Updates made")
 UPDATES_SKIPPED = _learning.counter("updates_skipped", "Batches that changed nothing, by reason", "reason")
+for _reason in ("nan", "empty"):
+    UPDATES_SKIPPED.labels(_reason)
 TRAINED_STEPS = _learning.counter("trained_steps", "Valid environment steps trained on")
 UPDATE_SECONDS = _learning.histogram("update_seconds", "Parts of an update", _LATENCY, "phase")
 STALENESS_UPDATES = _learning.histogram(

@@ -212,7 +212,7 @@ class LearnerSection(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where there is one."""
     stall_timeout_s: Positive = 300
-    """Health turns red when no update is made for this long while not paused, in seconds."""
+    """Longest time without an update while not paused, in seconds: health turns red, and the run ends as failed."""
     probe_tolerance: NonNegative = 1e-3
     """Most that an actor's answer to the probe may differ from the learner's answer r, times 1 + |r|."""
 

@@ -35,6 +35,7 @@ class RotatingChannel(grpc.Channel):
         self._credentials = credentials
         self._lock = threading.Lock()
         self._current = _Generation(build(credentials))
+        self._retired: set[_Generation] = set()
 
     def begin(self) -> _Generation:
         """The channel for one more call; give it back with `end`."""
@@ -52,6 +53,8 @@ class RotatingChannel(grpc.Channel):
         with self._lock:
             generation.calls -= 1
             is_over = generation.is_retired and generation.calls == 0
+            if is_over:
+                self._retired.discard(generation)
         if is_over:
             generation.channel.close()
 
@@ -61,7 +64,10 @@ class RotatingChannel(grpc.Channel):
         old, self._credentials = self._current, fresh
         self._current = _Generation(self._build(fresh))
         old.is_retired = True
-        return old if old.calls == 0 else None
+        if old.calls == 0:
+            return old
+        self._retired.add(old)
+        return None
 
     def subscribe(self, callback: Any, try_to_connect: Any = False) -> None:
         """Of the channel of the moment."""
@@ -90,8 +96,10 @@ class RotatingChannel(grpc.Channel):
     def close(self) -> None:
         """End every call."""
         with self._lock:
-            generation = self._current
-        generation.channel.close()
+            generations = [self._current, *self._retired]
+            self._retired.clear()
+        for generation in generations:
+            generation.channel.close()
 
     def __enter__(self) -> Self:
         """Itself."""

@@ -40,6 +40,7 @@ class AcceptedTokens:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._lock = threading.Lock()
+        self._complaint = ""
         self._stamp = _stamp(file)
         self._known = _read(file)
 
@@ -63,9 +64,11 @@ class AcceptedTokens:
             try:
                 stamp = _stamp(self._file)
                 if stamp != self._stamp:
-                    self._known, self._stamp = _read(self._file), stamp
+                    self._known, self._stamp, self._complaint = _read(self._file), stamp, ""
             except (OSError, ValueError) as error:
-                log.warning("the accepted tokens cannot be read now, the old ones stay: %s", error)
+                if str(error) != self._complaint:
+                    self._complaint = str(error)
+                    log.warning("the accepted tokens cannot be read now, the old ones stay: %s", error)
             return self._known
 
 
@@ -82,7 +85,10 @@ def _read(file: Path) -> list[tuple[str, Identity]]:
             continue
         if len(words) != 2 or len(words[0]) != _DIGEST_LENGTH or not words[0].isalnum():
             raise ValueError(f"{file}:{number}: write SHA256 penstock://RUN/PARTY[/NAME]")
-        known.append((words[0].lower(), parse(words[1])))
+        try:
+            known.append((words[0].lower(), parse(words[1])))
+        except Unidentified as error:
+            raise ValueError(f"{file}:{number}: {error}") from error
     return known
 
 

@@ -20,9 +20,9 @@ from penstock.v1 import control_pb2, experience_pb2, weights_pb2
 from penstock.wire.access import ACCESS
 from penstock.wire.auth import Credentials
 from penstock.wire.channel import open_channel
-from penstock.wire.identity import Party
+from penstock.wire.identity import Party, Unidentified
 from penstock.wire.messages import Role
-from penstock.wire.tokens import digest
+from penstock.wire.tokens import AcceptedTokens, digest
 from tests.abuse.identities import NAMES, OTHER_RUN, PATIENCE_S, Secure, outcome, secured
 from tests.integration.broker_process import eventually, launch
 from tests.integration.simulated_actor import SimulatedActor
@@ -163,6 +163,26 @@ def test_a_token_that_is_taken_back_or_new_counts_at_once(tokened: Secure) -> No
         assert outcome(channel, STATUS)[0] is StatusCode.OK
         replace(tokens, "this is no file of tokens\n")
         assert outcome(channel, STATUS)[0] is StatusCode.OK, "a broken file changes nothing"
+
+
+def test_new_tokens_leave_those_before_known_until_the_next_ones(tmp_path: Path) -> None:
+    """They are still on their way to whoever shows them."""
+    order = Order(folder=tmp_path, run=RUN)
+    shown = []
+    for _ in range(3):
+        main(order)
+        shown.append(f"Bearer {(tmp_path / 'operator.token').read_text().strip()}")
+    known = AcceptedTokens(tmp_path / "tokens")
+    assert known.identify(shown[2]) == known.identify(shown[1])
+    with pytest.raises(Unidentified, match="not known"):
+        known.identify(shown[0])
+
+
+def test_a_line_of_the_tokens_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """With file and number."""
+    (tmp_path / "tokens").write_text(f"# ours\n{'0' * 64} penstock://{RUN}/nobody\n")
+    with pytest.raises(ValueError, match=r"tokens:2: "):
+        AcceptedTokens(tmp_path / "tokens")
 
 
 def replace(path: Path, text: str) -> None:

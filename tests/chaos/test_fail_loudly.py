@@ -86,6 +86,7 @@ def test_a_loss_that_is_not_a_number(start: Callable[..., Training]) -> None:
     """Three updates in a row; what was met is kept as evidence."""
     training = start(*ENDLESS, "--set", "algorithm.learning_rate=1e30")
     last = ending(training)
+    assert training.process.returncode == 1
     assert "3 updates in a row were not finite" in last
     assert list((training.run_dir / "evidence").iterdir())
 

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from broker.audit_log import HeldEntry, HeldLog, LostFragments, LostSessions
 from broker.state import Commit, Totals
 from launch.audit.books import Books
@@ -65,6 +67,22 @@ def held(*entries: tuple[int, int], session: int = 7, **over: Any) -> HeldLog:
 def problems(found: Journals, chain: Lineage, log: HeldLog | None, kind: Kind | None = None) -> list[Problem]:
     """What is wrong, of one kind."""
     return [one for one in Books(found, chain, log).check() if kind in (None, one.kind)]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"sessions": {"seven": [[1, 1]]}},
+        {"sessions": {"7": "all"}},
+        {"digests": {"8": ""}},
+        {"digests": {"7": "no digits"}},
+        {"left_out": {"stale": {"seven": [[2, 2]]}}},
+        {"first": "the first"},
+    ],
+)
+def test_a_line_that_somebody_has_changed_counts_as_torn(tmp_path: Path, damage: dict[str, Any]) -> None:
+    """It is reported, and the audit goes on."""
+    assert lineage(tmp_path, CLEAN_LINE | damage).torn == 1
 
 
 def test_every_fragment_in_one_place_is_clean(tmp_path: Path) -> None:

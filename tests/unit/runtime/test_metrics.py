@@ -36,6 +36,17 @@ def test_a_process_serves_the_families_of_its_role_alone() -> None:
     assert "process_resident_memory_bytes" in metrics.exposition("redis").decode()
 
 
+def test_what_alerts_watch_is_there_before_its_first_event() -> None:
+    """Of a series that begins with its first event nobody can tell that it rose."""
+    assert 'penstock_updates_skipped_total{reason="nan"}' in metrics.exposition("learner").decode()
+
+
+def test_an_evaluator_does_not_say_which_version_it_acts_with() -> None:
+    """It plays a version when it is asked to; the alert of weights that do not arrive is not about it."""
+    assert "penstock_weight_version_applied" in metrics.exposition("actor").decode()
+    assert "penstock_weight_version_applied" not in metrics.exposition("evaluator").decode()
+
+
 def test_labels_come_from_small_enumerations() -> None:
     """No actor, session or run in a label: series would grow without bound."""
     for collector in vars(metrics).values():

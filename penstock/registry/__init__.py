@@ -1,0 +1,1 @@
+"""Which policy versions are kept, which of them serve, and who gets which (SQLAlchemy; no torch)."""

@@ -1,0 +1,151 @@
+"""The database behind the registry: its URL, its connections, and transactions that do not interleave.
+
+SQLite (a file; write-ahead log, one writer at a time from the first statement on) or PostgreSQL (serialisable).
+A transaction that loses against another is run again, on what the other left, for at most RETRY_S; then it is
+a Conflict. Nothing is half done: a transaction that raises leaves nothing behind, also when its process is
+killed. A write-ahead log needs a local disk: several machines share a registry through PostgreSQL.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from penstock.registry.errors import Conflict, RegistryError, Unavailable
+from penstock.runtime.retry import full_jitter, retry
+
+T = TypeVar("T")
+
+BUSY_S: Final = 5.0
+"""How long a writer waits for another one."""
+RETRY_S: Final = 10.0
+"""How long a transaction that loses is tried again."""
+CONNECT_S: Final = 5
+
+_LOST = frozenset({"40001", "40P01", "55P03", "23505"})  # serialisation, deadlock, lock, unique
+_LOST_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
+_DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+
+
+def parse_url(url: str) -> URL:
+    """A registry's URL with the driver that serves it; raises ValueError for any other kind."""
+    remedy = "use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise ValueError(f"registry url: not a URL: {remedy}") from error
+    shown = parsed.render_as_string(hide_password=True)
+    if parsed.drivername not in {*_DRIVERS, *_DRIVERS.values()}:
+        raise ValueError(f"registry url={shown!r}: {parsed.drivername!r} is not supported: {remedy}")
+    if parsed.drivername.startswith("sqlite") and parsed.database in (None, "", ":memory:"):
+        raise ValueError(f"registry url={shown!r} names no file: {remedy}")
+    return parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
+
+
+def make_engine(url: URL) -> Engine:
+    """An engine whose transactions are serialisable; nothing is connected yet."""
+    try:
+        if url.drivername.startswith("sqlite"):
+            return _sqlite_engine(url)
+        arguments = {"connect_timeout": CONNECT_S} if "connect_timeout" not in url.query else {}
+        return create_engine(
+            url,
+            isolation_level="SERIALIZABLE",
+            pool_pre_ping=True,
+            connect_args=arguments,
+            hide_parameters=True,
+        )
+    except (ImportError, NoSuchModuleError) as error:
+        raise RegistryError(
+            f"registry url={url.render_as_string(hide_password=True)!r}: its driver is absent: "
+            "install penstock[postgresql]"
+        ) from error
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": BUSY_S}, hide_parameters=True)
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
+    """Transactions are ours to begin; readers and the writer do not wait for each other."""
+    connection.isolation_level = None
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")  # a promotion that was answered survives a loss of power
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """Writers take their turn before they read, so that what they decide on still holds when they write."""
+    reading = connection.get_execution_options().get("reading", False)
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+class Database:
+    """Runs functions in transactions. Threads may share it; a fork may not."""
+
+    def __init__(self, url: str) -> None:
+        parsed = parse_url(url)
+        self.shown = parsed.render_as_string(hide_password=True)
+        """The URL without its password, for messages."""
+        self.file = parsed.database if parsed.drivername.startswith("sqlite") else None
+        self._engine = make_engine(parsed)
+        self._reading = self._engine.execution_options(reading=True)
+        self._never = threading.Event()
+
+    def read(self, work: Callable[[Session], T]) -> T:
+        """What `work` returns, from one consistent view; raises Unavailable."""
+        return self._run(self._reading, work)
+
+    def write(self, work: Callable[[Session], T]) -> T:
+        """What `work` returns, committed. It may run several times. Raises Conflict, Unavailable."""
+        return self._run(self._engine, work)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._engine.dispose()
+
+    def _run(self, engine: Engine, work: Callable[[Session], T]) -> T:
+        def once() -> T:
+            with Session(engine, expire_on_commit=False) as session, session.begin():
+                return work(session)
+
+        try:
+            return retry(
+                once,
+                retryable=_lost,
+                stop=self._never,
+                give_up_s=RETRY_S,
+                delays=full_jitter(0.01, 0.5),
+            )
+        except OperationalError as error:
+            if _lost(error):
+                raise self._conflict(error) from error
+            raise Unavailable(f"registry {self.shown} does not answer: {error.orig}") from error
+        except DBAPIError as error:
+            if _lost(error):
+                raise self._conflict(error) from error
+            raise  # a rule of the tables that this package should have checked: a defect
+
+    def _conflict(self, error: DBAPIError) -> Conflict:
+        return Conflict(
+            f"registry {self.shown}: others kept changing the same rows for {RETRY_S:g} s ({error.orig}): "
+            "look at the policy's state and try again"
+        )
+
+
+def _lost(error: Exception) -> bool:
+    """Whether a transaction failed because of another one."""
+    if not isinstance(error, DBAPIError):
+        return False
+    origin: Any = error.orig
+    if isinstance(origin, sqlite3.Error):
+        return (getattr(origin, "sqlite_errorname", None) or "").startswith(_LOST_SQLITE)
+    return getattr(origin, "sqlstate", None) in _LOST

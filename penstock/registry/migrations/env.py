@@ -1,0 +1,11 @@
+"""Run by alembic: migrates on the connection that `schema.configuration` was given, in its transaction."""
+
+from alembic import context
+
+from penstock.registry.models import Base
+
+connection = context.config.attributes["connection"]
+# SQLite changes little in place: alembic copies the table instead.
+context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,146 @@
+"""The tables, as SQLAlchemy maps them; `migrations/` makes them, and a test holds the two together.
+
+That a policy has one active, one canary and one standby version at most is held by partial unique indexes,
+whoever writes. Rows never leave this package: `records` are what others see.
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Dialect,
+    Double,
+    Enum,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from penstock.registry.records import Action, Origin, Status
+
+_NAMES = {
+    "ix": "ix_%(table_name)s_%(column_0_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """A time in UTC, aware on both sides; SQLite stores no zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """An aware time, as UTC."""
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """The same, aware again."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def _words(kind: type[StrEnum], name: str) -> Enum:
+    """A column of an enumeration's values, as text with a check: no type to migrate on PostgreSQL."""
+    return Enum(
+        kind,
+        name=name,
+        native_enum=False,
+        create_constraint=True,
+        length=16,
+        values_callable=lambda members: [member.value for member in members],
+    )
+
+
+class Base(DeclarativeBase):
+    """Of all tables."""
+
+    metadata = MetaData(naming_convention=_NAMES)
+
+
+class VersionRow(Base):
+    """A registered weight version."""
+
+    __tablename__ = "policy_versions"
+
+    policy: Mapped[str] = mapped_column(String(64), primary_key=True)
+    version: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    parent: Mapped[int | None] = mapped_column(BigInteger)
+    run: Mapped[str] = mapped_column(String(64))
+    update: Mapped[int] = mapped_column("update_count", BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    configuration: Mapped[str] = mapped_column(String(64))
+    evaluation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    origin: Mapped[Origin] = mapped_column(_words(Origin, "origin"))
+    status: Mapped[Status] = mapped_column(_words(Status, "status"))
+    standby: Mapped[bool]
+    reason: Mapped[str] = mapped_column(Text)
+    created: Mapped[datetime] = mapped_column(UtcTime)
+    changed: Mapped[datetime] = mapped_column(UtcTime)
+
+    __table_args__ = (
+        CheckConstraint("NOT standby OR status = 'retired'", name="standby"),
+        *(
+            Index(
+                f"one_{name}",
+                "policy",
+                unique=True,
+                sqlite_where=text(condition),
+                postgresql_where=text(condition),
+            )
+            for name, condition in (
+                ("active", "status = 'active'"),
+                ("canary", "status = 'canary'"),
+                ("standby", "standby"),
+            )
+        ),
+    )
+
+
+class TrafficRow(Base):
+    """A policy's traffic."""
+
+    __tablename__ = "traffic"
+
+    policy: Mapped[str] = mapped_column(String(64), primary_key=True)
+    revision: Mapped[int] = mapped_column(BigInteger)
+    experiment: Mapped[str] = mapped_column(String(64))
+    canary_share: Mapped[float] = mapped_column(Double)
+    latest_share: Mapped[float] = mapped_column(Double)
+    shadow: Mapped[int | None] = mapped_column(BigInteger)
+    pins: Mapped[dict[str, int]] = mapped_column(JSON)
+    changed: Mapped[datetime] = mapped_column(UtcTime)
+
+    __table_args__ = (
+        CheckConstraint(
+            "canary_share >= 0 AND latest_share >= 0 AND canary_share + latest_share <= 1", name="shares"
+        ),
+    )
+
+
+class EventRow(Base):
+    """The audit; rows are only added."""
+
+    __tablename__ = "events"
+
+    number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    policy: Mapped[str] = mapped_column(String(64), index=True)
+    version: Mapped[int | None] = mapped_column(BigInteger)
+    action: Mapped[Action] = mapped_column(_words(Action, "action"))
+    by: Mapped[str] = mapped_column("by_whom", String(128))
+    reason: Mapped[str] = mapped_column(Text)
+    detail: Mapped[dict[str, Any]] = mapped_column(JSON)
+    time: Mapped[datetime] = mapped_column(UtcTime)

@@ -1,0 +1,217 @@
+"""What the registry hands out: frozen records, checked where they are made, without SQLAlchemy.
+
+A version is kept, or *pinned*, until it is retired: its weights are held and answered for. One that was
+active and made room for the next stays pinned as `standby`, so that a rollback finds its weights.
+
+    register ─► candidate ─► canary ─► active ─► retired (standby until the next promotion)
+                    └──────────────────▲ │  ▲───────┘ rollback
+                  canary, active ─► rolled_back
+                  candidate, canary, rolled_back, standby ─► retired, not pinned
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from penstock.wire.ids import check_id
+from penstock.wire.limits import MAX_NUMBER
+
+MAX_PINNED: Final = 16
+"""Most versions of one policy that are not retired; the standby counts."""
+MAX_PINS: Final = 256
+"""Most clients of one policy that are tied to a version by name."""
+MAX_CLIENT_KEY_LENGTH: Final = 256
+MAX_TEXT_LENGTH: Final = 1024
+MAX_EVENTS: Final = 10_000
+"""Most events in one answer."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Status(StrEnum):
+    """Where a version stands."""
+
+    CANDIDATE = "candidate"
+    CANARY = "canary"
+    ACTIVE = "active"
+    RETIRED = "retired"
+    ROLLED_BACK = "rolled_back"
+
+
+class Origin(StrEnum):
+    """Why a version was worth keeping."""
+
+    BEST = "best"
+    PERIODIC = "periodic"
+    FINAL = "final"
+    ROLLBACK = "rollback"
+    IMPORT = "import"
+
+
+class Action(StrEnum):
+    """What an event records."""
+
+    REGISTERED = "registered"
+    EVALUATED = "evaluated"
+    PROMOTED = "promoted"
+    ROLLED_BACK = "rolled_back"
+    RETIRED = "retired"
+    TRAFFIC = "traffic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Undiscounted return over `episodes` evaluation episodes."""
+
+    mean: float
+    std: float
+    episodes: int
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean) and math.isfinite(self.std) and self.std >= 0):
+            raise ValueError(f"evaluation={self}: mean and std must be finite, std not negative")
+        if self.episodes < 1:
+            raise ValueError(f"evaluation.episodes={self.episodes}: must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewVersion:
+    """A published weight version that is worth keeping."""
+
+    policy: str
+    version: int
+    """The weight version: allocated once, never reused."""
+    run: str
+    update: int
+    """Updates in this model's own lineage."""
+    sha256: str
+    """Of the weight bytes, lower-case hexadecimal."""
+    size_bytes: int
+    configuration: str = ""
+    """sha256 of the run's configuration, "" where it is not known."""
+    origin: Origin
+    parent: int | None = None
+    """The version that it was trained from or is a copy of; it need not be registered."""
+    evaluation: Evaluation | None = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        check_id("policy", self.policy)
+        check_id("run", self.run)
+        check_number("version", self.version, least=1)
+        check_number("update", self.update)
+        check_number("size_bytes", self.size_bytes)
+        check_hash("sha256", self.sha256)
+        if self.configuration:
+            check_hash("configuration", self.configuration)
+        if self.parent is not None:
+            check_number("parent", self.parent, least=1)
+            if self.parent >= self.version:
+                raise ValueError(
+                    f"parent={self.parent}: must be below version={self.version}, numbers only rise"
+                )
+        if len(self.reason) > MAX_TEXT_LENGTH:
+            raise ValueError(
+                f"reason of {len(self.reason)} characters: at most {MAX_TEXT_LENGTH}, shorten it"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyVersion(NewVersion):
+    """A registered version. Times are UTC."""
+
+    status: Status
+    standby: bool
+    """Retired but pinned: what a rollback makes active again."""
+    created: datetime
+    changed: datetime
+
+    @property
+    def pinned(self) -> bool:
+        """Whether its weights are held."""
+        return self.standby or self.status is not Status.RETIRED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Who of a policy's clients gets which arm; `routing` reads it. Revision 0 was never changed."""
+
+    policy: str
+    revision: int = 0
+    """Rises with each promotion, rollback and change of traffic; versions that are only kept leave it as it is."""
+    experiment: str = "default"
+    """Another name deals the clients anew."""
+    canary_share: float = 0.0
+    latest_share: float = 0.0
+    """Of clients that follow the learner; what both shares leave goes to `active`."""
+    shadow: int | None = None
+    """A version that also computes each answer, for the record."""
+    pins: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Client keys that always get one version."""
+    changed: datetime | None = None
+
+    def __post_init__(self) -> None:
+        check_id("policy", self.policy)
+        check_id("experiment", self.experiment)
+        for name in ("canary_share", "latest_share"):
+            value = getattr(self, name)
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name}={value}: must be between 0 and 1")
+        if self.canary_share + self.latest_share > 1.0:
+            raise ValueError(
+                f"canary_share={self.canary_share} and latest_share={self.latest_share} are more than 1 together: "
+                "lower one of them"
+            )
+        if len(self.pins) > MAX_PINS:
+            raise ValueError(f"pins of {len(self.pins)} clients: at most {MAX_PINS}; use a share for more")
+        for key in self.pins:
+            check_client_key(key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One line of the audit: who did what to which version, and why. Never changed, never deleted."""
+
+    number: int
+    policy: str
+    version: int | None
+    action: Action
+    by: str
+    reason: str
+    detail: Mapping[str, Any]
+    time: datetime
+
+
+def check_number(name: str, value: int, least: int = 0) -> int:
+    """Return `value`; raises ValueError unless it is between `least` and MAX_NUMBER."""
+    if not least <= value <= MAX_NUMBER:
+        raise ValueError(f"{name}={value}: must be between {least} and {MAX_NUMBER}")
+    return value
+
+
+def check_hash(name: str, value: str) -> str:
+    """Return `value`; raises ValueError unless it is a sha256 in lower-case hexadecimal."""
+    if not _SHA256.fullmatch(value):
+        raise ValueError(f"{name}={value[:80]!r}: must be 64 lower-case hexadecimal digits")
+    return value
+
+
+def check_text(name: str, value: str) -> str:
+    """Return `value`; raises ValueError when it says nothing or is too long."""
+    if not value.strip() or len(value) > MAX_TEXT_LENGTH:
+        raise ValueError(
+            f"{name}={value[:80]!r}: say in 1 to {MAX_TEXT_LENGTH} characters what the audit shall show"
+        )
+    return value
+
+
+def check_client_key(value: str) -> str:
+    """Return `value`; raises ValueError unless it is a key that a client may call itself."""
+    if not 1 <= len(value) <= MAX_CLIENT_KEY_LENGTH:
+        raise ValueError(f"client key {value[:80]!r}: must have 1 to {MAX_CLIENT_KEY_LENGTH} characters")
+    return value

@@ -1,0 +1,256 @@
+"""The registry of policy versions: which are kept, which serve, and what was decided about them.
+
+One number space: a row names a weight version. Whoever calls gets frozen records; each method is one
+transaction, safe between threads and processes, and repeating one that succeeded changes nothing. Calls wait for
+the disk or the network: an event loop runs them in a thread. The registry moves arms and knows no weights:
+who holds them keeps those of `pinned`, and publishes a rollback as a new version (`record_rollback`).
+
+    with Registry.open("sqlite:///runs/NAME/registry.sqlite", migrate=True) as registry:
+        registry.register(NewVersion(policy="default", version=7, ...), by="learner")
+        registry.promote("default", 7, "best so far", by="operator/ada", to=Status.CANARY, canary_share=0.1)
+        route(registry.arms("default"), client_key)
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from penstock.registry import kept, rows, schema, steering, transitions
+from penstock.registry.database import Database
+from penstock.registry.errors import SchemaMismatch
+from penstock.registry.models import EventRow, TrafficRow, VersionRow
+from penstock.registry.records import (
+    MAX_EVENTS,
+    Evaluation,
+    Event,
+    NewVersion,
+    PolicyVersion,
+    Status,
+    Traffic,
+)
+from penstock.registry.routing import Arms
+from penstock.registry.transitions import RolledBack
+
+T = TypeVar("T")
+
+
+class Registry:
+    """An open registry; `open` makes one."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, url: str, *, migrate: bool = False) -> Self:
+        """The registry at `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
+
+        With `migrate` its tables are made, or brought up to this program's version. Raises SchemaMismatch for
+        tables that are absent, older (without `migrate`) or newer, Unavailable, ValueError for another URL.
+        """
+        database = Database(url)
+        if not migrate and database.file is not None and not Path(database.file).exists():
+            raise SchemaMismatch(f"registry {database.shown}: no such file: open it once with migrate=True")
+        try:
+            if migrate:
+                database.write(lambda session: schema.upgrade(session.connection(), database.shown))
+            else:
+                database.read(lambda session: schema.check(session.connection(), database.shown))
+        except BaseException:
+            database.close()
+            raise
+        return cls(database)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ versions
+
+    def register(self, new: NewVersion, *, by: str, make_room: bool = False) -> PolicyVersion:
+        """Keep a version, as candidate; the one that is there when it is registered already.
+
+        With `make_room` the least of the candidates and the rolled back is retired when MAX_PINNED are kept.
+        Raises DifferentBytes, TooManyPinned, Conflict.
+        """
+        return self._write(lambda session: kept.register(session, new, by=by, make_room=make_room))
+
+    def record_evaluation(
+        self, policy: str, version: int, evaluation: Evaluation, *, by: str
+    ) -> PolicyVersion:
+        """Note how a version did, in place of what was known; raises UnknownVersion."""
+
+        def work(session: Session) -> VersionRow:
+            row = rows.find(session, policy, version)
+            kept.record_evaluation(session, row, evaluation, by=by)
+            return row
+
+        return self._write(work)
+
+    def get(self, policy: str, version: int) -> PolicyVersion:
+        """A version; raises UnknownVersion."""
+        return self._database.read(lambda session: rows.version_record(rows.find(session, policy, version)))
+
+    def list(self, policy: str, status: Status | None = None) -> tuple[PolicyVersion, ...]:
+        """A policy's versions, oldest first."""
+        wanted = select(VersionRow).where(VersionRow.policy == policy).order_by(VersionRow.version)
+        if status is not None:
+            wanted = wanted.where(VersionRow.status == status)
+        return self._database.read(
+            lambda session: tuple(rows.version_record(row) for row in session.scalars(wanted))
+        )
+
+    def policies(self) -> tuple[str, ...]:
+        """Names of the policies that have versions, sorted."""
+        wanted = select(VersionRow.policy).distinct().order_by(VersionRow.policy)
+        return self._database.read(lambda session: tuple(session.scalars(wanted)))
+
+    def pinned(self, policy: str) -> tuple[PolicyVersion, ...]:
+        """The versions whose weights must be held, at most MAX_PINNED, oldest first."""
+        return self._database.read(
+            lambda session: tuple(rows.version_record(row) for row in rows.pinned(session, policy))
+        )
+
+    def active(self, policy: str) -> PolicyVersion | None:
+        """The active version."""
+        return self._one(lambda session: rows.with_status(session, policy, Status.ACTIVE))
+
+    def canary(self, policy: str) -> PolicyVersion | None:
+        """The canary."""
+        return self._one(lambda session: rows.with_status(session, policy, Status.CANARY))
+
+    def standby(self, policy: str) -> PolicyVersion | None:
+        """The version that a rollback of the active one makes active again."""
+        return self._one(lambda session: rows.standby(session, policy))
+
+    # ------------------------------------------------------------ transitions
+
+    def promote(
+        self,
+        policy: str,
+        version: int,
+        reason: str,
+        *,
+        by: str,
+        to: Status = Status.ACTIVE,
+        canary_share: float | None = None,
+    ) -> PolicyVersion:
+        """Make a version canary (of `canary_share`, if given) or active; the old active one becomes the standby.
+
+        Raises UnknownVersion, NotAllowed, Conflict.
+        """
+
+        def work(session: Session) -> VersionRow:
+            row = rows.find(session, policy, version)
+            steering.check_canary_share(session, policy, to, canary_share)
+            transitions.promote(session, row, to, reason=reason, by=by, canary_share=canary_share)
+            return row
+
+        return self._write(work)
+
+    def rollback(self, policy: str, reason: str, *, by: str, version: int | None = None) -> RolledBack:
+        """Withdraw `version`: the canary, or the active one for its standby. Nobody is sent to it any more.
+
+        Without `version` the canary is meant if there is one, else the active one. Who has judged a version must
+        name it: then whoever comes second changes nothing. Raises UnknownVersion, NotAllowed, Conflict.
+        """
+
+        def work(session: Session) -> RolledBack:
+            row = (
+                rows.find(session, policy, version) if version is not None else kept.serving(session, policy)
+            )
+            transitions.rollback(session, row, reason=reason, by=by)
+            active = rows.with_status(session, policy, Status.ACTIVE)
+            return RolledBack(
+                withdrawn=rows.version_record(row),
+                active=None if active is None else rows.version_record(active),
+            )
+
+        return self._database.write(work)
+
+    def record_rollback(
+        self,
+        policy: str,
+        *,
+        version: int,
+        restores: int,
+        reason: str,
+        by: str,
+        sha256: str | None = None,
+        size_bytes: int | None = None,
+    ) -> PolicyVersion:
+        """Register `version`, published with the content of the pinned version `restores`.
+
+        It becomes active where `restores` is, which is then retired; otherwise it is a candidate. `sha256` and
+        `size_bytes` where the bytes are not the same. Raises UnknownVersion, NotAllowed, DifferentBytes, Conflict.
+        """
+
+        def work(session: Session) -> VersionRow:
+            original = rows.find(session, policy, restores)
+            copy = kept.copy_of(original, version, reason, sha256=sha256, size_bytes=size_bytes)
+            return kept.restore(session, original, copy, reason=reason, by=by)
+
+        return self._write(work)
+
+    def retire(self, policy: str, version: int, reason: str, *, by: str) -> PolicyVersion:
+        """Let go of a version's weights, also of the standby's; raises UnknownVersion, NotAllowed, Conflict."""
+
+        def work(session: Session) -> VersionRow:
+            row = rows.find(session, policy, version)
+            transitions.retire(session, row, reason=reason, by=by)
+            return row
+
+        return self._write(work)
+
+    # ------------------------------------------------------------ traffic and audit
+
+    def traffic(self, policy: str) -> Traffic:
+        """Who gets which arm."""
+        return self._database.read(
+            lambda session: rows.traffic_record(policy, session.get(TrafficRow, policy))
+        )
+
+    def set_traffic(self, wanted: Traffic, reason: str, *, by: str) -> Traffic:
+        """Replace the traffic that was read: `replace(registry.traffic(policy), canary_share=0.1)`.
+
+        Raises Conflict when it was changed since (`wanted.revision` is not the stored one), NotAllowed for a
+        share without a canary or a version that is not held.
+        """
+        return self._database.write(
+            lambda session: steering.set_traffic(session, wanted, reason=reason, by=by)
+        )
+
+    def arms(self, policy: str) -> Arms:
+        """Traffic and arms as they are together at one moment, for `routing`."""
+        return self._database.read(lambda session: steering.arms(session, policy))
+
+    def events(self, policy: str, limit: int = 100) -> tuple[Event, ...]:
+        """The newest events of a policy, newest first."""
+        if not 1 <= limit <= MAX_EVENTS:
+            raise ValueError(f"limit={limit}: must be between 1 and {MAX_EVENTS}")
+        wanted = select(EventRow).where(EventRow.policy == policy).order_by(EventRow.number.desc())
+        return self._database.read(
+            lambda session: tuple(rows.event_record(row) for row in session.scalars(wanted.limit(limit)))
+        )
+
+    def _one(self, find: Callable[[Session], VersionRow | None]) -> PolicyVersion | None:
+        def work(session: Session) -> PolicyVersion | None:
+            row = find(session)
+            return None if row is None else rows.version_record(row)
+
+        return self._database.read(work)
+
+    def _write(self, change: Callable[[Session], VersionRow]) -> PolicyVersion:
+        """The record of the row that `change` changed, as it was committed."""
+        return self._database.write(lambda session: rows.version_record(change(session)))

@@ -1,0 +1,102 @@
+"""Which version answers a client: the same for one client on every server and after every restart.
+
+Nothing is remembered. A client's key and the experiment's name are hashed to a number in [0, 1); the shares
+cut that interval:
+
+    0          canary_share                    1 − latest_share         1
+    ├─ canary ─┼──────────── active ───────────┼──────── latest ────────┤
+
+A share that grows takes clients in and moves none of those it had, and changing one share leaves the clients of
+the other where they are. An arm that has no version is answered by the next in line: canary → active → latest.
+Pure functions: no database, no clock.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from penstock.registry.errors import UnknownVersion
+from penstock.registry.records import Traffic, check_client_key
+
+_BITS: Final = 53
+"""As many as a float holds: every number is below 1."""
+
+
+class Arm(StrEnum):
+    """What a client follows."""
+
+    LATEST = "latest"
+    """The learner's newest weights: the only arm that is learned from."""
+    ACTIVE = "active"
+    CANARY = "canary"
+    PINNED = "pinned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arms:
+    """What of a policy serves at one moment: `Registry.arms` reads it in one transaction."""
+
+    traffic: Traffic
+    active: int | None
+    canary: int | None
+    pinned: frozenset[int]
+    """Versions whose weights are held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Who answers, and who computes the answer as well, for the record."""
+
+    arm: Arm
+    version: int | None
+    """None for `latest`: whatever is newest when the answer is computed."""
+    shadow: int | None = None
+
+
+def position(client_key: str, experiment: str) -> float:
+    """Where a client stands in [0, 1) in an experiment; independent between experiments."""
+    # An experiment's name holds no NUL, so that no two pairs are hashed as the same bytes.
+    text = f"{experiment}\0{client_key}".encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(text).digest()
+    return (int.from_bytes(digest[:8]) >> (64 - _BITS)) / 2.0**_BITS
+
+
+def route(arms: Arms, client_key: str) -> Route:
+    """Who answers this client; raises ValueError for a key that is empty or too long."""
+    pin = arms.traffic.pins.get(check_client_key(client_key))
+    if pin is not None and pin in arms.pinned:
+        return Route(arm=Arm.PINNED, version=pin, shadow=_shadow(arms, pin))
+    return follow(arms, assign(arms.traffic, client_key))
+
+
+def assign(traffic: Traffic, client_key: str) -> Arm:
+    """The arm that the shares give a client."""
+    place = position(client_key, traffic.experiment)
+    if place < traffic.canary_share:
+        return Arm.CANARY
+    # Not place >= 1 − share, which rounds: a share of 0 must reach nobody and one of 1 everybody.
+    return Arm.LATEST if 1.0 - place <= traffic.latest_share else Arm.ACTIVE
+
+
+def follow(arms: Arms, arm: Arm) -> Route:
+    """Who answers on an arm, also when it has no version of its own."""
+    if arm is Arm.CANARY and arms.canary is not None:
+        return Route(arm=arm, version=arms.canary, shadow=_shadow(arms, arms.canary))
+    if arm is not Arm.LATEST and arms.active is not None:
+        return Route(arm=Arm.ACTIVE, version=arms.active, shadow=_shadow(arms, arms.active))
+    return Route(arm=Arm.LATEST, version=None, shadow=_shadow(arms, None))
+
+
+def exactly(arms: Arms, version: int) -> Route:
+    """The route of a request that names its version; raises UnknownVersion when it is not held."""
+    if version not in arms.pinned:
+        held = ", ".join(map(str, sorted(arms.pinned))) or "none"
+        raise UnknownVersion(f"version={version} of policy={arms.traffic.policy!r} is not held; held: {held}")
+    return Route(arm=Arm.PINNED, version=version, shadow=_shadow(arms, version))
+
+
+def _shadow(arms: Arms, answering: int | None) -> int | None:
+    """The shadow version, unless it is the one that answers."""
+    shadow = arms.traffic.shadow
+    return shadow if shadow in arms.pinned and shadow != answering else None

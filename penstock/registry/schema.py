@@ -1,0 +1,64 @@
+"""The version of the tables: brought up to this program's, or refused when it is another one."""
+
+import threading
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+from penstock.registry.errors import SchemaMismatch
+
+MIGRATIONS: Final = Path(__file__).parent / "migrations"
+
+_LOCK: Final = 0x70656E73
+"""PostgreSQL's advisory lock under which the tables change: several processes may open a registry at once."""
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Alembic keeps what it works on in globals of the process."""
+
+
+def configuration(connection: Connection | None = None) -> Config:
+    """Alembic's, on an open connection; `alembic revision` works with the same folder."""
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config
+
+
+def upgrade(connection: Connection, shown: str) -> None:
+    """Bring the tables up to this program's version, within the caller's transaction."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    refuse_newer(connection, shown)
+    with _ONE_AT_A_TIME:
+        command.upgrade(configuration(connection), "head")
+
+
+def check(connection: Connection, shown: str) -> None:
+    """Raise SchemaMismatch unless the tables are exactly this program's."""
+    refuse_newer(connection, shown)
+    found = _current(connection)
+    head = ScriptDirectory.from_config(configuration()).get_current_head()
+    if found != head:
+        raise SchemaMismatch(
+            f"registry {shown}: its tables are {'absent' if found is None else f'of revision {found}'}, "
+            f"this program needs {head}: open it once with migrate=True"
+        )
+
+
+def refuse_newer(connection: Connection, shown: str) -> None:
+    """Raise SchemaMismatch when a newer program made the tables."""
+    found = _current(connection)
+    known = {script.revision for script in ScriptDirectory.from_config(configuration()).walk_revisions()}
+    if found is not None and found not in known:
+        raise SchemaMismatch(
+            f"registry {shown}: its tables are of revision {found}, which this program does not know: "
+            "a newer Penstock made them; use that one, or another registry"
+        )
+
+
+def _current(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
