@@ -1,4 +1,4 @@
-"""From the learner's publish to weights applied at eight actors, each a process; and what it costs the learner.
+"""From the learner's publish to weights applied at eight actors, each a process.
 
 The yardstick takes turns with it: the same eight processes fetch the same number of bytes in bare unary calls
 (see `plain_grpc`). A round is over when the last actor has applied the weights, or has the bytes.
@@ -26,20 +26,13 @@ from actor.session import Session, Weights
 from benchmarks import plain_grpc
 from benchmarks.child import child
 from benchmarks.experience_path import PACING, RUN, opened, specification_of
-from benchmarks.fragments import box
 from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
 from broker.learner_log import LearnerLog
-from learner.lease import LeaseKeeper
-from learner.probe import Quarantine, make_probe
-from learner.publisher import Offer, Publisher
-from penstock.policy.policy import Policy, build
-from penstock.policy.weights import encode, load_into, snapshot
+from penstock.policy.weights import encode, load_into
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.runtime.settings import PolicySection
 from penstock.wire.auth import Credentials
 from penstock.wire.limits import KIB
-from penstock.wire.spaces import Discrete
 
 ACTORS: Final = 8
 MEGABYTE: Final = 1_000_000
@@ -51,8 +44,6 @@ AIM_MS: Final = 20.0
 """p50 of 1 MB."""
 AIM_SHARE: Final = 0.5
 """Of the bare transfer, at 100 MB."""
-OFFERS: Final = 200
-AIM_OFFER_MS: Final = 1.0
 APPLIED, FETCHED = "applied", "fetched"
 
 
@@ -113,22 +104,6 @@ def table(options: Options) -> Table:
     )
 
 
-def offer_table(options: Options) -> Table:
-    """Milliseconds of the learner's own time that a publication takes."""
-    with services(durability="fsync_1s") as here:
-        parts = offers(here, OFFERS * options.repeat)
-    rows: list[Sequence[Cell]] = [
-        (name, *(float(np.quantile(seconds, q)) * 1000 for q in (0.5, 0.99)))
-        for name, seconds in parts.items()
-    ]
-    return Table(
-        title="what a publication of a 1 MB policy takes of the learner's loop",
-        columns=("part", "p50 ms", "p99 ms"),
-        rows=rows,
-        note=f"wanted: ≤ {AIM_OFFER_MS:g} ms; encoding and sending go on beside the loop",
-    )
-
-
 # ---- the learner's side
 
 
@@ -137,7 +112,7 @@ def measure(here: Services, size: int, count: int) -> Rounds:
     bare_address = f"unix:{here.folder}/bare.sock"
     ours: list[list[float]] = []
     bare: list[list[float]] = []
-    with _learner(here) as log, ExitStack() as stack:
+    with learner(here) as log, ExitStack() as stack:
         log.publish(_blob(size, 0), update=0, settled=0, scalars={})
         _serve_bare(stack, bare_address, size)
         command = ("-m", __spec__.name, here.broker, bare_address, str(size))
@@ -158,7 +133,8 @@ def measure(here: Services, size: int, count: int) -> Rounds:
 
 
 @contextmanager
-def _learner(here: Services) -> Iterator[LearnerLog]:
+def learner(here: Services) -> Iterator[LearnerLog]:
+    """The log of a run that has begun, and its lease."""
     log = LearnerLog.connect(here.redis_url, wait_s=10.0)
     log.acquire(RUN, "bench", 600_000)
     log.start(specification_of(64 * KIB).encode(), PACING)
@@ -211,43 +187,6 @@ def stand_in(size: int) -> nn.Module:
     """Parameters of `size` bytes that are quick to make."""
     side = 500
     return nn.ParameterList(torch.empty(side, side) for _ in range(size // (4 * side * side)))
-
-
-# ---- the learner's own time
-
-
-def policy() -> Policy:
-    """A policy of about 1 MB."""
-    return build(box(4), Discrete(2), PolicySection(hidden_sizes=(340, 340)), seed=0)
-
-
-def offers(here: Services, count: int) -> dict[str, list[float]]:
-    """Seconds of each of `count` publications: copying the weights, handing them over, and both."""
-    module, stop = policy(), threading.Event()
-    parts: dict[str, list[float]] = {"copy the weights": [], "hand them over": [], "both": []}
-    with _learner(here) as log:
-        quarantine = Quarantine(make_probe(box(4), module, 0), policy(), 1e-3)
-        lease = LeaseKeeper(
-            log, 600.0, stop=stop, quarantine=quarantine, on_reopened=stop.set, description=str
-        )
-        publisher = Publisher(log, lease, quarantine, lambda _: None, stop)
-        thread = threading.Thread(target=publisher.run)
-        thread.start()
-        for update in range(count):
-            began_s = time.perf_counter()
-            weights = snapshot(module)
-            copied_s = time.perf_counter()
-            publisher.offer(Offer(settled=0, weights=weights, update=update))
-            given_s = time.perf_counter()
-            spans = (copied_s - began_s, given_s - copied_s, given_s - began_s)
-            for name, seconds in zip(parts, spans, strict=True):
-                parts[name].append(seconds)
-            time.sleep(PAUSE_S)
-        publisher.flush()
-        stop.set()
-        publisher.wake()
-        thread.join()
-    return parts
 
 
 # ---- an actor
