@@ -1,8 +1,8 @@
 """Episodes of one arm in the order in which they began, which `safety` relies on.
 
-Among episodes that run side by side the short ones end first. Where a long life is a good one, the first to end
-are the worst: an arm with few clients would look better than one with many, though both are the same. So an
-outcome waits until all episodes that began before it have ended. At most `limit` are held; then the oldest that
+Among episodes that run side by side the short ones end first. Where a long life is a good one, the first that
+a new canary's clients end are its worst, and it would be withdrawn though it is as good as the active version. So
+an outcome waits until all episodes that began before it have ended. At most `limit` are held; then the oldest that
 still runs is given up, and counted.
 """
 

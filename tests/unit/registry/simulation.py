@@ -1,185 +1,238 @@
 """Canaries that never were: how often the test is wrong, and how soon it is right.
 
-Outcomes are drawn with a seed and given to `safety.observe` one by one, and the verdict is looked at after each:
-what is counted is the first one, however often one looks.
+Outcomes are drawn with a seed, and the verdict is looked at after each of them: what is counted is the first one,
+however often one looks. `alternate` computes many tests at once whose arms take turns, from the equation and not
+from the code; `by_share` gives `safety.observe` itself episodes in random order, one by one.
 
-    .venv/bin/python -m tests.unit.registry.simulation [--simulations 5000]
+    .venv/bin/python -m tests.unit.registry.simulation [--simulations 2000]
 """
 
 import argparse
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
 
 from penstock.registry.bounds import Bounds, Outcome
-from penstock.registry.safety import Cause, State, Verdict, observe
+from penstock.registry.safety import BETS, SHARES, Cause, State, Verdict, observe
 
-Draw = Callable[[np.random.Generator], Outcome]
+Reals = NDArray[np.float64]
+ANSWERS = 20
+_CHUNK = 256
+_EPISODES_AT_ONCE = 50_000
+
+
+def normal(mean: float, std: float) -> Callable[[Generator, tuple[int, ...]], Reals]:
+    """Normal returns."""
+    return lambda random, shape: random.normal(mean, std, shape)
+
+
+def wins(chance: float) -> Callable[[Generator, tuple[int, ...]], Reals]:
+    """Returns of 0 or 1: as wide as a range can be, and as skewed where `chance` is small."""
+    return lambda random, shape: (random.random(shape) < chance).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """How episodes of one arm go; each of their ANSWERS answers fails, or is slow, with the given chance."""
+
+    returns: Callable[[Generator, tuple[int, ...]], Reals]
+    errors: float = 0.0
+    slow: float = 0.0
+
+    def draw(self, random: Generator, shape: tuple[int, ...]) -> Reals:
+        """[3, *shape]: return, failed answers, slow answers."""
+        counts = [
+            random.binomial(ANSWERS, chance, shape) if chance else np.zeros(shape)
+            for chance in (self.errors, self.slow)
+        ]
+        return np.stack([self.returns(random, shape), *counts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Two arms; `canary_share` of the episodes are the canary's."""
+    """Two arms that are compared."""
 
     name: str
     bounds: Bounds
-    active: Draw
-    canary: Draw
+    active: Arm
+    canary: Arm
     canary_share: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How a scenario went."""
+    """How a scenario went, over all its simulations."""
 
-    name: str
     shares: dict[Verdict, float]
-    causes: dict[Cause, int]
-    episodes: list[int]
+    episodes: list[int] = field(repr=False)
     """Of the canary until the verdict, sorted."""
 
     @property
-    def wrong(self) -> float:
-        """Share of simulations with a verdict for or against, where the arms are the same."""
-        return self.shares.get(Verdict.WITHDRAW, 0.0) + self.shares.get(Verdict.PROMOTE, 0.0)
+    def decided(self) -> float:
+        """Share that ended with a verdict for or against: wrong where the arms are the same."""
+        return 1.0 - self.shares.get(Verdict.UNDECIDED, 0.0)
+
+    @property
+    def p95_episodes(self) -> int:
+        """Episodes of the canary within which 95% of the verdicts came."""
+        return self.episodes[int(0.95 * len(self.episodes))]
 
 
-def returns(mean: float, std: float, *, errors: float = 0.0, slow: float = 0.0, answers: int = 20) -> Draw:
-    """Normal returns; each answer fails, or is slow, with the given chance."""
-
-    def draw(random: np.random.Generator) -> Outcome:
-        return Outcome(
-            total_return=float(random.normal(mean, std)),
-            answers=answers,
-            errors=int(random.binomial(answers, errors)) if errors else 0,
-            slow=int(random.binomial(answers, slow)) if slow else 0,
-        )
-
-    return draw
+def result(ends: list[tuple[Verdict, int]]) -> Result:
+    """Of (verdict, episodes) of each simulation."""
+    counts = Counter(verdict for verdict, _ in ends)
+    return Result(
+        shares={verdict: count / len(ends) for verdict, count in counts.items()},
+        episodes=sorted(episodes for _, episodes in ends),
+    )
 
 
-def wins(chance: float) -> Draw:
-    """Returns of 0 or 1: as wide as a range can be."""
-    return lambda random: Outcome(total_return=float(random.random() < chance), answers=1)
+def outcome(row: Reals) -> Outcome:
+    """Of one drawn episode."""
+    return Outcome(total_return=float(row[0]), answers=ANSWERS, errors=int(row[1]), slow=int(row[2]))
 
 
-def rare(value: float, chance: float) -> Draw:
-    """Mostly 0, now and then a lot: as skewed as returns are."""
-    return lambda random: Outcome(total_return=value * float(random.random() < chance), answers=1)
+def alternate(scenario: Scenario, active: Reals, canary: Reals) -> list[tuple[Verdict, int]]:
+    """Verdict and episodes of each test [3, S, N], where the k-th episodes of both arms are compared."""
+    bounds = scenario.bounds
+    lower, errors, slow = _parts(active, bounds) - _parts(canary, bounds)
+    margin = bounds.return_margin / (bounds.high - bounds.low)
+    margins = (margin, bounds.error_margin, bounds.slow_margin, 0.0)
+    worse = np.stack([lower, -errors, -slow, -lower], axis=-1)  # [S, N, process]
+    gain = (worse - margins) / (1.0 + np.array(margins))
+    growth = np.log1p(gain[..., None] * np.array(BETS)).cumsum(axis=1)
+    wealth = np.exp(growth).mean(axis=-1)  # [S, N, process]
+    proved = wealth >= 1.0 / (np.array(list(SHARES.values())) * bounds.false_alarm)
+    return [_first(row) for row in proved]
 
 
-def episodes(scenario: Scenario, random: np.random.Generator) -> Iterator[tuple[Outcome, bool]]:
-    """Episodes without end, and whether each is the canary's."""
-    while True:
-        canary = bool(random.random() < scenario.canary_share)
-        yield (scenario.canary if canary else scenario.active)(random), canary
+def _parts(drawn: Reals, bounds: Bounds) -> Reals:
+    """[3, S, N] as parts of their ranges."""
+    returns = (np.clip(drawn[:1], bounds.low, bounds.high) - bounds.low) / (bounds.high - bounds.low)
+    return np.concatenate([returns, drawn[1:] / ANSWERS])
 
 
-def decide(scenario: Scenario, random: np.random.Generator) -> State:
-    """The test until its verdict."""
+def _first(proved: NDArray[np.bool_]) -> tuple[Verdict, int]:
+    """Verdict and its episode from whether each process [N, process] has proved its case."""
+    reached = np.flatnonzero(proved.any(axis=1))
+    if not len(reached):
+        return Verdict.UNDECIDED, len(proved)
+    cause = list(SHARES)[int(proved[reached[0]].argmax())]
+    return (
+        Verdict.PROMOTE if cause is Cause.HIGHER_RETURN else Verdict.WITHDRAW,
+        int(reached[0]) + 1,
+    )
+
+
+def simulate(scenario: Scenario, simulations: int, seed: int = 7) -> Result:
+    """Many tests whose arms take turns."""
+    random, ends = np.random.default_rng(seed), []
+    at_once = max(1, _EPISODES_AT_ONCE // scenario.bounds.horizon)
+    for start in range(0, simulations, at_once):
+        shape = (min(at_once, simulations - start), scenario.bounds.horizon)
+        ends += alternate(scenario, scenario.active.draw(random, shape), scenario.canary.draw(random, shape))
+    return result(ends)
+
+
+def one_by_one(bounds: Bounds, episodes: Iterator[tuple[Outcome, bool]]) -> State:
+    """`observe` until its verdict."""
     state = State()
-    for outcome, canary in episodes(scenario, random):
-        state = observe(state, scenario.bounds, outcome, canary=canary)
+    for outcome_, canary in episodes:
+        state = observe(state, bounds, outcome_, canary=canary)
         if state.verdict is not Verdict.GO_ON:
             break
     return state
 
 
-def simulate(scenario: Scenario, simulations: int, seed: int = 7) -> Result:
-    """All verdicts of as many tests."""
-    states = [decide(scenario, np.random.default_rng((seed, number))) for number in range(simulations)]
-    verdicts = Counter(state.verdict for state in states)
-    return Result(
-        name=scenario.name,
-        shares={verdict: count / simulations for verdict, count in verdicts.items()},
-        causes=dict(Counter(state.cause for state in states if state.cause is not None)),
-        episodes=sorted(state.canary_episodes for state in states),
-    )
+def by_share(scenario: Scenario, simulations: int, seed: int = 7) -> Result:
+    """Tests of `observe` itself, each episode the canary's with the chance of its share."""
+    states = [
+        one_by_one(scenario.bounds, _mixed(scenario, np.random.default_rng((seed, number))))
+        for number in range(simulations)
+    ]
+    return result([(state.verdict, state.canary_episodes) for state in states])
+
+
+def _mixed(scenario: Scenario, random: Generator) -> Iterator[tuple[Outcome, bool]]:
+    while True:
+        drawn = [arm.draw(random, (_CHUNK,)) for arm in (scenario.active, scenario.canary)]
+        for index, canary in enumerate(random.random(_CHUNK) < scenario.canary_share):
+            yield outcome(drawn[int(canary)][:, index]), bool(canary)
 
 
 _UNIT = Bounds(low=0.0, high=1.0)
 _WIDE = Bounds(low=0.0, high=200.0)
 """Mean 100, four deviations of 25 to either side: what `observed_range` makes of such an evaluation."""
+_USUAL = Arm(returns=normal(100, 25), errors=0.02, slow=0.05)
 
-SAME = (
-    Scenario(name="normal, 50%", bounds=_WIDE, active=returns(100, 25), canary=returns(100, 25)),
-    Scenario(
-        name="normal, errors and slow answers, 10%, against 9",
-        bounds=replace(_WIDE, active_per_canary=8),
-        active=returns(100, 25, errors=0.02, slow=0.05),
-        canary=returns(100, 25, errors=0.02, slow=0.05),
-        canary_share=0.1,
-    ),
-    Scenario(name="win or lose, 50%", bounds=_UNIT, active=wins(0.5), canary=wins(0.5)),
-    Scenario(name="rare and large, 50%", bounds=_UNIT, active=rare(1, 0.05), canary=rare(1, 0.05)),
-    Scenario(
-        name="win or lose, 2,000 episodes",
-        bounds=replace(_UNIT, horizon=2000),
-        active=wins(0.5),
-        canary=wins(0.5),
-    ),
-)
+SAME = {
+    name: Scenario(name=name, bounds=bounds, active=arm, canary=arm)
+    for name, bounds, arm in (
+        ("normal returns, errors 2%, slow 5%", _WIDE, _USUAL),
+        ("won or lost", _UNIT, Arm(returns=wins(0.5))),
+        ("rare and large", _UNIT, Arm(returns=wins(0.05))),
+        ("won or lost, 2,000 episodes", replace(_UNIT, horizon=2000), Arm(returns=wins(0.5))),
+    )
+}
 """Where every verdict but UNDECIDED is wrong."""
 
-WORSE = (
-    Scenario(name="return -20%, 50%", bounds=_WIDE, active=returns(100, 25), canary=returns(80, 25)),
-    Scenario(
-        name="return -20%, 10%",
-        bounds=_WIDE,
-        active=returns(100, 25),
-        canary=returns(80, 25),
-        canary_share=0.1,
-    ),
-    Scenario(
-        name="return -20%, 10%, against 8",
-        bounds=replace(_WIDE, active_per_canary=8),
-        active=returns(100, 25),
-        canary=returns(80, 25),
-        canary_share=0.1,
-    ),
-    Scenario(
-        name="CartPole at 475 of 500, -20%",
-        bounds=Bounds(low=0.0, high=500.0),
-        active=returns(475, 50),
-        canary=returns(380, 50),
-    ),
-    Scenario(name="wins 90% instead of 50%, reversed", bounds=_UNIT, active=wins(0.9), canary=wins(0.5)),
-    Scenario(
-        name="errors 20% instead of 1%",
-        bounds=_WIDE,
-        active=returns(100, 25, errors=0.01),
-        canary=returns(100, 25, errors=0.2),
-    ),
-    Scenario(
-        name="slow answers 25% instead of 5%",
-        bounds=_WIDE,
-        active=returns(100, 25, slow=0.05),
-        canary=returns(100, 25, slow=0.25),
-    ),
-)
+WORSE = {
+    name: Scenario(name=name, bounds=bounds, active=active, canary=canary)
+    for name, bounds, active, canary in (
+        ("return -20%, deviation 25%", _WIDE, _USUAL, replace(_USUAL, returns=normal(80, 25))),
+        (
+            "return -20%, 475 of 500",
+            Bounds(low=0, high=500),
+            Arm(returns=normal(475, 50)),
+            Arm(returns=normal(380, 50)),
+        ),
+        ("wins 50% instead of 90%", _UNIT, Arm(returns=wins(0.9)), Arm(returns=wins(0.5))),
+        ("errors 20% instead of 2%", _WIDE, _USUAL, replace(_USUAL, errors=0.2)),
+        ("slow 25% instead of 5%", _WIDE, _USUAL, replace(_USUAL, slow=0.25)),
+    )
+}
 """Where WITHDRAW is right."""
 
-BETTER = (Scenario(name="return +20%, 50%", bounds=_WIDE, active=returns(100, 25), canary=returns(120, 25)),)
+BETTER = Scenario(
+    name="return +20%, deviation 25%",
+    bounds=_WIDE,
+    active=_USUAL,
+    canary=replace(_USUAL, returns=normal(120, 25)),
+)
 """Where PROMOTE is right."""
 
 
-def report(result: Result) -> str:
-    """A line of the table."""
-    quantiles = [result.episodes[int(len(result.episodes) * part)] for part in (0.5, 0.95)]
-    shares = "  ".join(f"{verdict.value} {100 * share:.2f}%" for verdict, share in result.shares.items())
-    return f"{result.name:48} {shares}; episodes p50 {quantiles[0]}, p95 {quantiles[1]}"
+def at_tenth(scenario: Scenario) -> Scenario:
+    """The same with a canary of 10%, each episode of it compared with 8 of the active version."""
+    return replace(
+        scenario,
+        name=f"{scenario.name}; canary of 10%",
+        bounds=replace(scenario.bounds, active_per_canary=8),
+        canary_share=0.1,
+    )
 
 
 def main() -> None:
     """The table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--simulations", type=int, default=5000)
+    parser.add_argument("--simulations", type=int, default=2000)
     simulations = parser.parse_args().simulations
-    for scenario in itertools.chain(SAME, WORSE, BETTER):
-        print(report(simulate(scenario, simulations)), flush=True)
+    for scenario in (*SAME.values(), *WORSE.values(), BETTER):
+        print(_line(scenario, simulate(scenario, simulations)), flush=True)
+    for name in ("normal returns, errors 2%, slow 5%", "won or lost"):
+        print(_line(at_tenth(SAME[name]), by_share(at_tenth(SAME[name]), simulations)), flush=True)
+    worse = at_tenth(WORSE["return -20%, deviation 25%"])
+    print(_line(worse, by_share(worse, simulations)), flush=True)
+
+
+def _line(scenario: Scenario, found: Result) -> str:
+    shares = "  ".join(f"{verdict.value} {share:7.2%}" for verdict, share in sorted(found.shares.items()))
+    median = found.episodes[len(found.episodes) // 2]
+    return f"{scenario.name:56} {shares}  episodes p50 {median} p95 {found.p95_episodes}"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,541 @@
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from penstock.registry.database import Database
+from penstock.registry.errors import (
+    Conflict,
+    DifferentBytes,
+    NotAllowed,
+    TooManyPinned,
+    Unavailable,
+    UnknownVersion,
+)
+from penstock.registry.records import (
+    MAX_PINNED,
+    Action,
+    Evaluation,
+    NewVersion,
+    Origin,
+    PolicyVersion,
+    Status,
+)
+from penstock.registry.registry import Registry
+from penstock.registry.routing import Arm, follow
+from tests.unit.registry.postgresql_server import PostgresqlServer, find_programs
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = [
+    "sqlite",
+    pytest.param(
+        "postgresql", marks=pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
+    ),
+]
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgresqlServer]:
+    """A running server."""
+    programs = find_programs()
+    assert programs is not None
+    folder = Path(tempfile.mkdtemp(prefix="ps-", dir="/tmp"))
+    server = PostgresqlServer(programs, folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=KINDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/registry.sqlite"
+    server: PostgresqlServer = request.getfixturevalue("postgresql")
+    return server.new_database(f"registry{next(_numbers)}")
+
+
+@pytest.fixture
+def registry(url: str) -> Iterator[Registry]:
+    """An open registry without versions."""
+    with Registry.open(url, migrate=True) as opened:
+        yield opened
+
+
+def new(version: int, **changes: Any) -> NewVersion:
+    """A version whose bytes are its own."""
+    basis = NewVersion(
+        policy="default",
+        version=version,
+        run="cartpole-v1-abc123",
+        update=version * 10,
+        sha256=f"{version:064x}",
+        size_bytes=1024,
+        configuration="c" * 64,
+        origin=Origin.PERIODIC,
+    )
+    return replace(basis, **changes)
+
+
+def register(registry: Registry, *versions: int, **changes: Any) -> None:
+    """Several versions."""
+    for version in versions:
+        registry.register(new(version, **changes), by="learner")
+
+
+def statuses(registry: Registry) -> dict[int, str]:
+    """Of each version; `standby` for a retired one that is kept."""
+    return {
+        version.version: "standby" if version.standby else version.status.value
+        for version in registry.list("default")
+    }
+
+
+def numbers(versions: tuple[PolicyVersion, ...]) -> list[int]:
+    """The version numbers."""
+    return [version.version for version in versions]
+
+
+def test_a_registered_version_is_read_as_it_was_said(registry: Registry) -> None:
+    """Every field, with an evaluation and without, times aware and in UTC."""
+    said = new(7, parent=3, evaluation=Evaluation(mean=480.0, std=12.5, episodes=20), reason="best so far")
+    stored = registry.register(said, by="learner")
+    assert stored == registry.get("default", 7)
+    assert said == NewVersion(**{name: getattr(stored, name) for name in NewVersion.__dataclass_fields__})
+    assert (stored.status, stored.standby, stored.pinned) == (Status.CANDIDATE, False, True)
+    assert "UTC" == str(stored.created.tzinfo)
+    assert registry.register(new(8), by="learner").evaluation is None
+    assert ("default",) == registry.policies()
+
+
+def test_registering_again_changes_nothing(registry: Registry) -> None:
+    """A learner that resumes says again what it said; the status stays and there is one event."""
+    register(registry, 7)
+    registry.promote("default", 7, "good", by="ada")
+    assert Status.ACTIVE is registry.register(new(7), by="learner").status
+    assert [Action.PROMOTED, Action.REGISTERED] == [event.action for event in registry.events("default")]
+
+
+@pytest.mark.parametrize("change", [{"sha256": "f" * 64}, {"run": "another-run"}])
+def test_a_number_names_one_version_for_ever(registry: Registry, change: dict[str, Any]) -> None:
+    """Other bytes, or another run, under a number that is taken."""
+    register(registry, 7)
+    with pytest.raises(DifferentBytes, match="version=7 of policy='default' is registered with sha256=0"):
+        registry.register(new(7, **change), by="learner")
+    register(registry, 7, policy="other", **change)
+
+
+def test_an_unknown_version_is_named(registry: Registry) -> None:
+    """By every call that names one."""
+    for call in (
+        lambda: registry.get("default", 9),
+        lambda: registry.promote("default", 9, "x", by="ada"),
+        lambda: registry.rollback("default", "x", by="ada", version=9),
+        lambda: registry.retire("default", 9, "x", by="ada"),
+    ):
+        with pytest.raises(UnknownVersion, match="version=9 of policy='default' is not registered"):
+            call()
+    with pytest.raises(UnknownVersion, match="nothing to roll back"):
+        registry.rollback("default", "x", by="ada")
+
+
+def test_promotion_moves_the_arms_and_keeps_the_one_before(registry: Registry) -> None:
+    """The old active version is retired and stays pinned; the one before it is let go."""
+    register(registry, 1, 2, 3)
+    registry.promote("default", 1, "first", by="ada")
+    registry.promote("default", 2, "second", by="ada", to=Status.CANARY, canary_share=0.25)
+    assert (0.25, {1: "active", 2: "canary", 3: "candidate"}) == (
+        registry.traffic("default").canary_share,
+        statuses(registry),
+    )
+    registry.promote("default", 2, "held up", by="ada")
+    assert {1: "standby", 2: "active", 3: "candidate"} == statuses(registry)
+    assert 0.0 == registry.traffic("default").canary_share
+    registry.promote("default", 3, "third", by="ada")
+    assert {1: "retired", 2: "standby", 3: "active"} == statuses(registry)
+    assert [2, 3] == numbers(registry.pinned("default"))
+    active, standby = registry.active("default"), registry.standby("default")
+    assert active is not None
+    assert standby is not None
+    assert (active.version, active.reason, standby.version) == (3, "third", 2)
+    assert registry.canary("default") is None
+
+
+def test_a_repeated_promotion_changes_nothing(registry: Registry) -> None:
+    """A reply was lost and the call is made again: same arms, same revision, no second event."""
+    register(registry, 1, 2)
+    registry.promote("default", 1, "first", by="ada")
+    registry.promote("default", 2, "second", by="ada")
+    before = registry.arms("default")
+    registry.promote("default", 2, "second", by="ada")
+    assert before == registry.arms("default")
+    assert 4 == len(registry.events("default"))
+
+
+def test_what_may_not_be_promoted_is_refused_with_the_remedy(registry: Registry) -> None:
+    """A second canary, a retired version, one that was rolled back, and an active one made canary."""
+    register(registry, 1, 2, 3, 4)
+    registry.retire("default", 1, "old", by="ada")
+    registry.promote("default", 2, "first", by="ada")
+    registry.promote("default", 3, "try", by="ada", to=Status.CANARY)
+    for version, to, message in (
+        (1, Status.ACTIVE, "retired and cannot become active: its weights may be gone"),
+        (4, Status.CANARY, "version=3 is the canary"),
+        (2, Status.CANARY, "active and cannot become canary"),
+    ):
+        with pytest.raises(NotAllowed, match=message):
+            registry.promote("default", version, "x", by="ada", to=to)
+    registry.rollback("default", "bad", by="safety", version=3)
+    with pytest.raises(NotAllowed, match="rolled_back and cannot become active: promote it to canary first"):
+        registry.promote("default", 3, "x", by="ada")
+    with pytest.raises(ValueError, match="to='retired'"):
+        registry.promote("default", 4, "x", by="ada", to=Status.RETIRED)
+    with pytest.raises(ValueError, match="canary_share=0.5: only with to='canary'"):
+        registry.promote("default", 4, "x", by="ada", canary_share=0.5)
+    assert Status.CANARY is registry.promote("default", 3, "again", by="ada", to=Status.CANARY).status
+
+
+def test_a_canary_that_is_rolled_back_leaves_the_active_version(registry: Registry) -> None:
+    """Nobody is sent to it any more: neither by share, nor as shadow, nor by a pin."""
+    register(registry, 1, 2)
+    registry.promote("default", 1, "first", by="ada")
+    registry.promote("default", 2, "try", by="ada", to=Status.CANARY, canary_share=0.1)
+    wanted = replace(registry.traffic("default"), shadow=2, pins={"tester": 2, "other": 1})
+    registry.set_traffic(wanted, "watch it", by="ada")
+    done = registry.rollback("default", "lower return", by="safety")
+    assert done.active is not None
+    assert (done.withdrawn.version, done.withdrawn.reason, done.active.version) == (2, "lower return", 1)
+    traffic = registry.traffic("default")
+    assert (traffic.canary_share, traffic.shadow, dict(traffic.pins)) == (0.0, None, {"other": 1})
+    assert {1: "active", 2: "rolled_back"} == statuses(registry)
+
+
+def test_the_version_before_takes_over_when_the_active_one_is_rolled_back(registry: Registry) -> None:
+    """Once: then nothing is kept to go back to, and the remedy is named."""
+    register(registry, 1, 2)
+    registry.promote("default", 1, "first", by="ada")
+    with pytest.raises(NotAllowed, match="keeps no version from before version=1: promote another"):
+        registry.rollback("default", "bad", by="ada")
+    registry.promote("default", 2, "second", by="ada")
+    done = registry.rollback("default", "bad", by="ada")
+    assert done.active is not None
+    assert (done.withdrawn.version, done.active.version) == (2, 1)
+    assert {1: "active", 2: "rolled_back"} == statuses(registry)
+    with pytest.raises(NotAllowed, match="keeps no version from before"):
+        registry.rollback("default", "bad", by="ada")
+
+
+def test_who_comes_second_with_a_verdict_changes_nothing(registry: Registry) -> None:
+    """Two servers judge the same canary: the second rollback does not reach the active version."""
+    register(registry, 1, 2, 3)
+    registry.promote("default", 1, "first", by="ada")
+    registry.promote("default", 2, "second", by="ada")
+    registry.promote("default", 3, "try", by="ada", to=Status.CANARY)
+    first = registry.rollback("default", "bad", by="server-1", version=3)
+    second = registry.rollback("default", "bad", by="server-2", version=3)
+    assert first == second
+    assert {1: "standby", 2: "active", 3: "rolled_back"} == statuses(registry)
+    with pytest.raises(NotAllowed, match="version=1 of policy='default' is retired and serves nobody"):
+        registry.rollback("default", "bad", by="ada", version=1)
+
+
+def test_a_rollback_is_recorded_as_a_new_version_with_old_content(registry: Registry) -> None:
+    """It takes over from the version whose content it has; said again it changes nothing."""
+    register(registry, 1, 2)
+    registry.promote("default", 1, "first", by="ada")
+    registry.promote("default", 2, "second", by="ada")
+    registry.rollback("default", "bad", by="ada")
+    for _ in range(2):
+        copy = registry.record_rollback("default", version=3, restores=1, reason="2 was bad", by="learner")
+    assert (copy.parent, copy.origin, copy.status) == (1, Origin.ROLLBACK, Status.ACTIVE)
+    original = registry.get("default", 1)
+    assert (copy.sha256, copy.update, copy.size_bytes) == (
+        original.sha256,
+        original.update,
+        original.size_bytes,
+    )
+    assert {1: "retired", 2: "rolled_back", 3: "active"} == statuses(registry)
+    with pytest.raises(
+        NotAllowed, match="version=1 of policy='default' is retired, its weights are not held"
+    ):
+        registry.record_rollback("default", version=4, restores=1, reason="x", by="learner")
+    with pytest.raises(ValueError, match="parent=3: must be below version=2"):
+        registry.record_rollback("default", version=2, restores=3, reason="x", by="learner")
+
+
+def test_at_most_sixteen_versions_are_pinned(registry: Registry) -> None:
+    """The refusal names them; what is retired makes room; a promotion never needs room."""
+    register(registry, *range(1, MAX_PINNED + 1))
+    with pytest.raises(TooManyPinned, match=r"keeps 16 versions, at most 16: retire one of 1, 2, 3, .*16"):
+        register(registry, 17)
+    registry.retire("default", 1, "old", by="ada")
+    register(registry, 17)
+    for version in (2, 3, 4):
+        registry.promote("default", version, "next", by="ada")
+        assert MAX_PINNED >= len(registry.pinned("default"))
+    assert [3, *range(4, 18)] == numbers(registry.pinned("default"))
+
+
+def test_room_is_made_from_what_serves_nobody_and_is_worth_least(registry: Registry) -> None:
+    """The rolled back first, then periodic ones by age; never arms, the standby, what traffic names, or all best."""
+    register(registry, 1, 2, 3)
+    register(registry, 4, origin=Origin.BEST)
+    register(registry, *range(5, 17))
+    registry.promote("default", 1, "first", by="ada")
+    registry.promote("default", 2, "second", by="ada")
+    registry.set_traffic(replace(registry.traffic("default"), shadow=5), "watch", by="ada")
+    registry.promote("default", 7, "try", by="ada", to=Status.CANARY)
+    registry.rollback("default", "bad", by="ada")
+    for version, retired in ((17, 7), (18, 3), (19, 6), (20, 8)):
+        registry.register(new(version), by="learner", make_room=True)
+        assert "retired" == statuses(registry)[retired]
+    assert MAX_PINNED == len(registry.pinned("default"))
+    assert {1: "standby", 2: "active", 4: "candidate", 5: "candidate"}.items() <= statuses(registry).items()
+
+
+def test_what_serves_is_not_retired(registry: Registry) -> None:
+    """Neither the active version nor one that traffic names; a canary is, and gives its share back."""
+    register(registry, 1, 2, 3)
+    registry.promote("default", 1, "first", by="ada")
+    registry.promote("default", 2, "try", by="ada", to=Status.CANARY, canary_share=0.5)
+    registry.set_traffic(replace(registry.traffic("default"), pins={"tester": 3}), "look", by="ada")
+    with pytest.raises(NotAllowed, match="version=1 .* is active: promote another version first"):
+        registry.retire("default", 1, "x", by="ada")
+    with pytest.raises(NotAllowed, match="version=3 .* is named by the traffic"):
+        registry.retire("default", 3, "x", by="ada")
+    for _ in range(2):
+        registry.retire("default", 2, "not needed", by="ada")
+    assert (0.0, "retired") == (registry.traffic("default").canary_share, statuses(registry)[2])
+
+
+def test_the_standby_can_be_let_go(registry: Registry) -> None:
+    """Its weights are then held no longer."""
+    register(registry, 1, 2)
+    registry.promote("default", 1, "first", by="ada")
+    registry.promote("default", 2, "second", by="ada")
+    assert not registry.retire("default", 1, "not needed", by="ada").pinned
+    assert [2] == numbers(registry.pinned("default"))
+
+
+def test_traffic_is_changed_as_it_was_read(registry: Registry) -> None:
+    """Its revision rises by one; the same again changes nothing; what was changed in between is a conflict."""
+    register(registry, 1, 2)
+    registry.promote("default", 1, "first", by="ada")
+    registry.promote("default", 2, "try", by="ada", to=Status.CANARY)
+    read = registry.traffic("default")
+    wanted = replace(read, canary_share=0.1, latest_share=0.2, experiment="autumn", pins={"tester": 1})
+    stored = registry.set_traffic(wanted, "begin", by="ada")
+    assert (stored.revision, dict(stored.pins)) == (read.revision + 1, {"tester": 1})
+    assert stored == registry.traffic("default") == registry.set_traffic(wanted, "begin", by="ada")
+    with pytest.raises(Conflict, match="has revision=3, not 2: it was changed in between"):
+        registry.set_traffic(replace(read, canary_share=0.5), "late", by="bob")
+
+
+def test_traffic_to_what_is_not_there_is_refused(registry: Registry) -> None:
+    """A share without a canary, a shadow and a pin of a version that is not held."""
+    register(registry, 1)
+    empty = registry.traffic("default")
+    for wanted, message in (
+        (replace(empty, canary_share=0.1), "has no canary: promote a version to canary first"),
+        (replace(empty, shadow=9), "version=9 of policy='default' for 'shadow' is not held: choose one of 1"),
+        (replace(empty, pins={"tester": 9}), "version=9 of policy='default' for 'tester' is not held"),
+    ):
+        with pytest.raises(NotAllowed, match=message):
+            registry.set_traffic(wanted, "x", by="ada")
+    assert empty == registry.traffic("default")
+
+
+def test_the_arms_are_read_together(registry: Registry) -> None:
+    """For routing: what serves, and what is held."""
+    assert follow(registry.arms("default"), Arm.ACTIVE).arm is Arm.LATEST
+    register(registry, 1, 2, 3)
+    registry.promote("default", 1, "first", by="ada")
+    registry.promote("default", 2, "try", by="ada", to=Status.CANARY)
+    arms = registry.arms("default")
+    assert (arms.active, arms.canary, arms.pinned) == (1, 2, frozenset({1, 2, 3}))
+    assert 2 == arms.traffic.revision
+
+
+def test_the_audit_says_who_did_what_and_why(registry: Registry) -> None:
+    """Newest first, bounded, of one policy; a change that is refused leaves no trace."""
+    register(registry, 1, 2)
+    register(registry, 1, policy="other")
+    registry.promote("default", 1, "held up for a week", by="operator/ada")
+    registry.record_evaluation("default", 1, Evaluation(mean=1.0, std=0.0, episodes=5), by="evaluator")
+    with pytest.raises(NotAllowed):
+        registry.rollback("default", "x", by="bob")
+    newest, promoted, *_ = events = registry.events("default")
+    assert (4, Action.EVALUATED, 5) == (len(events), newest.action, newest.detail["episodes"])
+    assert (promoted.version, promoted.by, promoted.reason) == (1, "operator/ada", "held up for a week")
+    assert {"from": "candidate", "to": "active"} == promoted.detail
+    assert events[:2] == registry.events("default", limit=2)
+    with pytest.raises(ValueError, match="limit=0"):
+        registry.events("default", limit=0)
+
+
+@pytest.mark.parametrize(("reason", "by"), [("", "ada"), ("x", " "), ("x" * 2000, "ada")])
+def test_a_change_without_reason_or_name_is_refused(registry: Registry, reason: str, by: str) -> None:
+    """And leaves nothing behind."""
+    register(registry, 1)
+    with pytest.raises(ValueError, match="what the audit shall show"):
+        registry.promote("default", 1, reason, by=by)
+    assert {1: "candidate"} == statuses(registry)
+
+
+def test_the_database_itself_admits_one_active_version(
+    url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever writes past the registry is stopped by the tables."""
+    monkeypatch.setattr("penstock.registry.database.RETRY_S", 0.1)
+    register(registry, 1, 2)
+    registry.promote("default", 1, "first", by="ada")
+    database = Database(url)
+    for status in ("active", "nonsense"):
+        statement = text("UPDATE policy_versions SET status = :status WHERE version = 2")
+        with pytest.raises(Exception, match="(?i)unique|check|conflict"):
+            database.write(lambda session, s=status, t=statement: session.execute(t, {"status": s}))  # type: ignore[misc]
+    database.close()
+    assert {1: "active", 2: "candidate"} == statuses(registry)
+
+
+PROMOTER = """
+import sys
+from penstock.registry.errors import RegistryError
+from penstock.registry.records import Status
+from penstock.registry.registry import Registry
+
+url, to, *versions = sys.argv[1:]
+with Registry.open(url, migrate=True) as registry:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for version in versions:
+        try:
+            registry.promote("default", int(version), "raced", by=version, to=Status(to))
+            print(version, "promoted", flush=True)
+        except RegistryError as error:
+            print(version, type(error).__name__, flush=True)
+"""
+
+
+def race(url: str, to: Status, *turns: list[int]) -> list[str]:
+    """What as many processes say that promote at the same time, one version after the other."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROMOTER, url, to.value, *map(str, versions)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for versions in turns
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert "ready\n" == process.stdout.readline()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return [line for process in processes for line in process.communicate(timeout=120)[0].splitlines()]
+
+
+def test_processes_that_promote_at_once_take_turns(url: str, registry: Registry) -> None:
+    """Each promotion is made, one after the other: one is active at the end, one kept, and the audit is a chain."""
+    register(registry, *range(1, 13))
+    said = race(url, Status.ACTIVE, [1, 3, 5, 7, 9, 11], [2, 4, 6, 8, 10, 12])
+    assert {f"{version} promoted" for version in range(1, 13)} == set(said)
+    found = statuses(registry)
+    assert {"active": 1, "standby": 1, "retired": 10} == {
+        status: list(found.values()).count(status) for status in set(found.values())
+    }
+    promoted = [event.version for event in registry.events("default") if event.action is Action.PROMOTED]
+    active, standby = registry.active("default"), registry.standby("default")
+    assert active is not None
+    assert standby is not None
+    assert promoted[:2] == [active.version, standby.version]
+    assert 12 == registry.traffic("default").revision
+
+
+def test_of_processes_that_want_the_canary_one_gets_it(url: str, registry: Registry) -> None:
+    """The others are told who has it."""
+    register(registry, 1, 2, 3)
+    said = race(url, Status.CANARY, [1], [2], [3])
+    assert ["NotAllowed", "NotAllowed", "promoted"] == sorted(line.split()[1] for line in said)
+    assert 1 == list(statuses(registry).values()).count("canary")
+
+
+def test_processes_that_open_a_new_registry_at_once_make_one(url: str) -> None:
+    """Each brings the tables up; the second finds them."""
+    assert ["1 UnknownVersion", "2 UnknownVersion"] == sorted(race(url, Status.ACTIVE, [1], [2]))
+
+
+def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_behind(
+    url: str, registry: Registry
+) -> None:
+    """Neither half a promotion nor a lock."""
+    register(registry, 1)
+    code = """
+import sys, time
+from penstock.registry import rows, transitions
+from penstock.registry.database import Database
+from penstock.registry.records import Status
+
+def promote(session):
+    row = rows.find(session, "default", 1)
+    transitions.promote(session, row, Status.ACTIVE, reason="x", by="x", canary_share=None)
+    session.flush()
+    print("written", flush=True)
+    time.sleep(600)
+
+Database(sys.argv[1]).write(promote)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code, url], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    assert "written\n" == process.stdout.readline()
+    assert {1: "candidate"} == statuses(registry)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert Status.ACTIVE is registry.promote("default", 1, "again", by="ada").status
+
+
+def test_a_database_that_stays_busy_is_a_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers go on meanwhile; the message says what to do."""
+    monkeypatch.setattr("penstock.registry.database.BUSY_S", 0.05)
+    monkeypatch.setattr("penstock.registry.database.RETRY_S", 0.2)
+    file = tmp_path / "registry.sqlite"
+    with Registry.open(f"sqlite:///{file}", migrate=True) as registry:
+        register(registry, 1)
+        holder = sqlite3.connect(file, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        started = time.monotonic()
+        with pytest.raises(Conflict, match="database is locked.*try again"):
+            registry.promote("default", 1, "x", by="ada")
+        assert time.monotonic() - started < 10
+        assert {1: "candidate"} == statuses(registry)
+        holder.close()
+        registry.promote("default", 1, "x", by="ada")
+
+
+def test_a_database_that_does_not_answer_is_unavailable(tmp_path: Path, short_folder: Path) -> None:
+    """No such folder, no such server; no password in the message."""
+    with pytest.raises(Unavailable, match="does not answer: unable to open"):
+        Registry.open(f"sqlite:///{tmp_path}/none/registry.sqlite", migrate=True)
+    with pytest.raises(Unavailable, match="does not answer") as caught:
+        Registry.open(f"postgresql://ada:secret@/registry?host={short_folder}")
+    assert "secret" not in str(caught.value)
