@@ -71,6 +71,10 @@ def is_unavailable(error: Exception) -> bool:
     return isinstance(error, ResponseError) and _TRANSIENT_CODE.search(str(error)) is not None
 
 
+_READ_BYTES: Final = 1024 * 1024
+"""At once from the socket: payloads come in MiB."""
+
+
 def connect(url: str, password: str | None, tls: TlsFiles | None = None) -> Any:
     """A synchronous `redis.Redis` (whose own annotations are partial); thread-safe; connects on first use.
 
@@ -98,6 +102,7 @@ def _options(url: str, password: str | None, tls: TlsFiles | None) -> dict[str, 
         "decode_responses": False,
         "protocol": 2,
         "health_check_interval": 0,
+        "socket_read_size": _READ_BYTES,
         _SILENT: None,
     }
     if url.startswith("rediss://"):

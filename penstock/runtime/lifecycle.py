@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from penstock.runtime import logs
+from penstock.runtime.allocator import keep_freed_memory
 from penstock.runtime.exit import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -155,6 +156,7 @@ def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
     (the disk is full) with 3, each as the last line on stderr; SIGINT turns a clean end into 130.
     """
     logs.configure(role)
+    keep_freed_memory()
     lifecycle = Lifecycle(role)
     lifecycle.install()
     try:

@@ -32,7 +32,7 @@ needs_box2d = pytest.mark.skipif(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     ("environment", "steps", "learned"),
     [
