@@ -98,6 +98,12 @@ class Database:
         self.file = parsed.database if parsed.drivername.startswith("sqlite") else None
         self._engine = make_engine(parsed)
         self._reading = self._engine.execution_options(reading=True)
+        # Waits for a lock, and then must see what was committed meanwhile: SQLite's transactions begin so anyway.
+        self._migrating = (
+            self._engine
+            if self.file is not None
+            else self._engine.execution_options(isolation_level="READ COMMITTED")
+        )
         self._never = threading.Event()
 
     def read(self, work: Callable[[Session], T]) -> T:
@@ -107,6 +113,10 @@ class Database:
     def write(self, work: Callable[[Session], T]) -> T:
         """What `work` returns, committed. It may run several times. Raises Conflict, Unavailable."""
         return self._run(self._engine, work)
+
+    def migrate(self, work: Callable[[Connection], T]) -> T:
+        """`write` for changes of the tables themselves, which take turns under a lock of their own."""
+        return self._run(self._migrating, lambda session: work(session.connection()))
 
     def close(self) -> None:
         """Give the connections back."""

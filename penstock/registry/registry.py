@@ -56,7 +56,7 @@ class Registry:
             raise SchemaMismatch(f"registry {database.shown}: no such file: open it once with migrate=True")
         try:
             if migrate:
-                database.write(lambda session: schema.upgrade(session.connection(), database.shown))
+                database.migrate(lambda connection: schema.upgrade(connection, database.shown))
             else:
                 database.read(lambda session: schema.check(session.connection(), database.shown))
         except BaseException:

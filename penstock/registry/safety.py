@@ -101,16 +101,18 @@ def observe(state: State, bounds: Bounds, outcome: Outcome, *, canary: bool) -> 
     if state.verdict is not Verdict.GO_ON:
         return state
     sample = _sample(bounds, outcome)
-    if not canary:
+    if canary:
+        state = replace(
+            state,
+            canary_episodes=state.canary_episodes + 1,
+            not_finite=state.not_finite + outcome.not_finite,
+            waiting_canary=(*state.waiting_canary, sample)[-MAX_WAITING:],
+        )
+    else:
         waiting = (*state.waiting_active, sample)[-MAX_WAITING:]
         state = replace(state, active_episodes=state.active_episodes + 1, waiting_active=waiting)
-        return _judge(_compare(state, bounds), bounds)
-    state = replace(
-        state,
-        canary_episodes=state.canary_episodes + 1,
-        not_finite=state.not_finite + outcome.not_finite,
-        waiting_canary=(*state.waiting_canary, sample)[-MAX_WAITING:],
-    )
+    if not state.waiting_canary:
+        return state  # nothing to compare: most episodes, where the canary's share is small
     return _judge(_compare(state, bounds), bounds)
 
 

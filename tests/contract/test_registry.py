@@ -7,9 +7,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -414,36 +416,52 @@ def test_the_database_itself_admits_one_active_version(
     assert {1: "active", 2: "candidate"} == statuses(registry)
 
 
-PROMOTER = """
+RACER = """
 import sys
+from dataclasses import replace
 from penstock.registry.errors import RegistryError
-from penstock.registry.records import Status
+from penstock.registry.records import NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 
-url, to, *versions = sys.argv[1:]
+def promote(registry, number, to="active"):
+    registry.promote("default", number, "raced", by=str(number), to=Status(to))
+
+def canary(registry, number):
+    promote(registry, number, "canary")
+
+def traffic(registry, number):
+    wanted = replace(registry.traffic("default"), latest_share=number / 1000)
+    registry.set_traffic(wanted, "raced", by=str(number))
+
+def register(registry, number):
+    new = NewVersion(policy="default", version=number, run="r", update=1, sha256="a" * 64, size_bytes=1,
+                     origin=Origin.PERIODIC)
+    registry.register(new, by=str(number))
+
+url, call, *numbers = sys.argv[1:]
 with Registry.open(url, migrate=True) as registry:
     print("ready", flush=True)
     sys.stdin.readline()
-    for version in versions:
+    for number in map(int, numbers):
         try:
-            registry.promote("default", int(version), "raced", by=version, to=Status(to))
-            print(version, "promoted", flush=True)
+            globals()[call](registry, number)
+            print(number, "done", flush=True)
         except RegistryError as error:
-            print(version, type(error).__name__, flush=True)
+            print(number, type(error).__name__, flush=True)
 """
 
 
-def race(url: str, to: Status, *turns: list[int]) -> list[str]:
-    """What as many processes say that promote at the same time, one version after the other."""
+def race(url: str, call: str, *turns: list[int]) -> dict[int, str]:
+    """What each call of as many processes came to, which make theirs one after the other, all at the same time."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROMOTER, url, to.value, *map(str, versions)],
+            [sys.executable, "-c", RACER, url, call, *map(str, numbers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
         )
-        for versions in turns
+        for numbers in turns
     ]
     for process in processes:
         assert process.stdout is not None
@@ -452,14 +470,15 @@ def race(url: str, to: Status, *turns: list[int]) -> list[str]:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    return [line for process in processes for line in process.communicate(timeout=120)[0].splitlines()]
+    said = [line for process in processes for line in process.communicate(timeout=120)[0].splitlines()]
+    return {int(number): ending for number, ending in map(str.split, said)}
 
 
 def test_processes_that_promote_at_once_take_turns(url: str, registry: Registry) -> None:
     """Each promotion is made, one after the other: one is active at the end, one kept, and the audit is a chain."""
     register(registry, *range(1, 13))
-    said = race(url, Status.ACTIVE, [1, 3, 5, 7, 9, 11], [2, 4, 6, 8, 10, 12])
-    assert {f"{version} promoted" for version in range(1, 13)} == set(said)
+    said = race(url, "promote", [1, 3, 5, 7, 9, 11], [2, 4, 6, 8, 10, 12])
+    assert dict.fromkeys(range(1, 13), "done") == dict(sorted(said.items()))
     found = statuses(registry)
     assert {"active": 1, "standby": 1, "retired": 10} == {
         status: list(found.values()).count(status) for status in set(found.values())
@@ -475,14 +494,42 @@ def test_processes_that_promote_at_once_take_turns(url: str, registry: Registry)
 def test_of_processes_that_want_the_canary_one_gets_it(url: str, registry: Registry) -> None:
     """The others are told who has it."""
     register(registry, 1, 2, 3)
-    said = race(url, Status.CANARY, [1], [2], [3])
-    assert ["NotAllowed", "NotAllowed", "promoted"] == sorted(line.split()[1] for line in said)
+    said = race(url, "canary", [1], [2], [3])
+    assert ["NotAllowed", "NotAllowed", "done"] == sorted(said.values())
     assert 1 == list(statuses(registry).values()).count("canary")
 
 
-def test_processes_that_open_a_new_registry_at_once_make_one(url: str) -> None:
-    """Each brings the tables up; the second finds them."""
-    assert ["1 UnknownVersion", "2 UnknownVersion"] == sorted(race(url, Status.ACTIVE, [1], [2]))
+def test_no_change_of_traffic_hides_another(url: str, registry: Registry) -> None:
+    """Each that is made raises the revision; one that builds on what has changed since is a conflict."""
+    said = race(url, "traffic", list(range(1, 60)), list(range(101, 160)))
+    assert {"done", "Conflict"} >= set(said.values())
+    done = [number for number, ending in said.items() if ending == "done"]
+    assert len(done) == registry.traffic("default").revision
+    by = {int(event.by): event.detail["revision"] for event in registry.events("default", limit=200)}
+    assert set(done) == set(by)
+    assert len(done) == len(set(by.values()))
+
+
+def test_the_bound_holds_against_processes_that_register_at_once(url: str, registry: Registry) -> None:
+    """Sixteen are kept, the others refused."""
+    said = race(url, "register", list(range(1, 20)), list(range(101, 120)))
+    assert {"done", "TooManyPinned"} == set(said.values())
+    assert MAX_PINNED == len(registry.pinned("default")) == list(said.values()).count("done")
+
+
+def test_who_opens_a_new_registry_at_the_same_time_makes_one(url: str) -> None:
+    """One brings the tables up, the others find them: threads, which meet within a millisecond, and processes."""
+    together = Barrier(6)
+
+    def open_and_look() -> int:
+        together.wait()
+        with Registry.open(url, migrate=True) as registry:
+            return len(registry.list("default"))
+
+    with ThreadPoolExecutor(6) as threads:
+        found = [threads.submit(open_and_look) for _ in range(6)]
+        assert [0] * 6 == [each.result(timeout=60) for each in found]
+    assert {1: "UnknownVersion", 2: "UnknownVersion"} == race(url, "promote", [1], [2])
 
 
 def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_behind(

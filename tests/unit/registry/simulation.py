@@ -207,11 +207,11 @@ BETTER = Scenario(
 
 
 def at_tenth(scenario: Scenario) -> Scenario:
-    """The same with a canary of 10%, each episode of it compared with 8 of the active version."""
+    """The same with a canary of 10%, each of its 100 episodes compared with 8 of the active version."""
     return replace(
         scenario,
         name=f"{scenario.name}; canary of 10%",
-        bounds=replace(scenario.bounds, active_per_canary=8),
+        bounds=replace(scenario.bounds, active_per_canary=8, horizon=100),
         canary_share=0.1,
     )
 
