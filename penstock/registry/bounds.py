@@ -1,4 +1,14 @@
-"""What a canary is held to, and what is said of each episode; `safety` compares the two arms by it."""
+"""What a canary is held to, and what is said of each episode; `safety` compares the two arms by it.
+
+How many episodes of the canary it takes until 95% of drops in return are proved, by the size of the drop in
+deviations of one episode's return, over an `observed_range`, one active episode for each (simulated):
+
+    drop ÷ deviation   0.4   0.5   0.6   0.8   1.0   1.5   2.0
+    episodes           272   202   156    99    76    45    33
+
+So the horizon of 200 fits a drop of half a deviation; for a smaller one set a longer horizon, or compare with
+several active episodes. A range much wider than the returns that occur costs episodes: observe it if you can.
+"""
 
 import math
 from dataclasses import dataclass

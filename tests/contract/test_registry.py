@@ -586,3 +586,25 @@ def test_a_database_that_does_not_answer_is_unavailable(tmp_path: Path, short_fo
     with pytest.raises(Unavailable, match="does not answer") as caught:
         Registry.open(f"postgresql://ada:secret@/registry?host={short_folder}")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
+def test_a_server_that_comes_back_is_used_again(short_folder: Path) -> None:
+    """While it is away calls say so; afterwards what was answered is there, on the same open registry."""
+    programs = find_programs()
+    assert programs is not None
+    server = PostgresqlServer(programs, short_folder)
+    server.start()
+    try:
+        with Registry.open(server.new_database("registry"), migrate=True) as registry:
+            register(registry, 1)
+            registry.promote("default", 1, "first", by="ada")
+            server.stop()
+            for call in (lambda: registry.arms("default"), lambda: register(registry, 2)):
+                with pytest.raises(Unavailable, match="does not answer"):
+                    call()
+            server.start()
+            assert 1 == registry.arms("default").active
+            register(registry, 2)
+    finally:
+        server.stop()

@@ -45,11 +45,12 @@ class PostgresqlServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Make the data and return when the server answers."""
+        """Make the data, unless it was stopped before, and return when the server answers."""
         if self._owner is not None:
             shutil.chown(self._folder, self._owner)
         data = str(self._folder / "data")
-        self._call("initdb", "--pgdata", data, "--auth", "trust", "--username", "penstock", "--no-sync")
+        if not Path(data).exists():
+            self._call("initdb", "--pgdata", data, "--auth", "trust", "--username", "penstock", "--no-sync")
         options = [f"-cunix_socket_directories={self._folder}", "-clisten_addresses=", "-cfsync=off"]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -73,7 +74,7 @@ class PostgresqlServer:
         return f"postgresql://penstock@/{name}?host={self._folder}"
 
     def stop(self) -> None:
-        """At once; what it held is gone with its folder."""
+        """At once, as if it had crashed; what it held is gone with its folder."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)  # at once, and it takes its children along
             self._process.wait()
