@@ -5,8 +5,10 @@ heard (it is down, it restarts, the deadline passed) the same request is sent ag
 until it is answered or `stop` is set (Interrupted); every call is safe to repeat. What no repetition
 changes (a malformed request, no permission, a message above the limit) is Fatal. Used by several threads.
 
-A deadline leaves time for the bytes. A connection on which a deadline passes and nothing at all was heard
-meanwhile leads nowhere, whatever the operating system thinks of it: the calls go on over a new one.
+A deadline leaves time for the bytes. A connection on which a deadline passes and nothing at all was heard for
+the second half of it leads nowhere, whatever the operating system thinks of it: the calls go on over a new one.
+Not for all of it: what came just after the call began would keep a dead connection for another deadline, and two
+of those that watch are as long as a session lives.
 """
 
 import logging
@@ -242,7 +244,7 @@ class Link:
             raise _final(self.address, error) from error
 
     def _attempt(self, method: Callable[[_Line], Callable[..., T]], request: Any, deadline_s: float) -> T:
-        line, began_s = self._line, time.monotonic()
+        line = self._line
         try:
             reply = method(line)(request, timeout=deadline_s)
         except ValueError as error:
@@ -252,7 +254,7 @@ class Link:
         except grpc.RpcError as error:
             if _code(error) is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 line.heard_s = time.monotonic()
-            elif line.heard_s < began_s:
+            elif line.heard_s < time.monotonic() - deadline_s / 2:
                 self._replace(line)
             raise
         line.heard_s = time.monotonic()
