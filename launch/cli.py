@@ -7,16 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from launch.options import AsJson, Assignments, ConfigFile, Insecure, Runs, assigned
+from launch.service_commands import actor, broker, learner, redis
 from penstock.runtime.exit import EXIT_FAILED, EXIT_USAGE, Fatal
-
-if TYPE_CHECKING:
-    from penstock.runtime.lifecycle import Lifecycle
-    from penstock.runtime.settings import Settings
-    from penstock.wire.messages import Role
 
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -28,18 +25,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the configuration; may be repeated."),
-]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration file (TOML).")]
-EndpointFile = Annotated[
-    Path | None, typer.Option("--endpoints", help="Write pid, ports and address to this file when serving.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")]
-Runs = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
 
 
 @app.command()
@@ -100,97 +85,8 @@ def train(
     _finish(body)
 
 
-@app.command()
-def redis(
-    socket: Annotated[Path, typer.Option(help="Unix socket to listen on.")],
-    folder: Annotated[Path, typer.Option("--dir", help="Folder of the append-only file.")],
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    endpoints: EndpointFile = None,
-) -> None:
-    """Serve a private, durable redis-server on a unix socket."""
-
-    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from launch.redis_service import ServerPlace, main
-
-        return main(lifecycle, settings, ServerPlace(socket=socket.absolute(), folder=folder.absolute()))
-
-    _service("redis", body, config, assignments, endpoints)
-
-
-@app.command()
-def broker(
-    redis_url: Annotated[
-        str, typer.Option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
-    ],
-    listen: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or unix:/path.")
-    ] = "127.0.0.1:50051",
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    endpoints: EndpointFile = None,
-    insecure: Insecure = False,
-) -> None:
-    """Serve actors: the gRPC front of a run's Redis."""
-
-    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from broker.service import main
-
-        return main(lifecycle, settings, redis_url=url, listen=listen)
-
-    url, secret = _redis_url(redis_url)
-    _service("broker", body, config, assignments, endpoints, insecure=insecure, secret=secret)
-
-
-@app.command()
-def actor(
-    broker_address: Annotated[
-        str, typer.Option("--broker", metavar="ADDRESS", help="HOST:PORT or unix:/path.")
-    ],
-    actor_id: Annotated[
-        str | None, typer.Option(help="Name of this actor, constant over restarts; default: host and pid.")
-    ] = None,
-    role: Annotated[str, typer.Option(help="rollout or evaluation.")] = "rollout",
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    endpoints: EndpointFile = None,
-    insecure: Insecure = False,
-) -> None:
-    """Act: step environments with the newest weights, or with --role evaluation only measure."""
-
-    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from actor.service import main
-
-        return main(lifecycle, broker=broker_address, actor_id=actor_id, role=_role(role), settings=settings)
-
-    _service(
-        "actor" if role == "rollout" else "evaluator", body, config, assignments, endpoints, insecure=insecure
-    )
-
-
-@app.command()
-def learner(
-    redis_url: Annotated[
-        str, typer.Option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
-    ],
-    run_dir: Annotated[Path, typer.Option(help="Folder of checkpoints, curve and final policy.")],
-    config: Annotated[Path, typer.Option(help="Configuration file (TOML).")],
-    resume: Annotated[bool, typer.Option("--resume", help="Start from the newest checkpoint.")] = False,
-    allow_loss: Annotated[
-        bool, typer.Option("--allow-loss", help="With --resume: fall back behind what the log still holds.")
-    ] = False,
-    assignments: Assignments = None,
-    endpoints: EndpointFile = None,
-) -> None:
-    """Learn from the log of a run and publish weights."""
-
-    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from learner.service import main
-
-        return main(lifecycle, settings, redis_url=url, run_dir=run_dir, resume=resume, allow_loss=allow_loss)
-
-    url, secret = _redis_url(redis_url)
-    _service("learner", body, config, assignments, endpoints, secret=secret)
+for command in (redis, broker, actor, learner):
+    app.command()(command)
 
 
 @app.command()
@@ -209,7 +105,7 @@ def status(
     def body() -> int:
         from launch.status import main
 
-        said = _said(assignments, insecure=insecure)
+        said = assigned(assignments, insecure=insecure)
         return main(run, broker_address, config=config, assignments=said, as_json=as_json)
 
     _finish(body)
@@ -336,40 +232,6 @@ def doctor() -> None:
     _finish(body)
 
 
-def _service(
-    role: str,
-    body: "Callable[[Lifecycle, Settings], int]",
-    config: Path | None,
-    assignments: list[str] | None,
-    endpoints: Path | None,
-    *,
-    insecure: bool = False,
-    secret: dict[str, Any] | None = None,
-) -> None:
-    import os
-
-    from launch.plan import learner_settings, service_settings
-    from penstock.runtime.health import ENDPOINT_VARIABLE
-    from penstock.runtime.lifecycle import leave, run_service
-
-    if endpoints is not None:
-        os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
-    said = _said(assignments, insecure=insecure)
-    resolve = learner_settings if role == "learner" else service_settings
-    leave(run_service(lambda lifecycle: body(lifecycle, resolve(config, said, secret)), role))
-
-
-def _said(assignments: list[str] | None, *, insecure: bool) -> tuple[str, ...]:
-    return (*(assignments or ()), *(["security.insecure=true"] if insecure else []))
-
-
-def _redis_url(url: str) -> tuple[str, dict[str, Any]]:
-    """The URL as logs may show it, and its password as a layer of the settings."""
-    from penstock.runtime.settings import redis_layer
-
-    return redis_layer(url)
-
-
 def _finish(body: Callable[[], int]) -> None:
     from penstock.runtime.settings import ConfigurationError
 
@@ -385,16 +247,6 @@ def _finish(body: Callable[[], int]) -> None:
 def _fail(error: Exception, code: int) -> int:
     sys.stderr.write(f"{error}\n")
     return code
-
-
-def _role(text: str) -> "Role":
-    from penstock.runtime.settings import ConfigurationError
-    from penstock.wire.messages import Role
-
-    roles = {"rollout": Role.ROLLOUT, "evaluation": Role.EVALUATION}
-    if text not in roles:
-        raise ConfigurationError(f"--role {text!r}: use rollout or evaluation")
-    return roles[text]
 
 
 def main() -> Any:

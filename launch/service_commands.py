@@ -1,0 +1,142 @@
+"""The commands that serve in the foreground: exactly what `penstock train` and the manifests start."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from launch.options import Assignments, ConfigFile, EndpointFile, Insecure, assigned
+
+if TYPE_CHECKING:
+    from penstock.runtime.lifecycle import Lifecycle
+    from penstock.runtime.settings import Settings
+    from penstock.wire.messages import Role
+
+
+def redis(
+    socket: Annotated[Path, typer.Option(help="Unix socket to listen on.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Folder of the append-only file.")],
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+) -> None:
+    """Serve a private, durable redis-server on a unix socket."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from launch.redis_service import ServerPlace, main
+
+        return main(lifecycle, settings, ServerPlace(socket=socket.absolute(), folder=folder.absolute()))
+
+    _service("redis", body, config, assignments, endpoints)
+
+
+def broker(
+    redis_url: Annotated[
+        str, typer.Option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
+    ],
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or unix:/path.")
+    ] = "127.0.0.1:50051",
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Serve actors: the gRPC front of a run's Redis."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from broker.service import main
+
+        return main(lifecycle, settings, redis_url=url, listen=listen)
+
+    url, secret = _redis_url(redis_url)
+    _service("broker", body, config, assignments, endpoints, insecure=insecure, secret=secret)
+
+
+def actor(
+    broker_address: Annotated[
+        str, typer.Option("--broker", metavar="ADDRESS", help="HOST:PORT or unix:/path.")
+    ],
+    actor_id: Annotated[
+        str | None, typer.Option(help="Name of this actor, constant over restarts; default: host and pid.")
+    ] = None,
+    role: Annotated[str, typer.Option(help="rollout or evaluation.")] = "rollout",
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Act: step environments with the newest weights, or with --role evaluation only measure."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from actor.service import main
+
+        return main(lifecycle, broker=broker_address, actor_id=actor_id, role=_role(role), settings=settings)
+
+    _service(
+        "actor" if role == "rollout" else "evaluator", body, config, assignments, endpoints, insecure=insecure
+    )
+
+
+def learner(
+    redis_url: Annotated[
+        str, typer.Option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
+    ],
+    run_dir: Annotated[Path, typer.Option(help="Folder of checkpoints, curve and final policy.")],
+    config: Annotated[Path, typer.Option(help="Configuration file (TOML).")],
+    resume: Annotated[bool, typer.Option("--resume", help="Start from the newest checkpoint.")] = False,
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="With --resume: fall back behind what the log still holds.")
+    ] = False,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+) -> None:
+    """Learn from the log of a run and publish weights."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from learner.service import main
+
+        return main(lifecycle, settings, redis_url=url, run_dir=run_dir, resume=resume, allow_loss=allow_loss)
+
+    url, secret = _redis_url(redis_url)
+    _service("learner", body, config, assignments, endpoints, secret=secret)
+
+
+def _service(
+    role: str,
+    body: "Callable[[Lifecycle, Settings], int]",
+    config: Path | None,
+    assignments: list[str] | None,
+    endpoints: Path | None,
+    *,
+    insecure: bool = False,
+    secret: dict[str, Any] | None = None,
+) -> None:
+    from launch.plan import learner_settings, service_settings
+    from penstock.runtime.health import ENDPOINT_VARIABLE
+    from penstock.runtime.lifecycle import leave, run_service
+
+    if endpoints is not None:
+        os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
+    said = assigned(assignments, insecure=insecure)
+    resolve = learner_settings if role == "learner" else service_settings
+    leave(run_service(lambda lifecycle: body(lifecycle, resolve(config, said, secret)), role))
+
+
+def _redis_url(url: str) -> tuple[str, dict[str, Any]]:
+    """The URL as logs may show it, and its password as a layer of the settings."""
+    from penstock.runtime.settings import redis_layer
+
+    return redis_layer(url)
+
+
+def _role(text: str) -> "Role":
+    from penstock.runtime.settings import ConfigurationError
+    from penstock.wire.messages import Role
+
+    roles = {"rollout": Role.ROLLOUT, "evaluation": Role.EVALUATION}
+    if text not in roles:
+        raise ConfigurationError(f"--role {text!r}: use rollout or evaluation")
+    return roles[text]
