@@ -516,6 +516,25 @@ async def test_weights_stay_for_two_versions_and_for_pins(store: Store, log: Lea
     assert await store.weights_chunk(pinned.version, 0) is None
 
 
+async def test_a_publication_that_comes_late_moves_nothing_back(store: Store, log: LearnerLog) -> None:
+    """Its reply was lost, it is repeated, and a newer one came in between."""
+    published: list[tuple[object, ...]] = []
+    fenced = log._calls.fenced
+
+    def noting(name: str, *arguments: object) -> object:
+        if name == "publish":
+            published.append(arguments)
+        return fenced(name, *arguments)
+
+    log._calls.fenced = noting  # type: ignore[method-assign]
+    older = log.publish(BLOB, update=1, settled=0, scalars={})
+    newer = log.publish(BLOB, update=2, settled=0, scalars={})
+    assert older.version < newer.version
+    fenced("publish", *published[0])
+    status = await store.status()
+    assert (status.latest.version, status.latest.update) == (newer.version, 2)
+
+
 async def test_weights_of_a_publisher_that_died_are_dropped(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:

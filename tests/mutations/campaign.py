@@ -23,7 +23,7 @@ import typer
 ROOT: Final = Path(__file__).resolve().parents[2]
 TABLE: Final = Path(__file__).with_name("mutations.toml")
 LIMIT_S: Final = 600
-_KEPT_OUT: Final = shutil.ignore_patterns(".venv", ".git", "runs", "*.egg-info", "__pycache__", ".*_cache")
+_KEPT_OUT: Final = shutil.ignore_patterns(".venv*", ".git", "runs", "*.egg-info", "__pycache__", ".*_cache")
 FAILED: Final = 1
 """pytest's exit code when tests ran and some failed: a test that could not be collected proves nothing."""
 
