@@ -108,6 +108,24 @@ def survive_silence(server: RedisServer, folder: Path, seconds: float) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
+def test_an_actor_that_is_cut_off_keeps_no_more_than_its_outbox(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """It has leave for sixteen times as much: it stands still all the same, with one fragment more in hand."""
+    outbox = 4
+    with network_run(redis_server, tmp_path) as run:
+        (sender,) = run.start(1, outbox=outbox).senders
+        run.grow(10)
+        run.proxy.set(blackhole=True)
+        before = metrics.RECONNECTS._value.get()
+        eventually(lambda: metrics.RECONNECTS._value.get() > before, "a deadline", PATIENCE_S)
+        assert len(sender.sent) - sender.acknowledged <= outbox + 1
+        run.proxy.heal()
+        assert_recovered(run)
+        run.drain()
+
+
+@pytest.mark.usefixtures("hasty")
 def test_a_connection_whose_far_end_is_gone_is_replaced(redis_server: RedisServer, tmp_path: Path) -> None:
     """The operating system still holds it open; deadlines without a word on it bring a new one."""
     survive_half_open(redis_server, tmp_path)
