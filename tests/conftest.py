@@ -10,12 +10,19 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.redis_server import Binary, RedisServer, absent, find_binaries
 
 # Before anything imports torch: on tensors this small more threads only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No clock decides whether a property holds: the machine may be busy.
+hypothesis.settings.register_profile(
+    "penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("penstock")
 
 EACH_SERVER = ("contract", "property")
 

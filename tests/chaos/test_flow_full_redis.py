@@ -20,7 +20,7 @@ SETTINGS = (
     "learner.lease_ttl_s=2",
     f"broker.max_log_bytes={16 * MIB}",
     f"broker.max_staged_bytes={4 * MIB}",
-    f"broker.max_memory_bytes={LEAST + 12 * MIB}",
+    f"broker.max_memory_bytes={LEAST + 24 * MIB}",
 )
 BALLAST = (MIB, 64 * KIB)
 """Sizes of the foreign values, the largest first."""

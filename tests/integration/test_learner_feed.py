@@ -9,7 +9,7 @@ import redis
 
 from broker import keys
 from learner.model import make_model
-from penstock.runtime.settings import ConfigurationError
+from penstock.runtime.exit import RunFailed
 from penstock.wire.messages import Role
 from tests.integration.learner_run import (
     BATCH,
@@ -164,7 +164,7 @@ def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkp
         with LearnerThread(redis_url, tmp_path, given) as learner:
             session = producer.open()
             producer.drive([session], lambda: learner.ended, reward=absurd)
-            with pytest.raises(ConfigurationError, match="3 updates in a row were not finite"):
+            with pytest.raises(RunFailed, match="3 updates in a row were not finite"):
                 learner.finish()
         with LearnerThread(redis_url, tmp_path, given, resume=True) as learner:
             sent = producer.acked
