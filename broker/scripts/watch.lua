@@ -25,7 +25,8 @@ if rewound == 1 and role == 1 then
     local most = returned == 1 and sequence + max_entries + most_leave() or lenient
     through = math.max(through, math.min(tonumber(ARGV[2]), most)) + 1
     redis.call('HSET', row, 'begin_through', through, 'min_version', version, 'rewound', 0)
-    note_leave(session, math.min(through - sequence, most_leave()))
+    local leave = through - sequence
+    note_leave(session, returned == 1 and math.min(leave, most_leave()) or leave)
     if lock_step == 1 then
       redis.call('HSET', row, 'round', round)
       redis.call('SADD', ROSTER, session)
