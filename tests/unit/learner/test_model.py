@@ -1,6 +1,7 @@
 """What a learner refuses before it begins."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,3 +56,13 @@ def test_more_environments_or_episodes_than_a_message_may_name_are_refused(key: 
     """Not by the broker, at the first fragment or report."""
     with pytest.raises(ConfigurationError, match=f"{key}=4097.*4096"):
         configuration.load([configuration.parse_assignment(f"{key}=4097")])
+
+
+def test_where_a_learner_keeps_its_journals_is_told_to_no_actor(tmp_path: Path) -> None:
+    """The specification goes to machines of others; it named a folder of this one."""
+    made = configuration.load(
+        [{"run": "a", "environment": {"id": "CartPole-v1"}, "actor": {"ack_journal": str(tmp_path)}}]
+    )
+    specification = make_model(made).specification
+    assert str(tmp_path) not in specification.actor_json
+    assert str(tmp_path).encode() not in specification.encode()
