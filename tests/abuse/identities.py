@@ -28,12 +28,13 @@ _EXPIRED_DAYS: Final = -0.001
 
 @dataclass(frozen=True, kw_only=True)
 class Secure:
-    """A broker over TLS, its Redis, and the folder with everybody's certificates and tokens."""
+    """A broker over TLS with its settings, its Redis, and the folder with everybody's certificates and tokens."""
 
     broker: BrokerProcess
     server: RedisServer
     learner: LearnerLog
     folder: Path
+    settings: dict[str, Any]
 
     def credentials(self, name: str, *, token: bool = False) -> Credentials:
         """What a caller of this name shows: its certificate, or its token."""
@@ -77,7 +78,7 @@ def secured(folder: Path, *, tokens: bool = False, **section: Any) -> Iterator[S
     broker = launch(server.url, folder / "broker", settings=settings)
     try:
         eventually(broker.is_ready, "readiness of the broker", within_s=PATIENCE_S)
-        yield Secure(broker=broker, server=server, learner=learner, folder=files)
+        yield Secure(broker=broker, server=server, learner=learner, folder=files, settings=settings)
     finally:
         broker.end()
         learner.close()

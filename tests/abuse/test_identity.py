@@ -1,5 +1,6 @@
 """Who calls, and may they: every kind of caller at every RPC, sessions of others, floods of one caller."""
 
+import dataclasses
 import re
 import socket
 import ssl
@@ -22,10 +23,11 @@ from penstock.wire.auth import Credentials
 from penstock.wire.channel import open_channel
 from penstock.wire.identity import Party, Unidentified
 from penstock.wire.messages import Role
+from penstock.wire.refusal import Reason
 from penstock.wire.tokens import AcceptedTokens, digest
 from tests.abuse.identities import NAMES, OTHER_RUN, PATIENCE_S, Secure, outcome, secured
 from tests.integration.broker_process import eventually, launch
-from tests.integration.simulated_actor import SimulatedActor
+from tests.integration.simulated_actor import SimulatedActor, refusal_of
 from tests.small_run import RUN, fragment
 
 PARTIES: Final = {
@@ -267,6 +269,47 @@ def test_a_session_belongs_to_who_opened_it(certified: Secure) -> None:
             assert "did not open it" in code.details(), what
         assert certified.keys() == before
         assert owner.send(fragment(owner.session, 2)).acked_through == 2
+
+
+def test_while_redis_is_away_who_opened_a_session_at_another_broker_is_told_to_wait(
+    certified: Secure, tmp_path: Path
+) -> None:
+    """This one has to ask Redis whose it is: FULL and NOT_READY with a time where a reply has room for it."""
+    name = NAMES[0]
+    other = launch(certified.server.url, tmp_path, settings=certified.settings)
+    elsewhere = dataclasses.replace(certified, broker=other)
+    try:
+        eventually(other.is_ready, "readiness of the other broker", within_s=PATIENCE_S)
+        with (
+            TlsActor(certified, f"actor-{name}", name) as actor,
+            TlsActor(elsewhere, f"actor-{name}", name) as moved,
+        ):
+            actor.open()
+            moved.session = actor.session
+            certified.server.kill()
+            opening = experience_pb2.OpenSessionRequest(actor_id=name, role=experience_pb2.ROLE_ROLLOUT)
+            report = experience_pb2.ReportEpisodesRequest(session=moved.session, sequence=1)
+            told = {
+                "OpenSession": refusal_of(moved.experience.OpenSession(opening, timeout=PATIENCE_S)),
+                "Append": refusal_of(moved.send(fragment(moved.session, 1))),
+                "ReportEpisodes": refusal_of(moved.experience.ReportEpisodes(report, timeout=PATIENCE_S)),
+                "WatchLatest": refusal_of(moved.watch()),
+            }
+            calls = theft(moved, moved.session)
+            for what in ("GetWeights", "CloseSession"):
+                with pytest.raises(grpc.RpcError) as caught:
+                    calls[what]()
+                code: Any = caught.value
+                assert code.code() is StatusCode.UNAVAILABLE, what
+    finally:
+        other.end()
+    assert {what: refusal.reason for what, refusal in told.items()} == {
+        "OpenSession": Reason.NOT_READY,
+        "Append": Reason.FULL,
+        "ReportEpisodes": Reason.FULL,
+        "WatchLatest": Reason.NOT_READY,
+    }
+    assert all(refusal.retry_after_ms > 0 for refusal in told.values())
 
 
 def test_a_certificate_with_a_name_acts_under_no_other(certified: Secure) -> None:

@@ -4,6 +4,9 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
+from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 from penstock.runtime.settings import Settings
 from tests.integration.learner_run import (
     BATCH,
@@ -44,6 +47,34 @@ def test_a_learner_that_slept_through_its_lease_is_fenced(redis_url: str, tmp_pa
             result = learner.drain()
     assert "may not write any longer" in (tmp_path / "learner.log").read_text().splitlines()[-1]
     assert result["ledger"]["balanced"]
+    assert audited(tmp_path, redis_url).keys() <= {"trained", "resident"}
+
+
+def test_a_learner_whose_half_written_checkpoint_was_cleared_away_says_that_it_was_taken_over(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen before the rename, woken behind its successor: the reason on its last line, no FileNotFoundError."""
+    with monkeypatch.context() as patch:
+        patch.setenv(FAILPOINTS_VARIABLE, "rename.before=stop")
+        sleeper = learner_process(redis_url, tmp_path, endless())
+    try:
+        with Producer(redis_url, tmp_path) as producer:
+            session = producer.open()
+            producer.drive([session], lambda: producer.status().latest.update >= 2)
+            producer.control("checkpoint")
+            until(lambda: os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOHANG), "the frozen learner")
+            (half_written,) = (tmp_path / "checkpoints").iterdir()
+            with LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner:
+                until(lambda: not half_written.exists(), "the second learner to clear up")
+                os.kill(sleeper.pid, signal.SIGCONT)
+                assert sleeper.wait(30) == 1
+                learner.drain()
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    told = (tmp_path / "learner.log").read_text()
+    assert "may not write any longer" in told.splitlines()[-1]
+    assert "FileNotFoundError" not in told
     assert audited(tmp_path, redis_url).keys() <= {"trained", "resident"}
 
 

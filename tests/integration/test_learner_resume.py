@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from learner.checkpoint import Checkpoint, CheckpointStore
+from learner.ledger import Drop
 from penstock.runtime.exit import Fatal
+from penstock.runtime.health import ENDPOINT_VARIABLE
 from penstock.runtime.settings import ConfigurationError, Settings
+from tests.integration.broker_process import BrokerProcess
 from tests.integration.learner_run import (
     BATCH,
     CHARGE,
@@ -79,6 +82,38 @@ def test_a_resumed_learner_is_what_it_was_at_the_stop(redis_url: str, tmp_path: 
     resumed = newest(tmp_path)
     assert resumed.id != stopped.id
     assert_same(stopped, resumed)
+
+
+def test_a_resumed_learner_shows_its_books_from_the_start(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any experience: with 0 until the first batch what was acknowledged before seemed to be missing."""
+    endpoint = tmp_path / "endpoint.json"
+    with Producer(redis_url) as producer:
+        with LearnerThread(redis_url, tmp_path, endless()) as learner:
+            session = producer.open()
+            until(lambda: producer.send_with_leave(session, update=1000), "leave")
+            producer.drive([session], lambda: producer.status().latest.update >= 2)
+            learner.drain()
+        books = newest(tmp_path).state["totals"]
+        assert books["trained"] >= 2 * BATCH // CHARGE
+        assert books["dropped"]["stale"] >= 1
+        producer.control("pause")
+        with monkeypatch.context() as patch:
+            patch.setenv(ENDPOINT_VARIABLE, str(endpoint))
+            process = learner_process(redis_url, tmp_path, endless(), "--resume")
+        # Any role has a broker's ports.
+        resumed = BrokerProcess(process=process, endpoint_file=endpoint, log=tmp_path / "learner.log")
+        try:
+            until(resumed.is_ready, "the resumed learner")
+            assert checkpoint_now(producer, tmp_path).state["totals"] == books, "nothing was consumed"
+            shown = resumed.get("/metrics")[1].splitlines()
+        finally:
+            resumed.end()
+    assert f"penstock_ledger_trained_fragments {books['trained']:.1f}" in shown
+    for reason in Drop:
+        count = books["dropped"].get(reason.value, 0)
+        assert f'penstock_ledger_dropped_fragments{{reason="{reason}"}} {count:.1f}' in shown
 
 
 def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoint(
