@@ -23,6 +23,7 @@ mutations: .venv/installed
 	$(BIN)/python -m tests.mutations.campaign $(ARGS)
 
 # A run under fire for 30 minutes, audited all along: make soak ARGS="--minutes 5 --seed 7".
+# A flow for 10 minutes: make soak ARGS="--scenario overload", or full (Redis), or absent (the learner).
 soak: .venv/installed
 	$(BIN)/python -m tests.chaos.soak $(ARGS)
 

@@ -15,7 +15,7 @@ from typing import Final
 from broker import keys
 
 JUMP: Final = 2**20
-"""How far the allocators leap when a log is re-opened: no number drawn in lost seconds comes again."""
+"""How far the allocators leap at least when a log is re-opened: no number drawn in lost seconds comes again."""
 KEPT_COMMITS: Final = 8
 KEPT_SUPERSEDED: Final = 1024
 MAX_SESSIONS: Final = 8192

@@ -258,7 +258,7 @@ class Memory:
 
 
 def reopen(server: Server, memory: Memory, jump: int) -> None:
-    """The maximum of both sides; the allocators leap."""
+    """The maximum of both sides; the allocators leap by `jump`."""
     if memory.number > server.number:
         server.acked += memory.number - server.number
         server.number, server.total = memory.number, max(server.total, memory.total)
@@ -283,10 +283,12 @@ def reopen(server: Server, memory: Memory, jump: int) -> None:
     server.closed = False
 
 
-def take_over(server: Server, memory: Memory, position: int, jump: int) -> None:
-    """The next process of the same learner, with what its checkpoint knew; settled goes back to `position`."""
-    server.epoch += 1 + (jump if server.closed else 0)
-    memory.epoch = server.epoch
+def take_over(server: Server, memory: Memory, position: int, epoch: int, jump: int) -> None:
+    """The next process of the same learner, with what its checkpoint knew; settled goes back to `position`.
+
+    It has taken the lease at `epoch`, and leapt by `jump` where the log was closed.
+    """
+    server.epoch = memory.epoch = epoch
     if server.closed:
         reopen(server, memory, jump)
     server.weights.pins.clear()

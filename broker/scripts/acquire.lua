@@ -14,7 +14,7 @@ local expires, epoch, floor, version, number =
 if holder and holder ~= ARGV[2] and expires > now then return {'HELD', holder, expires - now} end
 local closed = is_closed()
 epoch = epoch + 1
-if run and closed then epoch = epoch + JUMP end
+if run and closed then epoch = epoch + leap() end
 redis.call('HSET', STATE, 'run', run or ARGV[1], 'holder', ARGV[2], 'epoch', epoch,
   'lease_expires_ms', now + ARGV[3])
 return {'OK', epoch, run and 0 or 1, closed and 1 or 0, floor, version, number,

@@ -87,10 +87,11 @@ end
 
 local epoch = mine
 if rewound then
-  epoch = mine + JUMP
-  local leapt = redis.call('HINCRBY', STATE, 'session', JUMP)
+  local far = leap()
+  epoch = mine + far
+  local leapt = redis.call('HINCRBY', STATE, 'session', int(far))
   note_lost('sessions', int(drawn + 1), int(leapt))
-  redis.call('HINCRBY', STATE, 'version_counter', JUMP)
+  redis.call('HINCRBY', STATE, 'version_counter', int(far))
   redis.call('HINCRBY', STATE, 'reopened', 1)
   redis.call('HINCRBY', STATE, 'revision', 1)
 end

@@ -2,10 +2,11 @@
 
 import http.client
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -14,13 +15,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker import keys
 from penstock.wire.limits import MIB
-from tests.chaos.fleet import Audit, Fleet, Shape
+from tests.chaos.fleet import Fleet, Shape
+from tests.chaos.soak_report import Report
 
 STEPS, SLOTS = 4, 2
 BATCH_FRAGMENTS: Final = 4
 WIDE: Final = 1600
 """Floats of an observation that make a fragment weigh 64 KiB."""
 _LOOK_S: Final = 0.05
+_TELL_S: Final = 10.0
 
 
 @contextmanager
@@ -47,13 +50,15 @@ def flow(folder: Path, *, pace_s: float, shape: Shape) -> "Iterator[Flow]":
             client.close()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Flow:
     """A running fleet; `redis` is the test's own connection."""
 
     fleet: Fleet
     pace_file: Path
     redis: "redis.Redis"
+    _began_s: float = field(default_factory=time.monotonic)
+    _told_s: float = 0.0
 
     def pace(self, seconds: float) -> None:
         """Have every update take so long from now on."""
@@ -89,11 +94,22 @@ class Flow:
         goal = self.state("settled") + fragments
         self.fleet.wait(lambda: self.state("settled") >= goal, what)
 
-    def finish(self) -> Audit:
+    def tell(self) -> None:
+        """Print how far it is, every ten seconds; in between do nothing."""
+        now_s = time.monotonic()
+        if now_s < self._told_s + _TELL_S:
+            return
+        self._told_s = now_s
+        data = int(self.info("memory")["used_memory"])
+        sys.stdout.write(
+            f"{now_s - self._began_s:6.0f} s: {self.state('acked'):,} fragments acknowledged, "
+            f"{self.state('settled'):,} settled, {data / MIB:.1f} MiB in Redis\n"
+        )
+        sys.stdout.flush()
+
+    def finish(self, report: Report) -> None:
         """The end of the fleet; the books must balance."""
-        audit = self.fleet.finish()
-        assert audit.code == 0, audit.text
-        return audit
+        report.audit("at the end", self.fleet.finish())
 
     def _exposition(self, name: str) -> str:
         process = self.fleet.members[name].process
@@ -123,6 +139,7 @@ class Ceiling:
             until, peak = time.monotonic() + seconds / 2, dict.fromkeys(self._names, 0)
             while time.monotonic() < until:
                 self._run.fleet.check()
+                self._run.tell()
                 for name in self._names:
                     peak[name] = max(peak[name], resident_bytes(self._run.fleet.pid(name)))
                 self.most_data = max(self.most_data, int(self._run.info("memory")["used_memory"]))
@@ -132,6 +149,13 @@ class Ceiling:
         self.most = {name: max(first[name], second[name]) for name in self._names}
         self.rises = {name: second[name] - first[name] for name in self._names}
         return self
+
+    def figures(self) -> dict[str, str]:
+        """For a report."""
+        each = (
+            f"{name} {most / MIB:.0f} ({self.rises[name] / MIB:+.1f})" for name, most in self.most.items()
+        )
+        return {"most memory, MiB (second half against first)": ", ".join(each)}
 
     def check(self, *, rise: int) -> None:
         """AssertionError when somebody's memory rose by more than so many bytes."""

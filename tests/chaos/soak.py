@@ -1,12 +1,16 @@
 """`make soak`: a whole run under fire for as long as wanted, its books audited all along.
 
     python -m tests.chaos.soak [--minutes 30] [--seed N] [--report FILE.json] [--keep DIR]
+    python -m tests.chaos.soak --scenario overload|full|absent [--minutes 10] ...
 
 All four roles are killed with `kill -9`, at fail points and at random moments (Redis also while it rewrites its
 file, and with its last second gone), and frozen with SIGSTOP for a while, some to be killed in their sleep. Half
 of the actors reach their broker through a network that delays, loses replies, resets and holds. Every few
 minutes, and at the end, once with Redis running and once from its files alone, `penstock audit` must find
 nothing. The seed that it prints names every life's end and every fault of the network: `--seed` replays them.
+
+The other scenarios are flows (see `tests/chaos/flow_scenarios.py`): nothing is drawn there, and the seed only
+names the report.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +29,7 @@ from typing import Any, Final
 
 from tests.chaos.campaign import Campaign, Pace
 from tests.chaos.fleet import Fleet
+from tests.chaos.flow_scenarios import FLOWS
 from tests.chaos.members import Shape
 from tests.chaos.proxy import Proxy
 from tests.chaos.redis_kills import WAYS
@@ -129,27 +135,37 @@ class Soak:
 def main() -> int:
     """Exit code: 0 when nothing was found."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--scenario", choices=["kills", *FLOWS], default="kills")
+    parser.add_argument("--minutes", type=float, help="default: 30; of a flow 10")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
-    parser.add_argument("--report", type=Path, help="default: soak-SEED.json in runs/")
+    parser.add_argument("--report", type=Path, help="default: in runs/, named by scenario and seed")
     parser.add_argument("--keep", type=Path, help="run in this new folder and keep it")
     given = parser.parse_args()
-    sys.stdout.write(f"soak: seed {given.seed}, {given.minutes:g} minutes\n")
+    flow = FLOWS.get(given.scenario)
+    minutes = given.minutes or (10.0 if flow else 30.0)
+    sys.stdout.write(f"soak: {given.scenario}, seed {given.seed}, {minutes:g} minutes\n")
     sys.stdout.flush()
     folder = given.keep or Path(tempfile.mkdtemp(prefix="soak-"))
     folder.mkdir(parents=True, exist_ok=True)
-    report = Report(seed=given.seed, minutes=given.minutes)
+    report = Report(scenario=given.scenario, seed=given.seed, minutes=minutes)
     try:
-        Soak(folder, seed=given.seed, seconds=60 * given.minutes, report=report).run()
+        if flow:
+            flow(folder, 60 * minutes, report)
+        else:
+            Soak(folder, seed=given.seed, seconds=60 * minutes, report=report).run()
+        report.failure = ""
     except AssertionError as error:
-        report.failure = str(error)
+        report.failure = str(error) or traceback.format_exc()
     finally:
-        target = given.report or Path("runs") / f"soak-{given.seed}.json"
+        name = f"soak-{given.scenario}-{given.seed}" if flow else f"soak-{given.seed}"
+        target = given.report or Path("runs") / f"{name}.json"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(report.to_json(), indent=2) + "\n")
         sys.stdout.write(f"{report.table()}\n{target}\n")
     if report.failure:
-        sys.stderr.write(f"soak {given.seed} failed: {report.failure}\nits records are in {folder}\n")
+        sys.stderr.write(
+            f"soak {given.scenario} {given.seed} failed: {report.failure}\nits records are in {folder}\n"
+        )
         return 1
     if given.keep is None:
         shutil.rmtree(folder)

@@ -246,7 +246,7 @@ async def test_who_opens_later_joins_the_next_round(store: Store, redis_url: str
 
 async def test_three_actors_and_one_stops(store: Store, redis_url: str) -> None:
     """S = 0: the stopped one expires and the rounds go on."""
-    log = _lock_step(redis_url, 3, session_timeout_ms=50)
+    log = _lock_step(redis_url, 3, session_timeout_ms=1000)
     actors = [Actor(store, f"actor-{index}") for index in range(3)]
     for actor in actors:
         await actor.open()

@@ -166,10 +166,12 @@ class HostileMachine(StoreMachine):
         assert lease.closed == was_closed
         position = kept.commit.position if kept else 0
         self.memory = replace_memory(kept.memory) if kept else model.Memory(epoch=0, version=0)
-        model.take_over(self.server, self.memory, position, JUMP)
         pacing = replace(PACING, budget=BUDGET, max_log_entries=MOST_ENTRIES)
         specification = small_run.specification().encode()
         self.log.start(specification, pacing, kept.state if kept else None, position)
+        assert (lease.epoch > self.server.epoch + JUMP) == was_closed
+        assert (self.log.epoch >= lease.epoch + JUMP) == was_closed
+        model.take_over(self.server, self.memory, position, lease.epoch, self.log.epoch - lease.epoch)
         assert self.log.epoch == self.server.epoch
         if was_closed:
             self._is_new(self.epochs, self.log.epoch)

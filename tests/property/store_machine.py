@@ -227,8 +227,10 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.server.closed)
     def reopen(self) -> None:
         """The learner opens the log again."""
+        epoch = self.log.epoch
         self.log.reopen(self.log.snapshot())
-        model.reopen(self.server, self.memory, JUMP)
+        assert self.log.epoch >= epoch + JUMP
+        model.reopen(self.server, self.memory, self.log.epoch - epoch)
         self.saved = None
 
     # ---- what always holds

@@ -132,8 +132,10 @@ class LockStepMachine(RuleBasedStateMachine):
                 self.raw.restore(key, 0, value)
             self.server = server.snapshot()
         self.raw.hset(keys.STATE, "redis_run_id", "another process")
+        epoch = self.log.epoch
         self.log.reopen(self.log.snapshot())
-        self.server.reopen(self.published, JUMP)
+        assert self.log.epoch >= epoch + JUMP
+        self.server.reopen(self.published, self.log.epoch - epoch)
         self.saved = None
 
     # ---- what always holds
