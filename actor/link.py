@@ -25,6 +25,7 @@ from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.retry import Interrupted, retry
 from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2, weights_pb2_grpc
+from penstock.wire import status
 from penstock.wire.auth import Credentials
 from penstock.wire.channel import open_channel
 from penstock.wire.fragment import Fragment, to_proto
@@ -44,17 +45,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-_REPEATABLE = frozenset({
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.ABORTED,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.UNKNOWN,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-})  # fmt: skip
-_TOO_LARGE = "larger than max"
-"""How gRPC words, under RESOURCE_EXHAUSTED, that a message of this size will never pass."""
 _COMPLAIN_EVERY_S = 10.0
 _CHUNK_DEADLINE_S = CALL_DEADLINE_S + WEIGHT_CHUNK_BYTES / LEAST_BYTES_PER_S
 
@@ -182,7 +172,8 @@ class Link:
             self._line.experience.CloseSession(request, timeout=give_up_s)
         except grpc.RpcError as error:
             log.warning(
-                "session not closed, it will expire", extra={"session": session, "error": _text(error)}
+                "session not closed, it will expire",
+                extra={"session": session, "error": status.text_of(error)},
             )
 
     @_understood
@@ -252,7 +243,7 @@ class Link:
                 raise
             raise _Replaced("another thread took a new connection") from error
         except grpc.RpcError as error:
-            if _code(error) is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            if status.code_of(error) is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 line.heard_s = time.monotonic()
             elif line.heard_s < time.monotonic() - deadline_s / 2:
                 self._replace(line)
@@ -274,7 +265,7 @@ class Link:
             self._complained_s = now
             log.warning(
                 "the broker does not answer, trying again",
-                extra={"broker": self.address, "error": _text(error), "delay_s": delay_s},
+                extra={"broker": self.address, "error": status.text_of(error), "delay_s": delay_s},
             )
 
 
@@ -287,28 +278,18 @@ class _Replaced(Exception):
 
 
 def _is_repeatable(error: Exception) -> bool:
-    if isinstance(error, _Replaced):
-        return True
-    return isinstance(error, grpc.RpcError) and _code(error) in _REPEATABLE and _TOO_LARGE not in _text(error)
-
-
-def _code(error: Exception) -> grpc.StatusCode | None:
-    return error.code() if isinstance(error, grpc.Call) else None
-
-
-def _text(error: Exception) -> str:
-    return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
+    return isinstance(error, _Replaced) or status.is_repeatable(error)
 
 
 def _final(address: str, error: Exception) -> Exception:
-    if _code(error) is grpc.StatusCode.NOT_FOUND:
-        return _NotFound(_text(error))
-    if _TOO_LARGE in _text(error):
+    if status.code_of(error) is grpc.StatusCode.NOT_FOUND:
+        return _NotFound(status.text_of(error))
+    if status.is_too_large(error):
         return Fatal(
             f"a message between this actor and the broker at {address} is above the limit of "
-            f"{MAX_MESSAGE_BYTES} bytes ({_text(error)}); lower actor.unroll_length or environment.count"
+            f"{MAX_MESSAGE_BYTES} bytes ({status.text_of(error)}); lower actor.unroll_length or environment.count"
         )
-    return Fatal(f"the broker at {address} refuses this actor's calls: {_text(error)}")
+    return Fatal(f"the broker at {address} refuses this actor's calls: {status.text_of(error)}")
 
 
 def _news(reply: weights_pb2.WatchLatestReply) -> News:

@@ -11,6 +11,8 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
+from itertools import islice
 
 from actor.ack_journal import AckJournal
 from actor.session import Session
@@ -103,8 +105,11 @@ class Outbox:
             metrics.OUTBOX_FRAGMENTS.set(0)
             return count
 
+    def _has_fragments(self) -> bool:
+        return bool(self._fragments)
+
     def _is_empty(self) -> bool:
-        return not self._fragments and not self._episodes
+        return not self._has_fragments() and not self._episodes
 
     def _send(self) -> None:
         while self._wait_for_work():
@@ -118,7 +123,7 @@ class Outbox:
         """False when there is nobody to send for any more."""
         with self._changed:
             while not self._session.closing.is_set() and not self._session.is_over:
-                if self._fragments or self._is_report_due():
+                if self._has_fragments() or self._is_report_due():
                     return True
                 failpoint("appender.waiting", self.acked_through)
                 self._changed.wait(REPORT_EVERY_S if self._episodes else None)
@@ -131,17 +136,7 @@ class Outbox:
     def _oldest(self) -> list[Fragment]:
         """As many of the oldest as one message takes."""
         with self._changed:
-            waiting = [fragment for fragment, _ in self._fragments]
-        batch: list[Fragment] = []
-        size = rows = 0
-        for fragment in waiting[:MAX_FRAGMENTS_PER_APPEND]:
-            header = fragment.header
-            size += len(fragment.payload) + _HEADER_BYTES + SLOT_BYTES * len(header.slots)
-            rows += len(header.slots) + len(header.weights) + len(header.tensors)
-            if batch and (size > _APPEND_BYTES or rows > MAX_ROWS_PER_APPEND):
-                break
-            batch.append(fragment)
-        return batch
+            return fill_message(fragment for fragment, _ in self._fragments)
 
     def _append(self, fragments: list[Fragment]) -> None:
         session = self._session
@@ -195,3 +190,17 @@ class Outbox:
             self._session.closing.wait(max(_LEAST_WAIT_S, refusal.retry_after_ms / 1000))
         else:
             self._session.end(refusal)
+
+
+def fill_message(fragments: Iterable[Fragment]) -> list[Fragment]:
+    """The first of `fragments`, as many as one message takes, at least one."""
+    batch: list[Fragment] = []
+    size = rows = 0
+    for fragment in islice(fragments, MAX_FRAGMENTS_PER_APPEND):
+        header = fragment.header
+        size += len(fragment.payload) + _HEADER_BYTES + SLOT_BYTES * len(header.slots)
+        rows += len(header.slots) + len(header.weights) + len(header.tensors)
+        if batch and (size > _APPEND_BYTES or rows > MAX_ROWS_PER_APPEND):
+            break
+        batch.append(fragment)
+    return batch

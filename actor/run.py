@@ -6,6 +6,7 @@ of this process (never of the specification) holds it.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from penstock.runtime.settings import (
     Section,
 )
 from penstock.runtime.workload import Workload, find, load
-from penstock.wire.specification import RunSpecification
+from penstock.wire.specification import Probe, RunSpecification
 
 S = TypeVar("S", bound=Section)
 
@@ -78,6 +79,28 @@ def read(specification: RunSpecification, local: ActorSection) -> Run:
     _check_module(run.environment.id, local.allow_modules)
     _check_spaces(run)
     return run
+
+
+def policy_maker(specification: RunSpecification) -> Callable[[], Policy]:
+    """What makes the policy of a run, for somebody who has no environment; raises as `read`."""
+    section = _section(PolicySection, "policy", specification.policy_json)
+    make = load(find(specification.workload).policy)
+    return lambda: make(
+        specification.observation_space, specification.action_space, section, specification.seed
+    )
+
+
+def actor_section(specification: RunSpecification) -> ActorSection:
+    """The run's own; raises Fatal for another version of penstock."""
+    return _section(ActorSection, "actor", specification.actor_json)
+
+
+def probe_answer(policy: Policy, probe: Probe) -> tuple[float, ...]:
+    """The log-probabilities of the probe's actions under the outputs that the policy acts with."""
+    # Copies: torch does not take the read-only views of a message.
+    observation = {path: array.copy() for path, array in probe.observation.items()}
+    action = {path: array.copy() for path, array in probe.action.items()}
+    return tuple(policy.acting_log_prob(observation, action).tolist())
 
 
 def _section(kind: type[S], name: str, text: str) -> S:

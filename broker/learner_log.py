@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from broker import keys, replies
 from broker.connection import REPLY_TIMEOUT_S, connect
+from broker.kept_weights import KeptWeights, chunks
 from broker.learner_calls import LearnerCalls, fenced_off
 from broker.log_memory import LogMemory, to_lua
 from broker.state import (
@@ -35,7 +36,6 @@ from broker.state import (
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.settings import ConfigurationError
 from penstock.wire.auth import TlsFiles
-from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Publication
 from penstock.wire.refusal import Reason, Refusal, Refused
 
@@ -54,6 +54,7 @@ class LearnerLog:
         self._redis = client
         self._memory = LogMemory()
         self._calls = LearnerCalls(client, url, self._memory, wait_s=wait_s, stop=stop)
+        self.kept = KeptWeights(self._calls, self._memory)
 
     @classmethod
     def connect(
@@ -280,18 +281,17 @@ class LearnerLog:
         round: the round that this publication opens; None, or one that is open or past, opens none.
         pin: keep the bytes until `end_evaluation`.
         """
-        chunks = [blob[at : at + WEIGHT_CHUNK_BYTES] for at in range(0, len(blob), WEIGHT_CHUNK_BYTES)]
-        version = int(self._calls.fenced("allocate_version", len(chunks))[1])
+        pieces = chunks(blob)
+        version = self.kept.draw(blob)
         failpoint("publish.allocated", version)
-        self._memory.raise_to(version=version)
-        for index, chunk in enumerate(chunks):
+        for index, chunk in enumerate(pieces):
             self._calls.fenced("store_chunk", version, index, chunk)
         failpoint("publish.stored", version)
         digest = hashlib.sha256(blob).hexdigest()
         text = json.dumps(dict(scalars))
         opens = "" if round is None else round
         self._calls.fenced(
-            "publish", version, update, digest, len(blob), len(chunks), settled, text, opens, int(pin)
+            "publish", version, update, digest, len(blob), len(pieces), settled, text, opens, int(pin)
         )
         self._memory.raise_to(settled=settled, round=0 if round is None else round)
         return Publication(version, update, digest, len(blob))

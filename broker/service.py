@@ -32,6 +32,7 @@ from broker.ownership import Ownership
 from broker.staging import StagingBudget
 from broker.store import Store
 from broker.told import Told
+from broker.versions import Versions
 from broker.weight_cache import WeightCache
 from broker.weight_service import WeightService
 from penstock.runtime.credentials import credentials, redis_password, tls_files
@@ -70,6 +71,7 @@ class Parts:
     store: Store
     changes: Changes
     experience: ExperienceService
+    versions: Versions
     front: Front
 
 
@@ -195,8 +197,9 @@ def assemble(front: Front, settings: Settings, redis_url: str, facts: guard.Serv
     weights = WeightService(store, WeightCache(store.weights_chunk), changes, owners, leave_told)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(experience, front.server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(weights, front.server)
-    control_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(store), front.server)
-    return Parts(store=store, changes=changes, experience=experience, front=front)
+    versions = Versions(settings.serving.registry, settings.serving.policy)
+    control_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(store, versions), front.server)
+    return Parts(store=store, changes=changes, experience=experience, versions=versions, front=front)
 
 
 async def _run(
@@ -252,4 +255,5 @@ async def _drain(parts: Parts) -> None:
     parts.changes.close()
     await parts.front.server.stop(DRAIN_GRACE_S)
     await parts.experience.finish_appends()
+    parts.versions.close()
     await parts.store.aclose()

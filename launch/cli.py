@@ -5,15 +5,16 @@ Commands import what they need when they run: help is fast, and a broker loads n
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from launch.ending import finish
 from launch.options import AsJson, Assignments, ConfigFile, Insecure, Runs, assigned
-from launch.service_commands import actor, broker, learner, redis
-from penstock.runtime.exit import EXIT_FAILED, EXIT_USAGE, Fatal
+from launch.policy_commands import policy_commands
+from launch.service_commands import actor, broker, learner, redis, serve
+from penstock.runtime.exit import Fatal
 
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -35,10 +36,16 @@ def train(
             metavar="[ENV_OR_CONFIG]", help="Gymnasium id, .toml file, or with --resume a run's folder."
         ),
     ] = None,
-    actors: Annotated[int | None, typer.Option(min=1, help="Rollout workers.")] = None,
+    actors: Annotated[
+        int | None, typer.Option(min=0, help="Rollout workers; 0: only clients of --serve act.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the run.")] = None,
     target_return: Annotated[float | None, typer.Option(help="Mean return that counts as solved.")] = None,
     total_steps: Annotated[int | None, typer.Option(min=1, help="Environment steps at most.")] = None,
+    serve_at: Annotated[
+        str | None,
+        typer.Option("--serve", metavar="ADDRESS", help="Answer clients here as well, and learn from them."),
+    ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/NAME.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")
@@ -64,6 +71,7 @@ def train(
         resume=resume,
         allow_loss=allow_loss,
         actors=actors,
+        serve_at=serve_at,
         seed=seed,
         target_return=target_return,
         total_steps=total_steps,
@@ -82,11 +90,13 @@ def train(
 
         return run(plan, as_json=as_json)
 
-    _finish(body)
+    finish(body)
 
 
-for command in (redis, broker, actor, learner):
+for command in (redis, broker, actor, learner, serve):
     app.command()(command)
+
+app.add_typer(policy_commands, name="policy")
 
 
 @app.command()
@@ -108,7 +118,7 @@ def status(
         said = assigned(assignments, insecure=insecure)
         return main(run, broker_address, config=config, assignments=said, as_json=as_json)
 
-    _finish(body)
+    finish(body)
 
 
 @app.command()
@@ -139,7 +149,7 @@ def audit(
         said = tuple(assignments or ())
         return main(run, redis=redis_url, journals=tuple(journals or ()), assignments=said, as_json=as_json)
 
-    _finish(body)
+    finish(body)
 
 
 @app.command()
@@ -159,7 +169,7 @@ def evaluate(
 
         return main(run, episodes=episodes, seed=seed, deterministic=not sampled, as_json=as_json)
 
-    _finish(body)
+    finish(body)
 
 
 @app.command()
@@ -185,7 +195,7 @@ def plot(
         sys.stdout.write(f"{target}\n")
         return 0
 
-    _finish(body)
+    finish(body)
 
 
 @app.command()
@@ -217,7 +227,7 @@ def certificates(
         order = Order(folder=folder, run=run, hosts=hosts, actors=actors, days=days, users=redis_users)
         return main(order)
 
-    _finish(body)
+    finish(body)
 
 
 @app.command()
@@ -229,24 +239,7 @@ def doctor() -> None:
 
         return main()
 
-    _finish(body)
-
-
-def _finish(body: Callable[[], int]) -> None:
-    from penstock.runtime.settings import ConfigurationError
-
-    try:
-        code = body()
-    except ConfigurationError as error:
-        code = _fail(error, EXIT_USAGE)
-    except Fatal as error:
-        code = _fail(error, EXIT_FAILED)
-    raise typer.Exit(code)
-
-
-def _fail(error: Exception, code: int) -> int:
-    sys.stderr.write(f"{error}\n")
-    return code
+    finish(body)
 
 
 def main() -> Any:

@@ -30,6 +30,7 @@ class Request:
     resume: bool = False
     allow_loss: bool = False
     actors: int | None = None
+    serve_at: str | None = None
     seed: int | None = None
     target_return: float | None = None
     total_steps: int | None = None
@@ -63,6 +64,7 @@ def make_plan(request: Request) -> Plan:
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
         settings = settings.model_copy(update={"run": name, "actor": _allowing_module(settings)})
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
+    _check_actors(settings)
     target = settings.learner.target_return
     known = load(find(settings.workload).target)(settings.environment)
     return Plan(
@@ -72,6 +74,18 @@ def make_plan(request: Request) -> Plan:
         allow_loss=request.allow_loss,
         target=known if target is None else target,
     )
+
+
+def _check_actors(settings: Settings) -> None:
+    if settings.actor.count == 0 and not settings.serving.listen:
+        raise ConfigurationError(
+            "actor.count=0: nobody would act; say --actors N, or --serve ADDRESS for clients that do"
+        )
+    if settings.actor.count == 0 and settings.algorithm.staleness == 0:
+        raise ConfigurationError(
+            "algorithm.staleness=0: lock-step waits for rollout workers, and actor.count=0 starts none; "
+            "say --set algorithm.staleness=1"
+        )
 
 
 def resolve(first: Mapping[str, Any], request: Request) -> Settings:
@@ -167,6 +181,7 @@ def _flags(request: Request) -> dict[str, Any]:
         "actor": {"count": request.actors},
         "learner": {"target_return": request.target_return, "total_steps": request.total_steps},
         "broker": {"redis": request.redis},
+        "serving": {"listen": request.serve_at},
     }
     return _said(flags)
 

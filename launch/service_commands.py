@@ -80,6 +80,40 @@ def actor(
     )
 
 
+def serve(
+    run_dir: Annotated[
+        Path | None, typer.Option("--run", help="Folder of the run whose versions are served.")
+    ] = None,
+    broker_address: Annotated[
+        str | None,
+        typer.Option(
+            "--broker", metavar="ADDRESS", help="Follow a run that goes on, and learn from clients."
+        ),
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or unix:/path.")
+    ] = "127.0.0.1:50052",
+    actor_id: Annotated[
+        str | None, typer.Option(help="Name of this server at the broker; default: host and pid.")
+    ] = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Answer clients with actions: the versions in a run's folder, a run that goes on, or both."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from actor.serving.assembly import Source
+        from actor.serving.process import main
+
+        folder = None if run_dir is None else run_dir.absolute()
+        source = Source(run_dir=folder, broker=broker_address, actor_id=actor_id)
+        return main(lifecycle, settings, source=source, listen=listen)
+
+    _service("server", body, config, assignments, endpoints, insecure=insecure)
+
+
 def learner(
     redis_url: Annotated[
         str, typer.Option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")

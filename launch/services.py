@@ -9,6 +9,7 @@ from typing import Final
 
 from launch.plan import Plan
 from launch.process import CleanExit, ServiceSpec, penstock
+from penstock.registry.weight_files import registry_url
 from penstock.runtime.settings import ENVIRONMENT_PREFIX, Settings
 
 _MAX_SOCKET_FOLDER: Final = 80
@@ -24,6 +25,10 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
     config = ("--config", str(plan.config))
     redis = ("redis", "--socket", str(sockets / "redis.sock"), "--dir", str(plan.run_dir / "redis"), *config)
     learner = ("learner", "--redis", redis_url, "--run-dir", str(plan.run_dir), *config)
+    registry = (
+        "--set",
+        f"serving.registry={registry_url(plan.run_dir, plan.settings.serving.registry)}",
+    )
     loss = ("--allow-loss",) if plan.allow_loss else ()
     resume = ("--resume", *loss)
     actors = [
@@ -34,7 +39,7 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
         ServiceSpec(
             name="broker",
             role="broker",
-            command=penstock("broker", "--redis", redis_url, "--listen", broker, *config),
+            command=penstock("broker", "--redis", redis_url, "--listen", broker, *config, *registry),
         ),
         ServiceSpec(
             name="learner",
@@ -44,6 +49,7 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
             clean_exit=CleanExit.DONE,
         ),
         *actors,
+        *([_server(plan, broker, config)] if plan.settings.serving.listen else []),
         _actor("evaluator", "evaluation", broker, config),
     ]
 
@@ -56,6 +62,12 @@ def _actor(name: str, role: str, broker: str, config: tuple[str, ...]) -> Servic
         command=command,
         clean_exit=CleanExit.STOPPED,
     )
+
+
+def _server(plan: Plan, broker: str, config: tuple[str, ...]) -> ServiceSpec:
+    where = ("--run", str(plan.run_dir), "--listen", plan.settings.serving.listen)
+    command = penstock("serve", "--broker", broker, "--actor-id", "server", *where, *config)
+    return ServiceSpec(name="server", role="server", command=command, clean_exit=CleanExit.STOPPED)
 
 
 def service_environment(settings: Settings) -> dict[str, str]:

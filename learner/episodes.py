@@ -8,6 +8,7 @@ import logging
 import statistics
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from broker.learner_log import LearnerLog
@@ -27,12 +28,18 @@ class Episodes:
     """Return and length of the last training episodes. `run` is a thread's body."""
 
     def __init__(
-        self, learner_log: LearnerLog, lease: LeaseKeeper, evaluation: Evaluation, stop: threading.Event
+        self,
+        learner_log: LearnerLog,
+        lease: LeaseKeeper,
+        evaluation: Evaluation,
+        stop: threading.Event,
+        on_result: Callable[[Result], None],
     ) -> None:
         self._log = learner_log
         self._lease = lease
         self._evaluation = evaluation
         self._stop = stop
+        self._on_result = on_result
         self._lock = threading.Lock()
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[int] = deque(maxlen=WINDOW)
@@ -96,6 +103,7 @@ class Episodes:
     def _finish(self, result: Result) -> None:
         metrics.EVALUATION_RETURN.set(result.mean)
         log.info("evaluated", extra=_words(result))
+        self._on_result(result)
         # Nothing is left to play, so a restarted evaluation actor does not play it again.
         self._lease.patiently(lambda: self._log.end_evaluation(result.candidate.version))
 

@@ -1,22 +1,24 @@
 """The policy that a run ends with, as files that need no broker: `policies/final.safetensors` and `policy.json`.
 
-`policy.json` holds the encoded run specification (spaces, environment, policy and evaluation sections),
-which version the weights are and their digest. Both files are replaced whole; the digest tells a pair
-that does not belong together.
+`policy.json` holds the encoded run specification (spaces, environment, policy and evaluation sections) from the
+start of the run on, and at its end which version the weights are and their digest. Both files are replaced whole;
+the digest tells a pair that does not belong together.
 """
 
 import base64
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from penstock.policy import weights
+from penstock.registry.weight_files import DESCRIPTION, FOLDER, replace_file
 from penstock.wire.specification import RunSpecification
 
-FOLDER: Final = "policies"
 _BLOB: Final = "final.safetensors"
-_DESCRIPTION: Final = "policy.json"
+_ENDED: Final = ("version", "update", "sha256")
+"""What of the description is known when a run has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +31,26 @@ class FinalPolicy:
     update: int
 
 
+def write_specification(run_dir: Path, specification: RunSpecification) -> None:
+    """Describe a run that begins or goes on; what it ended with before stays known."""
+    path = run_dir / FOLDER / DESCRIPTION
+    try:
+        before = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        before = {}
+    known = {name: before[name] for name in _ENDED} if before.keys() >= set(_ENDED) else {}
+    _write_description(path, specification, known)
+
+
 def write_final(run_dir: Path, final: FinalPolicy) -> None:
     """Replace the run's final policy."""
     folder = run_dir / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    specification = final.specification
+    replace_file(folder / _BLOB, final.blob)
+    known = {"version": final.version, "update": final.update, "sha256": weights.sha256(final.blob)}
+    _write_description(folder / DESCRIPTION, final.specification, known)
+
+
+def _write_description(path: Path, specification: RunSpecification, known: Mapping[str, Any]) -> None:
     description = {
         "run": specification.run,
         "seed": specification.seed,
@@ -42,26 +59,25 @@ def write_final(run_dir: Path, final: FinalPolicy) -> None:
         "policy": json.loads(specification.policy_json),
         "observation_space": repr(specification.observation_space),
         "action_space": repr(specification.action_space),
-        "version": final.version,
-        "update": final.update,
-        "sha256": weights.sha256(final.blob),
+        **known,
         "specification": base64.b64encode(specification.encode()).decode(),
     }
-    _replace(folder / _BLOB, final.blob)
-    _replace(folder / _DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
+    replace_file(path, (json.dumps(description, indent=2) + "\n").encode())
 
 
 def read_final(run_dir: Path) -> FinalPolicy:
     """The final policy of a run; raises ValueError that says what is missing or damaged."""
     folder = run_dir / FOLDER
     try:
-        description = json.loads((folder / _DESCRIPTION).read_bytes())
+        description = json.loads((folder / DESCRIPTION).read_bytes())
         blob = (folder / _BLOB).read_bytes()
     except FileNotFoundError as error:
         raise ValueError(f"{error.filename}: not there; has the run ended?") from error
+    if not description.keys() >= set(_ENDED):
+        raise ValueError(f"{folder / DESCRIPTION}: names no final version; has the run ended?")
     if weights.sha256(blob) != description["sha256"]:
         raise ValueError(
-            f"{folder / _BLOB}: its SHA-256 is not the one in {_DESCRIPTION}; resume the run to repair"
+            f"{folder / _BLOB}: its SHA-256 is not the one in {DESCRIPTION}; resume the run to repair"
         )
     return FinalPolicy(
         specification=RunSpecification.decode(base64.b64decode(description["specification"])),
@@ -69,9 +85,3 @@ def read_final(run_dir: Path) -> FinalPolicy:
         version=int(description["version"]),
         update=int(description["update"]),
     )
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(data)
-    temporary.replace(path)

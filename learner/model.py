@@ -16,6 +16,7 @@ from learner.ppo import PPO
 from learner.probe import Quarantine, Replica, make_probe
 from penstock.policy import weights
 from penstock.policy.policy import Policy
+from penstock.registry.records import MAX_PINNED
 from penstock.runtime.settings import ConfigurationError, Settings
 from penstock.runtime.workload import Workload, find, load
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_TENSORS, MESSAGE_OVERHEAD_BYTES, MIB
@@ -25,7 +26,8 @@ from penstock.wire.specification import Probe, RunSpecification
 
 ALGORITHMS: Final = {"ppo": PPO}
 _WEIGHT_GENERATIONS: Final = 3
-_PINS: Final = 2
+_PINS: Final = 2 + MAX_PINNED + 1
+"""Evaluated ones; those that the registry keeps, and a copy that takes the place of one of them."""
 _MEMORY_RESERVE_BYTES: Final = 64 * MIB
 _INTERVALS: Final = 2
 
@@ -135,6 +137,8 @@ def _specification(
             probe=probe,
             unroll_length=settings.actor.unroll_length,
             lock_step=algorithm.lock_step,
+            hard_staleness=algorithm.hard_staleness or 0,
+            update_steps=settings.algorithm.batch_steps,
             session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
         )
     )

@@ -1,6 +1,6 @@
 """A learner that has the lease: its parts, tied together; its threads; its final account.
 
-Threads: the loop (this one), feed, publisher, lease, episodes. They share no state but what each part
+Threads: the loop (this one), feed, publisher, lease, episodes, versions. They share no state but what each part
 guards itself. The first error of any of them ends all; nothing is written after a refused renewal.
 """
 
@@ -19,6 +19,7 @@ from learner.evaluation import Evaluation, Result
 from learner.feed import Feed, FeedStart
 from learner.final_policy import FinalPolicy, write_final
 from learner.keeper import Keeper
+from learner.kept_versions import KeptVersions
 from learner.lease import LeaseKeeper
 from learner.ledger import Balance
 from learner.loop import UPDATE, Loop
@@ -28,7 +29,9 @@ from learner.progress import Progress, sections
 from learner.publisher import Publisher
 from learner.recorder import Recorder, Staleness, ledger_json
 from learner.resume import Beginning
+from learner.shelf import Shelf
 from learner.training_clock import TrainingClock
+from learner.worthy import last, lineage_of
 from penstock.policy import weights
 from penstock.runtime import metrics
 from penstock.runtime.exit import RunFailed
@@ -73,6 +76,7 @@ class Process:
             on_reopened=self._reopened.set,
             description=self._describe,
         )
+        self._kept = self._make_kept(progress)
         self._parts = self._make_parts(progress)
         self._loop = Loop(self._parts, self._plan(), progress.round)
 
@@ -100,9 +104,11 @@ class Process:
         parts = self._parts
         self._crew.start("lease", parts.lease.run, parts.lease.wake)
         self._crew.start("publisher", parts.publisher.run, parts.publisher.wake)
+        self._kept.begin()
         self._loop.publish_first()
         self._crew.start("feed", parts.feed.run)
         self._crew.start("episodes", parts.episodes.run)
+        self._crew.start("versions", self._kept.run, self._kept.wake)
         parts.health.watch(UPDATE, self._base.settings.learner.stall_timeout_s)
         parts.health.set_ready(True)
 
@@ -120,14 +126,19 @@ class Process:
         evaluation = Evaluation(
             settings.evaluation, base.model.target, stop_at_target=settings.learner.stop_at_target
         )
-        episodes = Episodes(base.learner_log, self._lease, evaluation, crew.stop)
+        episodes = Episodes(base.learner_log, self._lease, evaluation, crew.stop, self._kept.evaluated)
         if progress.episodes:
             episodes.restore(progress.episodes)
         return Parts(
             algorithm=base.model.algorithm,
             feed=self._make_feed(progress.round),
             publisher=Publisher(
-                base.learner_log, self._lease, base.model.quarantine, evaluation.requested, crew.stop
+                base.learner_log,
+                self._lease,
+                base.model.quarantine,
+                evaluation.requested,
+                crew.stop,
+                self._kept.published,
             ),
             lease=self._lease,
             ledger=ledger,
@@ -175,6 +186,12 @@ class Process:
             room=base.model.room,
         )
 
+    def _make_kept(self, progress: Progress) -> KeptVersions:
+        base = self._base
+        lineage = lineage_of(base.settings, base.run_dir, progress)
+        shelf = Shelf(base.learner_log.kept, self._lease, lineage.run, lineage.policy, base.run_dir)
+        return KeptVersions(lineage, shelf, self._crew.stop)
+
     def _plan(self) -> Plan:
         settings = self._base.settings
         return Plan(
@@ -194,6 +211,8 @@ class Process:
     def _account(self, ending: Ending) -> None:
         final = self._final()
         write_final(self._base.run_dir, final)
+        newest = self._parts.publisher.latest
+        self._kept.finish(last(final, self._parts.evaluation, newest, ending.value))
         balance = self._balance()
         if not balance.balanced:
             log.error("the books do not balance", extra=asdict(balance))

@@ -1,5 +1,7 @@
 """Where a run is: everything beside the algorithm's own state that a checkpoint holds, as JSON."""
 
+import hashlib
+import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -52,6 +54,12 @@ def sections(settings: Settings) -> dict[str, str]:
         "policy": settings.policy.canonical_json(),
         "actor.unroll_length": str(settings.actor.unroll_length),
     }
+
+
+def configuration_hash(settings: Settings) -> str:
+    """sha256 of the run's configuration, but for who may talk to whom and where."""
+    told = settings.model_dump(mode="json", exclude={"security": True, "metrics": True, "broker": {"redis"}})
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def check_same(run: str, before: dict[str, str], now: dict[str, str]) -> None:

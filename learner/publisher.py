@@ -53,11 +53,13 @@ class Publisher:
         quarantine: Quarantine,
         on_candidate: Callable[[Candidate], Candidate | None],
         stop: threading.Event,
+        on_published: Callable[[Publication, bytes], None] = lambda _publication, _blob: None,
     ) -> None:
         self._log = learner_log
         self._lease = lease
         self._quarantine = quarantine
         self._on_candidate = on_candidate
+        self._on_published = on_published
         self._stop = stop
         self._changed = threading.Condition()
         self._waiting: Offer | None = None
@@ -134,6 +136,7 @@ class Publisher:
         self._quarantine.expect(self.latest.version, self.latest.sha256, offer.weights)
         if offer.evaluate:
             self._have_evaluated(blob, offer)
+        self._on_published(self.latest, blob)
         self.seconds += time.perf_counter() - started
         metrics.UPDATE_SECONDS.labels("publish").observe(time.perf_counter() - started)
         metrics.WEIGHT_VERSION_PUBLISHED.set(self.latest.version)

@@ -8,7 +8,8 @@ nothing more. After a crash, `resume` goes on from the newest committed checkpoi
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from broker.learner_log import LearnerLog
 from broker.state import Lease, LogState
 from learner.algorithm import AlgorithmState
 from learner.checkpoint import CheckpointStore
+from learner.final_policy import write_specification
 from learner.lease import acquire, fenced
 from learner.model import Model, check_memory, make_model, use_threads
 from learner.process import Foundation, Process
 from learner.progress import check_same, sections
 from learner.resume import Beginning, choose
+from penstock.registry.weight_files import hold
 from penstock.runtime import metrics
 from penstock.runtime.credentials import redis_password, tls_files
 from penstock.runtime.exit import EXIT_OK
@@ -68,6 +71,7 @@ def main(
     store = CheckpointStore(run_dir / "checkpoints", settings.learner.keep_checkpoints)
     beginning = choose(lease, store, resume=resume, allow_loss=allow_loss)
     _restore(model, beginning, settings)
+    write_specification(run_dir, model.specification)
     _open(learner_log, lease, model, beginning)
     failpoint("log.opened", beginning.ledger.position)
     foundation = Foundation(
@@ -82,8 +86,22 @@ def main(
         # A Redis that restarted or never held weights needs them at once.
         catch_up_through=0 if lease.closed or not lease.version else lease.head,
     )
-    Process(foundation).run()
+    with held_files(run_dir):
+        Process(foundation).run()
     return EXIT_OK
+
+
+@contextmanager
+def held_files(run_dir: Path) -> Iterator[None]:
+    """Tell `penstock policy` that a learner of the run lives, which draws the numbers of its versions."""
+    file = hold(run_dir)
+    if file is None:
+        log.warning("another process holds the folder of versions", extra={"folder": str(run_dir)})
+    try:
+        yield
+    finally:
+        if file is not None:
+            file.close()
 
 
 def _connect(settings: Settings, redis_url: str, lifecycle: Lifecycle) -> LearnerLog:

@@ -11,7 +11,7 @@ from broker.state import Commit, LogState
 from broker.store import Store
 from penstock.runtime.settings import BrokerSection
 from penstock.wire.fragment import Kind
-from penstock.wire.messages import Episode, Report, Role, Watch
+from penstock.wire.messages import Episode, Publication, Report, Role, Watch
 from tests import small_run
 from tests.guarded_redis import GuardedRedis
 from tests.store_run import PACING, TTL_MS, Actor, item
@@ -101,6 +101,8 @@ async def _work(store: Store, log: LearnerLog) -> LogState:
         log.publish(b"next", update=update, settled=2, scalars={})
     log.request_evaluation(1)
     log.end_evaluation(1)
+    assert log.kept.keep({1}, highest=3, traffic_revision=1) == (1,)
+    log.kept.restore(Publication(1, 0, "0" * 64, 4), b"past")
     for number in (1, 2):
         log.commit(Commit(checkpoint_id=f"c{number}", manifest_sha256="0" * 64, position=number, trim=1))
     log.missing(1)

@@ -7,20 +7,22 @@ local function drop_chunks(version, chunks)
   end
 end
 
--- Unlinks every other publication, and what was staged for a version that is past.
+-- Unlinks every publication but the newest two, the pinned and those that the registry keeps, and what was
+-- staged for a version that is past.
 local function drop_weights()
   local newest, before = numbers(STATE, 'version', 'previous_version')
   local kept = redis.call('HGETALL', PUBLICATIONS)
   for i = 1, #kept, 2 do
     local version = tonumber(kept[i])
-    if version ~= newest and version ~= before and redis.call('SISMEMBER', PINS, kept[i]) == 0 then
+    local pinned = redis.call('SISMEMBER', PINS, kept[i]) + redis.call('SISMEMBER', KEPT, kept[i]) > 0
+    if version ~= newest and version ~= before and not pinned then
       drop_chunks(kept[i], tonumber(string.match(kept[i + 1], '(%d+)$')))
       redis.call('HDEL', PUBLICATIONS, kept[i])
     end
   end
   local staged = redis.call('HGETALL', STAGED_WEIGHTS)
   for i = 1, #staged, 2 do
-    if tonumber(staged[i]) < newest then
+    if tonumber(staged[i]) < newest and redis.call('SISMEMBER', KEPT, staged[i]) == 0 then
       drop_chunks(staged[i], tonumber(staged[i + 1]))
       redis.call('HDEL', STAGED_WEIGHTS, staged[i])
     end

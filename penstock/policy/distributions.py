@@ -21,6 +21,7 @@ Reals = NDArray[np.floating]
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _QUADRATURE_NODES = 16
+_FORBIDDEN = -1e9
 
 
 class ActionHead(nn.Module):
@@ -55,6 +56,24 @@ class ActionHead(nn.Module):
         """An action as drawn, [N, *shape], as the environment takes it."""
         return action
 
+    def from_environment(self, action: Array) -> Array:
+        """The action as drawn of one that an environment takes, both [N, *shape].
+
+        Raises ValueError for one that this distribution cannot draw.
+        """
+        return action
+
+    def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
+        """Parameters [N, size] that give what is not `allowed` [N, size] no probability.
+
+        Raises ValueError where nothing can be masked.
+        """
+        raise ValueError(f"{self.path}: only a choice of one of n takes an action mask")
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """What `draw` draws from, by name: arrays [N, size]."""
+        raise NotImplementedError
+
 
 class Categorical(ActionHead):
     """One of n; logits."""
@@ -87,6 +106,26 @@ class Categorical(ActionHead):
     def to_environment(self, action: Array) -> Array:
         """Counted from the space's start."""
         return np.add(action, self.start) if self.start else action
+
+    def from_environment(self, action: Array) -> Array:
+        """Counted from 0."""
+        index = np.subtract(action, self.start, dtype=np.int64)
+        if not ((index >= 0) & (index < self.size)).all():
+            raise ValueError(
+                f"{self.path}={np.unique(action)[:4].tolist()}: must lie in {self.start}..{self.start + self.size - 1}"
+            )
+        return index.astype(self.action_dtype)
+
+    def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
+        """A logit so low that its probability is 0 and its share of the entropy finite."""
+        if not allowed.any(-1).all():
+            raise ValueError(f"{self.path}: a mask that allows nothing")
+        return np.where(allowed, parameters, parameters.dtype.type(_FORBIDDEN))
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """Softmax."""
+        share = np.exp(parameters - parameters.max(-1, keepdims=True))
+        return {"probability": share / share.sum(-1, keepdims=True)}
 
     def _at(self, parameters: Reals, index: NDArray[np.intp]) -> tuple[Array, Reals]:
         shifted = parameters - parameters.max(-1, keepdims=True)
@@ -123,6 +162,17 @@ class MultiCategorical(ActionHead):
         pieces = zip(self.parts, self.cuts, strict=True)
         return self._join([part.mode(parameters[:, cut]) for part, cut in pieces])
 
+    def from_environment(self, action: Array) -> Array:
+        """Checked part by part."""
+        columns = zip(self.parts, np.moveaxis(action, -1, 0), strict=True)
+        return np.stack([part.from_environment(column) for part, column in columns], -1)
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """The parts' softmaxes behind one another."""
+        pieces = zip(self.parts, self.cuts, strict=True)
+        shares = [part.describe(parameters[:, cut])["probability"] for part, cut in pieces]
+        return {"probability": np.concatenate(shares, -1)}
+
     def _join(self, drawn: Sequence[tuple[Array, Reals]]) -> tuple[Array, Reals]:
         action = np.stack([a for a, _ in drawn], -1).astype(self.action_dtype, copy=False)
         return action, np.sum([p for _, p in drawn], 0)
@@ -150,6 +200,16 @@ class Bernoulli(ActionHead):
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
         """Bits whose logit is positive."""
         return self._at(parameters, parameters > 0)
+
+    def from_environment(self, action: Array) -> Array:
+        """Zeros and ones."""
+        if not np.isin(action, (0, 1)).all():
+            raise ValueError(f"{self.path}: bits are 0 or 1")
+        return action
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """Of a bit that is set."""
+        return {"probability": 1 / (1 + np.exp(-parameters))}
 
     def _at(self, parameters: Reals, bits: NDArray[np.bool_]) -> tuple[Array, Reals]:
         log_p = -np.logaddexp(0, np.where(bits, -parameters, parameters)).sum(-1)
@@ -194,6 +254,11 @@ class Gaussian(ActionHead):
         """Clipped to the bounds."""
         return np.minimum(np.maximum(action, self.low), self.high)
 
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """Of the Gaussian, before anything is clipped or squashed."""
+        std = np.broadcast_to(np.exp(self._log_std()), parameters.shape)
+        return {"mean": parameters, "std": std}
+
     def _log_std(self) -> Reals:
         # A view of the parameter, so that new weights are seen at once.
         array: Reals = self.log_std.detach().cpu().numpy()
@@ -231,6 +296,16 @@ class SquashedGaussian(Gaussian):
         """tanh, then from (−1, 1) to (low, high)."""
         middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
         return np.asarray(middle + half * np.tanh(np.asarray(action, self.action_dtype)), self.action_dtype)
+
+    def from_environment(self, action: Array) -> Array:
+        """Before the tanh."""
+        middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
+        inside = (np.asarray(action, self.action_dtype) - middle) / half
+        if not (np.abs(inside) < 1).all():
+            raise ValueError(
+                f"{self.path}: a squashed action lies inside its bounds, never on or beyond them"
+            )
+        return np.asarray(np.arctanh(inside), self.action_dtype)
 
     def _at(self, parameters: Reals, raw: Reals) -> tuple[Array, Reals]:
         action, log_p = super()._at(parameters, raw)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from penstock.policy.acting import NumpyForward, numpy_forward
-from penstock.policy.distributions import ActionHead, head_of
+from penstock.policy.distributions import ActionHead, Reals, head_of
 from penstock.policy.networks import Body, Inputs, Reader, initialise
 from penstock.policy.normaliser import Normaliser
 from penstock.runtime.settings import PolicySection
@@ -97,7 +97,22 @@ class Policy(nn.Module):
         observation: by path, [N, *shape], raw, in the dtype of the leaf. N may change between calls.
         The arrays returned are the caller's. Uses the weights of this moment, no gradients.
         """
-        parameters = self._acting_parameters(observation)
+        parameters = self.action_parameters(observation)
+        return self.choose(parameters, self._random, deterministic=deterministic)
+
+    def choose(
+        self,
+        parameters: Reals,
+        random: np.random.Generator,
+        *,
+        deterministic: bool = False,
+        masks: Mapping[str, NDArray[np.bool_]] | None = None,
+    ) -> Acted:
+        """Draw one action per row of `parameters` [N, P]; the mode where `deterministic`.
+
+        masks: bool [N, size] by path, true where allowed, for leaves that choose one of n.
+        Raises FloatingPointError for parameters that are not finite.
+        """
         if not np.isfinite(parameters).all():
             raise FloatingPointError(
                 "policy: the network's outputs are not finite; check observation and weights"
@@ -106,19 +121,40 @@ class Policy(nn.Module):
         shares: list[Any] = []
         for head, cut in zip(self.action_heads, self._cuts, strict=True):
             part = parameters[:, cut]
-            actions[head.path], share = head.mode(part) if deterministic else head.draw(part, self._random)
+            if masks is not None and head.path in masks:
+                part = head.masked(part, masks[head.path])
+            actions[head.path], share = head.mode(part) if deterministic else head.draw(part, random)
             shares.append(share)
         log_prob = shares[0] if len(shares) == 1 else np.sum(shares, 0)
         return Acted(actions, log_prob.astype(np.float32, copy=False))
 
-    def _acting_parameters(self, observation: Mapping[str, Array]) -> NDArray[np.floating]:
+    def distribution(
+        self, parameters: Reals, masks: Mapping[str, NDArray[np.bool_]] | None = None
+    ) -> dict[str, Reals]:
+        """What actions are drawn from, by the path of the action and what it is: "action/probability" [N, n]."""
+        described: dict[str, Reals] = {}
+        for head, cut in zip(self.action_heads, self._cuts, strict=True):
+            part = parameters[:, cut]
+            if masks is not None and head.path in masks:
+                part = head.masked(part, masks[head.path])
+            described |= {f"{head.path}/{name}": array for name, array in head.describe(part).items()}
+        return described
+
+    def values(self, observation: Mapping[str, Array]) -> NDArray[np.float32]:
+        """The critic's, float32 [N]; no gradients."""
+        with torch.inference_mode():
+            values: NDArray[np.float32] = self.value(self._tensors(observation)).float().cpu().numpy()
+        return values
+
+    def action_parameters(self, observation: Mapping[str, Array]) -> Reals:
+        """Outputs of the actor network, [N, P], with the weights of this moment; no gradients."""
         if self._fast is None or not self._fast.is_current():
             self._fast = numpy_forward(self.reader, [*self.actor_body.layers, self.actor_head])
         if self._fast is not None:
             return self._fast(observation)
         with torch.inference_mode():
             inputs = self.read(self._tensors(observation))
-            parameters: NDArray[np.floating] = self.actor_head(self.actor_body(inputs)).cpu().numpy()
+            parameters: Reals = self.actor_head(self.actor_body(inputs)).cpu().numpy()
         return parameters
 
     def _tensors(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
@@ -139,7 +175,7 @@ class Policy(nn.Module):
         self, observation: Mapping[str, Array], action: Mapping[str, Array]
     ) -> NDArray[np.float32]:
         """`log_prob` under the very outputs that `act` draws from, for the probe."""
-        parameters = torch.from_numpy(self._acting_parameters(observation)).to(self.actor_head.weight.device)
+        parameters = torch.from_numpy(self.action_parameters(observation)).to(self.actor_head.weight.device)
         with torch.inference_mode():
             answer = self.joint_log_prob(parameters, self._tensors(action))
         result: NDArray[np.float32] = answer.float().cpu().numpy()

@@ -3,11 +3,12 @@
 from dataclasses import asdict, replace
 from typing import Final
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from penstock.registry import rows, transitions
 from penstock.registry.errors import DifferentBytes, NotAllowed, TooManyPinned, UnknownVersion
-from penstock.registry.models import VersionRow
+from penstock.registry.models import EventRow, VersionRow
 from penstock.registry.records import (
     MAX_PINNED,
     Action,
@@ -52,6 +53,21 @@ def serving(session: Session, policy: str) -> VersionRow:
         if row is not None:
             return row
     raise UnknownVersion(f"policy={policy!r} has neither canary nor active version: nothing to roll back")
+
+
+def awaiting_number(session: Session, policy: str) -> VersionRow | None:
+    """The active version, where a rollback made it active again and its content has no new number yet."""
+    active = rows.with_status(session, policy, Status.ACTIVE)
+    if active is None:
+        return None
+    own = (EventRow.version == active.version) & EventRow.action.in_((Action.PROMOTED, Action.REGISTERED))
+    told = (EventRow.policy == policy) & (own | (EventRow.action == Action.ROLLED_BACK))
+    for event in session.scalars(select(EventRow).where(told).order_by(EventRow.number.desc())):
+        if event.action is not Action.ROLLED_BACK:
+            return None
+        if event.detail["from"] == Status.ACTIVE.value:
+            return active
+    return None
 
 
 def copy_of(

@@ -179,6 +179,13 @@ class Registry:
 
         return self._database.write(work)
 
+    def awaiting_number(self, policy: str) -> PolicyVersion | None:
+        """The active version, where a rollback made it active again and nobody has published its content anew.
+
+        Whoever may draw a number does so, and tells by `record_rollback`.
+        """
+        return self._one(lambda session: kept.awaiting_number(session, policy))
+
     def record_rollback(
         self,
         policy: str,

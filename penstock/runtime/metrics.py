@@ -21,12 +21,13 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-_ALL: Final = tuple(CollectorRegistry() for _ in range(7))
-_ACTING, _UNROLLING, _EXCHANGE, _LOG, _SERVING, _LEARNING, _LAUNCHING = _ALL
+_ALL: Final = tuple(CollectorRegistry() for _ in range(9))
+_ACTING, _UNROLLING, _EXCHANGE, _LOG, _SERVING, _LOOPING, _ANSWERING, _LEARNING, _LAUNCHING = _ALL
 _GROUPS: Final = {
     "actor": (_ACTING, _UNROLLING, _EXCHANGE),
     "evaluator": (_ACTING, _EXCHANGE),
-    "broker": (_EXCHANGE, _LOG, _SERVING),
+    "broker": (_EXCHANGE, _LOG, _SERVING, _LOOPING),
+    "server": (_ACTING, _UNROLLING, _EXCHANGE, _LOOPING, _ANSWERING),
     "learner": (_LOG, _LEARNING),
     "launcher": (_LAUNCHING,),
     "redis": (),
@@ -148,9 +149,37 @@ WATCHERS = _serving.gauge("watchers", "WatchLatest calls being held")
 BUDGET_STEPS = _serving.gauge("budget_steps", "Ceiling of the outstanding steps")
 LOG_CLOSED = _serving.gauge("log_closed", "1 while the log waits for the learner to re-open it")
 REDIS_UP = _serving.gauge("redis_up", "1 while Redis answers and takes writes")
-LOOP_LAG_SECONDS = _serving.histogram("loop_lag_seconds", "How late the event loop came round", _LATENCY)
-LOOP_LAG_WORST_SECONDS = _serving.gauge(
+# What serves from an event loop
+_looping = _Declare(_LOOPING)
+LOOP_LAG_SECONDS = _looping.histogram("loop_lag_seconds", "How late the event loop came round", _LATENCY)
+LOOP_LAG_WORST_SECONDS = _looping.gauge(
     "loop_lag_worst_seconds", "Latest that the event loop came round in the last 10 to 20 seconds"
+)
+
+# Policy server
+_answering = _Declare(_ANSWERING)
+POLICY_CALLS = _answering.counter("policy_calls", "Calls of clients, by RPC", "call")
+ANSWERS = _answering.counter(
+    "policy_answers", "Actions answered, by the client's arm and by who stood in", "arm", "fallback"
+)
+ANSWER_SECONDS = _answering.histogram(
+    "policy_answer_seconds", "From request to answer in the server", _LATENCY
+)
+SERVING_BATCH_ROWS = _answering.histogram(
+    "policy_batch_rows", "Observations that shared a forward pass", (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
+)
+SERVING_QUEUE_SECONDS = _answering.histogram(
+    "policy_queue_seconds", "How long requests waited for their forward pass", _LATENCY
+)
+SERVING_VERSION = _answering.gauge("policy_version", "Version that an arm answers with; 0: none", "arm")
+ARM_RETURN = _answering.summary("policy_episode_return", "Undiscounted return of clients' episodes", "arm")
+EPISODES_OPEN = _answering.gauge("policy_episodes_open", "Episodes of clients that are open")
+NOT_LEARNED_STEPS = _answering.counter(
+    "not_learned_steps", "Steps that were answered and do not go to the learner", "reason"
+)
+FEEDBACK = _answering.counter("feedback", "Rewards that came too late to be learned from and were kept")
+SHADOW_AGREEMENT = _answering.summary(
+    "policy_shadow_agreement", "Probability that the shadow gives the action that was answered"
 )
 
 # Learner
@@ -200,6 +229,8 @@ CHECKPOINTS_REFUSED = _learning.counter(
 PROBE_MISMATCHES = _learning.counter(
     "probe_mismatches", "Actors whose probe answers differ from the weights they name"
 )
+VERSIONS_KEPT = _learning.gauge("versions_kept", "Versions of this run that the registry keeps")
+REGISTRY_FAILURES = _learning.counter("registry_failures", "Looks at the registry of versions that failed")
 LEASE_EPOCH = _learning.gauge("lease_epoch", "Epoch of this learner's lease")
 
 # Launcher

@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import weights_pb2 as penstock_dot_v1_dot_weights__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/control.proto\x12\x0bpenstock.v1\x1a\x19penstock/v1/weights.proto\"\x0f\n\rStatusRequest\"\x93\x01\n\rSessionStatus\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x10\n\x08\x61\x63tor_id\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x15\n\rbegin_through\x18\x05 \x01(\x04\x12\x17\n\x0f\x61pplied_version\x18\x06 \x01(\x04\x12\x0f\n\x07idle_ms\x18\x07 \x01(\x04\"\xec\x02\n\x0bStatusReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12&\n\x07\x64\x65sired\x18\x02 \x01(\x0e\x32\x15.penstock.v1.RunState\x12\x10\n\x08revision\x18\x03 \x01(\x04\x12(\n\x06latest\x18\x04 \x01(\x0b\x32\x18.penstock.v1.Publication\x12\x10\n\x08log_head\x18\x05 \x01(\x04\x12\x13\n\x0blog_entries\x18\x06 \x01(\x04\x12\x11\n\tlog_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07settled\x18\x08 \x01(\x04\x12\x19\n\x11outstanding_steps\x18\t \x01(\x04\x12\x14\n\x0c\x62udget_steps\x18\n \x01(\x04\x12\r\n\x05\x61\x63ked\x18\x0b \x01(\x04\x12\r\n\x05\x65poch\x18\x0c \x01(\x04\x12,\n\x08sessions\x18\r \x03(\x0b\x32\x1a.penstock.v1.SessionStatus\x12\x14\n\x0clearner_json\x18\x0e \x01(\t\x12\x0e\n\x06\x63losed\x18\x0f \x01(\x08\" \n\x0e\x43ontrolRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"H\n\x0c\x43ontrolReply\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12&\n\x07\x64\x65sired\x18\x02 \x01(\x0e\x32\x15.penstock.v1.RunState2\xd9\x02\n\x0e\x43ontrolService\x12>\n\x06Status\x12\x1a.penstock.v1.StatusRequest\x1a\x18.penstock.v1.StatusReply\x12?\n\x05Pause\x12\x1b.penstock.v1.ControlRequest\x1a\x19.penstock.v1.ControlReply\x12@\n\x06Resume\x12\x1b.penstock.v1.ControlRequest\x1a\x19.penstock.v1.ControlReply\x12>\n\x04Stop\x12\x1b.penstock.v1.ControlRequest\x1a\x19.penstock.v1.ControlReply\x12\x44\n\nCheckpoint\x12\x1b.penstock.v1.ControlRequest\x1a\x19.penstock.v1.ControlReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/control.proto\x12\x0bpenstock.v1\x1a\x19penstock/v1/weights.proto\"\x0f\n\rStatusRequest\"\x93\x01\n\rSessionStatus\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x10\n\x08\x61\x63tor_id\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x15\n\rbegin_through\x18\x05 \x01(\x04\x12\x17\n\x0f\x61pplied_version\x18\x06 \x01(\x04\x12\x0f\n\x07idle_ms\x18\x07 \x01(\x04\"\xec\x02\n\x0bStatusReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12&\n\x07\x64\x65sired\x18\x02 \x01(\x0e\x32\x15.penstock.v1.RunState\x12\x10\n\x08revision\x18\x03 \x01(\x04\x12(\n\x06latest\x18\x04 \x01(\x0b\x32\x18.penstock.v1.Publication\x12\x10\n\x08log_head\x18\x05 \x01(\x04\x12\x13\n\x0blog_entries\x18\x06 \x01(\x04\x12\x11\n\tlog_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07settled\x18\x08 \x01(\x04\x12\x19\n\x11outstanding_steps\x18\t \x01(\x04\x12\x14\n\x0c\x62udget_steps\x18\n \x01(\x04\x12\r\n\x05\x61\x63ked\x18\x0b \x01(\x04\x12\r\n\x05\x65poch\x18\x0c \x01(\x04\x12,\n\x08sessions\x18\r \x03(\x0b\x32\x1a.penstock.v1.SessionStatus\x12\x14\n\x0clearner_json\x18\x0e \x01(\t\x12\x0e\n\x06\x63losed\x18\x0f \x01(\x08\" \n\x0e\x43ontrolRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"H\n\x0c\x43ontrolReply\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12&\n\x07\x64\x65sired\x18\x02 \x01(\x0e\x32\x15.penstock.v1.RunState\"?\n\x10\x45valuationResult\x12\x0c\n\x04mean\x18\x01 \x01(\x01\x12\x0b\n\x03std\x18\x02 \x01(\x01\x12\x10\n\x08\x65pisodes\x18\x03 \x01(\x04\"\xc8\x02\n\x11RegisteredVersion\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06parent\x18\x03 \x01(\x04\x12\x0b\n\x03run\x18\x04 \x01(\t\x12\x0e\n\x06update\x18\x05 \x01(\x04\x12\x0e\n\x06sha256\x18\x06 \x01(\t\x12\x12\n\nsize_bytes\x18\x07 \x01(\x04\x12\x15\n\rconfiguration\x18\x08 \x01(\t\x12\x31\n\nevaluation\x18\t \x01(\x0b\x32\x1d.penstock.v1.EvaluationResult\x12\x0e\n\x06origin\x18\n \x01(\t\x12\x0e\n\x06status\x18\x0b \x01(\t\x12\x0f\n\x07standby\x18\x0c \x01(\x08\x12\x0e\n\x06pinned\x18\r \x01(\x08\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x12\n\ncreated_ms\x18\x0f \x01(\x04\x12\x12\n\nchanged_ms\x18\x10 \x01(\x04\"\xd6\x01\n\x07Traffic\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\x12\n\nexperiment\x18\x03 \x01(\t\x12\x14\n\x0c\x63\x61nary_share\x18\x04 \x01(\x01\x12\x14\n\x0clatest_share\x18\x05 \x01(\x01\x12\x0e\n\x06shadow\x18\x06 \x01(\x04\x12,\n\x04pins\x18\x07 \x03(\x0b\x32\x1e.penstock.v1.Traffic.PinsEntry\x1a+\n\tPinsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"4\n\x13ListVersionsRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x04\"l\n\x11ListVersionsReply\x12\x30\n\x08versions\x18\x01 \x03(\x0b\x32\x1e.penstock.v1.RegisteredVersion\x12%\n\x07traffic\x18\x02 \x01(\x0b\x32\x14.penstock.v1.Traffic\"y\n\x0ePromoteRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\n\n\x02to\x18\x03 \x01(\t\x12\x19\n\x0c\x63\x61nary_share\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x0f\n\r_canary_share\"?\n\x0cPromoteReply\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.penstock.v1.RegisteredVersion\"B\n\x0fRollbackRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"r\n\rRollbackReply\x12\x31\n\twithdrawn\x18\x01 \x01(\x0b\x32\x1e.penstock.v1.RegisteredVersion\x12.\n\x06\x61\x63tive\x18\x02 \x01(\x0b\x32\x1e.penstock.v1.RegisteredVersion\"J\n\x11SetTrafficRequest\x12%\n\x07traffic\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Traffic\x12\x0e\n\x06reason\x18\x02 \x01(\t\"8\n\x0fSetTrafficReply\x12%\n\x07traffic\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Traffic2\x80\x05\n\x0e\x43ontrolService\x12>\n\x06Status\x12\x1a.penstock.v1.StatusRequest\x1a\x18.penstock.v1.StatusReply\x12?\n\x05Pause\x12\x1b.penstock.v1.ControlRequest\x1a\x19.penstock.v1.ControlReply\x12@\n\x06Resume\x12\x1b.penstock.v1.ControlRequest\x1a\x19.penstock.v1.ControlReply\x12>\n\x04Stop\x12\x1b.penstock.v1.ControlRequest\x1a\x19.penstock.v1.ControlReply\x12\x44\n\nCheckpoint\x12\x1b.penstock.v1.ControlRequest\x1a\x19.penstock.v1.ControlReply\x12P\n\x0cListVersions\x12 .penstock.v1.ListVersionsRequest\x1a\x1e.penstock.v1.ListVersionsReply\x12\x41\n\x07Promote\x12\x1b.penstock.v1.PromoteRequest\x1a\x19.penstock.v1.PromoteReply\x12\x44\n\x08Rollback\x12\x1c.penstock.v1.RollbackRequest\x1a\x1a.penstock.v1.RollbackReply\x12J\n\nSetTraffic\x12\x1e.penstock.v1.SetTrafficRequest\x1a\x1c.penstock.v1.SetTrafficReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_TRAFFIC_PINSENTRY']._loaded_options = None
+  _globals['_TRAFFIC_PINSENTRY']._serialized_options = b'8\001'
   _globals['_STATUSREQUEST']._serialized_start=69
   _globals['_STATUSREQUEST']._serialized_end=84
   _globals['_SESSIONSTATUS']._serialized_start=87
@@ -42,6 +44,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTROLREQUEST']._serialized_end=635
   _globals['_CONTROLREPLY']._serialized_start=637
   _globals['_CONTROLREPLY']._serialized_end=709
-  _globals['_CONTROLSERVICE']._serialized_start=712
-  _globals['_CONTROLSERVICE']._serialized_end=1057
+  _globals['_EVALUATIONRESULT']._serialized_start=711
+  _globals['_EVALUATIONRESULT']._serialized_end=774
+  _globals['_REGISTEREDVERSION']._serialized_start=777
+  _globals['_REGISTEREDVERSION']._serialized_end=1105
+  _globals['_TRAFFIC']._serialized_start=1108
+  _globals['_TRAFFIC']._serialized_end=1322
+  _globals['_TRAFFIC_PINSENTRY']._serialized_start=1279
+  _globals['_TRAFFIC_PINSENTRY']._serialized_end=1322
+  _globals['_LISTVERSIONSREQUEST']._serialized_start=1324
+  _globals['_LISTVERSIONSREQUEST']._serialized_end=1376
+  _globals['_LISTVERSIONSREPLY']._serialized_start=1378
+  _globals['_LISTVERSIONSREPLY']._serialized_end=1486
+  _globals['_PROMOTEREQUEST']._serialized_start=1488
+  _globals['_PROMOTEREQUEST']._serialized_end=1609
+  _globals['_PROMOTEREPLY']._serialized_start=1611
+  _globals['_PROMOTEREPLY']._serialized_end=1674
+  _globals['_ROLLBACKREQUEST']._serialized_start=1676
+  _globals['_ROLLBACKREQUEST']._serialized_end=1742
+  _globals['_ROLLBACKREPLY']._serialized_start=1744
+  _globals['_ROLLBACKREPLY']._serialized_end=1858
+  _globals['_SETTRAFFICREQUEST']._serialized_start=1860
+  _globals['_SETTRAFFICREQUEST']._serialized_end=1934
+  _globals['_SETTRAFFICREPLY']._serialized_start=1936
+  _globals['_SETTRAFFICREPLY']._serialized_end=1992
+  _globals['_CONTROLSERVICE']._serialized_start=1995
+  _globals['_CONTROLSERVICE']._serialized_end=2635
 # @@protoc_insertion_point(module_scope)

@@ -211,3 +211,419 @@ class ControlReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ControlReply: _TypeAlias = ControlReply  # noqa: Y015
+
+@_typing.final
+class EvaluationResult(_message.Message):
+    """How a version did in an evaluation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEAN_FIELD_NUMBER: _builtins.int
+    STD_FIELD_NUMBER: _builtins.int
+    EPISODES_FIELD_NUMBER: _builtins.int
+    mean: _builtins.float
+    """Mean undiscounted return."""
+    std: _builtins.float
+    """Its standard deviation over episodes."""
+    episodes: _builtins.int
+    """Number of episodes."""
+    def __init__(
+        self,
+        *,
+        mean: _builtins.float = ...,
+        std: _builtins.float = ...,
+        episodes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episodes", b"episodes", "mean", b"mean", "std", b"std"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationResult: _TypeAlias = EvaluationResult  # noqa: Y015
+
+@_typing.final
+class RegisteredVersion(_message.Message):
+    """A version of a policy as the registry holds it. It names a weight version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    UPDATE_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    CONFIGURATION_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    STANDBY_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CREATED_MS_FIELD_NUMBER: _builtins.int
+    CHANGED_MS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Name of the policy."""
+    version: _builtins.int
+    """Weight version."""
+    parent: _builtins.int
+    """Version that it was trained from or is a copy of; 0: none."""
+    run: _builtins.str
+    """Run that published it."""
+    update: _builtins.int
+    """Updates in its own lineage."""
+    sha256: _builtins.str
+    """SHA-256 of the weights, hexadecimal."""
+    size_bytes: _builtins.int
+    """Their size in bytes."""
+    configuration: _builtins.str
+    """SHA-256 of the run's configuration, hexadecimal; empty where it is not known."""
+    origin: _builtins.str
+    """best, periodic, final, rollback or import."""
+    status: _builtins.str
+    """candidate, canary, active, retired or rolled_back."""
+    standby: _builtins.bool
+    """Whether a rollback of the active version makes this one active again."""
+    pinned: _builtins.bool
+    """Whether its weights are held, so that GetWeights answers for it."""
+    reason: _builtins.str
+    """Why it is what it is."""
+    created_ms: _builtins.int
+    """When it was registered, in milliseconds since 1970, UTC."""
+    changed_ms: _builtins.int
+    """When it last changed, in milliseconds since 1970, UTC."""
+    @_builtins.property
+    def evaluation(self) -> Global___EvaluationResult:
+        """How it did; absent where it was not evaluated."""
+
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        version: _builtins.int = ...,
+        parent: _builtins.int = ...,
+        run: _builtins.str = ...,
+        update: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        configuration: _builtins.str = ...,
+        evaluation: Global___EvaluationResult | None = ...,
+        origin: _builtins.str = ...,
+        status: _builtins.str = ...,
+        standby: _builtins.bool = ...,
+        pinned: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        created_ms: _builtins.int = ...,
+        changed_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_ms", b"changed_ms", "configuration", b"configuration", "created_ms", b"created_ms", "evaluation", b"evaluation", "origin", b"origin", "parent", b"parent", "pinned", b"pinned", "policy", b"policy", "reason", b"reason", "run", b"run", "sha256", b"sha256", "size_bytes", b"size_bytes", "standby", b"standby", "status", b"status", "update", b"update", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisteredVersion: _TypeAlias = RegisteredVersion  # noqa: Y015
+
+@_typing.final
+class Traffic(_message.Message):
+    """Who of a policy's clients gets which version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PinsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    EXPERIMENT_FIELD_NUMBER: _builtins.int
+    CANARY_SHARE_FIELD_NUMBER: _builtins.int
+    LATEST_SHARE_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
+    PINS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Name of the policy; empty: the broker's own."""
+    revision: _builtins.int
+    """Rises with each promotion, rollback and change; SetTraffic must name the one that was read."""
+    experiment: _builtins.str
+    """Another name deals the clients anew; empty: default."""
+    canary_share: _builtins.float
+    """Share of clients that get the canary, 0 to 1."""
+    latest_share: _builtins.float
+    """Share that follows the learner's newest weights, 0 to 1."""
+    shadow: _builtins.int
+    """Version that also computes each answer, for the record; 0: none."""
+    @_builtins.property
+    def pins(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Clients that always get one version."""
+
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        revision: _builtins.int = ...,
+        experiment: _builtins.str = ...,
+        canary_share: _builtins.float = ...,
+        latest_share: _builtins.float = ...,
+        shadow: _builtins.int = ...,
+        pins: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary_share", b"canary_share", "experiment", b"experiment", "latest_share", b"latest_share", "pins", b"pins", "policy", b"policy", "revision", b"revision", "shadow", b"shadow"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Traffic: _TypeAlias = Traffic  # noqa: Y015
+
+@_typing.final
+class ListVersionsRequest(_message.Message):
+    """Asks for versions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Name of the policy; empty: the broker's own."""
+    limit: _builtins.int
+    """Most versions, the newest; 0: 256."""
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListVersionsRequest: _TypeAlias = ListVersionsRequest  # noqa: Y015
+
+@_typing.final
+class ListVersionsReply(_message.Message):
+    """Versions and traffic, each as it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegisteredVersion]:
+        """Oldest first."""
+
+    @_builtins.property
+    def traffic(self) -> Global___Traffic:
+        """Who gets which."""
+
+    def __init__(
+        self,
+        *,
+        versions: _abc.Iterable[Global___RegisteredVersion] | None = ...,
+        traffic: Global___Traffic | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListVersionsReply: _TypeAlias = ListVersionsReply  # noqa: Y015
+
+@_typing.final
+class PromoteRequest(_message.Message):
+    """Asks for a promotion."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    CANARY_SHARE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Name of the policy; empty: the broker's own."""
+    version: _builtins.int
+    """Version to promote."""
+    to: _builtins.str
+    """canary or active; empty: active."""
+    canary_share: _builtins.float
+    """With canary: the share of clients that get it, 0 to 1; absent: stays as it is."""
+    reason: _builtins.str
+    """Why, for the audit."""
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        version: _builtins.int = ...,
+        to: _builtins.str = ...,
+        canary_share: _builtins.float | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_canary_share", b"_canary_share", "canary_share", b"canary_share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_canary_share", b"_canary_share", "canary_share", b"canary_share", "policy", b"policy", "reason", b"reason", "to", b"to", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__canary_share: _TypeAlias = _typing.Literal["canary_share"]  # noqa: Y015
+    _WhichOneofArgType__canary_share: _TypeAlias = _typing.Literal["_canary_share", b"_canary_share"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__canary_share) -> _WhichOneofReturnType__canary_share | None: ...
+
+Global___PromoteRequest: _TypeAlias = PromoteRequest  # noqa: Y015
+
+@_typing.final
+class PromoteReply(_message.Message):
+    """The version after its promotion."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def version(self) -> Global___RegisteredVersion:
+        """As it is now."""
+
+    def __init__(
+        self,
+        *,
+        version: Global___RegisteredVersion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromoteReply: _TypeAlias = PromoteReply  # noqa: Y015
+
+@_typing.final
+class RollbackRequest(_message.Message):
+    """Asks for a rollback."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Name of the policy; empty: the broker's own."""
+    version: _builtins.int
+    """Canary or active version to withdraw; 0: the canary if there is one, else the active one."""
+    reason: _builtins.str
+    """Why, for the audit."""
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        version: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "reason", b"reason", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollbackRequest: _TypeAlias = RollbackRequest  # noqa: Y015
+
+@_typing.final
+class RollbackReply(_message.Message):
+    """What a rollback did. The content of a version that became active again gets a new number from the
+    learner of the run, which then takes its place.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
+    ACTIVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def withdrawn(self) -> Global___RegisteredVersion:
+        """The version that serves nobody any more."""
+
+    @_builtins.property
+    def active(self) -> Global___RegisteredVersion:
+        """What is active now; absent: nothing."""
+
+    def __init__(
+        self,
+        *,
+        withdrawn: Global___RegisteredVersion | None = ...,
+        active: Global___RegisteredVersion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "withdrawn", b"withdrawn"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "withdrawn", b"withdrawn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollbackReply: _TypeAlias = RollbackReply  # noqa: Y015
+
+@_typing.final
+class SetTrafficRequest(_message.Message):
+    """Replaces the traffic of a policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAFFIC_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why, for the audit."""
+    @_builtins.property
+    def traffic(self) -> Global___Traffic:
+        """What it shall be, with the revision that was read."""
+
+    def __init__(
+        self,
+        *,
+        traffic: Global___Traffic | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "traffic", b"traffic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetTrafficRequest: _TypeAlias = SetTrafficRequest  # noqa: Y015
+
+@_typing.final
+class SetTrafficReply(_message.Message):
+    """The traffic after the change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAFFIC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def traffic(self) -> Global___Traffic:
+        """As it is now."""
+
+    def __init__(
+        self,
+        *,
+        traffic: Global___Traffic | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetTrafficReply: _TypeAlias = SetTrafficReply  # noqa: Y015

@@ -60,6 +60,26 @@ class ControlServiceStub:
                 request_serializer=penstock_dot_v1_dot_control__pb2.ControlRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_control__pb2.ControlReply.FromString,
                 _registered_method=True)
+        self.ListVersions = channel.unary_unary(
+                '/penstock.v1.ControlService/ListVersions',
+                request_serializer=penstock_dot_v1_dot_control__pb2.ListVersionsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_control__pb2.ListVersionsReply.FromString,
+                _registered_method=True)
+        self.Promote = channel.unary_unary(
+                '/penstock.v1.ControlService/Promote',
+                request_serializer=penstock_dot_v1_dot_control__pb2.PromoteRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_control__pb2.PromoteReply.FromString,
+                _registered_method=True)
+        self.Rollback = channel.unary_unary(
+                '/penstock.v1.ControlService/Rollback',
+                request_serializer=penstock_dot_v1_dot_control__pb2.RollbackRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_control__pb2.RollbackReply.FromString,
+                _registered_method=True)
+        self.SetTraffic = channel.unary_unary(
+                '/penstock.v1.ControlService/SetTraffic',
+                request_serializer=penstock_dot_v1_dot_control__pb2.SetTrafficRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_control__pb2.SetTrafficReply.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -101,6 +121,35 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListVersions(self, request, context):
+        """Versions that the registry holds, and who gets which. This call and those below need a broker that
+        was given a registry (`serving.registry`), else they end as FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Promote(self, request, context):
+        """Make a version canary or active; the active one of before becomes the standby. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rollback(self, request, context):
+        """Withdraw the canary, or the active version for the standby. Safe to repeat where `version` is named.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTraffic(self, request, context):
+        """Replace who gets which arm; ends as FAILED_PRECONDITION when it was changed since it was read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +177,26 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.Checkpoint,
                     request_deserializer=penstock_dot_v1_dot_control__pb2.ControlRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_control__pb2.ControlReply.SerializeToString,
+            ),
+            'ListVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListVersions,
+                    request_deserializer=penstock_dot_v1_dot_control__pb2.ListVersionsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_control__pb2.ListVersionsReply.SerializeToString,
+            ),
+            'Promote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Promote,
+                    request_deserializer=penstock_dot_v1_dot_control__pb2.PromoteRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_control__pb2.PromoteReply.SerializeToString,
+            ),
+            'Rollback': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rollback,
+                    request_deserializer=penstock_dot_v1_dot_control__pb2.RollbackRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_control__pb2.RollbackReply.SerializeToString,
+            ),
+            'SetTraffic': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTraffic,
+                    request_deserializer=penstock_dot_v1_dot_control__pb2.SetTrafficRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_control__pb2.SetTrafficReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +335,114 @@ class ControlService:
             '/penstock.v1.ControlService/Checkpoint',
             penstock_dot_v1_dot_control__pb2.ControlRequest.SerializeToString,
             penstock_dot_v1_dot_control__pb2.ControlReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.ControlService/ListVersions',
+            penstock_dot_v1_dot_control__pb2.ListVersionsRequest.SerializeToString,
+            penstock_dot_v1_dot_control__pb2.ListVersionsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Promote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.ControlService/Promote',
+            penstock_dot_v1_dot_control__pb2.PromoteRequest.SerializeToString,
+            penstock_dot_v1_dot_control__pb2.PromoteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.ControlService/Rollback',
+            penstock_dot_v1_dot_control__pb2.RollbackRequest.SerializeToString,
+            penstock_dot_v1_dot_control__pb2.RollbackReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTraffic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.ControlService/SetTraffic',
+            penstock_dot_v1_dot_control__pb2.SetTrafficRequest.SerializeToString,
+            penstock_dot_v1_dot_control__pb2.SetTrafficReply.FromString,
             options,
             channel_credentials,
             insecure,

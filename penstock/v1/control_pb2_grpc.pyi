@@ -43,6 +43,16 @@ class ControlServiceStub:
     """Actors drain, the learner commits a last checkpoint, all exit. Not taken back."""
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_control_pb2.ControlRequest, _control_pb2.ControlReply]
     """The learner writes and commits a checkpoint after the update in hand."""
+    ListVersions: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListVersionsRequest, _control_pb2.ListVersionsReply]
+    """Versions that the registry holds, and who gets which. This call and those below need a broker that
+    was given a registry (`serving.registry`), else they end as FAILED_PRECONDITION.
+    """
+    Promote: _grpc.UnaryUnaryMultiCallable[_control_pb2.PromoteRequest, _control_pb2.PromoteReply]
+    """Make a version canary or active; the active one of before becomes the standby. Safe to repeat."""
+    Rollback: _grpc.UnaryUnaryMultiCallable[_control_pb2.RollbackRequest, _control_pb2.RollbackReply]
+    """Withdraw the canary, or the active version for the standby. Safe to repeat where `version` is named."""
+    SetTraffic: _grpc.UnaryUnaryMultiCallable[_control_pb2.SetTrafficRequest, _control_pb2.SetTrafficReply]
+    """Replace who gets which arm; ends as FAILED_PRECONDITION when it was changed since it was read."""
 
 @_typing.type_check_only
 class ControlServiceAsyncStub(ControlServiceStub):
@@ -59,6 +69,16 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """Actors drain, the learner commits a last checkpoint, all exit. Not taken back."""
     Checkpoint: _aio.UnaryUnaryMultiCallable[_control_pb2.ControlRequest, _control_pb2.ControlReply]  # type: ignore[assignment]
     """The learner writes and commits a checkpoint after the update in hand."""
+    ListVersions: _aio.UnaryUnaryMultiCallable[_control_pb2.ListVersionsRequest, _control_pb2.ListVersionsReply]  # type: ignore[assignment]
+    """Versions that the registry holds, and who gets which. This call and those below need a broker that
+    was given a registry (`serving.registry`), else they end as FAILED_PRECONDITION.
+    """
+    Promote: _aio.UnaryUnaryMultiCallable[_control_pb2.PromoteRequest, _control_pb2.PromoteReply]  # type: ignore[assignment]
+    """Make a version canary or active; the active one of before becomes the standby. Safe to repeat."""
+    Rollback: _aio.UnaryUnaryMultiCallable[_control_pb2.RollbackRequest, _control_pb2.RollbackReply]  # type: ignore[assignment]
+    """Withdraw the canary, or the active version for the standby. Safe to repeat where `version` is named."""
+    SetTraffic: _aio.UnaryUnaryMultiCallable[_control_pb2.SetTrafficRequest, _control_pb2.SetTrafficReply]  # type: ignore[assignment]
+    """Replace who gets which arm; ends as FAILED_PRECONDITION when it was changed since it was read."""
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators see and want. Writes a desired state; learner and actors follow it."""
@@ -102,5 +122,39 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ControlReply, _abc.Awaitable[_control_pb2.ControlReply]]:
         """The learner writes and commits a checkpoint after the update in hand."""
+
+    @_abc_1.abstractmethod
+    def ListVersions(
+        self,
+        request: _control_pb2.ListVersionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ListVersionsReply, _abc.Awaitable[_control_pb2.ListVersionsReply]]:
+        """Versions that the registry holds, and who gets which. This call and those below need a broker that
+        was given a registry (`serving.registry`), else they end as FAILED_PRECONDITION.
+        """
+
+    @_abc_1.abstractmethod
+    def Promote(
+        self,
+        request: _control_pb2.PromoteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.PromoteReply, _abc.Awaitable[_control_pb2.PromoteReply]]:
+        """Make a version canary or active; the active one of before becomes the standby. Safe to repeat."""
+
+    @_abc_1.abstractmethod
+    def Rollback(
+        self,
+        request: _control_pb2.RollbackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.RollbackReply, _abc.Awaitable[_control_pb2.RollbackReply]]:
+        """Withdraw the canary, or the active version for the standby. Safe to repeat where `version` is named."""
+
+    @_abc_1.abstractmethod
+    def SetTraffic(
+        self,
+        request: _control_pb2.SetTrafficRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.SetTrafficReply, _abc.Awaitable[_control_pb2.SetTrafficReply]]:
+        """Replace who gets which arm; ends as FAILED_PRECONDITION when it was changed since it was read."""
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

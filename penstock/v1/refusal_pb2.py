@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/refusal.proto\x12\x0bpenstock.v1\"h\n\x07Refusal\x12#\n\x06reason\x18\x01 \x01(\x0e\x32\x13.penstock.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\x12\x10\n\x08\x65xpected\x18\x04 \x01(\x04*\xa9\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0f\n\x0bREASON_FULL\x10\x01\x12\x0e\n\nREASON_GAP\x10\x02\x12\x12\n\x0eREASON_INVALID\x10\x03\x12\x12\n\x0eREASON_EXPIRED\x10\x04\x12\x11\n\rREASON_FENCED\x10\x05\x12\x14\n\x10REASON_NOT_READY\x10\x06\x12\x15\n\x11REASON_RUN_CLOSED\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/refusal.proto\x12\x0bpenstock.v1\"h\n\x07Refusal\x12#\n\x06reason\x18\x01 \x01(\x0e\x32\x13.penstock.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\x12\x10\n\x08\x65xpected\x18\x04 \x01(\x04*\xab\x02\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0f\n\x0bREASON_FULL\x10\x01\x12\x0e\n\nREASON_GAP\x10\x02\x12\x12\n\x0eREASON_INVALID\x10\x03\x12\x12\n\x0eREASON_EXPIRED\x10\x04\x12\x11\n\rREASON_FENCED\x10\x05\x12\x14\n\x10REASON_NOT_READY\x10\x06\x12\x15\n\x11REASON_RUN_CLOSED\x10\x07\x12\x15\n\x11REASON_OVERLOADED\x10\x08\x12\x1a\n\x16REASON_UNKNOWN_VERSION\x10\t\x12\x1a\n\x16REASON_EPISODE_UNKNOWN\x10\n\x12\x1c\n\x18REASON_EPISODE_ELSEWHERE\x10\x0b\x12\x13\n\x0fREASON_DEADLINE\x10\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.refusal_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REASON']._serialized_start=149
-  _globals['_REASON']._serialized_end=318
+  _globals['_REASON']._serialized_end=448
   _globals['_REFUSAL']._serialized_start=42
   _globals['_REFUSAL']._serialized_end=146
 # @@protoc_insertion_point(module_scope)

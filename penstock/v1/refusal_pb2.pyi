@@ -41,6 +41,16 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """The learner has not written the run specification yet, or the log waits to be re-opened."""
     REASON_RUN_CLOSED: _Reason.ValueType  # 7
     """The run has ended; nothing more is taken."""
+    REASON_OVERLOADED: _Reason.ValueType  # 8
+    """A policy server has more to do than it can in time. Ask again after `retry_after_ms`, or ask another one."""
+    REASON_UNKNOWN_VERSION: _Reason.ValueType  # 9
+    """No such version, or its weights are not held any more."""
+    REASON_EPISODE_UNKNOWN: _Reason.ValueType  # 10
+    """The episode has ended, was given up, or never was. Start a new one."""
+    REASON_EPISODE_ELSEWHERE: _Reason.ValueType  # 11
+    """The episode lives on another policy server, or on one that was started again. Start a new one."""
+    REASON_DEADLINE: _Reason.ValueType  # 12
+    """The time that the caller gave was over before the answer was computed."""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Why something was not taken. One enumeration for the wire, the logs and the metrics.
@@ -66,6 +76,16 @@ REASON_NOT_READY: Reason.ValueType  # 6
 """The learner has not written the run specification yet, or the log waits to be re-opened."""
 REASON_RUN_CLOSED: Reason.ValueType  # 7
 """The run has ended; nothing more is taken."""
+REASON_OVERLOADED: Reason.ValueType  # 8
+"""A policy server has more to do than it can in time. Ask again after `retry_after_ms`, or ask another one."""
+REASON_UNKNOWN_VERSION: Reason.ValueType  # 9
+"""No such version, or its weights are not held any more."""
+REASON_EPISODE_UNKNOWN: Reason.ValueType  # 10
+"""The episode has ended, was given up, or never was. Start a new one."""
+REASON_EPISODE_ELSEWHERE: Reason.ValueType  # 11
+"""The episode lives on another policy server, or on one that was started again. Start a new one."""
+REASON_DEADLINE: Reason.ValueType  # 12
+"""The time that the caller gave was over before the answer was computed."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 @_typing.final
@@ -83,7 +103,7 @@ class Refusal(_message.Message):
     detail: _builtins.str
     """For people: field, value, remedy."""
     retry_after_ms: _builtins.int
-    """FULL and NOT_READY: wait this long before the next attempt, in milliseconds."""
+    """FULL, NOT_READY and OVERLOADED: wait this long before the next attempt, in milliseconds."""
     expected: _builtins.int
     """GAP: the sequence number that the log expects next."""
     def __init__(

@@ -204,6 +204,8 @@ class RunSpecification(_message.Message):
     UNROLL_LENGTH_FIELD_NUMBER: _builtins.int
     LOCK_STEP_FIELD_NUMBER: _builtins.int
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    HARD_STALENESS_FIELD_NUMBER: _builtins.int
+    UPDATE_STEPS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     seed: _builtins.int
@@ -224,6 +226,10 @@ class RunSpecification(_message.Message):
     """True when rounds replace the budget (staleness 0)."""
     session_timeout_ms: _builtins.int
     """A session that says nothing for this long is closed, in milliseconds of Redis time."""
+    hard_staleness: _builtins.int
+    """Experience older than this many updates is not trained on; 0: any is."""
+    update_steps: _builtins.int
+    """Steps of one update; 0: it varies."""
     @_builtins.property
     def observation_space(self) -> _tensor_pb2.Space:
         """Space of the observations of one environment."""
@@ -257,10 +263,12 @@ class RunSpecification(_message.Message):
         unroll_length: _builtins.int = ...,
         lock_step: _builtins.bool = ...,
         session_timeout_ms: _builtins.int = ...,
+        hard_staleness: _builtins.int = ...,
+        update_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["action_space", b"action_space", "observation_space", b"observation_space", "probe", b"probe", "schema", b"schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_space", b"action_space", "actor_json", b"actor_json", "environment_json", b"environment_json", "evaluation_json", b"evaluation_json", "lock_step", b"lock_step", "observation_space", b"observation_space", "policy_json", b"policy_json", "probe", b"probe", "run", b"run", "schema", b"schema", "seed", b"seed", "session_timeout_ms", b"session_timeout_ms", "unroll_length", b"unroll_length", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_space", b"action_space", "actor_json", b"actor_json", "environment_json", b"environment_json", "evaluation_json", b"evaluation_json", "hard_staleness", b"hard_staleness", "lock_step", b"lock_step", "observation_space", b"observation_space", "policy_json", b"policy_json", "probe", b"probe", "run", b"run", "schema", b"schema", "seed", b"seed", "session_timeout_ms", b"session_timeout_ms", "unroll_length", b"unroll_length", "update_steps", b"update_steps", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,11 @@ class Reason(IntEnum):
     FENCED = 5
     NOT_READY = 6
     RUN_CLOSED = 7
+    OVERLOADED = 8
+    UNKNOWN_VERSION = 9
+    EPISODE_UNKNOWN = 10
+    EPISODE_ELSEWHERE = 11
+    DEADLINE = 12
 
     @property
     def label(self) -> str:

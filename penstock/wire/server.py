@@ -28,9 +28,9 @@ SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # One connection cannot fill the server: what it sends beyond this waits on its own side.
-    ("grpc.max_concurrent_streams", 64),
 )
+STREAMS_PER_CONNECTION: Final = 64
+"""One connection cannot fill a server: what it calls beyond this waits on its own side."""
 CONNECTION_GRACE_S: Final = 60.0
 """What a connection that has reached its age is given for the calls on it; the longest is shorter."""
 
@@ -76,6 +76,7 @@ def build_server(
     maximum_concurrent_rpcs: int | None = None,
     max_connections: int | None = None,
     max_connection_age_s: float | None = None,
+    streams_per_connection: int = STREAMS_PER_CONNECTION,
 ) -> Front:
     """A server without services or address yet; `service_names` are full names for reflection.
 
@@ -84,7 +85,11 @@ def build_server(
     """
     server = grpc.aio.server(
         interceptors=list(interceptors),
-        options=(*SERVER_OPTIONS, *_connection_options(max_connections, max_connection_age_s)),
+        options=(
+            *SERVER_OPTIONS,
+            ("grpc.max_concurrent_streams", streams_per_connection),
+            *_connection_options(max_connections, max_connection_age_s),
+        ),
         maximum_concurrent_rpcs=maximum_concurrent_rpcs,
         compression=grpc.Compression.NoCompression,
     )

@@ -36,6 +36,8 @@ class RunSpecification:
     unroll_length: int
     lock_step: bool
     session_timeout_ms: int
+    hard_staleness: int = 0
+    update_steps: int = 0
 
     def to_proto(self) -> pb.RunSpecification:
         """The message."""
@@ -57,6 +59,8 @@ class RunSpecification:
             unroll_length=self.unroll_length,
             lock_step=self.lock_step,
             session_timeout_ms=self.session_timeout_ms,
+            hard_staleness=self.hard_staleness,
+            update_steps=self.update_steps,
         )
 
     @classmethod
@@ -81,6 +85,8 @@ class RunSpecification:
             unroll_length=message.unroll_length,
             lock_step=message.lock_step,
             session_timeout_ms=message.session_timeout_ms,
+            hard_staleness=message.hard_staleness,
+            update_steps=message.update_steps,
         )
 
     def encode(self) -> bytes:

@@ -35,6 +35,9 @@ WRITES: dict[str, tuple[Any, ...]] = {
     "observe": ("{}",),
     "request_evaluation": (1,),
     "end_evaluation": (1,),
+    "keep_versions": (5, 9, 1),
+    "stage_version": (7, 1),
+    "restore_version": (3, 9, "0" * 64, len(BLOB), 1),
 }
 
 
@@ -74,6 +77,7 @@ async def test_a_write_under_an_old_epoch_changes_nothing(redis_url: str, old: L
     with redis.Redis.from_url(redis_url) as client:
         # What the scripts of a publication and of a trim would find half-done.
         client.hset(keys.STAGED_WEIGHTS, "3", "1")
+        client.sadd(keys.KEPT, "7")
         client.hset(keys.STATE, "trim_floor", 1)
     before = everything(redis_url)
     with pytest.raises(Refused) as caught:

@@ -281,6 +281,34 @@ def test_a_rollback_is_recorded_as_a_new_version_with_old_content(registry: Regi
         registry.record_rollback("default", version=2, restores=3, reason="x", by="learner")
 
 
+def test_content_that_a_rollback_made_active_again_awaits_a_number(registry: Registry) -> None:
+    """Until it is published anew, or another version is promoted; not when a canary was withdrawn."""
+    for version in (1, 2, 3):
+        registry.register(new(version), by="learner")
+    assert registry.awaiting_number("default") is None
+    for version in (1, 2):
+        registry.promote("default", version, "better", by="ada")
+    registry.promote("default", 3, "try", by="ada", to=Status.CANARY)
+    registry.rollback("default", "worse", by="ada")
+    assert registry.awaiting_number("default") is None
+    registry.rollback("default", "worse", by="ada")
+    awaiting = registry.awaiting_number("default")
+    assert awaiting is not None
+    assert awaiting.version == 1
+    registry.register(new(4), by="learner")
+    assert registry.awaiting_number("default") == awaiting
+    registry.record_rollback("default", version=5, restores=1, reason="content of 1", by="learner")
+    assert registry.awaiting_number("default") is None
+    registry.promote("default", 4, "better", by="ada")
+    registry.rollback("default", "worse", by="ada")
+    again = registry.awaiting_number("default")
+    assert again is not None
+    assert again.version == 5
+    registry.register(new(6), by="learner")
+    registry.promote("default", 6, "an operator decided", by="ada")
+    assert registry.awaiting_number("default") is None
+
+
 def test_at_most_sixteen_versions_are_pinned(registry: Registry) -> None:
     """The refusal names them; what is retired makes room; a promotion never needs room."""
     register(registry, *range(1, MAX_PINNED + 1))

@@ -70,6 +70,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "out of range": ({"algorithm": {"epochs": 0}}, r"algorithm\.epochs=0: .*greater than 0"),
     "not a number": ({"seed": "many"}, "seed='many': .*integer"),
     "not a choice": ({"algorithm": {"advantage": "td"}}, r"algorithm\.advantage='td': .*'gae' or 'vtrace'"),
+    "password in a URL": (
+        {"serving": {"registry": "postgresql://ada:hunter2@db/penstock"}},
+        r"serving\.registry=\*+: .*leave the password out of the URL; give it in PGPASSWORD",
+    ),
     "not finite": ({"algorithm": {"learning_rate": float("nan")}}, r"algorithm\.learning_rate=nan"),
 }
 

@@ -22,7 +22,18 @@ def test_help_names_every_command() -> None:
     """The list of DESIGN."""
     reply = run("--help")
     assert reply.returncode == 0
-    for name in ("train", "broker", "actor", "learner", "redis", "status", "evaluate", "plot", "doctor"):
+    for name in (
+        "train",
+        "broker",
+        "actor",
+        "learner",
+        "redis",
+        "status",
+        "evaluate",
+        "plot",
+        "doctor",
+        "policy",
+    ):
         assert f"  {name} " in reply.stdout
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from launch.plan import Request, make_plan, prepare_folder
 from launch.process import without_configuration
-from launch.services import private_folder, service_environment
+from launch.services import private_folder, service_environment, service_specs
 from penstock.runtime.settings import load
 
 SHOW = (
@@ -51,6 +51,18 @@ def test_a_password_given_to_the_launcher_reaches_the_services(tmp_path: Path, p
 def test_without_a_password_the_services_are_told_none() -> None:
     """An empty one would be a wrong one."""
     assert "PENSTOCK_SECURITY__REDIS_PASSWORD" not in service_environment(load([]))
+
+
+def test_a_broker_is_given_the_registry_of_the_run(tmp_path: Path) -> None:
+    """The file in the run's folder, or the one that was named; nobody else needs it on the command line."""
+    for assignments, url in (
+        ((), f"sqlite:///{tmp_path}/run/registry.sqlite"),
+        (("serving.registry=postgresql://ada@db/penstock",), "postgresql://ada@db/penstock"),
+    ):
+        plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "run", assignments=assignments))
+        commands = {spec.name: spec.command for spec in service_specs(plan, tmp_path)}
+        assert commands["broker"][-2:] == ("--set", f"serving.registry={url}")
+        assert not any("serving.registry" in word for word in commands["actor-0"])
 
 
 def test_launchers_that_clean_up_the_same_folders_do_not_trip_over_each_other(

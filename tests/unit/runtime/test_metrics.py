@@ -5,7 +5,7 @@ import re
 from penstock.runtime import metrics
 
 PLATFORM = ("process_", "python_")
-LABELS = {"reason", "cause", "phase", "method", "role", "evaluation", "le"}
+LABELS = {"reason", "cause", "phase", "method", "role", "evaluation", "le", "arm", "fallback", "call"}
 
 
 def families() -> list[tuple[str, str]]:

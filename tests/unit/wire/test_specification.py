@@ -23,6 +23,8 @@ SPECIFICATION = RunSpecification(
     unroll_length=32,
     lock_step=True,
     session_timeout_ms=30_000,
+    hard_staleness=8,
+    update_steps=2048,
 )
 
 

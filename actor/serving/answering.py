@@ -1,0 +1,125 @@
+"""What one forward pass answers: many requests, one version of the policy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.policy.policy import Acted, Policy
+from penstock.wire.tensor import Array
+
+Reals = NDArray[np.floating]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """A version whose weights are in a policy: never changed, only let go of. Used by one thread at a time."""
+
+    policy: Policy
+    version: int
+    update: int
+    sha256: str
+    random: np.random.Generator = field(default_factory=np.random.default_rng)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Question:
+    """A request, read. observation: by name, [rows, *shape]."""
+
+    observation: Mapping[str, Array]
+    rows: int
+    deterministic: bool = False
+    seed: int | None = None
+    masks: Mapping[str, NDArray[np.bool_]] | None = None
+    distribution: bool = False
+    value: bool = False
+    taken: Mapping[str, Array] | None = None
+    """How likely are these actions, as drawn, instead of new ones?"""
+
+    @property
+    def is_plain(self) -> bool:
+        """Drawn like its neighbours, without wishes of its own."""
+        return self.seed is None and self.masks is None and self.taken is None and not self.deterministic
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """action: by name, as drawn, [rows, *shape].   log_prob, value: float32 [rows].   distribution: by name."""
+
+    loaded: Loaded
+    action: Mapping[str, Array]
+    log_prob: NDArray[np.float32]
+    distribution: Mapping[str, Reals] | None = None
+    value: NDArray[np.float32] | None = None
+
+
+class NotFinite(ArithmeticError):
+    """The network answered NaN or infinity to a finite observation."""
+
+
+def answer(loaded: Loaded, questions: Sequence[Question]) -> list[Answer | NotFinite]:
+    """An answer per question, in order, of one pass over all their rows.
+
+    A row's answer does not depend on its neighbours beyond rounding.
+    """
+    policy = loaded.policy
+    observation = _together(questions)
+    parameters = policy.action_parameters(observation)
+    values = policy.values(observation) if any(question.value for question in questions) else None
+    if all(question.is_plain and not question.distribution for question in questions):
+        try:
+            return _split(loaded, questions, policy.choose(parameters, loaded.random), values)
+        except FloatingPointError:
+            pass  # Somebody's rows: each is answered on its own.
+    start, answers = 0, list[Answer | NotFinite]()
+    for question in questions:
+        rows = slice(start, start + question.rows)
+        part = None if values is None or not question.value else values[rows]
+        answers.append(_single(loaded, question, parameters[rows], part))
+        start += question.rows
+    return answers
+
+
+def _together(questions: Sequence[Question]) -> Mapping[str, Array]:
+    if len(questions) == 1:
+        return questions[0].observation
+    names = questions[0].observation
+    return {name: np.concatenate([question.observation[name] for question in questions]) for name in names}
+
+
+def _split(
+    loaded: Loaded, questions: Sequence[Question], acted: Acted, values: NDArray[np.float32] | None
+) -> list[Answer | NotFinite]:
+    start, answers = 0, list[Answer | NotFinite]()
+    for question in questions:
+        end = start + question.rows
+        action = {name: array[start:end] for name, array in acted.action.items()}
+        value = values[start:end] if values is not None and question.value else None
+        answers.append(_finite(Answer(loaded, action, acted.log_prob[start:end], None, value)))
+        start = end
+    return answers
+
+
+def _single(
+    loaded: Loaded, question: Question, parameters: Reals, value: NDArray[np.float32] | None
+) -> Answer | NotFinite:
+    policy = loaded.policy
+    if question.taken is not None:
+        log_prob = policy.acting_log_prob(question.observation, question.taken)
+        return _finite(Answer(loaded, question.taken, log_prob))
+    random = loaded.random if question.seed is None else np.random.default_rng(question.seed)
+    try:
+        acted = policy.choose(parameters, random, deterministic=question.deterministic, masks=question.masks)
+    except FloatingPointError as error:
+        return NotFinite(f"version {loaded.version}: {error}")
+    described = policy.distribution(parameters, question.masks) if question.distribution else None
+    return _finite(Answer(loaded, acted.action, acted.log_prob, described, value))
+
+
+def _finite(given: Answer) -> Answer | NotFinite:
+    """The answer, unless its log-probability or its value is no number."""
+    for name, numbers in (("log-probability", given.log_prob), ("value", given.value)):
+        if numbers is not None and not np.isfinite(numbers).all():
+            return NotFinite(f"version {given.loaded.version}: the {name} is not finite")
+    return given

@@ -1,0 +1,166 @@
+"""The parts of one policy server, put together; needs a running event loop."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actor.run import actor_section, policy_maker
+from actor.serving import fallback
+from actor.serving.batcher import Batcher
+from actor.serving.desk import Desk
+from actor.serving.episode_desk import EpisodeDesk
+from actor.serving.episodes import Episodes
+from actor.serving.fallback import Draw
+from actor.serving.following import Following
+from actor.serving.learning import Learning
+from actor.serving.policy_service import PolicyService
+from actor.serving.served_outbox import Queue
+from actor.serving.shelf import Shelf, Weights
+from actor.serving.traffic import Traffic
+from actor.serving.trial import Trial
+from penstock.registry.weight_files import registry_url
+from penstock.runtime.settings import ConfigurationError, ServingSection, Settings
+from penstock.wire.specification import RunSpecification
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What is served: the versions in a run's folder, a run that goes on, or both."""
+
+    run_dir: Path | None
+    broker: str | None
+    actor_id: str | None = None
+
+
+@dataclass(slots=True)
+class Errands:
+    """Tasks beside the calls; an error in one is raised where they are waited for."""
+
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def send(self, errand: Coroutine[Any, Any, None]) -> None:
+        """Begin one."""
+        self.tasks.add(asyncio.get_running_loop().create_task(errand))
+
+    async def first_error(self) -> None:
+        """Wait, for ever, but for an error."""
+        while True:
+            done, _ = await asyncio.wait(self.tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                self.tasks.discard(task)
+                task.result()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a server is made of. traffic: None without a registry. learning: None where nothing is learned."""
+
+    shelf: Shelf
+    batcher: Batcher
+    trial: Trial
+    traffic: Traffic | None
+    episodes: Episodes
+    learning: Learning | None
+    episode_desk: EpisodeDesk
+    service: PolicyService
+    errands: Errands
+
+
+def assemble(
+    settings: Settings, source: Source, specification: RunSpecification, following: Following | None
+) -> Parts:
+    """Raises ConfigurationError for settings that fit neither one another nor the run."""
+    section, errands = settings.serving, Errands()
+    traffic = _traffic(section, source, following)
+    fetch = _no_weights if following is None else following.fetch
+    shelf = Shelf(policy_maker(specification), fetch if traffic is None else traffic.fetch, section)
+    batcher = Batcher(
+        max_rows=section.max_batch_rows,
+        max_wait_s=section.max_wait_ms / 1000,
+        max_delay_s=section.max_delay_ms / 1000,
+    )
+    trial = Trial(section, _withdrawing(traffic, errands))
+    episodes = Episodes(section, specification.unroll_length)
+    learning = None if following is None else _learning(settings, specification, following)
+    spaces = (specification.observation_space, specification.action_space)
+    desk = Desk(spaces, shelf, batcher, section, _draws(section, specification))
+    slow_s = section.canary_slow_ms / 1000
+    episode_desk = EpisodeDesk(desk, episodes, learning, None, trial, slow_s)
+    service = PolicyService(
+        desk,
+        episode_desk,
+        episodes,
+        section,
+        (specification.run, *spaces),
+        learns=learning is not None,
+        on_answer=trial.answered,
+    )
+    return Parts(
+        shelf=shelf,
+        batcher=batcher,
+        trial=trial,
+        traffic=traffic,
+        episodes=episodes,
+        learning=learning,
+        episode_desk=episode_desk,
+        service=service,
+        errands=errands,
+    )
+
+
+def _traffic(section: ServingSection, source: Source, following: Following | None) -> Traffic | None:
+    if source.run_dir is not None:
+        url = registry_url(source.run_dir, section.registry)
+    elif section.registry:
+        url = section.registry
+    else:
+        return None
+    return Traffic(url, section.policy, source.run_dir, None if following is None else following.fetch)
+
+
+def _no_weights(_version: int) -> Weights | None:
+    return None
+
+
+def _withdrawing(traffic: Traffic | None, errands: Errands) -> Callable[[int, str], None]:
+    def withdraw(version: int, reason: str) -> None:
+        if traffic is not None:
+            errands.send(traffic.withdraw(version, reason))
+
+    return withdraw
+
+
+def _learning(settings: Settings, specification: RunSpecification, following: Following) -> Learning:
+    section = settings.serving
+    _check_window(section, specification)
+    queue = following.queue = Queue(section.outbox_fragments, specification.hard_staleness)
+    compress = actor_section(specification).compress == "lz4"
+    return Learning(specification, section, queue, following.wake, compress=compress)
+
+
+def _check_window(section: ServingSection, specification: RunSpecification) -> None:
+    """Refuse a window in which the learner gets so far ahead that nothing could be learned from any more."""
+    rate, limit, batch = (
+        section.declared_steps_per_s,
+        specification.hard_staleness,
+        specification.update_steps,
+    )
+    if rate is None or limit == 0 or batch == 0:
+        return
+    updates = rate * section.reward_window_s / batch
+    if updates > limit:
+        raise ConfigurationError(
+            f"serving.reward_window_s={section.reward_window_s:g}: at {rate:g} steps/s "
+            f"(serving.declared_steps_per_s) and batches of {batch} that are {updates:.1f} updates, and what is "
+            f"older than {limit} is stale: shorten the window, or raise algorithm.stale_after"
+        )
+
+
+def _draws(section: ServingSection, specification: RunSpecification) -> dict[str, Draw]:
+    space = specification.action_space
+    draws = {"uniform": fallback.uniform(space)}
+    if section.fallback == "fixed":
+        draws["fixed"] = fallback.fixed(space, section)
+    return draws

@@ -1,0 +1,197 @@
+"""Requests that come at the same time share a forward pass.
+
+    ask ─► waiting ─► as many as are expected, or the longest wait over ─► one pass per version ─► answers
+
+How many are expected is learned: now and then a pass is held back to see who else comes. A lonely client waits
+for nobody; among many each waits at most `max_wait_s`. A pass that takes long runs in a thread, and who comes
+meanwhile makes the next one; a short one would only be slower there, for it holds the interpreter either way.
+One event loop uses it.
+"""
+
+import asyncio
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from actor.serving.answering import Answer, Loaded, Question, answer
+from penstock.runtime import metrics
+from penstock.wire.refusal import Reason, Refusal, Refused
+
+INLINE_S: Final = 0.0005
+"""A pass that is expected to take less does not leave the event loop's thread."""
+_LEAST_PROBE: Final = 16
+_MOST_PROBE: Final = 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    loaded: Loaded
+    question: Question
+    until_s: float
+    asked_s: float
+    future: "asyncio.Future[Answer]"
+
+
+class Batcher:
+    """See the module. Seconds are those of the event loop's clock."""
+
+    def __init__(self, *, max_rows: int, max_wait_s: float, max_delay_s: float) -> None:
+        self._max_rows, self._max_wait_s, self._max_delay_s = max_rows, max_wait_s, max_delay_s
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(1, "inference")
+        self._waiting: list[_Waiting] = []
+        self._rows = 0
+        self._expected = 1
+        self._until_probe = self._probe_every = _LEAST_PROBE
+        self._timer: asyncio.Handle | None = None
+        self._is_probe = self._is_busy = False
+        self._row_s = self._pass_s = 0.0
+
+    def ask(self, loaded: Loaded, question: Question, until_s: float = math.inf) -> "asyncio.Future[Answer]":
+        """The answer, before `until_s` or not at all.
+
+        Raises Refused (OVERLOADED) when its turn would come too late; the future raises Refused (DEADLINE) and
+        NotFinite.
+        """
+        now = self._loop.time()
+        delay_s = self._row_s * self._rows + (self._pass_s if self._is_busy else 0.0)
+        if delay_s > self._max_delay_s:
+            raise Refused(
+                Refusal(
+                    reason=Reason.OVERLOADED,
+                    detail=f"{self._rows} observations wait, about {delay_s * 1e3:.0f} ms of work",
+                    retry_after_ms=math.ceil(delay_s * 1e3),
+                )
+            )
+        waiting = _Waiting(loaded, question, until_s, now, self._loop.create_future())
+        self._waiting.append(waiting)
+        self._rows += question.rows
+        self._arrange()
+        return waiting.future
+
+    def close(self) -> None:
+        """Wait for the pass under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._threads.shutdown()
+
+    def _arrange(self) -> None:
+        """See to it that who waits is answered in time."""
+        if self._is_busy:
+            return
+        if self._rows >= self._max_rows or (len(self._waiting) >= self._expected and not self._is_probe):
+            self._until_probe -= 1
+            if self._until_probe > 0 or self._rows >= self._max_rows:
+                self._schedule(0.0)
+                return
+            self._is_probe = True
+            self._schedule(self._max_wait_s)
+        elif self._timer is None:
+            self._schedule(self._max_wait_s)
+
+    def _schedule(self, wait_s: float) -> None:
+        if self._timer is not None:
+            if wait_s > 0 or not isinstance(self._timer, asyncio.TimerHandle):
+                return
+            self._timer.cancel()
+        if wait_s > 0:
+            self._timer = self._loop.call_later(wait_s, self._waited)
+        else:
+            # Whoever is ready in this round of the loop comes along.
+            self._timer = self._loop.call_soon(self._pass)
+
+    def _waited(self) -> None:
+        """The longest wait is over: this many come in that time."""
+        came = len(self._waiting)
+        if self._is_probe:
+            # Alone again: look less often.
+            alone = came <= 1
+            self._probe_every = min(_MOST_PROBE, self._probe_every * 2) if alone else _LEAST_PROBE
+        self._expected, self._is_probe, self._until_probe = max(1, came), False, self._probe_every
+        self._pass()
+
+    def _pass(self) -> None:
+        self._timer = None
+        batch = self._take()
+        self._expected = max(self._expected, len(batch))
+        if not batch:
+            return
+        rows = sum(waiting.question.rows for waiting in batch)
+        metrics.SERVING_BATCH_ROWS.observe(rows)
+        if rows * self._row_s < INLINE_S:
+            self._note(rows, _answer_all(batch))
+            if self._waiting:
+                self._schedule(0.0)
+            return
+        self._is_busy = True
+        running = self._loop.run_in_executor(self._threads, _answer_all, batch)
+        running.add_done_callback(lambda done: self._passed(rows, done))
+
+    def _take(self) -> list[_Waiting]:
+        """The next requests in order, as many as one pass takes, without those that are late or gone."""
+        now, rows, count = self._loop.time(), 0, 0
+        batch: list[_Waiting] = []
+        for waiting in self._waiting:
+            if batch and rows + waiting.question.rows > self._max_rows:
+                break
+            count += 1
+            self._rows -= waiting.question.rows
+            if waiting.future.done():
+                continue
+            if waiting.until_s < now:
+                text = f"waited {(now - waiting.asked_s) * 1e3:.0f} ms for its turn; give the call more time"
+                waiting.future.set_exception(Refused(Refusal(reason=Reason.DEADLINE, detail=text)))
+                continue
+            rows += waiting.question.rows
+            batch.append(waiting)
+            metrics.SERVING_QUEUE_SECONDS.observe(now - waiting.asked_s)
+        del self._waiting[:count]
+        return batch
+
+    def _passed(self, rows: int, done: "asyncio.Future[_Outcome]") -> None:
+        self._is_busy = False
+        self._note(rows, done.result())
+        if self._waiting:
+            self._schedule(0.0)
+
+    def _note(self, rows: int, outcome: "_Outcome") -> None:
+        """Hand out the answers; remember what a row costs."""
+        self._pass_s = outcome.seconds
+        share = outcome.seconds / rows
+        self._row_s = share if self._row_s == 0.0 else 0.9 * self._row_s + 0.1 * share
+        for waiting, result in outcome.answers:
+            if waiting.future.done():
+                continue
+            if isinstance(result, Answer):
+                waiting.future.set_result(result)
+            else:
+                waiting.future.set_exception(result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    answers: list[tuple[_Waiting, Answer | Exception]]
+    seconds: float
+
+
+def _answer_all(batch: Sequence[_Waiting]) -> _Outcome:
+    began = time.perf_counter()
+    by_version: dict[Loaded, list[_Waiting]] = defaultdict(list)
+    for waiting in batch:
+        by_version[waiting.loaded].append(waiting)
+    answers: list[tuple[_Waiting, Answer | Exception]] = []
+    for loaded, group in by_version.items():
+        answers += zip(group, _answer(loaded, [waiting.question for waiting in group]), strict=True)
+    return _Outcome(answers, time.perf_counter() - began)
+
+
+def _answer(loaded: Loaded, questions: list[Question]) -> Sequence[Answer | Exception]:
+    try:
+        return answer(loaded, questions)
+    except Exception as error:  # noqa: BLE001 - handed to each caller, whose fallback answers
+        failed: list[Answer | Exception] = [error] * len(questions)
+        return failed

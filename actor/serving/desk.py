@@ -1,0 +1,201 @@
+"""Requests without an episode, and what requests with one share: reading, asking, falling back, replying.
+
+read ─► choose who answers ─► ask (one forward pass for many) ─► reply
+                                    └─ cannot answer ─► declared fallback, which says so
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from actor.serving.answering import Answer, Loaded, NotFinite, Question
+from actor.serving.batcher import Batcher
+from actor.serving.fallback import Draw
+from actor.serving.leaves import Layout, invalid
+from actor.serving.shelf import Choice, Shelf
+from penstock.registry.routing import Arm
+from penstock.runtime import metrics
+from penstock.runtime.settings import ServingSection
+from penstock.v1 import policy_pb2 as pb
+from penstock.wire.refusal import Reason, Refusal, Refused
+from penstock.wire.spaces import Space
+from penstock.wire.tensor import Array
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST_ID: Final = 128
+_COMPLAIN_EVERY_S: Final = 10.0
+ARMS: Final = {
+    Arm.LATEST: pb.ARM_LATEST,
+    Arm.ACTIVE: pb.ARM_ACTIVE,
+    Arm.CANARY: pb.ARM_CANARY,
+    Arm.PINNED: pb.ARM_PINNED,
+}
+FALLBACKS: Final = {
+    "": pb.FALLBACK_UNSPECIFIED,
+    "previous": pb.FALLBACK_PREVIOUS,
+    "fixed": pb.FALLBACK_FIXED,
+    "uniform": pb.FALLBACK_UNIFORM,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What a client gets. action: by name, as the environment takes it, [rows, *shape].
+
+    answer: of a policy; None where the fallback drew.   fallback: "" or its name.   seconds: since the request came.
+    """
+
+    arm: Arm
+    action: Mapping[str, Array]
+    answer: Answer | None
+    fallback: str
+    seconds: float
+    not_finite: bool = False
+
+
+class Desk:
+    """See the module; one event loop uses it."""
+
+    def __init__(
+        self,
+        spaces: tuple[Space, Space],
+        shelf: Shelf,
+        batcher: Batcher,
+        section: ServingSection,
+        draws: Mapping[str, Draw],
+    ) -> None:
+        """spaces: of observation and action. draws: the fallbacks that need no policy, by name."""
+        self.observation, self.action = Layout("observation", spaces[0]), Layout("action", spaces[1])
+        self.shelf, self._batcher, self._section, self._draws = shelf, batcher, section, draws
+        self._complained_s = -_COMPLAIN_EVERY_S
+        self._answers = {
+            (arm, name): metrics.ANSWERS.labels(arm, name or "none") for arm in Arm for name in FALLBACKS
+        }
+
+    async def act(self, request: pb.ActRequest, until_s: float) -> tuple[pb.ActReply, Answered]:
+        """Answer a request without an episode; raises Refused."""
+        question = self.read(request)
+        if request.version:
+            choice = await self.shelf.exactly(request.version)
+        else:
+            choice = self.shelf.choose(request.client_key)
+        answered = await self.answer(choice, question, until_s)
+        return self.reply(request, answered), answered
+
+    def read(self, request: pb.ActRequest) -> Question:
+        """What is asked; raises Refused (INVALID) for what cannot be answered."""
+        self.check_call(request.policy, request.request_id)
+        batch = request.batch
+        if batch > self._section.max_request_rows:
+            raise invalid(f"batch={batch}: at most {self._section.max_request_rows} rows in one request")
+        if request.state:
+            raise invalid("state: this policy has no recurrent state; leave it out")
+        return Question(
+            observation=self.observation.read("observation", request.observation, batch),
+            rows=batch or 1,
+            deterministic=request.deterministic,
+            seed=request.seed if request.HasField("seed") else None,
+            masks=self.action.read_masks(request.action_mask, batch),
+            distribution=request.want_distribution,
+            value=request.want_value,
+        )
+
+    def check_call(self, policy: str, request_id: str) -> None:
+        """Raise Refused unless the policy is served and the id may be remembered."""
+        if policy not in ("", self._section.policy):
+            raise invalid(f"policy={policy[:80]!r}: here {self._section.policy!r} is served")
+        if len(request_id) > MAX_REQUEST_ID:
+            raise invalid(f"request_id of {len(request_id)} characters: at most {MAX_REQUEST_ID}")
+
+    async def answer(self, choice: Choice, question: Question, until_s: float) -> Answered:
+        """An answer, or the fallback's; raises Refused where there is none in time."""
+        began, arm = time.perf_counter(), choice.arm
+        answer, failed, not_finite = None, True, False
+        if choice.loaded is not None:
+            answer, not_finite = await self._ask(choice.loaded, question, until_s)
+            failed = choice.is_previous or answer is None
+        if answer is None and self._section.fallback == "previous":
+            former = self.shelf.former(arm, choice.loaded)
+            answer = None if former is None else (await self._ask(former, question, until_s))[0]
+        if answer is None:
+            name, action = self._drawn(question.rows)
+        else:
+            name = "previous" if failed else ""
+            action = environment_action(answer)
+            if not failed:
+                self.shelf.note_answered(arm, answer.loaded)
+        seconds = time.perf_counter() - began
+        metrics.ANSWER_SECONDS.observe(seconds)
+        self._answers[arm, name].inc()
+        if choice.shadow is not None and answer is not None and not failed:
+            self._compare(choice.shadow, question, answer)
+        return Answered(
+            arm=arm, action=action, answer=answer, fallback=name, seconds=seconds, not_finite=not_finite
+        )
+
+    def reply(self, request: pb.ActRequest, answered: Answered) -> pb.ActReply:
+        """The message of an answer."""
+        answer, batch = answered.answer, request.batch
+        reply = pb.ActReply(
+            request_id=request.request_id,
+            action=self.action.write(answered.action, batch),
+            version=0 if answer is None else answer.loaded.version,
+            arm=ARMS[answered.arm],
+            fallback=FALLBACKS[answered.fallback],
+        )
+        if answer is not None:
+            reply.log_prob.extend(answer.log_prob.tolist())
+            if answer.distribution is not None:
+                reply.distribution.extend(self.action.write_described(answer.distribution, batch))
+            if answer.value is not None:
+                reply.value.extend(answer.value.tolist())
+        return reply
+
+    async def _ask(self, loaded: Loaded, question: Question, until_s: float) -> tuple[Answer | None, bool]:
+        """The answer, None when this version cannot; and whether that was for a number that is not finite."""
+        try:
+            return await self._batcher.ask(loaded, question, until_s), False
+        except Refused:
+            raise
+        except Exception as error:
+            now = time.monotonic()
+            if now - self._complained_s >= _COMPLAIN_EVERY_S:
+                self._complained_s = now
+                log.exception(
+                    "a version cannot answer", extra={"version": loaded.version, "error": str(error)}
+                )
+            return None, isinstance(error, NotFinite)
+
+    def _drawn(self, rows: int) -> tuple[str, Mapping[str, Array]]:
+        name = "uniform" if self._section.fallback == "previous" else self._section.fallback
+        if name not in self._draws:
+            text = "no version can answer, and serving.fallback=none"
+            raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=1000))
+        return name, self._draws[name](rows)
+
+    def _compare(self, shadow: Loaded, question: Question, answer: Answer) -> None:
+        """Have another version answer as well, when there is time, and note how far it agrees."""
+        try:
+            future = self._batcher.ask(shadow, replace(question, taken=answer.action))
+        except Refused:
+            return  # there was no time
+        future.add_done_callback(_note_agreement)
+
+
+def _note_agreement(done: "asyncio.Future[Answer]") -> None:
+    failed = done.cancelled() or done.exception() is not None
+    agreement = 0.0 if failed else float(np.exp(np.minimum(done.result().log_prob, 0.0)).mean())
+    metrics.SHADOW_AGREEMENT.observe(agreement)
+
+
+def environment_action(answer: Answer) -> dict[str, Any]:
+    """The answer's action as the environment takes it, by name."""
+    return {
+        head.path: head.to_environment(answer.action[head.path]) for head in answer.loaded.policy.action_heads
+    }

@@ -1,0 +1,194 @@
+"""Episodes whose environment lives in a client: who they are, what was answered last, when they are given up.
+
+    start ─► act ─► act ─► … ─► end ─► remembered for late rewards and repeated calls ─► forgotten
+               └── not heard of for the timeout ─► given up ──┘
+
+An id is `SERVER-NUMBER-TOKEN`: another server, or this one after a restart, sees that it is not its own, and who
+was not told an id cannot guess it. Memory is bounded: so many episodes are open, so many remembered.
+"""
+
+import asyncio
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from actor.serving.answering import Loaded
+from actor.serving.leaves import invalid
+from actor.serving.shelf import MAX_LOADED
+from actor.serving.trail import Segment, Trail
+from penstock.registry.routing import Arm
+from penstock.runtime.settings import ServingSection
+from penstock.v1 import policy_pb2 as pb
+from penstock.wire.identity import CALLER, Identity
+from penstock.wire.refusal import Reason, Refusal, Refused
+
+REMEMBERED_REQUESTS: Final = 64
+"""Of one episode, so that none of them counts twice."""
+REMEMBERED_EPISODES: Final = 4096
+MAX_REQUEST_ID: Final = 128
+_RETRY_MS: Final = 1000
+
+
+@dataclass(slots=True, eq=False)
+class Episode:
+    """One that is open, or over and remembered."""
+
+    id: str
+    number: int
+    lane: int
+    client_key: str
+    arm: Arm
+    owner: Identity | None
+    trail: Trail
+    learned: bool
+    heard_s: float
+    loaded: Loaded | None = None
+    total_return: float = 0.0
+    version: int = 0
+    answers: int = 0
+    errors: int = 0
+    slow: int = 0
+    not_finite: int = 0
+    unlearned_as: str = ""
+    """Why its steps are not learned from, where they are not."""
+    last_request: str = ""
+    last_reply: pb.ActReply | None = None
+    pending: "asyncio.Task[pb.ActReply] | None" = None
+    ending: pb.EndEpisodeReply | None = None
+    ending_request: str = ""
+    rewarded: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    """Requests whose rewards were taken, and how many of them came late."""
+    acted: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED_REQUESTS))
+    ripening: list[Segment] = field(default_factory=list)
+    """Cut, and open for rewards still."""
+    ticket: tuple[int, int] | None = None
+    """Trial and place in its cohort."""
+    is_rewarded: bool = False
+
+    def segment_of(self, step: int) -> Segment | None:
+        """Where the step's reward can still be changed."""
+        segments = self.ripening if self.trail.open is None else [*self.ripening, self.trail.open]
+        return next((segment for segment in segments if segment.holds(step)), None)
+
+    def remember_reward(self, request_id: str, late: int) -> None:
+        """The request's rewards were taken."""
+        if request_id:
+            self.rewarded[request_id] = late
+            if len(self.rewarded) > REMEMBERED_REQUESTS:
+                self.rewarded.popitem(last=False)
+
+
+class Episodes:
+    """All of one server; `clock` in seconds, monotonic."""
+
+    def __init__(self, section: ServingSection, unroll_length: int) -> None:
+        self._section, self._unroll_length = section, unroll_length
+        self.server = secrets.token_hex(4)
+        self._open: OrderedDict[str, Episode] = OrderedDict()
+        self._over: OrderedDict[str, Episode] = OrderedDict()
+        self._started: OrderedDict[tuple[str, str], Episode] = OrderedDict()
+        self._lanes: list[int] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Episode]:
+        """The open ones, longest unheard first."""
+        return iter(list(self._open.values()))
+
+    def started_by(self, client_key: str, request_id: str) -> Episode | None:
+        """The episode that this very request started already."""
+        if len(request_id) > MAX_REQUEST_ID:
+            raise invalid(f"request_id of {len(request_id)} characters: at most {MAX_REQUEST_ID}")
+        return self._started.get((client_key, request_id)) if request_id else None
+
+    def start(self, client_key: str, request_id: str, arm: Arm, *, learned: bool, now_s: float) -> Episode:
+        """A new one; raises Refused (OVERLOADED) when as many as may be are open."""
+        if len(self._open) >= self._section.max_episodes:
+            text = f"{len(self._open)} episodes are open (serving.max_episodes); end some"
+            raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=_RETRY_MS))
+        self._count += 1
+        lane = self._lanes.pop() if self._lanes else len(self._open)
+        episode = Episode(
+            id=f"{self.server}-{self._count}-{secrets.token_hex(6)}",
+            number=self._count,
+            lane=lane,
+            client_key=client_key,
+            arm=arm,
+            owner=CALLER.get(),
+            trail=Trail(lane, self._count, self._unroll_length, self._section.max_fragment_age_s),
+            learned=learned,
+            heard_s=now_s,
+        )
+        self._open[episode.id] = episode
+        if request_id:
+            self._started[client_key, request_id] = episode
+            if len(self._started) > REMEMBERED_EPISODES:
+                self._started.popitem(last=False)
+        return episode
+
+    def find(self, episode_id: str, now_s: float) -> Episode:
+        """An open one, heard of now; raises Refused (EPISODE_UNKNOWN, EPISODE_ELSEWHERE)."""
+        episode = self.find_any(episode_id)
+        if episode is None or episode.id not in self._open:
+            raise _unknown(episode_id, "it has ended or was given up: start a new one")
+        episode.heard_s = now_s
+        self._open.move_to_end(episode_id)
+        return episode
+
+    def find_any(self, episode_id: str) -> Episode | None:
+        """One that is open or remembered; None for one of this server's that is forgotten.
+
+        Raises Refused as `find` for any other id, and for somebody else's.
+        """
+        episode = self._open.get(episode_id) or self._over.get(episode_id)
+        if episode is None:
+            self._check_own(episode_id)
+            return None
+        if episode.owner != CALLER.get():
+            raise _unknown(episode_id, "it is another client's")
+        return episode
+
+    def close(self, episode: Episode) -> None:
+        """It is over: remembered for a while."""
+        if self._open.pop(episode.id, None) is None:
+            return
+        self._lanes.append(episode.lane)
+        episode.loaded = None
+        self._over[episode.id] = episode
+        while len(self._over) > REMEMBERED_EPISODES:
+            self._over.popitem(last=False)
+
+    def let_go_of_old(self) -> None:
+        """Keep at most MAX_LOADED versions for episodes: the others take newer weights with their next step."""
+        versions = {episode.version for episode in self._open.values() if episode.loaded is not None}
+        for version in sorted(versions)[:-MAX_LOADED]:
+            for episode in self._open.values():
+                if episode.version == version:
+                    episode.loaded = None
+
+    def overdue(self, now_s: float) -> list[Episode]:
+        """Open ones that were not heard of for the timeout."""
+        late = []
+        for episode in self._open.values():
+            if now_s - episode.heard_s < self._section.episode_timeout_s:
+                break
+            late.append(episode)
+        return late
+
+    def _check_own(self, episode_id: str) -> None:
+        server, _, rest = episode_id.partition("-")
+        if not rest:
+            raise _unknown(episode_id, "no such id was ever given")
+        if server != self.server:
+            text = f"episode_id={episode_id[:80]!r} is of server {server[:16]!r}, this is {self.server}: start a new one"
+            raise Refused(Refusal(reason=Reason.EPISODE_ELSEWHERE, detail=text))
+
+
+def _unknown(episode_id: str, why: str) -> Refused:
+    text = f"episode_id={episode_id[:80]!r}: {why}"
+    return Refused(Refusal(reason=Reason.EPISODE_UNKNOWN, detail=text))

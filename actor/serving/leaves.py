@@ -1,0 +1,142 @@
+"""Observations, actions and distributions between messages and arrays, checked leaf by leaf.
+
+What a client sends is refused (INVALID) with the leaf, what came and what is wanted, before anything is
+computed or remembered.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.v1 import policy_pb2 as pb
+from penstock.v1 import tensor_pb2
+from penstock.wire.refusal import Reason, Refusal, Refused
+from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
+from penstock.wire.tensor import Array, from_tensor
+
+Parts = Sequence[pb.Part]
+
+
+def invalid(text: str) -> Refused:
+    """The error for what a client must change."""
+    return Refused(Refusal(reason=Reason.INVALID, detail=text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One leaf. path: as clients write it.   name: of the tensor, "observation/camera"."""
+
+    path: str
+    name: str
+    leaf: Leaf
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Layout:
+    """The leaves of a space under `root`, "observation" or "action"."""
+
+    def __init__(self, root: str, space: Space) -> None:
+        self.root = root
+        self._wanted = {
+            name.removeprefix(root).removeprefix("/"): _Wanted(
+                name.removeprefix(root).removeprefix("/"), name, leaf, leaf.dtype, leaf.shape
+            )
+            for name, leaf in leaves(space, root)
+        }
+        self._masks = {
+            path: wanted.leaf.n for path, wanted in self._wanted.items() if isinstance(wanted.leaf, Discrete)
+        }
+
+    def read(self, field: str, parts: Parts, batch: int) -> dict[str, Array]:
+        """Arrays [max(batch, 1), *shape] by tensor name; raises Refused for anything that is not the space's."""
+        if len(parts) != len(self._wanted):
+            raise invalid(f"{field}: {len(parts)} parts, the space has {self._named()}")
+        arrays: dict[str, Array] = {}
+        for part in parts:
+            wanted = self._wanted.get(part.path)
+            if wanted is None or wanted.name in arrays:
+                raise invalid(f"{field}: part {part.path[:80]!r} is unknown or twice; give {self._named()}")
+            arrays[wanted.name] = _read(f"{field}/{part.path}", part.value, wanted, batch)
+        return arrays
+
+    def read_masks(self, parts: Parts, batch: int) -> dict[str, NDArray[np.bool_]] | None:
+        """Bool [max(batch, 1), n] by tensor name, true where allowed; None for no masks."""
+        if not parts:
+            return None
+        masks: dict[str, NDArray[np.bool_]] = {}
+        for part in parts:
+            if part.path not in self._masks:
+                known = ", ".join(map(repr, self._masks)) or "none"
+                raise invalid(f"action_mask: no mask for {part.path[:80]!r}; leaves that take one: {known}")
+            shape = _lead(batch, (self._masks[part.path],))
+            mask = _array(f"action_mask/{part.path}", part.value, "bool", shape)
+            rows: NDArray[Any] = mask.reshape(-1, shape[-1])
+            if not rows.any(-1).all():
+                raise invalid(f"action_mask/{part.path}: allows nothing; allow at least one action")
+            masks[self._wanted[part.path].name] = rows
+        return masks
+
+    def write(self, arrays: Mapping[str, Array], batch: int) -> list[pb.Part]:
+        """The parts of arrays [max(batch, 1), *shape] by tensor name."""
+        return [
+            _part(wanted.path, arrays[wanted.name], wanted.dtype, batch) for wanted in self._wanted.values()
+        ]
+
+    def write_described(self, described: Mapping[str, NDArray[np.floating]], batch: int) -> list[pb.Part]:
+        """The parts of a distribution [max(batch, 1), size] by name, "action/probability"."""
+        return [
+            _part(name.removeprefix(self.root).removeprefix("/"), array.astype(np.float32), "float32", batch)
+            for name, array in described.items()
+        ]
+
+    def _named(self) -> str:
+        return ", ".join(map(repr, self._wanted))
+
+
+def _lead(batch: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (batch, *shape) if batch else shape
+
+
+def _array(field: str, message: tensor_pb2.Tensor, dtype: str, shape: tuple[int, ...]) -> Array:
+    try:
+        array = from_tensor(field, message)
+    except ValueError as error:
+        raise invalid(str(error)) from error
+    if message.dtype != dtype or array.shape != shape:
+        raise invalid(f"{field}: {message.dtype}{array.shape} came, {dtype}{shape} is wanted")
+    return array
+
+
+def _read(field: str, message: tensor_pb2.Tensor, wanted: _Wanted, batch: int) -> Array:
+    array = _array(field, message, wanted.dtype, _lead(batch, wanted.shape))
+    rows = array if batch else array[np.newaxis]
+    _check_values(field, rows, wanted.leaf)
+    return rows
+
+
+def _check_values(field: str, rows: Array, leaf: Leaf) -> None:
+    match leaf:
+        case Box():
+            if rows.dtype.kind == "f" and not np.isfinite(rows).all():
+                raise invalid(f"{field}: holds NaN or infinity; send finite numbers")
+        case Discrete():
+            _check_range(field, rows, leaf.start, leaf.start + leaf.n)
+        case MultiDiscrete():
+            _check_range(field, rows, 0, leaf.nvec)
+        case MultiBinary():
+            _check_range(field, rows, 0, 2)
+
+
+def _check_range(field: str, rows: Any, low: int, high: int | Iterable[int]) -> None:
+    if ((rows < low) | (rows >= high)).any():
+        raise invalid(f"{field}={rows.ravel()[:8].tolist()}: must be at least {low} and below {high}")
+
+
+def _part(path: str, array: Array, dtype: str, batch: int) -> pb.Part:
+    rows = array if batch else array[0]
+    tensor = tensor_pb2.Tensor(dtype=dtype, shape=rows.shape, data=rows.tobytes())
+    return pb.Part(path=path, value=tensor)

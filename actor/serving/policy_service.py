@@ -1,0 +1,218 @@
+"""PolicyService on gRPC: deadlines, streams, and refusals as replies.
+
+Bytes that are no request end as INVALID_ARGUMENT, an error that nobody foresaw as INTERNAL with a number that
+stands in the log beside its cause: no text of an exception leaves the process.
+"""
+
+import asyncio
+import logging
+import math
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from actor.serving.desk import ARMS, Answered, Desk
+from actor.serving.episode_desk import EpisodeDesk
+from actor.serving.episodes import Episodes
+from penstock.runtime import metrics
+from penstock.runtime.settings import ServingSection
+from penstock.v1 import policy_pb2 as pb
+from penstock.wire import spaces
+from penstock.wire.limits import MAX_MESSAGE_BYTES
+from penstock.wire.refusal import Refused
+from penstock.wire.spaces import Space
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "penstock.v1.PolicyService"
+MAX_IN_FLIGHT: Final = 256
+"""Unanswered requests of one stream; then it is not read until one is answered."""
+
+Context = Any
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+Told = Callable[[Answered], None]
+
+
+class PolicyService:
+    """See the module; one event loop uses it."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        episode_desk: EpisodeDesk,
+        episodes: Episodes,
+        section: ServingSection,
+        described: tuple[str, Space, Space],
+        *,
+        learns: bool,
+        on_answer: Told,
+    ) -> None:
+        """described: run, observation space, action space. on_answer: told of answers without an episode."""
+        self._desk, self._episode_desk, self._episodes = desk, episode_desk, episodes
+        self._section, self._described, self._learns = section, described, learns
+        self._on_answer = on_answer
+        self._loop = asyncio.get_running_loop()
+        self._calls = {
+            name: metrics.POLICY_CALLS.labels(name)
+            for name in ("act", "act_stream", "start_episode", "reward", "end_episode", "describe")
+        }
+
+    def add_to(self, server: "grpc.aio.Server") -> None:
+        """Serve all calls from `server`."""
+        unary: dict[str, tuple[Any, Any, Any]] = {
+            "Act": (pb.ActRequest, pb.ActReply, self.act),
+            "StartEpisode": (pb.StartEpisodeRequest, pb.StartEpisodeReply, self.start),
+            "Reward": (pb.RewardRequest, pb.RewardReply, self.reward),
+            "EndEpisode": (pb.EndEpisodeRequest, pb.EndEpisodeReply, self.end),
+            "Describe": (pb.DescribeRequest, pb.DescribeReply, self.describe),
+        }
+        handlers: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(
+                _unary(name, request, body), response_serializer=reply.SerializeToString
+            )
+            for name, (request, reply, body) in unary.items()
+        }
+        handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(
+            self.act_stream, response_serializer=pb.ActReply.SerializeToString
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
+
+    async def act(self, request: pb.ActRequest, context: Context) -> pb.ActReply:
+        """See policy.proto."""
+        self._calls["act"].inc()
+        left_s = context.time_remaining()
+        return await self._answer(request, math.inf if left_s is None else self._loop.time() + left_s)
+
+    async def _answer(self, request: pb.ActRequest, until_s: float) -> pb.ActReply:
+        try:
+            if request.episode_id:
+                return await self._episode_desk.act(request, until_s)
+            reply, answered = await self._desk.act(request, until_s)
+        except Refused as error:
+            metrics.REFUSALS.labels(error.refusal.reason.label).inc()
+            return pb.ActReply(request_id=request.request_id, refusal=error.refusal.to_proto())
+        self._on_answer(answered)
+        return reply
+
+    async def act_stream(
+        self, requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[pb.ActReply]:
+        """See policy.proto. Ends, with all that it has begun, when its caller goes away."""
+        replies: asyncio.Queue[pb.ActReply | None] = asyncio.Queue()
+        running: set[asyncio.Task[None]] = set()
+        room = asyncio.Semaphore(MAX_IN_FLIGHT)
+
+        async def answer(request: pb.ActRequest) -> None:
+            until_s = self._loop.time() + request.deadline_ms / 1000 if request.deadline_ms else math.inf
+            try:
+                replies.put_nowait(await self._answer(request, until_s))
+            finally:
+                room.release()
+
+        async def read() -> None:
+            async for data in requests:
+                self._calls["act_stream"].inc()
+                await room.acquire()
+                task = asyncio.create_task(answer(pb.ActRequest.FromString(data)))
+                running.add(task)
+                task.add_done_callback(running.discard)
+            await asyncio.gather(*running)
+            replies.put_nowait(None)
+
+        reader = asyncio.create_task(read())
+        reader.add_done_callback(lambda _done: replies.put_nowait(None))
+        try:
+            while (reply := await replies.get()) is not None:
+                yield reply
+            await reader
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "ActStream: bytes that are no ActRequest")
+        finally:
+            for task in (reader, *running):
+                task.cancel()
+
+    async def start(self, request: pb.StartEpisodeRequest, _context: Context) -> pb.StartEpisodeReply:
+        """See policy.proto."""
+        self._calls["start_episode"].inc()
+        try:
+            return self._episode_desk.start(request)
+        except Refused as error:
+            return pb.StartEpisodeReply(refusal=_refused(error))
+
+    async def reward(self, request: pb.RewardRequest, _context: Context) -> pb.RewardReply:
+        """See policy.proto."""
+        self._calls["reward"].inc()
+        try:
+            return await self._episode_desk.reward(request)
+        except Refused as error:
+            return pb.RewardReply(refusal=_refused(error))
+
+    async def end(self, request: pb.EndEpisodeRequest, _context: Context) -> pb.EndEpisodeReply:
+        """See policy.proto."""
+        self._calls["end_episode"].inc()
+        try:
+            return self._episode_desk.end(request)
+        except Refused as error:
+            return pb.EndEpisodeReply(refusal=_refused(error))
+
+    async def describe(self, request: pb.DescribeRequest, _context: Context) -> pb.DescribeReply:
+        """See policy.proto."""
+        self._calls["describe"].inc()
+        try:
+            self._desk.check_call(request.policy, "")
+        except Refused as error:
+            return pb.DescribeReply(refusal=_refused(error))
+        run, observation, action = self._described
+        section = self._section
+        return pb.DescribeReply(
+            run=run,
+            policy=section.policy,
+            observation_space=spaces.to_proto(observation),
+            action_space=spaces.to_proto(action),
+            versions=[
+                pb.ServedVersion(
+                    version=version,
+                    update=loaded.update,
+                    sha256=loaded.sha256,
+                    arms=[ARMS[arm] for arm in arms],
+                )
+                for version, (loaded, arms) in self._desk.shelf.served().items()
+            ],
+            max_batch=section.max_request_rows,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            max_episodes=section.max_episodes,
+            reward_window_ms=round(section.reward_window_s * 1000),
+            episode_timeout_ms=round(section.episode_timeout_s * 1000),
+            server=self._episodes.server,
+            learns=self._learns,
+        )
+
+
+def _refused(error: Refused) -> Any:
+    metrics.REFUSALS.labels(error.refusal.reason.label).inc()
+    return error.refusal.to_proto()
+
+
+def _unary(name: str, message: Any, body: Callable[[Any, Context], Awaitable[Any]]) -> Any:
+    """`body` behind its parsing."""
+    parse = message.FromString
+
+    async def call(data: bytes, context: Context) -> Any:
+        try:
+            return await body(parse(data), context)
+        except DecodeError:
+            text = f"{name}: {len(data)} bytes that are no {name}Request; check the protocol version"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            number = secrets.token_hex(4)
+            log.exception("%s failed; request id %s", name, number)
+            await context.abort(
+                grpc.StatusCode.INTERNAL, f"{name} failed; number {number} in the server's log"
+            )
+
+    return call

@@ -1,0 +1,193 @@
+"""Process body of a policy server.
+
+where from                  latest                               learns
+--run FOLDER                newest version kept in the folder    no
+--broker ADDRESS            the learner's newest weights         yes
+both                        the learner's newest weights         yes; other arms from registry and folder
+
+wait for the run ─► first look at versions ─► serving ─► draining: not serving, finish, flush ─► end
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from functools import partial
+from typing import Final
+
+import torch
+
+from actor.run import probe_answer
+from actor.service import SWITCH_INTERVAL_S, connect
+from actor.serving.assembly import Parts, Source, assemble
+from actor.serving.following import Following
+from actor.serving.policy_service import NAME
+from actor.serving.shelf import Weights
+from penstock.registry.weight_files import read_specification
+from penstock.runtime.credentials import credentials
+from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.gate import build_gate
+from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.loop_lag import watch_loop
+from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.wire.ids import check_id, to_id
+from penstock.wire.server import Front, bind, build_server
+from penstock.wire.specification import RunSpecification
+
+log = logging.getLogger(__name__)
+
+ROLE: Final = "server"
+EVENT_LOOP: Final = "event loop"
+DRAIN_GRACE_S: Final = 10.0
+STREAMS_PER_CONNECTION: Final = 1024
+"""A client that speaks for many environments has one connection for all of them."""
+_SWEEP_S: Final = 0.05
+
+
+def main(lifecycle: Lifecycle, settings: Settings, *, source: Source, listen: str) -> int:
+    """Serve until the run has ended or the lifecycle drains; returns the exit code.
+
+    Raises ConfigurationError for an address, a folder or settings that cannot be used, Fatal when it cannot go on.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    torch.set_num_threads(settings.actor.threads)
+    health = Health(ROLE)
+    link = None if source.broker is None else connect(source.broker, settings)
+    try:
+        following = (
+            None if link is None else Following(lifecycle, link, _name(source), settings.actor.ack_journal)
+        )
+        specification = _specification(source, following)
+        if specification is None:
+            return EXIT_OK
+        return asyncio.run(_serve(lifecycle, settings, source, specification, following, health, listen))
+    except (Fatal, ConfigurationError) as error:
+        health.fail(str(error))
+        raise
+    finally:
+        if link is not None:
+            link.close()
+
+
+def _name(source: Source) -> str:
+    return check_id("actor_id", source.actor_id or to_id(f"{socket.gethostname()}-{os.getpid()}"))
+
+
+def _specification(source: Source, following: Following | None) -> RunSpecification | None:
+    """Of the run; None when the process drains before there is one."""
+    if following is not None:
+        return following.begin()
+    if source.run_dir is None:
+        raise ConfigurationError("nothing to serve: name --run FOLDER, --broker ADDRESS, or both")
+    try:
+        return read_specification(source.run_dir)
+    except ValueError as error:
+        raise ConfigurationError(f"--run {source.run_dir}: {error}") from error
+
+
+async def _serve(
+    lifecycle: Lifecycle,
+    settings: Settings,
+    source: Source,
+    specification: RunSpecification,
+    following: Following | None,
+    health: Health,
+    listen: str,
+) -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    lifecycle.on_drain(partial(_set_from_thread, loop, stop))
+    parts = assemble(settings, source, specification, following)
+    front = _front(settings, listen)
+    parts.service.add_to(front.server)
+    try:
+        metrics_port, address = _listen(front, settings, health, listen)
+        if parts.traffic is not None:
+            await parts.traffic.steer(parts.shelf, parts.trial)
+            parts.errands.send(parts.traffic.follow(parts.shelf, parts.trial, settings.serving.refresh_s))
+        if following is not None:
+            apply = partial(_apply, parts, specification)
+            following.start(loop, apply, partial(_set_from_thread, loop, stop))
+        parts.errands.send(_sweep(parts))
+        parts.errands.send(watch_loop(partial(health.progress, EVENT_LOOP)))
+        health.watch(EVENT_LOOP, settings.broker.stall_timeout_s)
+        await front.server.start()
+        await front.set_serving(serving=True)
+        announce(ROLE, metrics_port=metrics_port, address=address)
+        health.set_ready(True)
+        log.info("serving", extra={"address": address, "run_name": specification.run})
+        await _until(stop, parts)
+        health.set_ready(False, "draining")
+        await _drain(front, parts, following, lifecycle)
+    finally:
+        for task in parts.errands.tasks:
+            task.cancel()
+        await front.server.stop(0)
+        parts.batcher.close()
+    return EXIT_OK
+
+
+def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    loop.call_soon_threadsafe(event.set)
+
+
+def _front(settings: Settings, listen: str) -> Front:
+    section = settings.broker
+    return build_server(
+        (NAME,),
+        interceptors=[build_gate(settings, credentials(settings.security), listen)],
+        maximum_concurrent_rpcs=section.max_concurrent_calls,
+        max_connections=section.max_connections,
+        max_connection_age_s=section.max_connection_age_s,
+        streams_per_connection=STREAMS_PER_CONNECTION,
+    )
+
+
+def _listen(front: Front, settings: Settings, health: Health, listen: str) -> tuple[int, str]:
+    """Port of the metrics and address of the server."""
+    try:
+        _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+        return metrics_port, bind(front.server, listen, credentials(settings.security))
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(str(error)) from error
+
+
+async def _apply(parts: Parts, specification: RunSpecification, weights: Weights) -> tuple[float, ...]:
+    """Answer `latest` with these; what the probe says under them."""
+    try:
+        await parts.shelf.take_latest(weights)
+    except ValueError as error:
+        raise Fatal(f"weights {weights.version} cannot be applied: {error}") from error
+    parts.episodes.let_go_of_old()
+    assert parts.shelf.latest is not None
+    return await asyncio.to_thread(probe_answer, parts.shelf.latest.policy, specification.probe)
+
+
+async def _sweep(parts: Parts) -> None:
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        parts.episode_desk.sweep()
+
+
+async def _until(stop: asyncio.Event, parts: Parts) -> None:
+    """Until `stop`; raises what an errand raises."""
+    stopped, failed = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(parts.errands.first_error())
+    done, rest = await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    for task in done:
+        task.result()
+
+
+async def _drain(front: Front, parts: Parts, following: Following | None, lifecycle: Lifecycle) -> None:
+    """Say so, finish what is in flight, hand over what was learned."""
+    await front.set_serving(serving=False)
+    await front.server.stop(DRAIN_GRACE_S)
+    for episode in parts.episodes:
+        parts.episode_desk.abandon(episode)
+    if parts.learning is not None:
+        parts.learning.send_all()
+    if following is not None:
+        lifecycle.drain("the server is done")
+        await asyncio.to_thread(following.join)

@@ -1,0 +1,114 @@
+"""Versions and traffic, as the registry has them now: read again and again, followed from the next pass on."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from actor.serving.shelf import Shelf, Weights
+from actor.serving.trial import Trial
+from penstock.registry.errors import RegistryError, SchemaMismatch, UnknownVersion
+from penstock.registry.records import PolicyVersion
+from penstock.registry.registry import Registry
+from penstock.registry.routing import Arms
+from penstock.registry.weight_files import read_kept
+
+log = logging.getLogger(__name__)
+
+_BY: Final = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the registry says at one moment. newest: of the versions that are kept."""
+
+    arms: Arms
+    newest: PolicyVersion | None
+    active: PolicyVersion | None
+
+
+class Traffic:
+    """Reads the registry at `url`; weights come from `live` (a run that goes on) or from the run's folder."""
+
+    def __init__(
+        self, url: str, policy: str, run_dir: Path | None, live: Callable[[int], Weights | None] | None
+    ) -> None:
+        self._url, self._policy, self._run_dir, self._live = url, policy, run_dir, live
+        self._registry: Registry | None = None
+        self._said: list[str] = []
+
+    def look(self) -> Look | None:
+        """None while nothing was ever registered. Blocks; raises RegistryError."""
+        if self._registry is None:
+            try:
+                self._registry = Registry.open(self._url)
+            except SchemaMismatch:
+                return None
+        arms = self._registry.arms(self._policy)
+        pinned = self._registry.pinned(self._policy)
+        return Look(arms, pinned[-1] if pinned else None, self._registry.active(self._policy))
+
+    def fetch(self, version: int) -> Weights | None:
+        """The weights of a version that is held. Blocks; raises ValueError for damaged ones."""
+        found = self._live(version) if self._live is not None else None
+        if found is not None or self._registry is None or self._run_dir is None:
+            return found
+        try:
+            row = self._registry.get(self._policy, version)
+        except UnknownVersion:
+            return None
+        return (
+            Weights(version, row.update, read_kept(self._run_dir, version, row.sha256))
+            if row.pinned
+            else None
+        )
+
+    async def follow(self, shelf: Shelf, trial: Trial, refresh_s: float) -> None:
+        """For ever: look, and steer."""
+        while True:
+            await asyncio.sleep(refresh_s)
+            try:
+                await self.steer(shelf, trial)
+            except RegistryError as error:
+                self._say([f"registry: {error}"])
+
+    async def steer(self, shelf: Shelf, trial: Trial) -> None:
+        """Look once; raises RegistryError."""
+        look = await asyncio.to_thread(self.look)
+        if look is None:
+            return
+        if self._live is None and look.newest is not None:
+            await self._take_newest(shelf, look.newest)
+        wrong = await shelf.steer(look.arms)
+        evaluation = None if look.active is None else look.active.evaluation
+        trial.steer(look.arms.active, look.arms.canary, evaluation)
+        self._say(wrong)
+
+    async def _take_newest(self, shelf: Shelf, newest: PolicyVersion) -> None:
+        """Without a live run the newest version that is kept is the latest."""
+        if shelf.latest is not None and shelf.latest.version == newest.version:
+            return
+        try:
+            weights = await asyncio.to_thread(self.fetch, newest.version)
+            if weights is not None:
+                await shelf.take_latest(weights)
+        except ValueError as error:
+            self._say([str(error)])
+
+    def _say(self, wrong: list[str]) -> None:
+        """Once, until it changes."""
+        if wrong and wrong != self._said:
+            log.warning("versions that cannot be served", extra={"why": wrong})
+        self._said = wrong
+
+    async def withdraw(self, version: int, reason: str) -> None:
+        """Roll the canary back, unless somebody has done so already."""
+        registry = self._registry
+        if registry is None:
+            return
+        try:
+            await asyncio.to_thread(registry.rollback, self._policy, reason[:1000], by=_BY, version=version)
+        except RegistryError as error:
+            log.warning("canary not withdrawn", extra={"version": version, "error": str(error)})

@@ -1,0 +1,162 @@
+"""The steps of one episode that the learner has not got yet, cut into segments.
+
+A step is whole once what followed it is known: its next observation comes with the next action, its end with the
+end of the episode. A segment holds whole steps of one weight version and the observation after the last; its
+rewards stay open until it becomes a fragment.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
+from penstock.wire.schema import FragmentSchema
+from penstock.wire.tensor import Array
+
+Row = Mapping[str, Array]
+"""One observation or action by tensor name, arrays [1, *shape]."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Segment:
+    """T steps, T + 1 observations once it is cut. Rewards may still be added.
+
+    final: the true last observation, where the episode ended with the last step.
+    """
+
+    slot: Slot
+    version: int
+    update: int
+    bytes: int = 0
+    """What its observations and actions take."""
+    observations: list[Row] = field(default_factory=list)
+    actions: list[Row] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    valid: list[bool] = field(default_factory=list)
+    terminated: bool = False
+    truncated: bool = False
+    final: Row | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps taken, the last perhaps not whole."""
+        return len(self.actions)
+
+    def holds(self, step: int) -> bool:
+        """Whether the step of the episode is one of these."""
+        return self.slot.first_step <= step < self.slot.first_step + self.steps
+
+    def add_reward(self, step: int, amount: float) -> None:
+        """To what the step has."""
+        self.rewards[step - self.slot.first_step] += amount
+
+    def drop_last(self) -> None:
+        """Forget a last step of which nobody knows what came of it; what was seen before it stays, as the end."""
+        del self.actions[-1], self.log_probs[-1], self.rewards[-1], self.valid[-1]
+
+    def to_fragment(self, schema: FragmentSchema, run: str, policy: str, *, compress: bool) -> Fragment:
+        """As a fragment without session or number, which it gets when it is sent."""
+        steps = self.steps
+        header = FragmentHeader(
+            run=run,
+            session=0,
+            sequence=0,
+            schema_id=schema.schema_id,
+            steps=steps,
+            slots=(self.slot,),
+            weights=(WeightSpan(0, 0, steps, self.version, self.update),),
+            tensors=(),
+            policy=policy,
+            created_us=time.time_ns() // 1000,
+        )
+        names = frozenset(self.observations[0]) if compress else frozenset[str]()
+        return build(header, self._tensors(), names)
+
+    def _tensors(self) -> dict[str, Array]:
+        steps = self.steps
+        last = [self.terminated or self.truncated]
+        tensors: dict[str, Any] = {
+            name: np.stack([row[name] for row in self.observations]) for name in self.observations[0]
+        }
+        tensors |= {name: np.stack([row[name] for row in self.actions]) for name in self.actions[0]}
+        tensors["reward"] = np.asarray(self.rewards, np.float32)[:, np.newaxis]
+        tensors["log_prob"] = np.asarray(self.log_probs, np.float32)[:, np.newaxis]
+        tensors["valid"] = np.asarray(self.valid, bool)[:, np.newaxis]
+        ends = np.zeros((steps, 1), bool)
+        tensors["terminated"], tensors["truncated"] = ends.copy(), ends
+        tensors["terminated"][-1], tensors["truncated"][-1] = self.terminated, self.truncated
+        count = int(last[0] and self.final is not None)
+        tensors["final/slot"] = np.zeros(count, np.int32)
+        tensors["final/step"] = np.full(count, steps - 1, np.int32)
+        for name, row in self.observations[0].items():
+            tensors[f"final/{name}"] = row[:0] if self.final is None else self.final[name]
+        return tensors
+
+
+class Trail:
+    """The open segment of an episode; `step` and `end` return the one that they complete."""
+
+    def __init__(self, lane: int, number: int, unroll_length: int, max_age_s: float) -> None:
+        self._lane, self._number = lane, number
+        self._unroll_length, self._max_age_s = unroll_length, max_age_s
+        self._begun = 0
+        self._began_s = -math.inf
+        self.open: Segment | None = None
+        self.length = 0
+        """Steps of the episode."""
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the next action begins a new segment, and so may come from newer weights."""
+        return (
+            self.length == 0
+            or self.length - self._begun >= self._unroll_length
+            or now_s - self._began_s >= self._max_age_s
+        )
+
+    def skip(self, now_s: float) -> None:
+        """A step that is not learned from."""
+        if self.is_due(now_s):
+            self._begun, self._began_s = self.length, now_s
+        self.length += 1
+
+    def step(
+        self, observation: Row, action: Row, log_prob: float | None, weights: tuple[int, int], now_s: float
+    ) -> Segment | None:
+        """An action was taken. log_prob None: it was not drawn from the policy. weights: version and update."""
+        done = None
+        if self.open is not None and (self.is_due(now_s) or self.open.version != weights[0]):
+            done, self.open = self.open, None
+            done.observations.append(observation)
+        if self.open is None:
+            slot = Slot(self._lane, self._number, self.length)
+            self.open = Segment(slot=slot, version=weights[0], update=weights[1])
+            self._begun, self._began_s = self.length, now_s
+        segment = self.open
+        segment.observations.append(observation)
+        segment.actions.append(action)
+        segment.log_probs.append(0.0 if log_prob is None else log_prob)
+        segment.valid.append(log_prob is not None)
+        segment.rewards.append(0.0)
+        self.length += 1
+        return done
+
+    def end(self, *, terminated: bool, final: Row | None) -> Segment | None:
+        """The episode ended in its own way (`terminated`) or from outside."""
+        done, self.open = self.open, None
+        if done is not None:
+            done.terminated, done.truncated, done.final = terminated, not terminated, final
+            done.observations.append(final if final is not None else done.observations[-1])
+        return done
+
+    def give_up(self) -> Segment | None:
+        """Nobody will ever say what came of the last step; the steps before it, if any."""
+        done, self.open = self.open, None
+        if done is None:
+            return None
+        done.drop_last()
+        return done if done.steps else None

@@ -1,0 +1,84 @@
+"""What the serving benchmark asks: a policy server over a run's folder made without training, and bare echoes.
+
+python -m benchmarks.served_run ADDRESS     grpc.aio: each message is answered by one of an ActReply's size
+"""
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import numpy as np
+
+from actor.serving.process import STREAMS_PER_CONNECTION
+from benchmarks.fragments import RUN, Shape
+from learner.final_policy import write_specification
+from penstock.policy.policy import Policy, build
+from penstock.policy.weights import encode
+from penstock.registry.records import NewVersion, Origin
+from penstock.registry.registry import Registry
+from penstock.registry.weight_files import registry_url, write_kept
+from penstock.runtime.settings import PolicySection
+from penstock.wire.server import build_server
+from penstock.wire.spaces import Box, Discrete
+
+SHAPE: Final = Shape(Box(np.full(4, -np.inf, np.float32), np.full(4, np.inf, np.float32)), 32, 1)
+REPLY: Final = bytes(110)
+"""About what an ActReply with one action weighs."""
+ECHO: Final = "bench.Echo"
+
+
+def make_policy(seed: int = 1) -> Policy:
+    """CartPole's shapes, 64-64."""
+    return build(SHAPE.box, Discrete(2), PolicySection(), seed)
+
+
+def make_run(folder: Path) -> None:
+    """A run's folder with one version, active."""
+    (folder / "policies").mkdir(parents=True)
+    policy = replace(SHAPE.specification(), policy_json=PolicySection().canonical_json())
+    write_specification(folder, policy)
+    blob = encode(make_policy())
+    write_kept(folder, 1, blob)
+    with Registry.open(registry_url(folder), migrate=True) as registry:
+        new = NewVersion(
+            policy="default",
+            version=1,
+            run=RUN,
+            update=1,
+            sha256=hashlib.sha256(blob).hexdigest(),
+            size_bytes=len(blob),
+            origin=Origin.FINAL,
+        )
+        registry.register(new, by="bench")
+        registry.promote("default", 1, "for the benchmark", by="bench")
+
+
+async def _unary(_request: bytes, _context: Any) -> bytes:
+    return REPLY
+
+
+async def _stream(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+    async for _ in requests:
+        yield REPLY
+
+
+async def echo(address: str) -> None:
+    """Serve until killed."""
+    front = build_server((), streams_per_connection=STREAMS_PER_CONNECTION)
+    handlers = {
+        "Unary": grpc.unary_unary_rpc_method_handler(_unary),
+        "Stream": grpc.stream_stream_rpc_method_handler(_stream),
+    }
+    front.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ECHO, handlers),))
+    front.server.add_insecure_port(address)
+    await front.server.start()
+    await front.server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    asyncio.run(echo(sys.argv[1]))

@@ -1,0 +1,169 @@
+"""Clients of a server, as many calls in flight as wanted, in one process: latencies and a rate.
+
+    python -m benchmarks.serving_load WHAT ADDRESS --in-flight 64 --streams 1 --seconds 3
+
+Prints one line of JSON. WHAT: echo, echo-stream, act, act-stream, act-rows (64 observations in a call), learn
+(episodes whose steps carry rewards).
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+import numpy as np
+
+from benchmarks.served_run import ECHO
+from penstock.v1 import policy_pb2 as pb
+from penstock.v1 import tensor_pb2
+from penstock.v1.policy_pb2_grpc import PolicyServiceStub
+from penstock.wire.channel import CHANNEL_OPTIONS
+
+ROWS: Final = 64
+EPISODE_STEPS: Final = 200
+_WARM_S: Final = 0.5
+
+Call = Callable[[], Awaitable[None]]
+
+
+def request_of(rows: int) -> pb.ActRequest:
+    """CartPole's observation, so many of them; 0: a single one."""
+    values = np.linspace(-0.1, 0.1, max(rows, 1) * 4, dtype=np.float32)
+    shape = (rows, 4) if rows else (4,)
+    tensor = tensor_pb2.Tensor(dtype="float32", shape=shape, data=values.tobytes())
+    return pb.ActRequest(observation=[pb.Part(value=tensor)], batch=rows)
+
+
+async def call_act(channel: Any, rows: int) -> Call:
+    """Unary Act."""
+    act = channel.unary_unary("/penstock.v1.PolicyService/Act", None, pb.ActReply.FromString)
+    data = request_of(rows).SerializeToString()
+
+    async def call() -> None:
+        reply = await act(data)
+        if reply.HasField("refusal"):
+            raise RuntimeError(f"refused: {reply.refusal}")
+
+    return call
+
+
+async def call_echo(channel: Any) -> Call:
+    """Bytes of the same size."""
+    echo = channel.unary_unary(f"/{ECHO}/Unary")
+    data = request_of(0).SerializeToString()
+
+    async def call() -> None:
+        await echo(data)
+
+    return call
+
+
+async def call_learn(channel: Any) -> Call:
+    """The next step of an episode of this caller's own, with the reward of the one before."""
+    stub: Any = PolicyServiceStub(channel)
+    request, left = request_of(0), 0
+
+    async def call() -> None:
+        nonlocal left
+        if left == 0:
+            if request.episode_id:
+                await stub.EndEpisode(
+                    pb.EndEpisodeRequest(
+                        episode_id=request.episode_id,
+                        ending=pb.ENDING_TERMINATED,
+                        reward=1.0,
+                    )
+                )
+            request.episode_id = (await stub.StartEpisode(pb.StartEpisodeRequest())).episode_id
+            request.ClearField("reward")
+            left = EPISODE_STEPS
+        reply = await stub.Act(request)
+        if reply.HasField("refusal"):
+            raise RuntimeError(f"refused: {reply.refusal}")
+        request.reward, left = 1.0, left - 1
+
+    return call
+
+
+async def keep_calling(call: Call, until_s: float, latencies: list[float]) -> None:
+    """One call after the other."""
+    while time.perf_counter() < until_s:
+        began = time.perf_counter()
+        await call()
+        latencies.append(time.perf_counter() - began)
+
+
+async def stream(channel: Any, method: str, in_flight: int, until_s: float) -> list[float]:
+    """So many requests under way on one stream; replies come in any order, latencies by place in line."""
+    data, began, latencies = request_of(0).SerializeToString(), list[float](), list[float]()
+    call = channel.stream_stream(method)()
+    try:
+        for _ in range(in_flight):
+            began.append(time.perf_counter())
+            await call.write(data)
+        answered = 0
+        while time.perf_counter() < until_s:
+            await call.read()
+            latencies.append(time.perf_counter() - began[answered])
+            answered += 1
+            began.append(time.perf_counter())
+            await call.write(data)
+    finally:
+        call.cancel()
+    return latencies
+
+
+async def measure(what: str, address: str, in_flight: int, streams: int, seconds: float) -> list[float]:
+    """Latencies in seconds of what was answered after the warm-up."""
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        until_s = time.perf_counter() + _WARM_S + seconds
+        if what.endswith("-stream"):
+            method = f"/{ECHO}/Stream" if what == "echo-stream" else "/penstock.v1.PolicyService/ActStream"
+            each = max(1, in_flight // streams)
+            parts = await asyncio.gather(
+                *(stream(channel, method, each, until_s) for _ in range(min(streams, in_flight)))
+            )
+            return [latency for part in parts for latency in part[len(part) // 8 :]]
+        makers: dict[str, Callable[[], Awaitable[Call]]] = {
+            "act": lambda: call_act(channel, 0),
+            "act-rows": lambda: call_act(channel, ROWS),
+            "echo": lambda: call_echo(channel),
+            "learn": lambda: call_learn(channel),
+        }
+        calls = [await makers[what]() for _ in range(in_flight)]
+        await asyncio.gather(*(keep_calling(call, time.perf_counter() + _WARM_S, []) for call in calls))
+        latencies: list[float] = []
+        until_s = time.perf_counter() + seconds
+        await asyncio.gather(*(keep_calling(call, until_s, latencies) for call in calls))
+        return latencies
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what")
+    parser.add_argument("address")
+    parser.add_argument("--in-flight", type=int, default=1)
+    parser.add_argument("--streams", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    said = parser.parse_args()
+    latencies = asyncio.run(measure(said.what, said.address, said.in_flight, said.streams, said.seconds))
+    window = said.seconds + _WARM_S if said.what.endswith("-stream") else said.seconds
+    share = 7 / 8 if said.what.endswith("-stream") else 1
+    ordered = np.sort(latencies)
+    print(
+        json.dumps(
+            {
+                "rate": len(latencies) / window / share,
+                "p50_ms": float(np.quantile(ordered, 0.5)) * 1e3,
+                "p99_ms": float(np.quantile(ordered, 0.99)) * 1e3,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

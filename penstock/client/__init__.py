@@ -1,0 +1,71 @@
+"""Actions of a policy server, for environments that live anywhere: no torch, no Gymnasium.
+
+    client = PolicyClient("127.0.0.1:50052")
+    client.act(observation).action                      without memory
+    episode = client.start_episode()                    the same, and the system learns from it
+    episode.act(observation, reward=0.5).action
+    episode.end(terminated=True, reward=1.0)
+
+`AsyncPolicyClient` is the same for an event loop, with `act_stream` for high rates; `ExternalEnvironment`
+plays whole episodes of anything with `reset` and `step`.
+"""
+
+from penstock.client.asynchronous import AsyncEpisode, AsyncPolicyClient
+from penstock.client.errors import (
+    BadReply,
+    DeadlinePassed,
+    EpisodeElsewhere,
+    EpisodeUnknown,
+    InvalidRequest,
+    NotAllowed,
+    NotReady,
+    Overloaded,
+    PolicyError,
+    UnknownVersion,
+    Unreachable,
+)
+from penstock.client.external import ExternalEnvironment
+from penstock.client.stream import ActStream
+from penstock.client.synchronous import Episode, PolicyClient
+from penstock.client.values import (
+    Action,
+    ActionBatch,
+    ActOptions,
+    Arm,
+    Description,
+    EpisodeResult,
+    Fallback,
+    ServedVersion,
+    StepOptions,
+)
+from penstock.wire.auth import Credentials
+
+__all__ = [
+    "ActOptions",
+    "ActStream",
+    "Action",
+    "ActionBatch",
+    "Arm",
+    "AsyncEpisode",
+    "AsyncPolicyClient",
+    "BadReply",
+    "Credentials",
+    "DeadlinePassed",
+    "Description",
+    "Episode",
+    "EpisodeElsewhere",
+    "EpisodeResult",
+    "EpisodeUnknown",
+    "ExternalEnvironment",
+    "Fallback",
+    "InvalidRequest",
+    "NotAllowed",
+    "NotReady",
+    "Overloaded",
+    "PolicyClient",
+    "PolicyError",
+    "ServedVersion",
+    "StepOptions",
+    "UnknownVersion",
+    "Unreachable",
+]

@@ -1,0 +1,106 @@
+"""The client for an event loop: the same calls, shared by any number of tasks of one loop.
+
+What `penstock.client.synchronous` promises holds here; cancelling a task cancels its call.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Self, Unpack
+
+from penstock.client import calls
+from penstock.client.line import PLAINTEXT, AsyncLine
+from penstock.client.stream import ActStream
+from penstock.client.values import Action, ActionBatch, ActOptions, Description, EpisodeResult, StepOptions
+from penstock.wire.auth import Credentials
+from penstock.wire.limits import CALL_DEADLINE_S
+
+
+class AsyncPolicyClient:
+    """`PolicyClient` for an event loop; also an async context manager. Make it where the loop runs."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        credentials: Credentials = PLAINTEXT,
+        policy: str = "default",
+        deadline_s: float = CALL_DEADLINE_S,
+    ) -> None:
+        self._line = AsyncLine(address, credentials, policy, deadline_s)
+
+    async def describe(self) -> Description:
+        """Spaces, versions and limits, as they are now."""
+        return await self._line.do(calls.describe(self._line.policy))
+
+    async def act(self, observation: Any, **options: Unpack[ActOptions]) -> Action:
+        """As `PolicyClient.act`."""
+        return await self._line.ask(lambda codec: codec.act(observation, options))
+
+    async def act_batch(self, observations: Any, **options: Unpack[ActOptions]) -> ActionBatch:
+        """As `PolicyClient.act_batch`."""
+        return await self._line.ask(lambda codec: codec.act_batch(observations, options))
+
+    def act_stream(self) -> ActStream:
+        """One call for many requests in flight; close it, or use it as a context manager."""
+        return ActStream(self._line)
+
+    async def start_episode(self, client_key: str = "", *, learned: bool = True) -> "AsyncEpisode":
+        """As `PolicyClient.start_episode`."""
+        started = await self._line.do(calls.start(self._line.policy, client_key, learned))
+        return AsyncEpisode(self._line, started)
+
+    async def close(self) -> None:
+        """End the connection, streams too; open episodes are given up by the server after a while."""
+        await self._line.close()
+
+    async def __aenter__(self) -> Self:
+        """Itself."""
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """Close."""
+        await self.close()
+
+
+class AsyncEpisode:
+    """`Episode` for an event loop."""
+
+    def __init__(self, line: AsyncLine, started: calls.Started) -> None:
+        self.episode_id, self.arm, self.learned = started.episode_id, started.arm, started.learned
+        self._line = line
+        self._step = 0
+
+    async def act(
+        self, observation: Any, *, stream: ActStream | None = None, **options: Unpack[StepOptions]
+    ) -> Action:
+        """As `Episode.act`; over `stream` where one is given."""
+        way = stream or self._line
+        action = await way.ask(lambda codec: codec.step(self.episode_id, self._step, observation, options))
+        self._step = action.step + 1
+        return action
+
+    async def reward(self, amount: float, step: int | None = None) -> int:
+        """As `Episode.reward`."""
+        return await self.rewards([(step, amount)])
+
+    async def rewards(self, rewards: Iterable[tuple[int | None, float]]) -> int:
+        """As `Episode.rewards`."""
+        return await self._line.do(calls.reward(self.episode_id, rewards))
+
+    async def end(
+        self,
+        *,
+        terminated: bool = False,
+        truncated: bool = False,
+        final_observation: Any = None,
+        reward: float | None = None,
+    ) -> EpisodeResult:
+        """As `Episode.end`."""
+        return await self._line.ask(
+            lambda codec: codec.end(
+                self.episode_id,
+                terminated=terminated,
+                truncated=truncated,
+                final_observation=final_observation,
+                reward=reward,
+            )
+        )

@@ -1,0 +1,231 @@
+"""Every call as data: the request, and how its reply is read. Knows nothing of connections or event loops.
+
+A call that changes something carries a random `request_id`, made here once: whoever sends it again sends the same.
+"""
+
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from penstock.client.arrays import (
+    from_parts,
+    from_plain_parts,
+    rows_of,
+    to_mask_parts,
+    to_parts,
+    to_plain_parts,
+)
+from penstock.client.errors import BadReply, from_refusal
+from penstock.client.values import (
+    Action,
+    ActionBatch,
+    ActOptions,
+    AnswerOptions,
+    Arm,
+    Description,
+    EpisodeResult,
+    Fallback,
+    ServedVersion,
+    StepOptions,
+)
+from penstock.v1 import policy_pb2 as pb
+from penstock.wire.refusal import Refusal
+from penstock.wire.spaces import from_proto
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """A request of `PolicyService`'s method of this name."""
+
+    method: str
+    request: Any
+    read: Callable[[Any], T]
+
+    def result(self, reply: Any) -> T:
+        """What the reply says; raises the PolicyError of its refusal, BadReply when it cannot be read."""
+        try:
+            refusal = Refusal.from_proto(reply.refusal) if hasattr(reply, "refusal") else None
+            if refusal is None:
+                return self.read(reply)
+        except ValueError as error:
+            raise BadReply(
+                f"a reply of the policy server cannot be read: {error}; use the same version everywhere"
+            ) from error
+        raise from_refusal(refusal)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An episode that was begun."""
+
+    episode_id: str
+    arm: Arm | None
+    learned: bool
+
+
+def describe(policy: str) -> Call[Description]:
+    """Describe."""
+    return Call("Describe", pb.DescribeRequest(policy=policy), _description)
+
+
+def start(policy: str, client_key: str, learned: bool) -> Call[Started]:
+    """StartEpisode."""
+    request = pb.StartEpisodeRequest(
+        policy=policy, request_id=_request_id(), client_key=client_key, not_learned=not learned
+    )
+    return Call(
+        "StartEpisode", request, lambda reply: Started(reply.episode_id, _arm(reply.arm), reply.learned)
+    )
+
+
+def reward(episode_id: str, rewards: Iterable[tuple[int | None, float]]) -> Call[int]:
+    """Reward, by index of the step, None for the newest; how many of them came late."""
+    steps = [pb.StepReward(step=step, amount=amount) for step, amount in rewards]
+    request = pb.RewardRequest(episode_id=episode_id, request_id=_request_id(), rewards=steps)
+    return Call("Reward", request, lambda reply: int(reply.late))
+
+
+class Codec:
+    """The calls that speak of observations and actions of one policy."""
+
+    def __init__(self, policy: str, description: Description) -> None:
+        self._policy = policy
+        self._seen, self._done = description.observation_space, description.action_space
+
+    def act(self, observation: Any, options: ActOptions) -> Call[Action]:
+        """Act, for one observation."""
+        request = self._request(observation, options, 0)
+        self._add_caller(request, options)
+        return Call("Act", request, self._action)
+
+    def act_batch(self, observations: Any, options: ActOptions) -> Call[ActionBatch]:
+        """Act, for B observations on a leading axis."""
+        rows = rows_of("observation", self._seen, observations)
+        request = self._request(observations, options, rows)
+        self._add_caller(request, options)
+        return Call("Act", request, lambda reply: self._actions(reply, rows))
+
+    def step(self, episode_id: str, step: int, observation: Any, options: StepOptions) -> Call[Action]:
+        """Act, as that step of an episode."""
+        request = self._request(observation, options, 0)
+        request.episode_id, request.step = episode_id, step
+        if (earned := options.get("reward")) is not None:
+            request.reward = earned
+        if (taken := options.get("taken_action")) is not None:
+            request.taken_action.extend(to_parts("taken_action", self._done, taken))
+        if (log_prob := options.get("taken_log_prob")) is not None:
+            request.taken_log_prob = log_prob
+        return Call("Act", request, self._action)
+
+    def end(
+        self,
+        episode_id: str,
+        *,
+        terminated: bool,
+        truncated: bool,
+        final_observation: Any,
+        reward: float | None,
+    ) -> Call[EpisodeResult]:
+        """EndEpisode; terminated wins over truncated, as there is no future to value."""
+        if not (terminated or truncated):
+            raise ValueError("say terminated=True or truncated=True")
+        if not terminated and final_observation is None:
+            raise ValueError("truncated=True: what was seen last is valued; give final_observation")
+        request = pb.EndEpisodeRequest(
+            episode_id=episode_id,
+            request_id=_request_id(),
+            ending=pb.ENDING_TERMINATED if terminated else pb.ENDING_TRUNCATED,
+            reward=reward,
+        )
+        if final_observation is not None:
+            request.final_observation.extend(to_parts("final_observation", self._seen, final_observation))
+        return Call("EndEpisode", request, _result)
+
+    def _request(self, observation: Any, options: AnswerOptions, rows: int) -> pb.ActRequest:
+        mask = options.get("mask")
+        return pb.ActRequest(
+            policy=self._policy,
+            request_id=_request_id(),
+            observation=to_parts("observation", self._seen, observation, rows),
+            batch=rows,
+            action_mask=[] if mask is None else to_mask_parts(self._done, mask, rows),
+            deterministic=options.get("deterministic", False),
+            seed=options.get("seed"),
+            want_distribution=options.get("distribution", False),
+            want_value=options.get("value", False),
+        )
+
+    def _add_caller(self, request: pb.ActRequest, options: ActOptions) -> None:
+        request.client_key = options.get("client_key", "")
+        request.version = options.get("version", 0)
+        request.state.extend(to_plain_parts(options.get("state", {})))
+
+    def _action(self, reply: pb.ActReply) -> Action:
+        return Action(
+            **self._answer(reply, 0),
+            log_prob=reply.log_prob[0] if reply.log_prob else None,
+            value=reply.value[0] if reply.value else None,
+            episode_id=reply.episode_id,
+            step=reply.step,
+        )
+
+    def _actions(self, reply: pb.ActReply, rows: int) -> ActionBatch:
+        return ActionBatch(
+            **self._answer(reply, rows),
+            log_prob=np.array(reply.log_prob, np.float32) if reply.log_prob else None,
+            value=np.array(reply.value, np.float32) if reply.value else None,
+        )
+
+    def _answer(self, reply: pb.ActReply, rows: int) -> dict[str, Any]:
+        return {
+            "action": from_parts("action", self._done, reply.action, rows),
+            "distribution": from_plain_parts("distribution", reply.distribution),
+            "state": from_plain_parts("state", reply.state),
+            "version": reply.version,
+            "arm": _arm(reply.arm),
+            "fallback": Fallback(reply.fallback) if reply.fallback else None,
+            "request_id": reply.request_id,
+        }
+
+
+def _request_id() -> str:
+    return secrets.token_hex(16)
+
+
+def _arm(number: int) -> Arm | None:
+    return Arm(number) if number else None
+
+
+def _result(reply: pb.EndEpisodeReply) -> EpisodeResult:
+    return EpisodeResult(total_return=reply.total_return, length=reply.length)
+
+
+def _description(reply: pb.DescribeReply) -> Description:
+    return Description(
+        run=reply.run,
+        policy=reply.policy,
+        observation_space=from_proto("observation_space", reply.observation_space),
+        action_space=from_proto("action_space", reply.action_space),
+        versions=tuple(_version(version) for version in reply.versions),
+        max_batch=reply.max_batch,
+        max_message_bytes=reply.max_message_bytes,
+        max_episodes=reply.max_episodes,
+        reward_window_ms=reply.reward_window_ms,
+        episode_timeout_ms=reply.episode_timeout_ms,
+        server=reply.server,
+        learns=reply.learns,
+    )
+
+
+def _version(message: pb.ServedVersion) -> ServedVersion:
+    return ServedVersion(
+        version=message.version,
+        update=message.update,
+        sha256=message.sha256,
+        arms=tuple(Arm(arm) for arm in message.arms),
+    )

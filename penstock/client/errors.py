@@ -1,0 +1,120 @@
+"""What a caller of a policy server may have to handle.
+
+    PolicyError            .refusal: what the server said, None where it said nothing
+      Overloaded           too busy until the deadline; .refusal.retry_after_ms
+      InvalidRequest       no repetition changes it: the request must
+      NotAllowed           not with these credentials
+      UnknownVersion       the version that was asked for is not held
+      EpisodeUnknown       over, given up, or never begun: start another
+      EpisodeElsewhere     another server has it, or had it: start another
+      NotReady             no weights yet, or no more
+      DeadlinePassed       no answer in time; nobody knows whether the call was heard
+      Unreachable          no connection in time, or the client was closed; the same
+      BadReply             the server speaks another version of the protocol
+
+Raised before anything is sent: ValueError, for an observation or an option that the spaces do not allow.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import grpc
+
+from penstock.runtime.retry import Interrupted
+from penstock.wire.limits import MAX_MESSAGE_BYTES
+from penstock.wire.refusal import Reason, Refusal
+from penstock.wire.status import code_of, is_too_large, text_of
+
+
+class PolicyError(Exception):
+    """A call of a policy server that came to nothing."""
+
+    def __init__(self, message: str, refusal: Refusal | None = None) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+
+
+class Overloaded(PolicyError):
+    """The server had no room for the call until its deadline."""
+
+
+class InvalidRequest(PolicyError):
+    """The request is wrong; the message says which part of it."""
+
+
+class NotAllowed(PolicyError):
+    """The server knows nobody by these credentials, or not as a client of this run."""
+
+
+class UnknownVersion(PolicyError):
+    """The server does not hold the version that was asked for."""
+
+
+class EpisodeUnknown(PolicyError):
+    """The server has no such episode: it is over, was given up, or the server was restarted."""
+
+
+class EpisodeElsewhere(PolicyError):
+    """Another server has the episode: the connection leads to a new one."""
+
+
+class NotReady(PolicyError):
+    """The server has no weights to answer with."""
+
+
+class DeadlinePassed(PolicyError):
+    """No answer in time."""
+
+
+class Unreachable(PolicyError):
+    """No server at the other end, or a connection that failed."""
+
+
+class BadReply(PolicyError):
+    """A reply that this version cannot read."""
+
+
+_BY_REASON: Final[dict[Reason, type[PolicyError]]] = {
+    Reason.OVERLOADED: Overloaded,
+    Reason.INVALID: InvalidRequest,
+    Reason.UNKNOWN_VERSION: UnknownVersion,
+    Reason.EPISODE_UNKNOWN: EpisodeUnknown,
+    Reason.EPISODE_ELSEWHERE: EpisodeElsewhere,
+    Reason.NOT_READY: NotReady,
+    Reason.DEADLINE: DeadlinePassed,
+}
+_BY_STATUS: Final[dict[grpc.StatusCode | None, type[PolicyError]]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
+    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlinePassed,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+}
+
+
+def from_refusal(refusal: Refusal) -> PolicyError:
+    """The error of a refusal; a plain PolicyError for a reason that this service should not give."""
+    return _BY_REASON.get(refusal.reason, PolicyError)(str(refusal), refusal)
+
+
+def from_status(address: str, error: Exception) -> PolicyError:
+    """The error of a call that the transport ended."""
+    if is_too_large(error):
+        return InvalidRequest(
+            f"a message to or from {address} is above its limit, here {MAX_MESSAGE_BYTES} bytes "
+            f"({text_of(error)}); ask for fewer rows at once"
+        )
+    kind = _BY_STATUS.get(code_of(error), Unreachable)
+    return kind(f"the policy server at {address}: {text_of(error)}")
+
+
+@contextmanager
+def typed(address: str) -> Iterator[None]:
+    """Turns what ends a call into a PolicyError; those, and ValueError, pass as they are."""
+    try:
+        yield
+    except Interrupted as error:
+        raise Unreachable(f"the client of the policy server at {address} was closed") from error
+    except grpc.RpcError as error:
+        raise from_status(address, error) from error

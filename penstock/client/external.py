@@ -1,0 +1,73 @@
+"""Plays an environment that lives here with a policy that lives in a server.
+
+    reset ─► start_episode ─► act ─► step ─┬─► act(reward of that step) …
+                                           └─► end(reward, final observation)
+
+An episode that the server no longer has (it was restarted, or another one answers) is abandoned, and another begun
+from a fresh reset: what was played of it counts for nobody.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+from penstock.client.errors import EpisodeElsewhere, EpisodeUnknown
+from penstock.client.synchronous import PolicyClient
+
+_MOST_ABANDONED: Final = 3
+"""In a row; then the error goes to the caller."""
+
+
+class Environment(Protocol):
+    """What Gymnasium's environments do, among others."""
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, Any]:
+        """First observation, and anything."""
+
+    def step(self, action: Any, /) -> tuple[Any, Any, bool, bool, Any]:
+        """Observation, reward, terminated, truncated, and anything."""
+
+
+class ExternalEnvironment:
+    """A player of episodes with one client."""
+
+    def __init__(
+        self, client: PolicyClient, *, client_key: str = "", learned: bool = True, deterministic: bool = False
+    ) -> None:
+        self._client, self._client_key = client, client_key
+        self._learned, self._deterministic = learned, deterministic
+
+    def run(self, environment: Environment, episodes: int, *, seed: int | None = None) -> Iterator[float]:
+        """The return of each episode, as it ends. `seed`: of the first reset.
+
+        Raises PolicyError where the server cannot be used, and what the environment raises.
+        """
+        played, abandoned = 0, 0
+        observation, _ = environment.reset() if seed is None else environment.reset(seed=seed)
+        while played < episodes:
+            try:
+                total_return = self._play(environment, observation)
+            except (EpisodeUnknown, EpisodeElsewhere):
+                abandoned += 1
+                if abandoned >= _MOST_ABANDONED:
+                    raise
+            else:
+                played, abandoned = played + 1, 0
+                yield total_return
+            if played < episodes:
+                observation, _ = environment.reset()
+
+    def _play(self, environment: Environment, observation: Any) -> float:
+        """One episode from its first observation to its end; its return as the server added it up."""
+        episode = self._client.start_episode(self._client_key, learned=self._learned)
+        reward, terminated, truncated = None, False, False
+        while not (terminated or truncated):
+            action = episode.act(observation, reward=reward, deterministic=self._deterministic)
+            observation, earned, terminated, truncated, _ = environment.step(action.action)
+            reward = float(earned)
+        result = episode.end(
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+            final_observation=observation,
+            reward=reward,
+        )
+        return result.total_return

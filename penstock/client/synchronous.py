@@ -1,0 +1,118 @@
+"""The client for code without an event loop. One connection, used by any number of threads.
+
+Every call returns or raises within `deadline_s`: a PolicyError (`penstock.client.errors`), or ValueError for what
+the spaces do not allow. Closing the client ends the calls of other threads with Unreachable.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Self, Unpack
+
+from penstock.client import calls
+from penstock.client.line import PLAINTEXT, Line
+from penstock.client.values import Action, ActionBatch, ActOptions, Description, EpisodeResult, StepOptions
+from penstock.wire.auth import Credentials
+from penstock.wire.limits import CALL_DEADLINE_S
+
+
+class PolicyClient:
+    """Actions of one policy; see the package for an example. Also a context manager.
+
+    `address`: HOST:PORT or unix:/path; plaintext beyond loopback only with `Credentials(insecure=True)`.
+    `deadline_s`: of every call, with all its repetitions. Connects when first used.
+    Raises ValueError for a malformed address or plaintext that was not asked for.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        credentials: Credentials = PLAINTEXT,
+        policy: str = "default",
+        deadline_s: float = CALL_DEADLINE_S,
+    ) -> None:
+        self._line = Line(address, credentials, policy, deadline_s)
+
+    def describe(self) -> Description:
+        """Spaces, versions and limits, as they are now."""
+        return self._line.do(calls.describe(self._line.policy))
+
+    def act(self, observation: Any, **options: Unpack[ActOptions]) -> Action:
+        """The action for one observation, in the form of the observation space: array, dict or tuple.
+
+        Options: `client_key`, `deterministic`, `seed`, `version`, `distribution`, `value`, `mask`, `state`; see
+        ActOptions.
+        """
+        return self._line.ask(lambda codec: codec.act(observation, options))
+
+    def act_batch(self, observations: Any, **options: Unpack[ActOptions]) -> ActionBatch:
+        """Actions for B observations, each leaf with a leading axis of B; options as for `act`."""
+        return self._line.ask(lambda codec: codec.act_batch(observations, options))
+
+    def start_episode(self, client_key: str = "", *, learned: bool = True) -> "Episode":
+        """Begin an episode; `learned=False`: act, and learn nothing from it."""
+        return Episode(self._line, self._line.do(calls.start(self._line.policy, client_key, learned)))
+
+    def close(self) -> None:
+        """End the connection; episodes that are open are given up by the server after a while."""
+        self._line.close()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close."""
+        self.close()
+
+
+class Episode:
+    """An episode that was begun: one caller's, one step at a time.
+
+    Raises EpisodeUnknown or EpisodeElsewhere where it cannot go on. After DeadlinePassed or Unreachable nobody knows
+    whether the step was heard: `act` then asks for the same step again, and InvalidRequest says that it was.
+    """
+
+    def __init__(self, line: Line, started: calls.Started) -> None:
+        self.episode_id, self.arm, self.learned = started.episode_id, started.arm, started.learned
+        self._line = line
+        self._step = 0
+
+    def act(self, observation: Any, **options: Unpack[StepOptions]) -> Action:
+        """The action of the next step.
+
+        Options: `reward` (of the step before), `taken_action`, `taken_log_prob`, `deterministic`, `seed`,
+        `distribution`, `value`, `mask`; see StepOptions.
+        """
+        action = self._line.ask(lambda codec: codec.step(self.episode_id, self._step, observation, options))
+        self._step = action.step + 1
+        return action
+
+    def reward(self, amount: float, step: int | None = None) -> int:
+        """Add to the reward of a step, None: the newest; 1 when it was too late to be learned from, else 0."""
+        return self.rewards([(step, amount)])
+
+    def rewards(self, rewards: Iterable[tuple[int | None, float]]) -> int:
+        """Add to the rewards of steps, as (step, amount); how many of them were too late to be learned from."""
+        return self._line.do(calls.reward(self.episode_id, rewards))
+
+    def end(
+        self,
+        *,
+        terminated: bool = False,
+        truncated: bool = False,
+        final_observation: Any = None,
+        reward: float | None = None,
+    ) -> EpisodeResult:
+        """The episode is over, in its own way or cut off from outside; then `final_observation` is needed.
+
+        `reward`: of the last step.
+        """
+        return self._line.ask(
+            lambda codec: codec.end(
+                self.episode_id,
+                terminated=terminated,
+                truncated=truncated,
+                final_observation=final_observation,
+                reward=reward,
+            )
+        )

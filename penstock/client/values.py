@@ -1,0 +1,150 @@
+"""What a caller gives and gets, as frozen dataclasses; numbers are numpy, or Python's where there is one.
+
+`B` is the leading axis of a batch. Paths are those of `penstock.wire.spaces`: "" for a space without parts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypedDict
+
+from penstock.wire.spaces import Space
+from penstock.wire.tensor import Array
+
+
+class Arm(IntEnum):
+    """What a caller follows; the numbers of `penstock.v1.Arm`."""
+
+    LATEST = 1
+    """The learner's newest weights; the only arm that is learned from."""
+    ACTIVE = 2
+    CANARY = 3
+    PINNED = 4
+
+
+class Fallback(IntEnum):
+    """Who answered because no version could; the numbers of `penstock.v1.Fallback`."""
+
+    PREVIOUS = 1
+    """The version before."""
+    FIXED = 2
+    """The action that the server's configuration names."""
+    UNIFORM = 3
+    """Chance."""
+
+
+class AnswerOptions(TypedDict, total=False):
+    """How an action is chosen and what is told beside it."""
+
+    deterministic: bool
+    """The most likely action instead of a drawn one."""
+    seed: int | None
+    """From 0 to 2⁶⁴ − 1: equal requests get equal answers."""
+    distribution: bool
+    """Fill `distribution`."""
+    value: bool
+    """Fill `value`."""
+    mask: Any
+    """Which choices are allowed, one bool each ([n] or [B, n]), or such a mask by the path of each Discrete part."""
+
+
+class ActOptions(AnswerOptions, total=False):
+    """Options of an action without an episode."""
+
+    client_key: str
+    """Who asks: the same key gets the same arm."""
+    version: int
+    """Exactly this version; 0: the one of the caller's arm."""
+    state: Mapping[str, Array]
+    """Recurrent state, `Action.state` of the step before."""
+
+
+class StepOptions(AnswerOptions, total=False):
+    """Options of a step of an episode."""
+
+    reward: float | None
+    """Of the step before."""
+    taken_action: Any
+    """What the caller does instead of asking, in the form of the action space."""
+    taken_log_prob: float | None
+    """Log-probability with which it was chosen; without it no on-policy algorithm learns from the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What an action and a batch of them have in common."""
+
+    action: Any
+    """In the form of the action space. Writable."""
+    distribution: Mapping[str, Array]
+    """`probability`, or `mean` and `std`, behind the path of each part: "arm/mean"; empty unless asked for."""
+    state: Mapping[str, Array]
+    """Recurrent state to give with the next request; empty when there is none."""
+    version: int
+    """The weights that answered; 0 for a fallback without any."""
+    arm: Arm | None
+    fallback: Fallback | None
+    """None when the arm's own version answered."""
+    request_id: str
+    """What the server's logs call it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action(Answer):
+    """One action; a Discrete part is an int."""
+
+    log_prob: float | None
+    """Joint over the parts; None where the server says none, as for some fallbacks."""
+    value: float | None
+    """Of the observation; None unless asked for."""
+    episode_id: str
+    """"" without an episode."""
+    step: int
+    """Index of the step in its episode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionBatch(Answer):
+    """B actions; every array has a leading axis of B."""
+
+    log_prob: Array | None
+    """float32 [B]."""
+    value: Array | None
+    """float32 [B]; None unless asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeResult:
+    """An episode that is over: the sum of its rewards so far, and its steps."""
+
+    total_return: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedVersion:
+    """A version that can answer, and for which arms it does."""
+
+    version: int
+    update: int
+    sha256: str
+    arms: tuple[Arm, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What is served; fields as in `DescribeReply`."""
+
+    run: str
+    policy: str
+    observation_space: Space
+    action_space: Space
+    versions: tuple[ServedVersion, ...]
+    """Oldest first."""
+    max_batch: int
+    max_message_bytes: int
+    max_episodes: int
+    reward_window_ms: int
+    episode_timeout_ms: int
+    server: str
+    learns: bool

@@ -1,0 +1,120 @@
+"""The weights of registered versions as files of a run's folder, so that they can be served without a broker.
+
+    runs/NAME/registry.sqlite                 which versions there are (unless `serving.registry` names another)
+    runs/NAME/policies/VERSION.safetensors    the bytes of each that is kept
+    runs/NAME/policies/policy.json            the run's specification, from its start on
+    runs/NAME/policies/learner.lock           held by the learner of the run while it lives
+
+A file is written whole and on disk before its version is registered, and its digest stands in the registry: what
+does not match it is never handed out. One process writes here at a time, the learner or, when it is gone, whoever
+holds the lock. Loads neither torch nor SQLAlchemy.
+"""
+
+import base64
+import fcntl
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import IO, Final
+
+from penstock.wire.specification import RunSpecification
+
+FOLDER: Final = "policies"
+DESCRIPTION: Final = "policy.json"
+_SUFFIX: Final = ".safetensors"
+_LOCK: Final = "learner.lock"
+
+
+def registry_url(run_dir: Path, configured: str = "") -> str:
+    """URL of a run's registry: `serving.registry`, or where that is empty a file of the run's folder."""
+    return configured or f"sqlite:///{run_dir.resolve() / 'registry.sqlite'}"
+
+
+def path_of(run_dir: Path, version: int) -> Path:
+    """Where the weights of a version lie."""
+    return run_dir / FOLDER / f"{version}{_SUFFIX}"
+
+
+def write_kept(run_dir: Path, version: int, blob: bytes) -> None:
+    """Write a version's weights, whole and on disk when this returns; raises OSError."""
+    replace_file(path_of(run_dir, version), blob)
+
+
+def read_kept(run_dir: Path, version: int, sha256: str) -> bytes:
+    """The weights of a version; raises ValueError that says what is missing or damaged."""
+    path = path_of(run_dir, version)
+    try:
+        blob = path.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"{path}: {error.strerror}: the weights of version {version} are not in this folder; "
+            "is it the folder of the run that registered them, and is the version not retired?"
+        ) from error
+    found = hashlib.sha256(blob).hexdigest()
+    if found != sha256:
+        raise ValueError(
+            f"{path}: damaged: its SHA-256 is {found}, registered is {sha256}; "
+            "promote another version, and retire this one"
+        )
+    return blob
+
+
+def kept_files(run_dir: Path) -> set[int]:
+    """Numbers of the versions whose weights lie here."""
+    stems = (path.name.removesuffix(_SUFFIX) for path in (run_dir / FOLDER).glob(f"*{_SUFFIX}"))
+    return {int(stem) for stem in stems if stem.isdecimal()}
+
+
+def forget_kept(run_dir: Path, version: int) -> None:
+    """Remove a version's weights; call it only for one that the registry has retired."""
+    path_of(run_dir, version).unlink(missing_ok=True)
+
+
+def forget_unfinished(run_dir: Path) -> None:
+    """Remove what a crash left half-written."""
+    for path in (run_dir / FOLDER).glob(f"*{_SUFFIX}.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def read_specification(run_dir: Path) -> RunSpecification:
+    """The specification of a run, also of one that goes on; raises ValueError that says what is missing."""
+    path = run_dir / FOLDER / DESCRIPTION
+    try:
+        encoded = json.loads(path.read_bytes())["specification"]
+        return RunSpecification.decode(base64.b64decode(encoded))
+    except FileNotFoundError as error:
+        raise ValueError(f"{path}: not there; is it the folder of a run whose learner has begun?") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path}: cannot be read as the description of a run ({error}); resume the run to repair it"
+        ) from error
+
+
+def hold(run_dir: Path) -> IO[str] | None:
+    """Be the one who writes here, until the file returned is closed; None while a learner of the run lives."""
+    folder = run_dir / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / _LOCK).open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file by one that is whole and on disk; readers see the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,76 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from penstock.registry.weight_files import (
+    forget_kept,
+    forget_unfinished,
+    hold,
+    kept_files,
+    path_of,
+    read_kept,
+    read_specification,
+    registry_url,
+    write_kept,
+)
+
+BLOB = b"weights" * 100
+DIGEST = hashlib.sha256(BLOB).hexdigest()
+
+
+def test_what_was_written_is_read_by_its_digest(tmp_path: Path) -> None:
+    """And by no other."""
+    write_kept(tmp_path, 7, BLOB)
+    assert read_kept(tmp_path, 7, DIGEST) == BLOB
+    assert kept_files(tmp_path) == {7}
+    with pytest.raises(ValueError, match=r"7\.safetensors: damaged: its SHA-256 is .*retire this one"):
+        read_kept(tmp_path, 7, "0" * 64)
+    path_of(tmp_path, 7).write_bytes(BLOB[:-1])
+    with pytest.raises(ValueError, match="damaged"):
+        read_kept(tmp_path, 7, DIGEST)
+
+
+def test_weights_that_are_not_there_are_told_with_what_to_look_at(tmp_path: Path) -> None:
+    """The wrong folder, or a version that was retired."""
+    with pytest.raises(ValueError, match=r"8\.safetensors: No such file.*is the version not retired"):
+        read_kept(tmp_path, 8, DIGEST)
+
+
+def test_a_file_half_written_is_not_taken_for_a_version(tmp_path: Path) -> None:
+    """A crash leaves it under another name, and the next learner removes it."""
+    write_kept(tmp_path, 1, BLOB)
+    (tmp_path / "policies" / "2.safetensors.tmp").write_bytes(BLOB[:5])
+    (tmp_path / "policies" / "final.safetensors").write_bytes(BLOB)
+    assert kept_files(tmp_path) == {1}
+    forget_unfinished(tmp_path)
+    forget_kept(tmp_path, 1)
+    forget_kept(tmp_path, 1)
+    assert [path.name for path in (tmp_path / "policies").iterdir()] == ["final.safetensors"]
+
+
+def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
+    """The learner of the run, or who finds that there is none."""
+    learner = hold(tmp_path)
+    assert learner is not None
+    assert hold(tmp_path) is None
+    learner.close()
+    other = hold(tmp_path)
+    assert other is not None
+    other.close()
+
+
+def test_a_folder_without_a_description_is_told_as_such(tmp_path: Path) -> None:
+    """Absent and damaged are two things."""
+    with pytest.raises(ValueError, match="whose learner has begun"):
+        read_specification(tmp_path)
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "policy.json").write_text('{"run": "a"}')
+    with pytest.raises(ValueError, match="cannot be read as the description of a run"):
+        read_specification(tmp_path)
+
+
+def test_the_registry_lies_in_the_runs_folder_unless_another_is_named(tmp_path: Path) -> None:
+    """An absolute path: whoever reads the URL may stand elsewhere."""
+    assert registry_url(tmp_path) == f"sqlite:///{tmp_path}/registry.sqlite"
+    assert registry_url(tmp_path, "postgresql://ada@db/penstock") == "postgresql://ada@db/penstock"

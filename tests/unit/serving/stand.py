@@ -1,0 +1,244 @@
+"""The parts of a policy server without its network: real policies, and a clock that the test turns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from actor.run import policy_maker
+from actor.serving import fallback
+from actor.serving.answering import Loaded, Question
+from actor.serving.batcher import Batcher
+from actor.serving.desk import Desk
+from actor.serving.episode_desk import EpisodeDesk
+from actor.serving.episodes import Episodes
+from actor.serving.learning import Learning
+from actor.serving.served_outbox import Queue
+from actor.serving.shelf import Shelf, Weights
+from actor.serving.trial import Trial
+from learner.batch import check_meaning
+from penstock.policy.policy import Policy, build
+from penstock.policy.weights import encode
+from penstock.runtime.settings import ActorSection, PolicySection, ServingSection
+from penstock.v1 import policy_pb2 as pb
+from penstock.wire.fragment import Fragment, check
+from penstock.wire.refusal import Reason, Refused
+from penstock.wire.schema import fragment_schema
+from penstock.wire.spaces import Box, Discrete, Space, flatten
+from penstock.wire.specification import Probe, RunSpecification
+from penstock.wire.tensor import to_tensor
+
+RUN: Final = "served-run"
+OBSERVATION: Final = Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32))
+ACTION: Final = Discrete(3)
+FAR: Final = 1e12
+"""A time that never comes."""
+
+
+def specification(
+    observation: Space = OBSERVATION,
+    action: Space = ACTION,
+    *,
+    unroll: int = 4,
+    hard_staleness: int = 0,
+    **policy: Any,
+) -> RunSpecification:
+    """A run of these spaces with a small network."""
+    section = PolicySection(**({"hidden_sizes": (16, 16)} | policy))
+    return RunSpecification(
+        run=RUN,
+        seed=0,
+        environment_json="{}",
+        policy_json=section.canonical_json(),
+        actor_json=ActorSection().canonical_json(),
+        evaluation_json="{}",
+        workload="control",
+        observation_space=observation,
+        action_space=action,
+        schema=fragment_schema(observation, action),
+        probe=Probe({}, {}),
+        unroll_length=unroll,
+        lock_step=False,
+        session_timeout_ms=30_000,
+        hard_staleness=hard_staleness,
+    )
+
+
+def policy_of(made: RunSpecification, seed: int) -> Policy:
+    """A policy of the run; its logits are spread, so that versions differ visibly."""
+    section = PolicySection.model_validate_json(made.policy_json)
+    policy = build(made.observation_space, made.action_space, section, seed)
+    nn.init.normal_(policy.actor_head.weight, std=0.5, generator=torch.Generator().manual_seed(seed))
+    return policy
+
+
+def loaded_of(made: RunSpecification, version: int = 1, seed: int | None = None) -> Loaded:
+    """A version, loaded."""
+    return Loaded(policy_of(made, version if seed is None else seed), version, version, "ab")
+
+
+def broken(policy: Policy, value: float = float("nan")) -> Policy:
+    """The same with an actor that answers with no numbers."""
+    nn.init.constant_(policy.actor_head.bias, value)
+    return policy
+
+
+def rows_of(rows: int, seed: int = 0) -> dict[str, Any]:
+    """Observations of OBSERVATION, drawn."""
+    drawn = np.random.default_rng(seed).normal(size=(rows, *OBSERVATION.shape))
+    return {"observation": drawn.astype(np.float32)}
+
+
+def question_of(rows: int = 1, drawn: int = 0, **wishes: Any) -> Question:
+    """A question of so many rows; `drawn`: which."""
+    return Question(observation=rows_of(rows, drawn), rows=rows, **wishes)
+
+
+def parts_of(space: Space, value: Any) -> list[pb.Part]:
+    """Every leaf of a value that has the right dtypes."""
+    return [
+        pb.Part(path=path, value=to_tensor(np.asarray(leaf))) for path, leaf in flatten(space, value).items()
+    ]
+
+
+def seen(step: int, episode: int = 0) -> Any:
+    """An observation that says where it comes from."""
+    return np.array([episode, step, 0.5, -0.5], np.float32)
+
+
+def reason_of(error: BaseException | None) -> Reason:
+    """Of a refusal."""
+    assert isinstance(error, Refused), error
+    return error.refusal.reason
+
+
+class Stand:
+    """Made in a running loop. `now_s`: what episodes take for the time; `withdrawn`: what the trial found worse."""
+
+    def __init__(self, made: RunSpecification | None = None, *, learns: bool = True, **serving: Any) -> None:
+        self.specification = made or specification()
+        self.section = ServingSection(**serving)
+        self.now_s = 0.0
+        self.weights: dict[int, Weights] = {}
+        self.fetched: list[int] = []
+        self.withdrawn: list[tuple[int, str]] = []
+        self.shelf = Shelf(policy_maker(self.specification), self._fetch, self.section)
+        self.batcher = Batcher(max_rows=256, max_wait_s=0.0, max_delay_s=FAR)
+        self.queue = Queue(self.section.outbox_fragments, self.specification.hard_staleness)
+        self.episodes = Episodes(self.section, self.specification.unroll_length)
+        self.trial = Trial(self.section, lambda version, why: self.withdrawn.append((version, why)))
+        self.learning = self._learning() if learns else None
+        spaces = (self.specification.observation_space, self.specification.action_space)
+        draws = {"uniform": fallback.uniform(spaces[1])}
+        if self.section.fallback == "fixed":
+            draws["fixed"] = fallback.fixed(spaces[1], self.section)
+        self.desk = Desk(spaces, self.shelf, self.batcher, self.section, draws)
+        slow_s = self.section.canary_slow_ms / 1000
+        self.episode_desk = EpisodeDesk(self.desk, self.episodes, self.learning, None, self.trial, slow_s)
+        self.episode_desk._now = lambda: self.now_s
+        self._requests = 0
+
+    def _learning(self) -> Learning:
+        return Learning(self.specification, self.section, self.queue, lambda: None, compress=False)
+
+    def _fetch(self, version: int) -> Weights | None:
+        self.fetched.append(version)
+        return self.weights.get(version)
+
+    # ------------------------------------------------------------ versions
+
+    def keep(self, version: int, *, policy: Policy | None = None) -> Weights:
+        """Hold a version's weights where the shelf finds them."""
+        policy = policy or policy_of(self.specification, version)
+        self.weights[version] = Weights(version, version, encode(policy))
+        return self.weights[version]
+
+    async def publish(self, version: int, *, policy: Policy | None = None) -> None:
+        """The learner's newest weights; update and version have the same number."""
+        await self.shelf.take_latest(self.keep(version, policy=policy))
+
+    # ------------------------------------------------------------ calls
+
+    def new_id(self) -> str:
+        """A request id that was never used."""
+        self._requests += 1
+        return f"request-{self._requests}"
+
+    def start(self, client_key: str = "ada", **fields: Any) -> str:
+        """The id of a new episode."""
+        request = pb.StartEpisodeRequest(client_key=client_key, **({"request_id": self.new_id()} | fields))
+        return self.episode_desk.start(request).episode_id
+
+    def asking(self, observation: Any, **fields: Any) -> pb.ActRequest:
+        """A request with a new id."""
+        space = self.specification.observation_space
+        return pb.ActRequest(
+            **({"request_id": self.new_id(), "observation": parts_of(space, observation)} | fields)
+        )
+
+    async def act(self, episode: str, observation: Any, **fields: Any) -> pb.ActReply:
+        """The next step."""
+        return await self.episode_desk.act(self.asking(observation, episode_id=episode, **fields), FAR)
+
+    async def reward(self, episode: str, *steps: tuple[int | None, float], request_id: str = "") -> int:
+        """Rewards; how many were late."""
+        rewards = [pb.StepReward(step=step, amount=amount) for step, amount in steps]
+        request = pb.RewardRequest(
+            episode_id=episode, request_id=request_id or self.new_id(), rewards=rewards
+        )
+        return (await self.episode_desk.reward(request)).late
+
+    def end(self, episode: str, ending: pb.Ending.ValueType, **fields: Any) -> pb.EndEpisodeReply:
+        """The end of an episode."""
+        final = fields.pop("final", None)
+        parts = [] if final is None else parts_of(self.specification.observation_space, final)
+        return self.episode_desk.end(
+            pb.EndEpisodeRequest(
+                episode_id=episode,
+                ending=ending,
+                final_observation=parts,
+                **({"request_id": self.new_id()} | fields),
+            )
+        )
+
+    async def play(self, episode: str, steps: int, first: int = 0) -> None:
+        """So many steps, each rewarded with its index by the next."""
+        for step in range(first, first + steps):
+            earned = {"reward": float(step - 1)} if step > 0 else {}
+            await self.act(episode, seen(step), **earned)
+
+    # ------------------------------------------------------------ what is learned
+
+    def fragments(self, update: int = 0) -> list[Fragment]:
+        """What waits to be sent, numbered and checked as broker and learner do."""
+        found: list[Fragment] = []
+        while batch := self.queue.exchange([], update):
+            found += batch
+        return [self._checked(fragment, number) for number, fragment in enumerate(found, 1)]
+
+    def _checked(self, fragment: Fragment, number: int) -> Fragment:
+        numbered = replace(fragment, header=replace(fragment.header, session=1, sequence=number))
+        check(numbered, self.specification.schema, RUN)
+        check_meaning(numbered.header, numbered.arrays())
+        return numbered
+
+
+def column(fragment: Fragment, name: str) -> list[Any]:
+    """A tensor's first column."""
+    array: Any = fragment.arrays()[name]
+    values: list[Any] = array[:, 0].tolist()
+    return values
+
+
+def steps_seen(fragments: Sequence[Fragment]) -> list[list[int]]:
+    """Index of the step that each observation of `seen` shows, by fragment."""
+    return [[int(row[1]) for row in column(fragment, "observation")] for fragment in fragments]
+
+
+def named(described: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A distribution that was asked for."""
+    assert described is not None
+    return dict(described)
