@@ -17,14 +17,17 @@ import numpy as np
 from actor.serving.process import STREAMS_PER_CONNECTION
 from benchmarks.fragments import RUN, Shape
 from learner.final_policy import write_specification
+from learner.probe import make_probe
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import registry_url, write_kept
-from penstock.runtime.settings import PolicySection
+from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.settings import ActorSection, PolicySection
 from penstock.wire.server import build_server
 from penstock.wire.spaces import Box, Discrete
+from penstock.wire.specification import RunSpecification
 
 SHAPE: Final = Shape(Box(np.full(4, -np.inf, np.float32), np.full(4, np.inf, np.float32)), 32, 1)
 REPLY: Final = bytes(110)
@@ -37,11 +40,20 @@ def make_policy(seed: int = 1) -> Policy:
     return build(SHAPE.box, Discrete(2), PolicySection(), seed)
 
 
+def specification() -> RunSpecification:
+    """What a learner would tell the policy server."""
+    return replace(
+        SHAPE.specification(),
+        policy_json=PolicySection().canonical_json(),
+        actor_json=ActorSection().canonical_json(),
+        probe=make_probe(SHAPE.box, make_policy(), 0),
+    )
+
+
 def make_run(folder: Path) -> None:
     """A run's folder with one version, active."""
     (folder / "policies").mkdir(parents=True)
-    policy = replace(SHAPE.specification(), policy_json=PolicySection().canonical_json())
-    write_specification(folder, policy)
+    write_specification(folder, specification())
     blob = encode(make_policy())
     write_kept(folder, 1, blob)
     with Registry.open(registry_url(folder), migrate=True) as registry:
@@ -77,6 +89,9 @@ async def echo(address: str) -> None:
     front.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ECHO, handlers),))
     front.server.add_insecure_port(address)
     await front.server.start()
+    health = Health("echo")
+    health.set_ready(True)
+    announce("echo", metrics_port=serve_http(health, "127.0.0.1", 0)[1], address=address)
     await front.server.wait_for_termination()
 
 

@@ -3,7 +3,7 @@
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +49,10 @@ def services(*, durability: str, broker: bool = True) -> Iterator[Services]:
         )
         try:
             where = ("--socket", f"{root}/redis.sock", "--dir", f"{root}/redis")
-            started.append(_start("redis", (*where, *settings), root, read_fd))
+            started.append(start("redis", penstock("redis", *where, *settings), root, read_fd))
             if broker:
                 where = ("--redis", url, "--listen", address)
-                started.append(_start("broker", (*where, *settings), root, read_fd))
+                started.append(start("broker", penstock("broker", *where, *settings), root, read_fd))
             yield Services(url, address if broker else "", root)
         finally:
             os.close(write_fd)
@@ -61,10 +61,11 @@ def services(*, durability: str, broker: bool = True) -> Iterator[Services]:
             os.close(read_fd)
 
 
-def _start(role: str, arguments: tuple[str, ...], root: Path, lifeline_fd: int) -> ServiceProcess:
+def start(role: str, command: Sequence[str], root: Path, lifeline_fd: int) -> ServiceProcess:
+    """A process that has announced itself in `root`; raises RuntimeError when it does not come up."""
     ended: list[Exit] = []
     process = ServiceProcess(
-        ServiceSpec(name=role, role=role, command=penstock(role, *arguments)),
+        ServiceSpec(name=role, role=role, command=tuple(command)),
         folder=Folder(logs=root, endpoints=root),
         lifeline_fd=lifeline_fd,
         environment={},

@@ -157,6 +157,7 @@ def main() -> None:
     print(
         json.dumps(
             {
+                "calls": round(len(latencies) / share * (window + _WARM_S * (share == 1)) / window),
                 "rate": len(latencies) / window / share,
                 "p50_ms": float(np.quantile(ordered, 0.5)) * 1e3,
                 "p99_ms": float(np.quantile(ordered, 0.99)) * 1e3,

@@ -29,6 +29,8 @@ from penstock.wire.tokens import digest, line
 
 AUTHORITY: Final = "authority"
 AUTHORITY_DAYS: Final = 3650
+SERVER: Final = "server"
+"""A policy server: an actor at the broker (its actor ids begin with this), and a server of clients."""
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _CLOCK_SKEW: Final = timedelta(minutes=5)
 _SECRET_BYTES: Final = 32
@@ -37,7 +39,7 @@ _BEFORE: Final = "# from the call before; the next one takes them back\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to make. `hosts`: names and addresses by which clients reach broker and Redis."""
+    """What to make. `hosts`: names and addresses by which clients reach broker, policy server and Redis."""
 
     folder: Path
     run: str
@@ -80,6 +82,7 @@ def identities(order: Order) -> Iterator[tuple[str, Identity]]:
     """File name and identity of every certificate but that of Redis."""
     for party in Party:
         yield party.value, Identity(run=order.run, party=party)
+    yield SERVER, Identity(run=order.run, party=Party.ACTOR, name=SERVER)
     for name in order.actors:
         yield f"actor-{name}", Identity(run=order.run, party=Party.ACTOR, name=name)
 
@@ -87,7 +90,7 @@ def identities(order: Order) -> Iterator[tuple[str, Identity]]:
 def issue(authority: Authority, order: Order, name: str, identity: Identity | None) -> None:
     """Write NAME.key and NAME.pem; without identity: a server that calls nobody."""
     key = ec.generate_private_key(ec.SECP256R1())
-    serves = identity is None or identity.party is Party.BROKER
+    serves = identity is None or identity.party is Party.BROKER or name == SERVER
     builder = _builder(name, authority.certificate.subject, key, timedelta(days=order.days))
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_purposes(serves=serves, calls=identity is not None), critical=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 from launch import toml
 from penstock.runtime import settings as configuration
-from penstock.runtime.settings import ActorSection, ConfigurationError, Settings
+from penstock.runtime.settings import ActorSection, ConfigurationError, ServingSection, Settings
 from penstock.runtime.workload import find, load
 from penstock.wire.ids import new_run_name
 
@@ -62,7 +62,8 @@ def make_plan(request: Request) -> Plan:
     else:
         settings = _with_absolute_journal(resolve(_first_layer(request.what), request))
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
-        settings = settings.model_copy(update={"run": name, "actor": _allowing_module(settings)})
+        sections = {"actor": _allowing_module(settings), "serving": _following_the_learner(settings)}
+        settings = settings.model_copy(update={"run": name, **sections})
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
     _check_actors(settings)
     target = settings.learner.target_return
@@ -74,6 +75,14 @@ def make_plan(request: Request) -> Plan:
         allow_loss=request.allow_loss,
         target=known if target is None else target,
     )
+
+
+def _following_the_learner(settings: Settings) -> ServingSection:
+    """Clients of a run that learns from them stay on its newest weights, unless the user has said otherwise."""
+    section = settings.serving
+    if not section.listen or "activate_first" in section.model_fields_set:
+        return section
+    return section.model_copy(update={"activate_first": False})
 
 
 def _check_actors(settings: Settings) -> None:

@@ -87,7 +87,8 @@ def assemble(
     spaces = (specification.observation_space, specification.action_space)
     desk = Desk(spaces, shelf, batcher, section, _draws(section, specification))
     slow_s = section.canary_slow_ms / 1000
-    episode_desk = EpisodeDesk(desk, episodes, learning, None, trial, slow_s)
+    feedback = None if traffic is None else traffic.keep_feedback
+    episode_desk = EpisodeDesk(desk, episodes, learning, feedback, trial, slow_s)
     service = PolicyService(
         desk,
         episode_desk,

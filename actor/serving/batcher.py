@@ -100,6 +100,8 @@ class Batcher:
             self._timer.cancel()
         if wait_s > 0:
             self._timer = self._loop.call_later(wait_s, self._waited)
+        elif self._expected == 1 and len(self._waiting) == 1:
+            self._pass()
         else:
             # Whoever is ready in this round of the loop comes along.
             self._timer = self._loop.call_soon(self._pass)
@@ -148,8 +150,9 @@ class Batcher:
                 continue
             rows += waiting.question.rows
             batch.append(waiting)
-            metrics.SERVING_QUEUE_SECONDS.observe(now - waiting.asked_s)
         del self._waiting[:count]
+        if batch:
+            metrics.SERVING_QUEUE_SECONDS.observe(now - batch[0].asked_s)
         return batch
 
     def _passed(self, rows: int, done: "asyncio.Future[_Outcome]") -> None:

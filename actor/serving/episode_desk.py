@@ -73,6 +73,7 @@ class EpisodeDesk:
 
     async def act(self, request: pb.ActRequest, until_s: float) -> pb.ActReply:
         """The next step, or the reply that this request was given before; raises Refused."""
+        self._desk.check_call(request.policy, request.request_id)
         episode = self._episodes.find(request.episode_id, self._now())
         if request.request_id and request.request_id == episode.last_request:
             if episode.pending is not None:
@@ -100,7 +101,11 @@ class EpisodeDesk:
         question = self._desk.read(request)
         reward = _check_reward(episode, request)
         fresh = episode.loaded is None or episode.trail.is_due(self._now())
-        choice = self._desk.shelf.follow(episode.arm) if fresh else Choice(episode.arm, episode.loaded)
+        choice = (
+            self._desk.shelf.follow(episode.arm, episode.client_key)
+            if fresh
+            else Choice(episode.arm, episode.loaded)
+        )
         taken = self._read_taken(request)
         if taken is None or question.distribution or question.value:
             answered = await self._desk.answer(choice, question, until_s)
@@ -236,11 +241,11 @@ class EpisodeDesk:
         """Nobody will say how it went on."""
         if self._learning is not None and episode.learned:
             self._learning.give_up(episode, self._now())
-        self._close(episode)
+        self._close(episode, is_whole=False)
 
-    def _close(self, episode: Episode) -> None:
+    def _close(self, episode: Episode, *, is_whole: bool = True) -> None:
         episode.ending = pb.EndEpisodeReply(total_return=episode.total_return, length=episode.trail.length)
-        self._trial.end(episode)
+        self._trial.end(episode, is_whole=is_whole)
         metrics.ARM_RETURN.labels(episode.arm).observe(episode.total_return)
         self._episodes.close(episode)
         metrics.EPISODES_OPEN.set(len(self._episodes))
@@ -313,6 +318,9 @@ def _play(request: pb.ActRequest, choice: Choice, answered: Answered, taken: Row
     try:
         action = {head.path: head.from_environment(action[head.path]) for head in loaded.policy.action_heads}
     except ValueError as error:
-        raise invalid(f"taken_action: {error}") from error
+        if taken is not None:
+            raise invalid(f"taken_action: {error}") from error
+        # A fallback's, on the bounds that a squashed policy never reaches: the step is not learned from.
+        action = {name: np.zeros_like(array) for name, array in action.items()}
     log_prob = request.taken_log_prob if taken is not None and request.HasField("taken_log_prob") else None
     return _Played(loaded, action, log_prob)

@@ -31,6 +31,10 @@ MAX_REQUEST_ID: Final = 128
 _RETRY_MS: Final = 1000
 
 
+_Start = tuple[Identity | None, str, str]
+"""Caller, client key and request id."""
+
+
 @dataclass(slots=True, eq=False)
 class Episode:
     """One that is open, or over and remembered."""
@@ -63,6 +67,7 @@ class Episode:
     acted: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED_REQUESTS))
     ripening: list[Segment] = field(default_factory=list)
     """Cut, and open for rewards still."""
+    started_as: "_Start | None" = None
     ticket: tuple[int, int] | None = None
     """Trial and place in its cohort."""
     is_rewarded: bool = False
@@ -88,7 +93,7 @@ class Episodes:
         self.server = secrets.token_hex(4)
         self._open: OrderedDict[str, Episode] = OrderedDict()
         self._over: OrderedDict[str, Episode] = OrderedDict()
-        self._started: OrderedDict[tuple[str, str], Episode] = OrderedDict()
+        self._started: dict[_Start, Episode] = {}
         self._lanes: list[int] = []
         self._count = 0
 
@@ -104,7 +109,7 @@ class Episodes:
         """The episode that this very request started already."""
         if len(request_id) > MAX_REQUEST_ID:
             raise invalid(f"request_id of {len(request_id)} characters: at most {MAX_REQUEST_ID}")
-        return self._started.get((client_key, request_id)) if request_id else None
+        return self._started.get((CALLER.get(), client_key, request_id)) if request_id else None
 
     def start(self, client_key: str, request_id: str, arm: Arm, *, learned: bool, now_s: float) -> Episode:
         """A new one; raises Refused (OVERLOADED) when as many as may be are open."""
@@ -126,9 +131,8 @@ class Episodes:
         )
         self._open[episode.id] = episode
         if request_id:
-            self._started[client_key, request_id] = episode
-            if len(self._started) > REMEMBERED_EPISODES:
-                self._started.popitem(last=False)
+            episode.started_as = (episode.owner, client_key, request_id)
+            self._started[episode.started_as] = episode
         return episode
 
     def find(self, episode_id: str, now_s: float) -> Episode:
@@ -161,7 +165,9 @@ class Episodes:
         episode.loaded = None
         self._over[episode.id] = episode
         while len(self._over) > REMEMBERED_EPISODES:
-            self._over.popitem(last=False)
+            _, forgotten = self._over.popitem(last=False)
+            if forgotten.started_as is not None:
+                del self._started[forgotten.started_as]
 
     def let_go_of_old(self) -> None:
         """Keep at most MAX_LOADED versions for episodes: the others take newer weights with their next step."""

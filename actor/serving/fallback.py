@@ -41,6 +41,8 @@ def fixed(space: Space, section: ServingSection) -> Draw:
 
 def _value(leaf: Leaf, given: Any) -> Array:
     value: Any = np.asarray(given, leaf.dtype)
+    if not np.issubdtype(value.dtype, np.floating) and not np.array_equal(value, np.asarray(given)):
+        raise ValueError(f"{leaf.dtype} is wanted")
     if value.shape != leaf.shape:
         raise ValueError(f"shape {value.shape}, {leaf.shape} is wanted")
     low, high = _bounds(leaf)

@@ -43,6 +43,7 @@ class Following:
         self._session: Session | None = None
         self._applied = Publication()
         self._run, self._strikes = "", 0
+        self._finishing = threading.Event()
         self.queue: Queue | None = None
         self._failure: Exception | None = None
 
@@ -72,11 +73,16 @@ class Following:
             session.wake()
 
     def start(self, loop: asyncio.AbstractEventLoop, apply: Apply, on_over: Callable[[], object]) -> None:
-        """Serve sessions, in a thread, until the run has ended or the process drains; then `on_over`."""
+        """Serve sessions, in a thread, until the run has ended or `finish`; then `on_over`."""
         self._thread = threading.Thread(
             target=self._serve_all, args=(loop, apply, on_over), name="following", daemon=True
         )
         self._thread.start()
+
+    def finish(self) -> None:
+        """All that will be learned is in the queue: send it, then close the session."""
+        self._finishing.set()
+        self.wake()
 
     def join(self) -> None:
         """Wait until the last session is closed; raises what ended it."""
@@ -113,15 +119,14 @@ class Following:
             outbox = ServedOutbox(session, self.queue, self._journal)
             outbox.start()
         try:
-            with self._lifecycle.calling_on_drain(session.wake):
-                self._follow(session, loop, apply)
+            self._follow(session, loop, apply)
             session.check()
             return self._is_done(session, outbox)
         finally:
             session.close(politely=not session.is_over)
 
     def _follow(self, session: Session, loop: asyncio.AbstractEventLoop, apply: Apply) -> None:
-        """Hand on every publication until the session is over or the process drains."""
+        """Hand on every publication until the session is over or `finish`."""
         while True:
             with session.changed:
                 session.changed.wait_for(lambda: self._is_over(session) or self._is_new(session))
@@ -141,7 +146,7 @@ class Following:
         return weights is not None and weights.publication.version > self._applied.version
 
     def _is_over(self, session: Session) -> bool:
-        return self._lifecycle.draining.is_set() or session.is_over or session.state is RunState.STOPPING
+        return self._finishing.is_set() or session.is_over or session.state is RunState.STOPPING
 
     def _is_done(self, session: Session, outbox: ServedOutbox | None) -> bool:
         if session.ended is None:

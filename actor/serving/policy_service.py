@@ -101,7 +101,7 @@ class PolicyService:
         self, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[pb.ActReply]:
         """See policy.proto. Ends, with all that it has begun, when its caller goes away."""
-        replies: asyncio.Queue[pb.ActReply | None] = asyncio.Queue()
+        replies: asyncio.Queue[pb.ActReply | Exception | None] = asyncio.Queue()
         running: set[asyncio.Task[None]] = set()
         room = asyncio.Semaphore(MAX_IN_FLIGHT)
 
@@ -109,8 +109,8 @@ class PolicyService:
             until_s = self._loop.time() + request.deadline_ms / 1000 if request.deadline_ms else math.inf
             try:
                 replies.put_nowait(await self._answer(request, until_s))
-            finally:
-                room.release()
+            except Exception as error:  # noqa: BLE001 - raised below, by who holds the call
+                replies.put_nowait(error)
 
         async def read() -> None:
             async for data in requests:
@@ -125,11 +125,19 @@ class PolicyService:
         reader = asyncio.create_task(read())
         reader.add_done_callback(lambda _done: replies.put_nowait(None))
         try:
-            while (reply := await replies.get()) is not None:
-                yield reply
+            while (given := await replies.get()) is not None:
+                yield _reply_of(given)
+                # Not before: of one that reads no replies no more requests are read.
+                room.release()
             await reader
         except DecodeError:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "ActStream: bytes that are no ActRequest")
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            text = _unforeseen("ActStream")
+            log.exception(text)
+            await context.abort(grpc.StatusCode.INTERNAL, text)
         finally:
             for task in (reader, *running):
                 task.cancel()
@@ -191,6 +199,12 @@ class PolicyService:
         )
 
 
+def _reply_of(given: pb.ActReply | Exception) -> pb.ActReply:
+    if isinstance(given, Exception):
+        raise given
+    return given
+
+
 def _refused(error: Refused) -> Any:
     metrics.REFUSALS.labels(error.refusal.reason.label).inc()
     return error.refusal.to_proto()
@@ -209,10 +223,13 @@ def _unary(name: str, message: Any, body: Callable[[Any, Context], Awaitable[Any
         except grpc.aio.AbortError:
             raise
         except Exception:
-            number = secrets.token_hex(4)
-            log.exception("%s failed; request id %s", name, number)
-            await context.abort(
-                grpc.StatusCode.INTERNAL, f"{name} failed; number {number} in the server's log"
-            )
+            text = _unforeseen(name)
+            log.exception(text)
+            await context.abort(grpc.StatusCode.INTERNAL, text)
 
     return call
+
+
+def _unforeseen(name: str) -> str:
+    """What caller and log say of an error that nobody foresaw; its cause stands in the log alone."""
+    return f"{name} failed; request id {secrets.token_hex(4)} in the server's log"

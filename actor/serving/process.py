@@ -156,12 +156,13 @@ def _listen(front: Front, settings: Settings, health: Health, listen: str) -> tu
 async def _apply(parts: Parts, specification: RunSpecification, weights: Weights) -> tuple[float, ...]:
     """Answer `latest` with these; what the probe says under them."""
     try:
-        await parts.shelf.take_latest(weights)
+        loaded = await parts.shelf.load(weights)
     except ValueError as error:
         raise Fatal(f"weights {weights.version} cannot be applied: {error}") from error
+    answer = await asyncio.to_thread(probe_answer, loaded.policy, specification.probe)
+    parts.shelf.follow_with(loaded)
     parts.episodes.let_go_of_old()
-    assert parts.shelf.latest is not None
-    return await asyncio.to_thread(probe_answer, parts.shelf.latest.policy, specification.probe)
+    return answer
 
 
 async def _sweep(parts: Parts) -> None:
@@ -190,4 +191,5 @@ async def _drain(front: Front, parts: Parts, following: Following | None, lifecy
         parts.learning.send_all()
     if following is not None:
         lifecycle.drain("the server is done")
+        following.finish()
         await asyncio.to_thread(following.join)

@@ -75,6 +75,12 @@ class ServedOutbox(Outbox):
         self._queue = queue
         self._episodes = queue.episodes
 
+    def drop(self, reason: str) -> int:
+        """Forget what is under way, counted as lost; what has no number yet is for the next session."""
+        with self._changed:
+            count_not_learned("lost", sum(fragment.header.steps for fragment, _ in self._fragments))
+            return super().drop(reason)
+
     def _has_fragments(self) -> bool:
         return bool(self._queue) or super()._has_fragments()
 

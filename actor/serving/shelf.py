@@ -16,9 +16,11 @@ from actor.serving.answering import Loaded
 from penstock.policy.policy import Policy
 from penstock.policy.weights import load_into, sha256
 from penstock.registry import routing
+from penstock.registry.records import check_client_key
 from penstock.registry.routing import Arm, Arms
 from penstock.runtime import metrics
 from penstock.runtime.settings import ServingSection
+from penstock.wire.limits import MAX_NUMBER
 from penstock.wire.refusal import Reason, Refusal, Refused
 
 MAX_LOADED: Final = 4
@@ -59,23 +61,29 @@ class Shelf:
         self._former: dict[Arm, Loaded | None] = {}
         self._loading = asyncio.Lock()
         self.arms: Arms | None = None
+        self._only: routing.Route | None = routing.Route(arm=Arm.LATEST, version=None)
+        """Everybody's, while there is one for everybody."""
         self.latest: Loaded | None = None
 
     # ------------------------------------------------------------ who answers
 
     def choose(self, client_key: str) -> Choice:
         """Of the client's arm; raises Refused for a key that is too long."""
-        if self.arms is None:
-            return self._choice(routing.Route(arm=Arm.LATEST, version=None))
+        if self._only is not None and not client_key:
+            return self._choice(self._only)
         try:
             # Who does not say who it is is dealt an arm anew each time.
-            route = routing.route(self.arms, client_key or secrets.token_hex(8))
+            key = check_client_key(client_key or secrets.token_hex(8))
         except ValueError as error:
             raise Refused(Refusal(reason=Reason.INVALID, detail=str(error))) from error
-        return self._choice(route)
+        if self.arms is None:
+            return self._choice(routing.Route(arm=Arm.LATEST, version=None))
+        return self._choice(routing.route(self.arms, key))
 
-    def follow(self, arm: Arm) -> Choice:
-        """Of an arm that was chosen before."""
+    def follow(self, arm: Arm, client_key: str) -> Choice:
+        """Of an arm that was chosen for this client before."""
+        if arm is Arm.PINNED:
+            return self.choose(client_key)  # to which version, only the traffic says
         if self.arms is None or arm is Arm.LATEST:
             return self._choice(routing.Route(arm=arm, version=None))
         return self._choice(routing.follow(self.arms, arm))
@@ -96,6 +104,8 @@ class Shelf:
         if loaded is None:
             async with self._loading:
                 loaded = self._find(version) or await self._load_asked_for(version)
+        if version in self._asked_for:
+            self._asked_for[version] = self._asked_for.pop(version)  # the last to be let go of
         return Choice(Arm.PINNED, loaded)
 
     def _choice(self, route: routing.Route) -> Choice:
@@ -114,9 +124,13 @@ class Shelf:
     # ------------------------------------------------------------ what is held
 
     async def take_latest(self, weights: Weights) -> None:
-        """Answer `latest` with these from the next pass on; raises ValueError when they do not fit."""
-        self.latest = await self._load(weights)
-        metrics.SERVING_VERSION.labels(Arm.LATEST).set(weights.version)
+        """Load, and answer `latest` with these; raises ValueError when they do not fit."""
+        self.follow_with(await self.load(weights))
+
+    def follow_with(self, loaded: Loaded) -> None:
+        """Answer `latest` with this version from the next pass on."""
+        self.latest = loaded
+        metrics.SERVING_VERSION.labels(Arm.LATEST).set(loaded.version)
 
     async def steer(self, arms: Arms) -> list[str]:
         """Hold what the arms need, then follow them; returns what is wrong with versions that cannot be held."""
@@ -127,7 +141,7 @@ class Shelf:
                 held[version] = self._find(version) or await self._obtain(version)
             except Refused as error:
                 wrong.append(str(error))
-        self._held, self.arms = held, arms
+        self._held, self.arms, self._only = held, arms, _only_route(arms)
         for arm, number in ((Arm.ACTIVE, arms.active), (Arm.CANARY, arms.canary)):
             metrics.SERVING_VERSION.labels(arm).set(number or 0)
         return wrong
@@ -153,21 +167,33 @@ class Shelf:
         return loaded
 
     async def _obtain(self, version: int) -> Loaded:
+        if version > MAX_NUMBER:
+            raise _unknown(version, "no version has such a number, its weights are not held")
         try:
             weights = await asyncio.to_thread(self._fetch, version)
             if weights is not None:
-                return await self._load(weights)
+                return await self.load(weights)
         except ValueError as error:
             raise _unknown(version, str(error)) from error
         raise _unknown(version, "its weights are not held")
 
-    async def _load(self, weights: Weights) -> Loaded:
+    async def load(self, weights: Weights) -> Loaded:
+        """A version that nobody is answered with yet; raises ValueError when the weights do not fit."""
         def load() -> Loaded:
             policy = self._make_policy()
             load_into(policy, weights.blob)
             return Loaded(policy, weights.version, weights.update, sha256(weights.blob))
 
         return await asyncio.to_thread(load)
+
+
+def _only_route(arms: Arms) -> routing.Route | None:
+    """The route of every client, where it depends on none."""
+    traffic = arms.traffic
+    shares = (traffic.canary_share, traffic.latest_share)
+    if traffic.pins or shares not in ((0.0, 0.0), (0.0, 1.0)):
+        return None
+    return routing.follow(arms, Arm.LATEST if traffic.latest_share else Arm.ACTIVE)
 
 
 def _unknown(version: int, why: str) -> Refused:

@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from actor.serving.shelf import Shelf, Weights
 from actor.serving.trial import Trial
-from penstock.registry.errors import RegistryError, SchemaMismatch, UnknownVersion
+from penstock.registry.errors import RegistryError, SchemaMismatch, Unavailable, UnknownVersion
 from penstock.registry.records import PolicyVersion
 from penstock.registry.registry import Registry
 from penstock.registry.routing import Arms
 from penstock.registry.weight_files import read_kept
+from penstock.wire.refusal import Reason, Refusal, Refused
 
 log = logging.getLogger(__name__)
 
@@ -79,29 +80,41 @@ class Traffic:
         look = await asyncio.to_thread(self.look)
         if look is None:
             return
+        wrong = []
         if self._live is None and look.newest is not None:
-            await self._take_newest(shelf, look.newest)
-        wrong = await shelf.steer(look.arms)
+            wrong += await self._take_newest(shelf, look.newest)
+        wrong += await shelf.steer(look.arms)
         evaluation = None if look.active is None else look.active.evaluation
         trial.steer(look.arms.active, look.arms.canary, evaluation)
         self._say(wrong)
 
-    async def _take_newest(self, shelf: Shelf, newest: PolicyVersion) -> None:
-        """Without a live run the newest version that is kept is the latest."""
+    async def _take_newest(self, shelf: Shelf, newest: PolicyVersion) -> list[str]:
+        """Without a live run the newest version that is kept is the latest; returns what is wrong with it."""
         if shelf.latest is not None and shelf.latest.version == newest.version:
-            return
+            return []
         try:
             weights = await asyncio.to_thread(self.fetch, newest.version)
             if weights is not None:
                 await shelf.take_latest(weights)
         except ValueError as error:
-            self._say([str(error)])
+            return [str(error)]
+        return []
 
     def _say(self, wrong: list[str]) -> None:
         """Once, until it changes."""
         if wrong and wrong != self._said:
             log.warning("versions that cannot be served", extra={"why": wrong})
         self._said = wrong
+
+    async def keep_feedback(self, rewards: Sequence[tuple[str, int, float]]) -> None:
+        """Rewards (episode id, step, amount) that came too late; raises Refused (NOT_READY) when it cannot be."""
+        try:
+            if self._registry is None:
+                raise Unavailable("there is no registry yet")
+            await asyncio.to_thread(self._registry.add_feedback, self._policy, rewards)
+        except RegistryError as error:
+            text = f"feedback table: {error}"
+            raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=1000)) from error
 
     async def withdraw(self, version: int, reason: str) -> None:
         """Roll the canary back, unless somebody has done so already."""

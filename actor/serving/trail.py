@@ -9,13 +9,15 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
 from penstock.wire.schema import FragmentSchema
 from penstock.wire.tensor import Array
+
+_MOST: Final = float(np.finfo(np.float32).max)
 
 Row = Mapping[str, Array]
 """One observation or action by tensor name, arrays [1, *shape]."""
@@ -84,7 +86,8 @@ class Segment:
             name: np.stack([row[name] for row in self.observations]) for name in self.observations[0]
         }
         tensors |= {name: np.stack([row[name] for row in self.actions]) for name in self.actions[0]}
-        tensors["reward"] = np.asarray(self.rewards, np.float32)[:, np.newaxis]
+        # Each reward is finite as a float32, their sum need not be; a fragment with infinity ends the session.
+        tensors["reward"] = np.clip(self.rewards, -_MOST, _MOST).astype(np.float32)[:, np.newaxis]
         tensors["log_prob"] = np.asarray(self.log_probs, np.float32)[:, np.newaxis]
         tensors["valid"] = np.asarray(self.valid, bool)[:, np.newaxis]
         ends = np.zeros((steps, 1), bool)

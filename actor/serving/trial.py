@@ -41,6 +41,9 @@ class Trial:
         """Judge this canary against this version, anew when either is another one. evaluation: of the active one."""
         pair = None if active is None or canary is None else (canary, active)
         if pair == self._pair:
+            if pair is not None and self.state.verdict is Verdict.WITHDRAW:
+                # The registry may have been away when it was told.
+                self._withdraw(pair[0], self.state.explain())
             return
         self._pair, self._round = pair, self._round + 1
         self.state, self._cohorts = State(), {arm: Cohort() for arm in _JUDGED}
@@ -51,12 +54,13 @@ class Trial:
         if self._bounds is not None and episode.arm in _JUDGED:
             episode.ticket = (self._round, self._cohorts[episode.arm].begin())
 
-    def end(self, episode: Episode) -> None:
-        """It is over. One that was abandoned counts by its answers alone."""
+    def end(self, episode: Episode, *, is_whole: bool) -> None:
+        """It is over. One that was abandoned, not `is_whole`, counts by its answers alone."""
         if episode.ticket is None or episode.ticket[0] != self._round:
             return
+        has_return = is_whole and self._has_range and episode.is_rewarded
         outcome = Outcome(
-            total_return=episode.total_return if self._has_range and episode.is_rewarded else None,
+            total_return=episode.total_return if has_return else None,
             answers=episode.answers,
             errors=episode.errors,
             slow=episode.slow,

@@ -104,3 +104,7 @@ class AsyncEpisode:
                 reward=reward,
             )
         )
+
+    async def abandon(self) -> EpisodeResult:
+        """As `Episode.abandon`."""
+        return await self._line.do(calls.abandon(self.episode_id))

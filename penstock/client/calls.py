@@ -83,6 +83,14 @@ def start(policy: str, client_key: str, learned: bool) -> Call[Started]:
     )
 
 
+def abandon(episode_id: str) -> Call[EpisodeResult]:
+    """EndEpisode, when nobody will say what came of the last step."""
+    request = pb.EndEpisodeRequest(
+        episode_id=episode_id, request_id=_request_id(), ending=pb.ENDING_ABANDONED
+    )
+    return Call("EndEpisode", request, _result)
+
+
 def reward(episode_id: str, rewards: Iterable[tuple[int | None, float]]) -> Call[int]:
     """Reward, by index of the step, None for the newest; how many of them came late."""
     steps = [pb.StepReward(step=step, amount=amount) for step, amount in rewards]
@@ -133,7 +141,7 @@ class Codec:
     ) -> Call[EpisodeResult]:
         """EndEpisode; terminated wins over truncated, as there is no future to value."""
         if not (terminated or truncated):
-            raise ValueError("say terminated=True or truncated=True")
+            raise ValueError("say terminated=True or truncated=True, or abandon the episode")
         if not terminated and final_observation is None:
             raise ValueError("truncated=True: what was seen last is valued; give final_observation")
         request = pb.EndEpisodeRequest(

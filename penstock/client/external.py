@@ -8,10 +8,11 @@ from a fresh reset: what was played of it counts for nobody.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from penstock.client.errors import EpisodeElsewhere, EpisodeUnknown
-from penstock.client.synchronous import PolicyClient
+from penstock.client.errors import EpisodeElsewhere, EpisodeUnknown, PolicyError
+from penstock.client.synchronous import Episode, PolicyClient
 
 _MOST_ABANDONED: Final = 3
 """In a row; then the error goes to the caller."""
@@ -59,6 +60,17 @@ class ExternalEnvironment:
     def _play(self, environment: Environment, observation: Any) -> float:
         """One episode from its first observation to its end; its return as the server added it up."""
         episode = self._client.start_episode(self._client_key, learned=self._learned)
+        try:
+            return self._play_to_the_end(environment, episode, observation)
+        except PolicyError:
+            raise
+        except BaseException:
+            # The environment failed: its last step teaches nothing, and the server need not wait for more.
+            with suppress(PolicyError):
+                episode.abandon()
+            raise
+
+    def _play_to_the_end(self, environment: Environment, episode: Episode, observation: Any) -> float:
         reward, terminated, truncated = None, False, False
         while not (terminated or truncated):
             action = episode.act(observation, reward=reward, deterministic=self._deterministic)

@@ -116,3 +116,7 @@ class Episode:
                 reward=reward,
             )
         )
+
+    def abandon(self) -> EpisodeResult:
+        """It ends and nobody will say what came of the last step; what was before it is learned from."""
+        return self._line.do(calls.abandon(self.episode_id))

@@ -144,3 +144,16 @@ class EventRow(Base):
     reason: Mapped[str] = mapped_column(Text)
     detail: Mapped[dict[str, Any]] = mapped_column(JSON)
     time: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class FeedbackRow(Base):
+    """A reward that came late."""
+
+    __tablename__ = "feedback"
+
+    number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    policy: Mapped[str] = mapped_column(String(64))
+    episode: Mapped[str] = mapped_column(String(128), index=True)
+    step: Mapped[int] = mapped_column(BigInteger)
+    amount: Mapped[float] = mapped_column(Double)
+    time: Mapped[datetime] = mapped_column(UtcTime)

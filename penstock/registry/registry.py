@@ -11,7 +11,7 @@ who holds them keeps those of `pinned`, and publishes a rollback as a new versio
         route(registry.arms("default"), client_key)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -19,9 +19,10 @@ from typing import Self, TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from penstock.registry import kept, rows, schema, steering, transitions
+from penstock.registry import feedback, kept, rows, schema, steering, transitions
 from penstock.registry.database import Database
 from penstock.registry.errors import SchemaMismatch
+from penstock.registry.feedback import Feedback
 from penstock.registry.models import EventRow, TrafficRow, VersionRow
 from penstock.registry.records import (
     MAX_EVENTS,
@@ -250,6 +251,16 @@ class Registry:
         return self._database.read(
             lambda session: tuple(rows.event_record(row) for row in session.scalars(wanted.limit(limit)))
         )
+
+    # ------------------------------------------------------------ feedback
+
+    def add_feedback(self, policy: str, rewards: Sequence[tuple[str, int, float]]) -> None:
+        """Keep rewards (episode id, step, amount) that came too late to be learned from."""
+        self._database.write(lambda session: feedback.add(session, policy, rewards))
+
+    def feedback(self, policy: str, after: int = 0, limit: int = 1000) -> tuple[Feedback, ...]:
+        """Such rewards behind number `after`, oldest first, for a reward model."""
+        return self._database.read(lambda session: feedback.read(session, policy, after, limit))
 
     def _one(self, find: Callable[[Session], VersionRow | None]) -> PolicyVersion | None:
         def work(session: Session) -> PolicyVersion | None:

@@ -169,7 +169,7 @@ SERVING_BATCH_ROWS = _answering.histogram(
     "policy_batch_rows", "Observations that shared a forward pass", (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 )
 SERVING_QUEUE_SECONDS = _answering.histogram(
-    "policy_queue_seconds", "How long requests waited for their forward pass", _LATENCY
+    "policy_queue_seconds", "How long the first request of a forward pass waited for it", _LATENCY
 )
 SERVING_VERSION = _answering.gauge("policy_version", "Version that an arm answers with; 0: none", "arm")
 ARM_RETURN = _answering.summary("policy_episode_return", "Undiscounted return of clients' episodes", "arm")

@@ -91,7 +91,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
                 CALLER.set(caller)
                 payer = _payer(caller, context)
                 if payer is not None:
-                    await asyncio.sleep(self._budgets.reserve(payer, size))
+                    delay_s = self._budgets.reserve(payer, size)
+                    # Not for nothing: even a sleep of 0 is a round of the event loop.
+                    if delay_s > 0:
+                        await asyncio.sleep(delay_s)
             except Denied as denied:
                 await self._deny(context, method, denied)
             except Unidentified as error:

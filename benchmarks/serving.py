@@ -1,0 +1,208 @@
+"""The policy server beside a bare gRPC echo of the same message sizes, which is the limit; in turn, medians.
+
+Both are grpc.aio in one process; the client is another process, with so many calls in flight. `cpu` is what the
+server's process spends on a call, which other work on the machine disturbs less than the clock. Learning: every step
+belongs to an episode, carries the reward of the one before, and goes to a learner's log (its own broker and Redis).
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmarks.fragments import RUN
+from benchmarks.served_run import SHAPE, make_policy, make_run, specification
+from benchmarks.services import services, start
+from benchmarks.serving_load import ROWS
+from benchmarks.table import Cell, Options, Table
+from broker.learner_log import LearnerLog
+from launch.process import ServiceProcess, penstock
+from penstock.policy.weights import encode
+
+SECONDS: Final = 2.0
+TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One kind of asking. limit: its echo."""
+
+    name: str
+    what: str
+    limit: str
+    in_flight: int
+    streams: int = 1
+    rows: int = 1
+
+
+LOADS: Final = (
+    Load(name="Act, 1 client", what="act", limit="echo", in_flight=1),
+    Load(name="Act, 16 in flight", what="act", limit="echo", in_flight=16),
+    Load(name="Act, 64 in flight", what="act", limit="echo", in_flight=64),
+    Load(name="Act of 64 rows, 1 client", what="act-rows", limit="echo", in_flight=1, rows=ROWS),
+    Load(name="stream, 1 in flight", what="act-stream", limit="echo-stream", in_flight=1),
+    Load(name="stream, 64 in flight", what="act-stream", limit="echo-stream", in_flight=64),
+    Load(name="16 streams, 64 in flight", what="act-stream", limit="echo-stream", in_flight=64, streams=16),
+    Load(name="episodes with rewards, 64", what="learn", limit="act", in_flight=64),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one run: calls per second, latencies, and CPU seconds of the server per call."""
+
+    rate: float
+    p50_ms: float
+    p99_ms: float
+    cpu_s: float
+
+
+def table(options: Options) -> Table:
+    """Calls per second and latencies, and both as parts of the echo's in the same minute."""
+    with servers() as addresses:
+        rows = [_row(load, addresses, options.repeat) for load in LOADS]
+    forward_ms = _forward_s() * 1e3
+    return Table(
+        title="Policy server beside a bare grpc.aio echo (64-64 policy, unix socket)",
+        columns=(
+            "",
+            "per s",
+            "p50 ms",
+            "p99 ms",
+            "cpu µs",
+            "limit per s",
+            "limit p50 ms",
+            "rate ÷ limit",
+            "p50 − limit ms",
+        ),
+        rows=rows,
+        note=f"a bare forward pass of one observation takes {forward_ms:.3f} ms; "
+        "the limit of episodes is Act without them",
+    )
+
+
+def _row(load: Load, addresses: dict[str, tuple[str, int]], repeat: int) -> list[Cell]:
+    limits, ours = [], []
+    for _ in range(repeat):
+        limits.append(measure(load.limit, load, addresses))
+        ours.append(measure(load.what, load, addresses))
+    mine, limit = _median(ours), _median(limits)
+    ratio = statistics.median(a.rate / b.rate for a, b in zip(ours, limits, strict=True))
+    return [
+        load.name,
+        mine.rate * load.rows,
+        mine.p50_ms,
+        mine.p99_ms,
+        mine.cpu_s * 1e6,
+        limit.rate,
+        limit.p50_ms,
+        ratio * load.rows,
+        mine.p50_ms - limit.p50_ms,
+    ]
+
+
+def _median(runs: list[Figures]) -> Figures:
+    return Figures(
+        *(
+            statistics.median(getattr(run, name) for run in runs)
+            for name in ("rate", "p50_ms", "p99_ms", "cpu_s")
+        )
+    )
+
+
+def measure(what: str, load: Load, addresses: dict[str, tuple[str, int]]) -> Figures:
+    """One kind of call against its server."""
+    address, pid = addresses[
+        "echo" if what.startswith("echo") else "learning" if what == "learn" else "server"
+    ]
+    command = [sys.executable, "-m", "benchmarks.serving_load", what, address]
+    command += ["--in-flight", str(load.in_flight), "--streams", str(load.streams), "--seconds", str(SECONDS)]
+    before = _cpu_s(pid)
+    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return Figures(told["rate"], told["p50_ms"], told["p99_ms"], (_cpu_s(pid) - before) / told["calls"])
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+def _forward_s() -> float:
+    """Of one observation, the quickest of many; torch would take longer."""
+    policy, best = make_policy(), float("inf")
+    observation = {"observation": np.zeros((1, 4), np.float32)}
+    for _ in range(100):
+        began = time.perf_counter()
+        for _ in range(50):
+            policy.act(observation)
+        best = min(best, (time.perf_counter() - began) / 50)
+    return best
+
+
+@contextmanager
+def learner(redis_url: str) -> Iterator[None]:
+    """A run that takes all experience and learns nothing; its weights are those of the other servers."""
+    log, stop = LearnerLog.connect(redis_url, wait_s=10.0), threading.Event()
+    log.acquire(RUN, "bench", 600_000)
+    log.start(specification().encode(), SHAPE.pacing(100_000))
+    log.publish(encode(make_policy()), update=1, settled=0, scalars={})
+
+    def read() -> None:
+        position = 0
+        while not stop.is_set():
+            entries = log.read(position, 256, 50)
+            if entries:
+                position = entries[-1].number
+                log.fetch([entry.number for entry in entries])
+                log.settle(position)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        log.release()
+        log.close()
+
+
+@contextmanager
+def servers() -> Iterator[dict[str, tuple[str, int]]]:
+    """Address and pid of each server."""
+    read_fd, write_fd = os.pipe()
+    started: list[ServiceProcess] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
+        services(durability="fsync_1s") as here,
+        learner(here.redis_url),
+    ):
+        root = Path(name)
+        make_run(root / "run")
+        echo = [sys.executable, "-m", "benchmarks.served_run", f"unix:{root}/echo.sock"]
+        serve = penstock("serve", "--run", str(root / "run"), "--listen", f"unix:{root}/act.sock")
+        learning = penstock("serve", "--broker", here.broker, "--listen", f"unix:{root}/learn.sock")
+        sockets = {"echo": "echo", "server": "act", "learning": "learn"}
+        try:
+            for role, command in (("echo", echo), ("server", serve), ("learning", learning)):
+                started.append(start(role, command, root, read_fd))
+            yield {
+                process.spec.name: (f"unix:{root}/{sockets[process.spec.name]}.sock", process.pid)
+                for process in started
+            }
+        finally:
+            os.close(write_fd)
+            for process in reversed(started):
+                process.kill()
+            os.close(read_fd)
