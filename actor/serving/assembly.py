@@ -73,6 +73,7 @@ def assemble(
 ) -> Parts:
     """Raises ConfigurationError for settings that fit neither one another nor the run."""
     section, errands = settings.serving, Errands()
+    _check_range(section)
     traffic = _traffic(section, source, following)
     fetch = _no_weights if following is None else following.fetch
     shelf = Shelf(policy_maker(specification), fetch if traffic is None else traffic.fetch, section)
@@ -139,6 +140,14 @@ def _learning(settings: Settings, specification: RunSpecification, following: Fo
     queue = following.queue = Queue(section.outbox_fragments, specification.hard_staleness)
     compress = actor_section(specification).compress == "lz4"
     return Learning(specification, section, queue, following.wake, compress=compress)
+
+
+def _check_range(section: ServingSection) -> None:
+    known = section.canary_return_range
+    if known is not None and not known[0] < known[1]:
+        raise ConfigurationError(
+            f"serving.canary_return_range={list(known)}: the first must be below the second"
+        )
 
 
 def _check_window(section: ServingSection, specification: RunSpecification) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from actor.serving.answering import Answer, Loaded, Question, answer
+from actor.serving.pass_cost import PassCost
 from penstock.runtime import metrics
 from penstock.wire.refusal import Reason, Refusal, Refused
 
@@ -49,7 +50,8 @@ class Batcher:
         self._until_probe = self._probe_every = _LEAST_PROBE
         self._timer: asyncio.Handle | None = None
         self._is_probe = self._is_busy = False
-        self._row_s = self._pass_s = 0.0
+        self._cost = PassCost()
+        self._under_way = 0
 
     def ask(self, loaded: Loaded, question: Question, until_s: float = math.inf) -> "asyncio.Future[Answer]":
         """The answer, before `until_s` or not at all.
@@ -58,7 +60,9 @@ class Batcher:
         NotFinite.
         """
         now = self._loop.time()
-        delay_s = self._row_s * self._rows + (self._pass_s if self._is_busy else 0.0)
+        delay_s = self._cost.of_many(self._rows, self._max_rows) + self._cost.of_many(
+            self._under_way, self._max_rows
+        )
         if delay_s > self._max_delay_s:
             raise Refused(
                 Refusal(
@@ -124,12 +128,12 @@ class Batcher:
             return
         rows = sum(waiting.question.rows for waiting in batch)
         metrics.SERVING_BATCH_ROWS.observe(rows)
-        if rows * self._row_s < INLINE_S:
+        if self._cost.of(rows) < INLINE_S:
             self._note(rows, _answer_all(batch))
             if self._waiting:
                 self._schedule(0.0)
             return
-        self._is_busy = True
+        self._is_busy, self._under_way = True, rows
         running = self._loop.run_in_executor(self._threads, _answer_all, batch)
         running.add_done_callback(lambda done: self._passed(rows, done))
 
@@ -156,16 +160,14 @@ class Batcher:
         return batch
 
     def _passed(self, rows: int, done: "asyncio.Future[_Outcome]") -> None:
-        self._is_busy = False
+        self._is_busy, self._under_way = False, 0
         self._note(rows, done.result())
         if self._waiting:
             self._schedule(0.0)
 
     def _note(self, rows: int, outcome: "_Outcome") -> None:
-        """Hand out the answers; remember what a row costs."""
-        self._pass_s = outcome.seconds
-        share = outcome.seconds / rows
-        self._row_s = share if self._row_s == 0.0 else 0.9 * self._row_s + 0.1 * share
+        """Hand out the answers; remember what they cost."""
+        self._cost.note(rows, outcome.seconds)
         for waiting, result in outcome.answers:
             if waiting.future.done():
                 continue

@@ -128,7 +128,7 @@ class Desk:
         else:
             name = "previous" if failed else ""
             action = environment_action(answer)
-            if not failed:
+            if not failed and arm is not Arm.PINNED:
                 self.shelf.note_answered(arm, answer.loaded)
         seconds = time.perf_counter() - began
         metrics.ANSWER_SECONDS.observe(seconds)

@@ -7,7 +7,6 @@ refused finds the episode as it was, or finds the very reply that it lost.
 """
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,6 +27,9 @@ from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.refusal import Reason, Refusal, Refused
 
+_LARGEST: Final = float(np.finfo(np.float32).max)
+MOST_LOG_PROB: Final = 60.0
+"""Whose exponential the learner can divide by in float32."""
 MAX_REWARDS: Final = 1024
 """In one call."""
 
@@ -51,6 +53,7 @@ class EpisodeDesk:
         self._desk, self._episodes, self._learning = desk, episodes, learning
         self._feedback, self._trial, self._slow_s = feedback, trial, slow_s
         self._now = asyncio.get_running_loop().time
+        self._keeping = asyncio.Lock()
 
     # ------------------------------------------------------------ start
 
@@ -130,8 +133,9 @@ class EpisodeDesk:
     def _read_taken(self, request: pb.ActRequest) -> Row | None:
         if not request.taken_action:
             return None
-        if request.HasField("taken_log_prob") and not math.isfinite(request.taken_log_prob):
-            raise invalid(f"taken_log_prob={request.taken_log_prob}: must be finite")
+        if request.HasField("taken_log_prob") and not abs(request.taken_log_prob) <= MOST_LOG_PROB:
+            text = f"taken_log_prob={request.taken_log_prob}: must be finite, and within ±{MOST_LOG_PROB:g}"
+            raise invalid(f"{text}: what is as unlikely as that teaches nothing but overflow")
         return self._desk.action.read("taken_action", request.taken_action, 0)
 
     def _replace_action(self, reply: pb.ActReply, request: pb.ActRequest, choice: Choice, taken: Row) -> None:
@@ -167,13 +171,27 @@ class EpisodeDesk:
             return pb.RewardReply(late=episode.rewarded[request.request_id])
         amounts = _read_rewards(episode, request)
         late = [(step, amount) for step, amount in amounts if self._is_late(episode, step)]
-        if late:
-            await self._keep(request.episode_id, late)
+        if not late:
+            return self._book(episode, request, amounts, 0)
+        async with self._keeping:
+            # The same request may have come again while the first was being kept.
+            if episode is None or request.request_id not in episode.rewarded:
+                await self._keep(request.episode_id, late)
+                return self._book(episode, request, amounts, len(late))
+        return pb.RewardReply(late=episode.rewarded[request.request_id])
+
+    def _book(
+        self,
+        episode: Episode | None,
+        request: pb.RewardRequest,
+        amounts: Sequence[tuple[int, float]],
+        late: int,
+    ) -> pb.RewardReply:
         if episode is not None:
             for step, amount in amounts:
                 self._add_reward(episode, step, amount)
-            episode.remember_reward(request.request_id, len(late))
-        return pb.RewardReply(late=len(late))
+            episode.remember_reward(request.request_id, late)
+        return pb.RewardReply(late=late)
 
     def _is_late(self, episode: Episode | None, step: int) -> bool:
         if episode is None:
@@ -276,7 +294,7 @@ def _check_reward(episode: Episode, request: Any) -> float | None:
 
 
 def _finite(amount: float) -> float:
-    if not math.isfinite(amount) or not np.isfinite(np.float32(amount)):
+    if not abs(amount) <= _LARGEST:
         raise invalid(f"reward={amount}: must be finite as a 32-bit number")
     return amount
 

@@ -1,7 +1,9 @@
 """The policy server's line to a live run: its sessions, the learner's newest weights, and the outbox.
 
 A thread of its own opens a session, lets its threads watch and send, and opens the next when the broker has ended
-one; meanwhile the server goes on answering. The run itself, and what is known of it, comes with the first session.
+one; meanwhile the server goes on answering. When the run has ended it answers with the last weights, and looks now
+and then whether the run goes on. Where the run's folder is not at hand, what is known of the run comes with the
+first session.
 """
 
 import asyncio
@@ -26,6 +28,8 @@ from penstock.wire.specification import RunSpecification
 log = logging.getLogger(__name__)
 
 FLUSH_S: Final = 10.0
+ENDED_S: Final = 10.0
+"""Between two looks at a run that has ended: somebody may resume it."""
 
 Apply = Callable[[Weights], Awaitable[tuple[float, ...]]]
 """Answer with these weights from now on; the probe's log-probabilities under them."""
@@ -34,15 +38,17 @@ Apply = Callable[[Weights], Awaitable[tuple[float, ...]]]
 class Following:
     """`begin` once, then `start`; `join` at the end."""
 
-    def __init__(self, lifecycle: Lifecycle, link: Link, actor_id: str, ack_journal: Path | None) -> None:
-        """ack_journal: folder for the record of what was acknowledged; None: no record."""
+    def __init__(
+        self, lifecycle: Lifecycle, link: Link, actor_id: str, *, run: str, ack_journal: Path | None
+    ) -> None:
+        """run: "" where only the broker knows it. ack_journal: folder for a record of what was acknowledged."""
         self._lifecycle, self._link, self._actor_id = lifecycle, link, actor_id
         self._journal_folder = ack_journal
         self._journal: AckJournal | None = None
         self._thread: threading.Thread | None = None
         self._session: Session | None = None
         self._applied = Publication()
-        self._run, self._strikes = "", 0
+        self._run, self._strikes = run, 0
         self._finishing = threading.Event()
         self.queue: Queue | None = None
         self._failure: Exception | None = None
@@ -52,11 +58,8 @@ class Following:
         self._session = open_session(self._link, self._actor_id, Role.SERVER, self._lifecycle)
         if self._session is None:
             return None
-        specification = self._session.specification
-        self._run = specification.run
-        if self._journal_folder is not None:
-            self._journal = AckJournal(self._journal_folder, specification.run, self._actor_id)
-        return specification
+        self._run = self._session.specification.run
+        return self._session.specification
 
     def fetch(self, version: int) -> Weights | None:
         """The weights of a version that the run still holds. Blocks."""
@@ -73,7 +76,7 @@ class Following:
             session.wake()
 
     def start(self, loop: asyncio.AbstractEventLoop, apply: Apply, on_over: Callable[[], object]) -> None:
-        """Serve sessions, in a thread, until the run has ended or `finish`; then `on_over`."""
+        """Serve sessions, in a thread, until `finish` or until it cannot go on; then `on_over`."""
         self._thread = threading.Thread(
             target=self._serve_all, args=(loop, apply, on_over), name="following", daemon=True
         )
@@ -95,9 +98,15 @@ class Following:
         self, loop: asyncio.AbstractEventLoop, apply: Apply, on_over: Callable[[], object]
     ) -> None:
         try:
-            while self._session is not None and not self._serve(self._session, loop, apply):
-                self._session = open_session(self._link, self._actor_id, Role.SERVER, self._lifecycle)
-                self._check_run()
+            if self._journal_folder is not None:
+                self._journal = AckJournal(self._journal_folder, self._run, self._actor_id)
+            while not self._finishing.is_set() and not self._lifecycle.draining.is_set():
+                session = self._session or open_session(
+                    self._link, self._actor_id, Role.SERVER, self._lifecycle
+                )
+                if session is None or self._serve(session, loop, apply):
+                    self._finishing.wait(ENDED_S)
+                self._session = None
         except Exception as error:  # noqa: BLE001 - raised by the main thread
             self._failure = error
         finally:
@@ -105,14 +114,11 @@ class Following:
                 self._journal.close()
             on_over()
 
-    def _check_run(self) -> None:
-        if self._session is not None and self._session.specification.run != self._run:
-            raise Fatal(
-                f"the broker serves run {self._session.specification.run} now, not {self._run}: start again"
-            )
-
     def _serve(self, session: Session, loop: asyncio.AbstractEventLoop, apply: Apply) -> bool:
-        """One session; True when the server's work for this run is done."""
+        """One session; True when the run has ended, or is to be left."""
+        if session.specification.run != self._run:
+            raise Fatal(f"the broker serves run {session.specification.run}, not {self._run}: start again")
+        self._session = session
         session.start()
         outbox = None
         if self.queue is not None:
@@ -152,6 +158,7 @@ class Following:
         if session.ended is None:
             if outbox is not None and not outbox.flush(FLUSH_S):
                 log.warning("flush gave up", extra={"fragments": outbox.drop("drain")})
+                outbox.forget_queue()
             return True
         lost = 0 if outbox is None else outbox.drop(session.ended.reason.label)
         log.warning("session ended", extra={"refusal": session.ended, "dropped_fragments": lost})

@@ -5,6 +5,7 @@ Production never waits for training. What cannot be learned from is answered all
     arm         the client follows a version that is not the learner's newest
     unasked     the client does not want it
     full        the outbox, or the memory for open episodes, is full
+    too_large   its observation would overflow the learner's arithmetic
     stale       it waited until the learner had gone too far
     abandoned   the client never said what came of it
     lost        the session ended while it was under way
@@ -12,7 +13,9 @@ Production never waits for training. What cannot be learned from is answered all
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from actor.serving.answering import Loaded
 from actor.serving.episodes import Episode
@@ -23,7 +26,10 @@ from penstock.runtime.settings import ServingSection
 from penstock.wire.messages import Episode as Played
 from penstock.wire.specification import RunSpecification
 
-REASONS: Final = ("arm", "unasked", "full", "stale", "abandoned", "lost")
+REASONS: Final = ("arm", "unasked", "full", "too_large", "stale", "abandoned", "lost")
+
+MOST_OBSERVED: Final = 1e15
+"""Whose square, summed over a batch, float32 can hold."""
 
 
 class Learning:
@@ -56,9 +62,12 @@ class Learning:
         now_s: float,
     ) -> None:
         """A step of an episode that is learned from, as long as there is memory for it."""
+        if any(_is_too_large(array) for array in observation.values()):
+            self.stop(episode, "too_large", now_s)
+            return
         size = sum(array.nbytes for row in (observation, action) for array in row.values())
         if self._buffered + size > self._section.max_buffered_bytes:
-            self._stop(episode, now_s)
+            self.stop(episode, "full", now_s)
             return
         weights = (loaded.version, loaded.update)
         self._take(episode, episode.trail.step(observation, action, log_prob, weights, now_s), now_s)
@@ -83,12 +92,12 @@ class Learning:
             self._buffered -= last.bytes
         self._take(episode, segment, now_s)
 
-    def _stop(self, episode: Episode, now_s: float) -> None:
-        """What was seen so far is kept; the rest of the episode is only answered."""
+    def stop(self, episode: Episode, reason: str, now_s: float) -> None:
+        """This step and the rest of the episode are only answered; what was seen before is kept."""
         self.give_up(episode, now_s)
-        episode.learned, episode.unlearned_as = False, "full"
+        episode.learned, episode.unlearned_as = False, reason
         episode.trail.skip(now_s)
-        count_not_learned("full", 1)
+        count_not_learned(reason, 1)
 
     def _take(self, episode: Episode, segment: Segment | None, now_s: float) -> None:
         """A segment that was cut. It becomes a fragment when no reward may come any more."""
@@ -142,3 +151,7 @@ class Learning:
             self._wake()
         else:
             count_not_learned("full", segment.steps)
+
+
+def _is_too_large(array: Any) -> bool:
+    return array.dtype.kind == "f" and bool(np.abs(array).max(initial=0.0) > MOST_OBSERVED)

@@ -4,6 +4,7 @@ What a client sends is refused (INVALID) with the leaf, what came and what is wa
 computed or remembered.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from penstock.v1 import policy_pb2 as pb
 from penstock.v1 import tensor_pb2
 from penstock.wire.refusal import Reason, Refusal, Refused
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
-from penstock.wire.tensor import Array, from_tensor
+from penstock.wire.tensor import DTYPES, Array, from_tensor
 
 Parts = Sequence[pb.Part]
 
@@ -102,6 +103,12 @@ def _lead(batch: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _array(field: str, message: tensor_pb2.Tensor, dtype: str, shape: tuple[int, ...]) -> Array:
+    data = message.data
+    if dtype != "bool" and message.dtype == dtype and tuple(message.shape) == shape:
+        # As it should be: looked at once, for this is done for every request.
+        array = np.frombuffer(data, DTYPES[dtype]) if len(data) % DTYPES[dtype].itemsize == 0 else None
+        if array is not None and array.size == math.prod(shape) > 0:
+            return array.reshape(shape)
     try:
         array = from_tensor(field, message)
     except ValueError as error:

@@ -18,6 +18,7 @@ from typing import Final
 
 import torch
 
+from actor.link import Link
 from actor.run import probe_answer
 from actor.service import SWITCH_INTERVAL_S, connect
 from actor.serving.assembly import Parts, Source, assemble
@@ -40,7 +41,8 @@ log = logging.getLogger(__name__)
 
 ROLE: Final = "server"
 EVENT_LOOP: Final = "event loop"
-DRAIN_GRACE_S: Final = 10.0
+DRAIN_GRACE_S: Final = 2.0
+"""A call takes milliseconds; what is still there after this long is a stream whose client does not hang up."""
 STREAMS_PER_CONNECTION: Final = 1024
 """A client that speaks for many environments has one connection for all of them."""
 _SWEEP_S: Final = 0.05
@@ -56,10 +58,10 @@ def main(lifecycle: Lifecycle, settings: Settings, *, source: Source, listen: st
     health = Health(ROLE)
     link = None if source.broker is None else connect(source.broker, settings)
     try:
-        following = (
-            None if link is None else Following(lifecycle, link, _name(source), settings.actor.ack_journal)
-        )
-        specification = _specification(source, following)
+        specification = _of_folder(source)
+        following = None if link is None else _following(lifecycle, link, source, settings, specification)
+        if specification is None and following is not None:
+            specification = following.begin()
         if specification is None:
             return EXIT_OK
         return asyncio.run(_serve(lifecycle, settings, source, specification, following, health, listen))
@@ -71,19 +73,29 @@ def main(lifecycle: Lifecycle, settings: Settings, *, source: Source, listen: st
             link.close()
 
 
-def _name(source: Source) -> str:
-    return check_id("actor_id", source.actor_id or to_id(f"{socket.gethostname()}-{os.getpid()}"))
+def _following(
+    lifecycle: Lifecycle,
+    link: Link,
+    source: Source,
+    settings: Settings,
+    specification: RunSpecification | None,
+) -> Following:
+    name = check_id("actor_id", source.actor_id or to_id(f"{socket.gethostname()}-{os.getpid()}"))
+    run = "" if specification is None else specification.run
+    return Following(lifecycle, link, name, run=run, ack_journal=settings.actor.ack_journal)
 
 
-def _specification(source: Source, following: Following | None) -> RunSpecification | None:
-    """Of the run; None when the process drains before there is one."""
-    if following is not None:
-        return following.begin()
+def _of_folder(source: Source) -> RunSpecification | None:
+    """The run's, from its folder; None where only the broker can tell."""
     if source.run_dir is None:
-        raise ConfigurationError("nothing to serve: name --run FOLDER, --broker ADDRESS, or both")
+        if source.broker is None:
+            raise ConfigurationError("nothing to serve: name --run FOLDER, --broker ADDRESS, or both")
+        return None
     try:
         return read_specification(source.run_dir)
     except ValueError as error:
+        if source.broker is not None:
+            return None  # a run that has just begun
         raise ConfigurationError(f"--run {source.run_dir}: {error}") from error
 
 
@@ -104,7 +116,7 @@ async def _serve(
     try:
         metrics_port, address = _listen(front, settings, health, listen)
         if parts.traffic is not None:
-            await parts.traffic.steer(parts.shelf, parts.trial)
+            await parts.traffic.begin(parts.shelf, parts.trial)
             parts.errands.send(parts.traffic.follow(parts.shelf, parts.trial, settings.serving.refresh_s))
         if following is not None:
             apply = partial(_apply, parts, specification)

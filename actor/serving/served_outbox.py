@@ -63,6 +63,12 @@ class Queue:
                 self._waiting.popleft()
             return batch
 
+    def forget(self) -> None:
+        """Drop all of it, counted as lost."""
+        with self._lock:
+            count_not_learned("lost", sum(fragment.header.steps for fragment in self._waiting))
+            self._waiting.clear()
+
     def _is_stale(self, fragment: Fragment, update: int) -> bool:
         return 0 < self._stale_after < update - fragment.header.oldest_update
 
@@ -80,6 +86,10 @@ class ServedOutbox(Outbox):
         with self._changed:
             count_not_learned("lost", sum(fragment.header.steps for fragment, _ in self._fragments))
             return super().drop(reason)
+
+    def forget_queue(self) -> None:
+        """What has no number yet will not be sent either: the end."""
+        self._queue.forget()
 
     def _has_fragments(self) -> bool:
         return bool(self._queue) or super()._has_fragments()

@@ -179,6 +179,7 @@ class Shelf:
 
     async def load(self, weights: Weights) -> Loaded:
         """A version that nobody is answered with yet; raises ValueError when the weights do not fit."""
+
         def load() -> Loaded:
             policy = self._make_policy()
             load_into(policy, weights.blob)

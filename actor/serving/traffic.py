@@ -9,11 +9,12 @@ from typing import Final
 
 from actor.serving.shelf import Shelf, Weights
 from actor.serving.trial import Trial
-from penstock.registry.errors import RegistryError, SchemaMismatch, Unavailable, UnknownVersion
-from penstock.registry.records import PolicyVersion
+from penstock.registry.errors import RegistryError, Unavailable, UnknownVersion
+from penstock.registry.records import PolicyVersion, Status
 from penstock.registry.registry import Registry
 from penstock.registry.routing import Arms
 from penstock.registry.weight_files import read_kept
+from penstock.runtime.settings import ConfigurationError
 from penstock.wire.refusal import Reason, Refusal, Refused
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ _BY: Final = "server"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the registry says at one moment. newest: of the versions that are kept."""
+    """What the registry says at one moment. newest: of the versions that are kept and neither tried nor withdrawn."""
 
     arms: Arms
     newest: PolicyVersion | None
@@ -39,17 +40,20 @@ class Traffic:
         self._url, self._policy, self._run_dir, self._live = url, policy, run_dir, live
         self._registry: Registry | None = None
         self._said: list[str] = []
+        self._is_filled = False
 
     def look(self) -> Look | None:
         """None while nothing was ever registered. Blocks; raises RegistryError."""
         if self._registry is None:
-            try:
-                self._registry = Registry.open(self._url)
-            except SchemaMismatch:
+            file = self._url.removeprefix("sqlite:///")
+            if file != self._url and not Path(file).exists():
                 return None
+            # Of an older program: brought up to this one's version, whoever comes first.
+            self._registry = Registry.open(self._url, migrate=True)
         arms = self._registry.arms(self._policy)
         pinned = self._registry.pinned(self._policy)
-        return Look(arms, pinned[-1] if pinned else None, self._registry.active(self._policy))
+        worthy = [row for row in pinned if row.status not in (Status.CANARY, Status.ROLLED_BACK)]
+        return Look(arms, worthy[-1] if worthy else None, self._registry.active(self._policy))
 
     def fetch(self, version: int) -> Weights | None:
         """The weights of a version that is held. Blocks; raises ValueError for damaged ones."""
@@ -75,13 +79,26 @@ class Traffic:
             except RegistryError as error:
                 self._say([f"registry: {error}"])
 
+    async def begin(self, shelf: Shelf, trial: Trial) -> None:
+        """The first look; raises ConfigurationError where nothing could ever be answered with."""
+        try:
+            await self.steer(shelf, trial)
+        except RegistryError as error:
+            raise ConfigurationError(f"registry: {error}") from error
+        if self._live is None and not self._is_filled:
+            raise ConfigurationError(
+                f"{self._run_dir or self._url}: no version of policy {self._policy!r} is kept there; wait until the run has "
+                "registered one (`penstock policy list`), or follow it with --broker"
+            )
+
     async def steer(self, shelf: Shelf, trial: Trial) -> None:
         """Look once; raises RegistryError."""
         look = await asyncio.to_thread(self.look)
         if look is None:
             return
+        self._is_filled = look.newest is not None
         wrong = []
-        if self._live is None and look.newest is not None:
+        if look.newest is not None and (self._live is None or shelf.latest is None):
             wrong += await self._take_newest(shelf, look.newest)
         wrong += await shelf.steer(look.arms)
         evaluation = None if look.active is None else look.active.evaluation
@@ -89,7 +106,10 @@ class Traffic:
         self._say(wrong)
 
     async def _take_newest(self, shelf: Shelf, newest: PolicyVersion) -> list[str]:
-        """Without a live run the newest version that is kept is the latest; returns what is wrong with it."""
+        """Without a live run, and before it is heard, the newest version that is kept is the latest.
+
+        Returns what is wrong with it.
+        """
         if shelf.latest is not None and shelf.latest.version == newest.version:
             return []
         try:

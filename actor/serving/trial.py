@@ -95,7 +95,11 @@ class Trial:
 
     def _observe(self, arm: Arm, ticket: int, outcome: Outcome | None) -> None:
         assert self._bounds is not None
-        for one in self._cohorts[arm].end(ticket, outcome):
+        turn = self._cohorts[arm].end(ticket, outcome)
+        if arm is Arm.CANARY and outcome is not None and outcome.not_finite and outcome not in turn:
+            # No matter of chance: it waits for no episode that began before.
+            turn = [outcome]
+        for one in turn:
             before = self.state.verdict
             self.state = safety.observe(self.state, self._bounds, one, canary=arm is Arm.CANARY)
             if self.state.verdict is not before:

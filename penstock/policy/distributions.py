@@ -21,7 +21,6 @@ Reals = NDArray[np.floating]
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _QUADRATURE_NODES = 16
-_FORBIDDEN = -1e9
 
 
 class ActionHead(nn.Module):
@@ -117,10 +116,10 @@ class Categorical(ActionHead):
         return index.astype(self.action_dtype)
 
     def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
-        """A logit so low that its probability is 0 and its share of the entropy finite."""
+        """A logit of minus infinity where nothing is allowed."""
         if not allowed.any(-1).all():
             raise ValueError(f"{self.path}: a mask that allows nothing")
-        return np.where(allowed, parameters, parameters.dtype.type(_FORBIDDEN))
+        return np.where(allowed, parameters, parameters.dtype.type(-np.inf))
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
         """Softmax."""

@@ -1,6 +1,5 @@
 """The version of the tables: brought up to this program's, or refused when it is another one."""
 
-import logging
 import threading
 from pathlib import Path
 from typing import Final
@@ -12,9 +11,6 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from penstock.registry.errors import SchemaMismatch
-
-# What it does is no news of the service that has a registry. Set before it is imported: it talks while it is.
-logging.getLogger("alembic").setLevel(logging.WARNING)
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 

@@ -187,7 +187,7 @@ class ActRequest(_message.Message):
     """Of an episode that was started here."""
     step: _builtins.int
     """With an episode: index of this step, from 0; absent: the next. Any other than the next is refused, unless the
-    request is a repeated one.
+    request repeats the newest one. Without it a repeated request is known among the newest 64 of the episode.
     """
     reward: _builtins.float
     """With an episode: reward of the step before, which saves a call of Reward."""

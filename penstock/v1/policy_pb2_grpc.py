@@ -98,7 +98,7 @@ class PolicyServiceServicer:
 
     def ActStream(self, request_iterator, context):
         """The same for a caller at a high rate: each request is answered, in any order, under its
-        `request_id`; requests of one episode are answered in their order.
+        `request_id`. An episode takes its next request when the one before is answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,7 +47,7 @@ class PolicyServiceStub:
     """Actions for one observation, or for a batch of them."""
     ActStream: _grpc.StreamStreamMultiCallable[_policy_pb2.ActRequest, _policy_pb2.ActReply]
     """The same for a caller at a high rate: each request is answered, in any order, under its
-    `request_id`; requests of one episode are answered in their order.
+    `request_id`. An episode takes its next request when the one before is answered.
     """
     StartEpisode: _grpc.UnaryUnaryMultiCallable[_policy_pb2.StartEpisodeRequest, _policy_pb2.StartEpisodeReply]
     """Begin an episode: its steps are remembered here, and learned from where the arm allows it."""
@@ -77,7 +77,7 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """Actions for one observation, or for a batch of them."""
     ActStream: _aio.StreamStreamMultiCallable[_policy_pb2.ActRequest, _policy_pb2.ActReply]  # type: ignore[assignment]
     """The same for a caller at a high rate: each request is answered, in any order, under its
-    `request_id`; requests of one episode are answered in their order.
+    `request_id`. An episode takes its next request when the one before is answered.
     """
     StartEpisode: _aio.UnaryUnaryMultiCallable[_policy_pb2.StartEpisodeRequest, _policy_pb2.StartEpisodeReply]  # type: ignore[assignment]
     """Begin an episode: its steps are remembered here, and learned from where the arm allows it."""
@@ -116,7 +116,7 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_policy_pb2.ActReply], _abc.AsyncIterator[_policy_pb2.ActReply]]:
         """The same for a caller at a high rate: each request is answered, in any order, under its
-        `request_id`; requests of one episode are answered in their order.
+        `request_id`. An episode takes its next request when the one before is answered.
         """
 
     @_abc_1.abstractmethod

@@ -168,7 +168,7 @@ def _payer(caller: Identity | None, context: Context) -> str | None:
 def _gated(handler: Handler, check: Check, budgets: Budgets) -> Handler:
     """A handler of the same kind that checks first. Unary requests are parsed behind the check."""
     if handler.request_streaming or handler.response_streaming:
-        return _gated_stream(handler, check)
+        return _gated_stream(handler, check, budgets)
     parse, inner = handler.request_deserializer, handler.unary_unary
 
     async def call(raw: bytes, context: Context) -> Any:
@@ -193,18 +193,34 @@ async def _keep(context: Context, budgets: Budgets, payer: str, size: int) -> No
         context.add_done_callback(lambda _context: was_read())
 
 
-def _gated_stream(handler: Handler, check: Check) -> Handler:
-    """Streams are checked when they begin."""
+async def _paid(
+    messages: AsyncIterator[Any], payer: str | None, budgets: Budgets, context: Context
+) -> AsyncIterator[Any]:
+    """The messages of a stream, each a call of its caller's budget."""
+    async for message in messages:
+        if payer is not None:
+            try:
+                delay_s = budgets.reserve(payer, len(message) if isinstance(message, bytes) else 0)
+            except Exceeded as error:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            if delay_s > 0:
+                await asyncio.sleep(delay_s)
+        yield message
+
+
+def _gated_stream(handler: Handler, check: Check, budgets: Budgets) -> Handler:
+    """Streams are checked when they begin; each of their messages is paid for."""
+    streams = handler.request_streaming
     kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
     inner = getattr(handler, kind)
 
     async def call(request: Any, context: Context) -> Any:
-        await check(context, 0)
-        return await inner(request, context)
+        payer = await check(context, 0)
+        return await inner(_paid(request, payer, budgets, context) if streams else request, context)
 
     async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
-        await check(context, 0)
-        async for reply in inner(request, context):
+        payer = await check(context, 0)
+        async for reply in inner(_paid(request, payer, budgets, context) if streams else request, context):
             yield reply
 
     make = getattr(grpc, f"{kind}_rpc_method_handler")

@@ -72,7 +72,7 @@ def train(environment: str, steps: int, seed: int, run_dir: Path, hits: Counter[
     )  # fmt: skip
     draw = random.Random(seed)
     try:
-        while not has_ended(training):
+        while not training.ends_within(KILL_EVERY_S):
             # Neither before anything learns nor while the last version is evaluated: that would hit idle processes.
             if hits is not None and 0 < training.steps() < steps:
                 hits[kill_one(training, draw)] += 1
@@ -86,15 +86,6 @@ def train(environment: str, steps: int, seed: int, run_dir: Path, hits: Counter[
         audit = subprocess.run(penstock("audit", str(run_dir)), capture_output=True, text=True, check=False)
         assert audit.returncode == 0, audit.stdout + audit.stderr
     return float(summary["evaluation"]["mean"])
-
-
-def has_ended(training: Training) -> bool:
-    """Within the next KILL_EVERY_S."""
-    try:
-        training.process.communicate(timeout=KILL_EVERY_S)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 def kill_one(training: Training, draw: random.Random) -> str:

@@ -58,6 +58,14 @@ class Training:
         endpoints = json.loads((self.run_dir / "endpoints.json").read_text())
         return {name: one["server_pid"] or one["pid"] for name, one in endpoints.items()}
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it has ended by then."""
+        try:
+            self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def end(self) -> tuple[int, str, str]:
         """Exit code, stdout, stderr."""
         out, err = self.process.communicate(timeout=PATIENCE_S)

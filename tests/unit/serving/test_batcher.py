@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -36,8 +37,19 @@ def _counted() -> list[int]:
 
 
 def make(**changed: Any) -> Batcher:
-    """Never waits for others, never refuses."""
+    """Has seen a crowd before, so that each round of the loop is a pass; never waits longer, never refuses."""
+    batcher = alone(**changed)
+    batcher._expected = 64
+    return batcher
+
+
+def alone(**changed: Any) -> Batcher:
+    """Expects nobody."""
     return Batcher(**({"max_rows": 256, "max_wait_s": 0.0, "max_delay_s": NEVER_S} | changed))
+
+
+def _note(order: list[int], place: int, _done: object) -> None:
+    order.append(place)
 
 
 class Held:
@@ -54,10 +66,10 @@ class Held:
 
 
 @contextmanager
-def pass_under_way(batcher: Batcher) -> Iterator[tuple[Held, "asyncio.Future[Answer]"]]:
-    """A pass that is held in the thread."""
+def pass_under_way(batcher: Batcher, seconds: float = 1.0) -> Iterator[tuple[Held, "asyncio.Future[Answer]"]]:
+    """A pass that is held in the thread; one like it took `seconds` before."""
     held = Held()
-    batcher._row_s = 1.0  # what a row took before
+    batcher._cost.note(1, seconds)
     try:
         yield held, batcher.ask(held.loaded, question_of(value=True))
     finally:
@@ -66,7 +78,7 @@ def pass_under_way(batcher: Batcher) -> Iterator[tuple[Held, "asyncio.Future[Ans
 
 async def test_a_lonely_question_waits_for_nobody() -> None:
     """One after another, each answered at once though the longest wait is an hour."""
-    batcher, loaded = make(max_wait_s=NEVER_S), loaded_of(MADE)
+    batcher, loaded = alone(max_wait_s=NEVER_S), loaded_of(MADE)
     with passes() as counted:
         for _ in range(15):  # the next looks whether others come
             await batcher.ask(loaded, question_of())
@@ -89,7 +101,7 @@ async def test_questions_of_one_moment_share_a_pass() -> None:
 
 async def test_a_probe_waits_for_others_and_learns_how_many_come() -> None:
     """The sixteenth lonely question is held back; who comes within the wait shares its pass."""
-    batcher, loaded = make(max_wait_s=0.02), loaded_of(MADE)
+    batcher, loaded = alone(max_wait_s=0.02), loaded_of(MADE)
     for _ in range(15):
         await batcher.ask(loaded, question_of())
     with passes() as counted:
@@ -111,7 +123,7 @@ async def test_a_pass_takes_at_most_max_rows_and_the_oldest_first() -> None:
     futures = []
     for place, rows in enumerate((3, 3, 3, 20, 5, 3, 1)):
         futures.append(batcher.ask(loaded, question_of(rows)))
-        futures[-1].add_done_callback(lambda _done, place=place: order.append(place))
+        futures[-1].add_done_callback(partial(_note, order, place))
     with passes() as counted:
         await asyncio.gather(*futures)
     assert counted == [5, 38]  # 3+3, 3, 20, 5+3, 1
@@ -149,9 +161,10 @@ async def test_when_all_are_late_nothing_is_computed_and_the_next_is_answered() 
 async def test_who_would_wait_too_long_is_refused_at_once() -> None:
     """OVERLOADED with the time after which to come again; who was taken in is answered."""
     batcher, loaded = make(max_delay_s=0.1), loaded_of(MADE)
-    batcher._row_s = 0.01
-    taken = [batcher.ask(loaded, question_of(4)) for _ in range(3)]
-    with pytest.raises(Refused, match="12 observations wait, about 120 ms of work") as error:
+    for rows, seconds in ((4, 0.03), (8, 0.08), (16, 0.12)):
+        batcher._cost.note(rows, seconds)
+    taken = [batcher.ask(loaded, question_of(rows)) for rows in (4, 4, 8)]
+    with pytest.raises(Refused, match="16 observations wait, about 120 ms of work") as error:
         batcher.ask(loaded, question_of())
     assert error.value.refusal.reason is Reason.OVERLOADED
     assert error.value.refusal.retry_after_ms == 120
@@ -178,8 +191,7 @@ async def test_a_pass_that_takes_long_leaves_the_loop_alone() -> None:
 async def test_the_pass_under_way_counts_for_who_comes() -> None:
     """What it is expected to take is a delay too."""
     batcher = make(max_delay_s=0.1)
-    batcher._pass_s = 5.0
-    with pass_under_way(batcher) as (held, first):
+    with pass_under_way(batcher, seconds=5.0) as (held, first):
         await asyncio.to_thread(held.begun.wait, 60)
         with pytest.raises(Refused) as error:
             batcher.ask(held.loaded, question_of())
