@@ -82,12 +82,16 @@ def check_versions(updates: dict[int, int], weights: Sequence[tuple[int, int]]) 
 
 
 class Course:
-    """Experience of a session only moves forward: episode and first step of a slot rise with the sequence."""
+    """Experience of a session only moves forward: episode and first step of a slot rise with the sequence.
+
+    So do the weights that a slot acted with. Slots may differ: each episode that a policy server acts for takes newer
+    weights where its own experience is cut.
+    """
 
     def __init__(self, session: int) -> None:
         self._session = session
         self._reached: dict[int, tuple[int, int, int]] = {}
-        self._version = 0
+        self._versions: dict[int, int] = {}
 
     def follow(
         self, sequence: int, slots: Sequence[Beginning], weights: Sequence[tuple[int, int]]
@@ -103,11 +107,12 @@ class Course:
                 )
                 yield _one(Kind.DOUBLED, self._session, sequence, what)
             self._reached[slot] = (episode, step, sequence)
-        newest = max((version for version, _ in weights), default=self._version)
-        if newest < self._version:
-            what = f"acted with weights {newest} after {self._version}"
+        newest = max((version for version, _ in weights), default=0)
+        held = max((self._versions.get(slot, 0) for slot, _, _ in slots), default=0)
+        if 0 < newest < held:
+            what = f"acted with weights {newest} after {held}"
             yield _one(Kind.ORDER, self._session, sequence, what)
-        self._version = max(newest, self._version)
+        self._versions |= {slot: max(newest, self._versions.get(slot, 0)) for slot, _, _ in slots}
 
 
 class Twins:
