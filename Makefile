@@ -16,7 +16,7 @@ test: .venv/installed
 	$(BIN)/pytest -q -m "not slow" -n 3 --dist worksteal $(ARGS)
 
 test-slow: .venv/installed .venv/installed-learn
-	$(BIN)/pytest -q -m slow -n 3 --dist worksteal $(ARGS)
+	$(BIN)/pytest -q -m slow -n 3 --maxschedchunk 1 $(ARGS)
 
 # Each mechanism switched off in a copy of the tree: the test that guards it must fail.
 mutations: .venv/installed

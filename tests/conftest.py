@@ -41,6 +41,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("redis_binary", binaries, ids=str, scope="session")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests that may take long come first: one that begins last keeps every other worker waiting."""
+    items.sort(key=lambda item: -_limit_s(item) if item.get_closest_marker("slow") else 0.0)
+
+
+def _limit_s(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0]) if mark is not None else 0.0
+
+
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
     """A directory with a path short enough for a unix socket."""
