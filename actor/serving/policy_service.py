@@ -215,8 +215,10 @@ def _unary(name: str, message: Any, body: Callable[[Any, Context], Awaitable[Any
     parse = message.FromString
 
     async def call(data: bytes, context: Context) -> Any:
+        request = None
         try:
-            return await body(parse(data), context)
+            request = parse(data)
+            return await body(request, context)
         except DecodeError:
             text = f"{name}: {len(data)} bytes that are no {name}Request; check the protocol version"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
@@ -224,7 +226,7 @@ def _unary(name: str, message: Any, body: Callable[[Any, Context], Awaitable[Any
             raise
         except Exception:
             text = _unforeseen(name)
-            log.exception(text)
+            log.exception(text, extra={"client_request_id": getattr(request, "request_id", "")})
             await context.abort(grpc.StatusCode.INTERNAL, text)
 
     return call
