@@ -105,6 +105,14 @@ redis.call('SET', SPECIFICATION, ARGV[6])
 for field, value in pairs(cjson.decode(ARGV[7])) do
   redis.call('HSET', STATE, field, value)
 end
+-- Leave of lost seconds that was honoured before may be more than a session is ever given: until its actor has said
+-- how far it is it counts no further.
+if rewound then
+  for _, session in ipairs(redis.call('HKEYS', LEAVE)) do
+    local sequence, through = numbers(SESSION .. session, 'sequence', 'begin_through')
+    note_leave(session, math.min(through - sequence, most_leave()))
+  end
+end
 -- A stop outlives a learner that crashed before it had followed it.
 local desired, stop_done = numbers(STATE, 'desired', 'stop_done')
 if desired == 0 or (desired == 3 and position and stop_done == 1) then

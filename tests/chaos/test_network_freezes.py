@@ -15,7 +15,7 @@ from tests.integration.broker_process import eventually
 from tests.redis_server import RedisServer
 
 ACTORS = 4
-SESSION_TIMEOUT_MS = 60_000
+SESSION_TIMEOUT_MS = 300_000
 
 
 def pid_of(run: NetworkRun, who: str) -> int:

@@ -66,9 +66,9 @@ class Training:
             return False
         return True
 
-    def end(self) -> tuple[int, str, str]:
+    def end(self, within_s: float = PATIENCE_S) -> tuple[int, str, str]:
         """Exit code, stdout, stderr."""
-        out, err = self.process.communicate(timeout=PATIENCE_S)
+        out, err = self.process.communicate(timeout=within_s)
         return self.process.returncode, out, err
 
     def summary(self) -> dict[str, Any]:

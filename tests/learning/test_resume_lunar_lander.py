@@ -12,6 +12,8 @@ from tests.integration.training import Training, wait_until_gone
 pytest.importorskip("Box2D", reason="LunarLander needs the box2d extra: make learn installs it")
 
 HALF = 120_000
+LEARNING_S = 900.0
+"""Patience for the second half, on a machine that has other work."""
 NOISE = 60.0
 """Returns of LunarLander swing by this much between two windows of 100 episodes while it learns."""
 RUN = (
@@ -41,6 +43,7 @@ def kill(training: Training) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("end", [stop, kill], ids=["sigterm", "kill-9"])
 def test_the_curve_continues_and_nothing_is_stale(end: object, tmp_path: Path) -> None:
     """No fall below the level before the stop beyond noise; the restart costs no experience."""
@@ -51,7 +54,7 @@ def test_the_curve_continues_and_nothing_is_stale(end: object, tmp_path: Path) -
     before = curve(tmp_path / "run")
 
     second = Training(tmp_path / "run", "--resume")
-    code, _, err = second.end()
+    code, _, err = second.end(within_s=LEARNING_S)
     assert code == 0, err
     summary = second.summary()
     after = curve(tmp_path / "run")[len(before) :]
