@@ -37,7 +37,8 @@ SUPERVISION: Final = "supervision"
 STALL_S: Final = 60.0
 """Health turns red when nobody has looked at the services for this long."""
 _DRAIN_ORDER: Final = (
-    (("actor", "server", "evaluator"), 4.0),
+    (("actor", "evaluator"), 4.0),
+    (("server",), 8.0),
     (("learner",), 11.0),
     (("broker",), 12.5),
     (("redis",), DRAIN_S - 0.5),

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 ROLE: Final = "server"
 EVENT_LOOP: Final = "event loop"
-DRAIN_GRACE_S: Final = 2.0
+DRAIN_GRACE_S: Final = 5.0
 """A call takes milliseconds; what is still there after this long is a stream whose client does not hang up."""
 STREAMS_PER_CONNECTION: Final = 1024
 """A client that speaks for many environments has one connection for all of them."""

@@ -21,6 +21,8 @@ from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.v1 import policy_pb2 as pb
+from penstock.v1.control_pb2 import ControlRequest
+from penstock.v1.control_pb2_grpc import ControlServiceStub
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from penstock.wire.auth import Credentials
 from penstock.wire.fragment import Fragment, Slot, WeightSpan, check
@@ -247,4 +249,27 @@ def test_a_server_that_is_asked_to_end_hands_over_what_was_played(
     course.read()
     slots = {fragment.header.slots[0]: fragment.header.steps for fragment in course.fragments}
     assert slots == {Slot(0, 1, 0): 4, Slot(0, 1, 4): 4, Slot(0, 1, 8): 2}
+    course.log.close()
+
+
+def test_a_server_whose_run_has_ended_answers_on_with_the_last_weights(
+    redis_server: RedisServer, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """What was played is handed over first; SIGTERM then ends it with code 0."""
+    course = Course(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
+    version = course.publish().version
+    with serve_live(tmp_path, broker.address) as server:
+        with PolicyClient(server.address, deadline_s=60.0) as client:
+            eventually(lambda: client.describe().versions, "weights")
+            episode = client.start_episode("a")
+            for step in range(5):
+                episode.act(np.full(4, step / 10, np.float32), reward=1.0 if step else None)
+            with grpc.insecure_channel(broker.address) as channel:
+                ControlServiceStub(channel).Stop(ControlRequest(reason="a test"), timeout=20)
+            eventually(lambda: "the run has ended" in server.log.read_text(), "the end of the run")
+            assert client.act(np.zeros(4, np.float32)).version == version
+            assert episode.act(np.zeros(4, np.float32), reward=1.0).step == 5
+        terminate(server)
+        code, _ = server.wait()
+    assert code == EXIT_OK
     course.log.close()
