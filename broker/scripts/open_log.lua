@@ -108,7 +108,7 @@ end
 -- Leave of lost seconds that was honoured before may be more than a session is ever given: until its actor has said
 -- how far it is it counts no further.
 if rewound then
-  for _, session in ipairs(redis.call('HKEYS', LEAVE)) do
+  for _, session in ipairs(redis.call('ZRANGE', OPEN, 0, -1)) do
     local sequence, through = numbers(SESSION .. session, 'sequence', 'begin_through')
     note_leave(session, math.min(through - sequence, most_leave()))
   end
