@@ -49,7 +49,7 @@ _SWEEP_S: Final = 0.05
 
 
 def main(lifecycle: Lifecycle, settings: Settings, *, source: Source, listen: str) -> int:
-    """Serve until the run has ended or the lifecycle drains; returns the exit code.
+    """Serve until the lifecycle drains, also when the run has ended; returns the exit code.
 
     Raises ConfigurationError for an address, a folder or settings that cannot be used, Fatal when it cannot go on.
     """
