@@ -51,9 +51,10 @@ format: .venv/installed
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# CartPole-v1 beside two peers, each in an environment of its own: make bench-peers ARGS="--repeat 1".
+# CartPole-v1 beside two peers and the policy server beside a third, each in an environment of its own:
+# make bench-peers ARGS="--repeat 1".
 bench-peers: .venv/installed .venv-peers/stable-baselines3/installed .venv-peers/sample-factory/installed
-	$(BIN)/python -m benchmarks --only peers --repeat 5 $(ARGS)
+	$(BIN)/python -m benchmarks --only peers --only serving-peers --repeat 5 $(ARGS)
 
 protos: .venv/installed
 	$(BIN)/python protos/generate.py

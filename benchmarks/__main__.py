@@ -28,6 +28,7 @@ from benchmarks import (
     training,
     update,
 )
+from benchmarks.peers import served
 from benchmarks.table import Options, Table
 
 PARTS: Final[dict[str, Callable[[Options], Table]]] = {
@@ -45,8 +46,9 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "growth": growth.table,
     "memory": growth.memory_table,
     "peers": peers.table,
+    "serving-peers": served.table,
 }
-ASKED_FOR: Final = ("peers",)
+ASKED_FOR: Final = ("peers", "serving-peers")
 """Not without being named: they need environments of their own (`make bench-peers`)."""
 
 

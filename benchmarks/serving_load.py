@@ -3,14 +3,14 @@
     python -m benchmarks.serving_load WHAT ADDRESS --in-flight 64 --streams 1 --seconds 3
 
 Prints one line of JSON. WHAT: echo, echo-stream, act, act-stream, act-rows (64 observations in a call), learn
-(episodes whose steps carry rewards).
+(episodes whose steps carry rewards), http (POST /act with JSON, a connection for each in flight).
 """
 
 import argparse
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import grpc
@@ -88,6 +88,25 @@ async def call_learn(channel: Any) -> Call:
     return call
 
 
+async def call_http(address: str) -> Call:
+    """The same observation as JSON, over a connection that stays open."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = json.dumps({"observation": [-0.1, -0.03, 0.03, 0.1]})
+    head = f"POST /act HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
+    data = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+    async def call() -> None:
+        writer.write(data)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"refused: {answer!r}")
+        length = answer.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+        await reader.readexactly(int(length))
+
+    return call
+
+
 async def keep_calling(call: Call, until_s: float, latencies: list[float]) -> None:
     """One call after the other."""
     while time.perf_counter() < until_s:
@@ -118,9 +137,11 @@ async def stream(channel: Any, method: str, in_flight: int, until_s: float) -> l
 
 async def measure(what: str, address: str, in_flight: int, streams: int, seconds: float) -> list[float]:
     """Latencies in seconds of what was answered after the warm-up."""
+    if what == "http":
+        return await repeat([await call_http(address) for _ in range(in_flight)], seconds)
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        until_s = time.perf_counter() + _WARM_S + seconds
         if what.endswith("-stream"):
+            until_s = time.perf_counter() + _WARM_S + seconds
             method = f"/{ECHO}/Stream" if what == "echo-stream" else "/penstock.v1.PolicyService/ActStream"
             each = max(1, in_flight // streams)
             parts = await asyncio.gather(
@@ -133,12 +154,16 @@ async def measure(what: str, address: str, in_flight: int, streams: int, seconds
             "echo": lambda: call_echo(channel),
             "learn": lambda: call_learn(channel),
         }
-        calls = [await makers[what]() for _ in range(in_flight)]
-        await asyncio.gather(*(keep_calling(call, time.perf_counter() + _WARM_S, []) for call in calls))
-        latencies: list[float] = []
-        until_s = time.perf_counter() + seconds
-        await asyncio.gather(*(keep_calling(call, until_s, latencies) for call in calls))
-        return latencies
+        return await repeat([await makers[what]() for _ in range(in_flight)], seconds)
+
+
+async def repeat(calls: Sequence[Call], seconds: float) -> list[float]:
+    """Each over and over beside the others, first for the warm-up; latencies in seconds."""
+    await asyncio.gather(*(keep_calling(call, time.perf_counter() + _WARM_S, []) for call in calls))
+    latencies: list[float] = []
+    until_s = time.perf_counter() + seconds
+    await asyncio.gather(*(keep_calling(call, until_s, latencies) for call in calls))
+    return latencies
 
 
 def main() -> None:

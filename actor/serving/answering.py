@@ -92,11 +92,13 @@ def _split(
     loaded: Loaded, questions: Sequence[Question], acted: Acted, values: NDArray[np.float32] | None
 ) -> list[Answer | NotFinite]:
     start, answers = 0, list[Answer | NotFinite]()
+    is_finite = _is_finite(acted.log_prob) and _is_finite(values)
     for question in questions:
         end = start + question.rows
         action = {name: array[start:end] for name, array in acted.action.items()}
         value = values[start:end] if values is not None and question.value else None
-        answers.append(_finite(Answer(loaded, action, acted.log_prob[start:end], None, value)))
+        given = Answer(loaded, action, acted.log_prob[start:end], None, value)
+        answers.append(given if is_finite else _finite(given))
         start = end
     return answers
 
@@ -120,6 +122,10 @@ def _single(
 def _finite(given: Answer) -> Answer | NotFinite:
     """The answer, unless its log-probability or its value is no number."""
     for name, numbers in (("log-probability", given.log_prob), ("value", given.value)):
-        if numbers is not None and not np.isfinite(numbers).all():
+        if not _is_finite(numbers):
             return NotFinite(f"version {given.loaded.version}: the {name} is not finite")
     return given
+
+
+def _is_finite(numbers: NDArray[np.float32] | None) -> bool:
+    return numbers is None or bool(np.isfinite(numbers).all())

@@ -59,6 +59,17 @@ class Answered:
     not_finite: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question under way. future: of the chosen version's answer; None where nobody can answer."""
+
+    choice: Choice
+    question: Question
+    until_s: float
+    began_s: float
+    future: "asyncio.Future[Answer] | None"
+
+
 class Desk:
     """See the module; one event loop uses it."""
 
@@ -88,6 +99,10 @@ class Desk:
         answered = await self.answer(choice, question, until_s)
         return self.reply(request, answered), answered
 
+    def ask(self, request: pb.ActRequest, until_s: float) -> Asked:
+        """Ask for who names neither an episode nor a version; raises Refused."""
+        return self._ask(self.shelf.choose(request.client_key), self.read(request), until_s)
+
     def read(self, request: pb.ActRequest) -> Question:
         """What is asked; raises Refused (INVALID) for what cannot be answered."""
         self.check_call(request.policy, request.request_id)
@@ -115,28 +130,61 @@ class Desk:
 
     async def answer(self, choice: Choice, question: Question, until_s: float) -> Answered:
         """An answer, or the fallback's; raises Refused where there is none in time."""
-        began, arm = time.perf_counter(), choice.arm
-        answer, failed, not_finite = None, True, False
-        if choice.loaded is not None:
-            answer, not_finite = await self._ask(choice.loaded, question, until_s)
-            failed = choice.is_previous or answer is None
-        if answer is None and self._section.fallback == "previous":
-            former = self.shelf.former(arm, choice.loaded)
-            answer = None if former is None else (await self._ask(former, question, until_s))[0]
-        if answer is None:
-            name, action = self._drawn(question.rows)
-        else:
-            name = "previous" if failed else ""
-            action = environment_action(answer)
-            if not failed and arm is not Arm.PINNED:
-                self.shelf.note_answered(arm, answer.loaded)
-        seconds = time.perf_counter() - began
+        return await self.wait_for(self._ask(choice, question, until_s))
+
+    def _ask(self, choice: Choice, question: Question, until_s: float) -> Asked:
+        began_s = time.perf_counter()
+        future = None if choice.loaded is None else self._batcher.ask(choice.loaded, question, until_s)
+        return Asked(choice, question, until_s, began_s, future)
+
+    def at_once(self, asked: Asked) -> Answered | None:
+        """The policy's answer where it is there; None: wait for it, it may be the fallback's."""
+        future = asked.future
+        if future is None or not future.done() or future.exception() is not None:
+            return None
+        return self._answered(asked, future.result())
+
+    async def wait_for(self, asked: Asked) -> Answered:
+        """See `answer`."""
+        choice, answer, not_finite = asked.choice, None, False
+        if choice.loaded is not None and asked.future is not None:
+            answer, not_finite = await self._outcome(choice.loaded, asked.future)
+        if answer is not None:
+            return self._answered(asked, answer)
+        if self._section.fallback == "previous":
+            former = self.shelf.former(choice.arm, choice.loaded)
+            if former is not None:
+                future = self._batcher.ask(former, asked.question, asked.until_s)
+                answer, _ = await self._outcome(former, future)
+        if answer is not None:
+            return self._given(asked, answer, environment_action(answer), "previous", not_finite)
+        name, action = self._drawn(asked.question.rows)
+        return self._given(asked, None, action, name, not_finite)
+
+    def _answered(self, asked: Asked, answer: Answer) -> Answered:
+        """Of the version that was asked first."""
+        choice = asked.choice
+        if not choice.is_previous:
+            if choice.arm is not Arm.PINNED:
+                self.shelf.note_answered(choice.arm, answer.loaded)
+            if choice.shadow is not None:
+                self._compare(choice.shadow, asked.question, answer)
+        name = "previous" if choice.is_previous else ""
+        return self._given(asked, answer, environment_action(answer), name, False)
+
+    def _given(
+        self,
+        asked: Asked,
+        answer: Answer | None,
+        action: Mapping[str, Array],
+        fallback: str,
+        not_finite: bool,
+    ) -> Answered:
+        arm, seconds = asked.choice.arm, time.perf_counter() - asked.began_s
         metrics.ANSWER_SECONDS.observe(seconds)
-        self._answers[arm, name].inc()
-        if choice.shadow is not None and answer is not None and not failed:
-            self._compare(choice.shadow, question, answer)
+        self._answers[arm, fallback].inc()
         return Answered(
-            arm=arm, action=action, answer=answer, fallback=name, seconds=seconds, not_finite=not_finite
+            arm=arm, action=action, answer=answer, fallback=fallback, seconds=seconds, not_finite=not_finite
         )
 
     def reply(self, request: pb.ActRequest, answered: Answered) -> pb.ActReply:
@@ -157,10 +205,10 @@ class Desk:
                 reply.value.extend(answer.value.tolist())
         return reply
 
-    async def _ask(self, loaded: Loaded, question: Question, until_s: float) -> tuple[Answer | None, bool]:
+    async def _outcome(self, loaded: Loaded, future: "asyncio.Future[Answer]") -> tuple[Answer | None, bool]:
         """The answer, None when this version cannot; and whether that was for a number that is not finite."""
         try:
-            return await self._batcher.ask(loaded, question, until_s), False
+            return await future, False
         except Refused:
             raise
         except Exception as error:

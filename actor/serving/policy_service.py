@@ -14,6 +14,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
+from actor.serving.act_stream import ActStream, refusing
 from actor.serving.desk import ARMS, Answered, Desk
 from actor.serving.episode_desk import EpisodeDesk
 from actor.serving.episodes import Episodes
@@ -28,8 +29,6 @@ from penstock.wire.spaces import Space
 log = logging.getLogger(__name__)
 
 NAME: Final = "penstock.v1.PolicyService"
-MAX_IN_FLIGHT: Final = 256
-"""Unanswered requests of one stream; then it is not read until one is answered."""
 
 Context = Any
 """grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
@@ -57,7 +56,7 @@ class PolicyService:
         self._loop = asyncio.get_running_loop()
         self._calls = {
             name: metrics.POLICY_CALLS.labels(name)
-            for name in ("act", "act_stream", "start_episode", "reward", "end_episode", "describe")
+            for name in ("act", "start_episode", "reward", "end_episode", "describe")
         }
 
     def add_to(self, server: "grpc.aio.Server") -> None:
@@ -92,44 +91,14 @@ class PolicyService:
                 return await self._episode_desk.act(request, until_s)
             reply, answered = await self._desk.act(request, until_s)
         except Refused as error:
-            metrics.REFUSALS.labels(error.refusal.reason.label).inc()
-            return pb.ActReply(request_id=request.request_id, refusal=error.refusal.to_proto())
+            return refusing(request, error)
         self._on_answer(answered)
         return reply
 
-    async def act_stream(
-        self, requests: AsyncIterator[bytes], context: Context
-    ) -> AsyncIterator[pb.ActReply]:
+    async def act_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """See policy.proto. Ends, with all that it has begun, when its caller goes away."""
-        replies: asyncio.Queue[pb.ActReply | Exception | None] = asyncio.Queue()
-        running: set[asyncio.Task[None]] = set()
-        room = asyncio.Semaphore(MAX_IN_FLIGHT)
-
-        async def answer(request: pb.ActRequest) -> None:
-            until_s = self._loop.time() + request.deadline_ms / 1000 if request.deadline_ms else math.inf
-            try:
-                replies.put_nowait(await self._answer(request, until_s))
-            except Exception as error:  # noqa: BLE001 - raised below, by who holds the call
-                replies.put_nowait(error)
-
-        async def read() -> None:
-            async for data in requests:
-                self._calls["act_stream"].inc()
-                await room.acquire()
-                task = asyncio.create_task(answer(pb.ActRequest.FromString(data)))
-                running.add(task)
-                task.add_done_callback(running.discard)
-            await asyncio.gather(*running)
-            replies.put_nowait(None)
-
-        reader = asyncio.create_task(read())
-        reader.add_done_callback(lambda _done: replies.put_nowait(None))
         try:
-            while (given := await replies.get()) is not None:
-                yield _reply_of(given)
-                # Not before: of one that reads no replies no more requests are read.
-                room.release()
-            await reader
+            await ActStream(self._desk, self._answer, self._on_answer).serve(requests, context)
         except DecodeError:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "ActStream: bytes that are no ActRequest")
         except grpc.aio.AbortError:
@@ -138,9 +107,6 @@ class PolicyService:
             text = _unforeseen("ActStream")
             log.exception(text)
             await context.abort(grpc.StatusCode.INTERNAL, text)
-        finally:
-            for task in (reader, *running):
-                task.cancel()
 
     async def start(self, request: pb.StartEpisodeRequest, _context: Context) -> pb.StartEpisodeReply:
         """See policy.proto."""
@@ -197,12 +163,6 @@ class PolicyService:
             server=self._episodes.server,
             learns=self._learns,
         )
-
-
-def _reply_of(given: pb.ActReply | Exception) -> pb.ActReply:
-    if isinstance(given, Exception):
-        raise given
-    return given
 
 
 def _refused(error: Refused) -> Any:

@@ -194,17 +194,16 @@ async def _keep(context: Context, budgets: Budgets, payer: str, size: int) -> No
 
 
 async def _paid(
-    messages: AsyncIterator[Any], payer: str | None, budgets: Budgets, context: Context
+    messages: AsyncIterator[Any], payer: str, budgets: Budgets, context: Context
 ) -> AsyncIterator[Any]:
     """The messages of a stream, each a call of its caller's budget."""
     async for message in messages:
-        if payer is not None:
-            try:
-                delay_s = budgets.reserve(payer, len(message) if isinstance(message, bytes) else 0)
-            except Exceeded as error:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-            if delay_s > 0:
-                await asyncio.sleep(delay_s)
+        try:
+            delay_s = budgets.reserve(payer, len(message) if isinstance(message, bytes) else 0)
+        except Exceeded as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
         yield message
 
 
@@ -214,13 +213,15 @@ def _gated_stream(handler: Handler, check: Check, budgets: Budgets) -> Handler:
     kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
     inner = getattr(handler, kind)
 
-    async def call(request: Any, context: Context) -> Any:
+    async def checked(request: Any, context: Context) -> Any:
         payer = await check(context, 0)
-        return await inner(_paid(request, payer, budgets, context) if streams else request, context)
+        return request if payer is None or not streams else _paid(request, payer, budgets, context)
+
+    async def call(request: Any, context: Context) -> Any:
+        return await inner(await checked(request, context), context)
 
     async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
-        payer = await check(context, 0)
-        async for reply in inner(_paid(request, payer, budgets, context) if streams else request, context):
+        async for reply in inner(await checked(request, context), context):
             yield reply
 
     make = getattr(grpc, f"{kind}_rpc_method_handler")

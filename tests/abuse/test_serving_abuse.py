@@ -322,3 +322,17 @@ def test_a_stream_that_nobody_reads_is_not_read_either(server: BrokerProcess) ->
         assert taken < 20_000, "all of it was read and kept"
         call.cancel()
     eventually(lambda: open_files(server.process.pid) <= files + 4, "connections closed")
+
+
+@pytest.mark.parametrize("streams", [100, pytest.param(5000, marks=pytest.mark.slow)])
+def test_streams_that_are_given_up_leave_nothing(server: BrokerProcess, streams: int) -> None:
+    """Cancelled with requests unanswered and replies unread: no memory, no task and no file is kept."""
+    files = open_files(server.process.pid)
+    request = asking("given up", observation=observing(np.zeros((128, 4))), batch=128)
+    with unharmed(server), stub_of(server) as stub:
+        for number in range(streams):
+            call: Any = stub.ActStream(itertools.repeat(request), timeout=PATIENCE_S)
+            for _ in range(number % 4):
+                assert next(call).request_id == request.request_id
+            call.cancel()
+    eventually(lambda: open_files(server.process.pid) <= files + 4, "connections closed")

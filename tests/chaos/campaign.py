@@ -35,7 +35,7 @@ POINTS: Final[dict[str, tuple[str, ...]]] = {
 }
 ONCE: Final = ("session.opened", "lease.acquired", "log.opened")
 """Places that a life comes by once."""
-HITS: Final = {"actor": 20, "broker": 60, "learner": 6, "redis": 1}
+HITS: Final = {"actor": 20, "broker": 30, "learner": 6, "redis": 1}
 """A fail point is met for the n-th time, n at most this."""
 LONGEST_TO_POINT_S: Final = 5.0
 """Who has not come to his fail point this long after his time is killed where he is."""

@@ -24,7 +24,8 @@ PLACES: Final = tuple(
 SHAPE: Final = Shape(actors=2, brokers=1, settings=("learner.checkpoint_interval_s=0",))
 BATCH: Final = 4
 """Fragments of one update."""
-MOST_HITS: Final = 40
+MOST_HITS: Final = 10
+"""A place is passed at most this often before the learner dies there."""
 
 
 def plan(times: int, seed: int) -> list[str]:
