@@ -44,13 +44,15 @@ class Training:
         self.until(lambda: self.steps() >= self.began_steps + steps)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for `condition` while the launcher lives."""
-        deadline = time.monotonic() + PATIENCE_S
+        """Wait for `condition` while the launcher lives and the run makes progress."""
+        steps, deadline = -1, 0.0
         pause = threading.Event()
         while not condition():
             if self.process.poll() is not None:
                 pytest.fail(f"ended with {self.process.returncode}: {self.process.communicate()}")
-            assert time.monotonic() < deadline, "no progress"
+            if self.steps() > steps:
+                steps, deadline = self.steps(), time.monotonic() + PATIENCE_S
+            assert time.monotonic() < deadline, f"no step within {PATIENCE_S:.0f} s after {steps}"
             pause.wait(0.05)
 
     def pids(self) -> dict[str, int]:
