@@ -4,7 +4,7 @@ For development and small installations; larger ones have an authority of their 
 certificates with the same alternative name (`wire.identity`). Called again with the same folder it
 keeps the authority and replaces the rest: that is how certificates are rotated. Written: certificate
 and key per party, a token per party and the file by which a server accepts them, and with `users` the
-ACL file of Redis with a fresh password per user. Keys, tokens and passwords are mode 0600.
+ACL file of Redis with a fresh password per user. `passwords` names others that are made once and kept. Keys, tokens and passwords are mode 0600.
 """
 
 import ipaddress
@@ -47,6 +47,7 @@ class Order:
     actors: tuple[str, ...] = ()
     days: float = 90.0
     users: Path | None = None
+    passwords: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ def main(order: Order) -> int:
         check_id("--run", order.run)
         for name in order.actors:
             check_id("--actor", name)
+        for name in order.passwords:
+            check_id("--password", name)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     order.folder.mkdir(parents=True, exist_ok=True)
@@ -72,6 +75,7 @@ def main(order: Order) -> int:
         issue(authority, order, name, identity)
     issue(authority, order, "redis", None)
     _write_tokens(order)
+    _write_passwords(order)
     if order.users is not None:
         _write_users(order.folder, order.users)
     print(f"{order.folder}: {', '.join(sorted(path.name for path in order.folder.iterdir()))}")
@@ -175,6 +179,14 @@ def _write_tokens(order: Order) -> None:
             lines.append(line(identity, token))
     kept = f"{_BEFORE}{before}" if before else ""
     _write(known, f"{''.join(lines)}{kept}".encode(), secret=True)
+
+
+def _write_passwords(order: Order) -> None:
+    """NAME.password, unless it is there: a database was told it when it was made."""
+    for name in order.passwords:
+        path = order.folder / f"{name}.password"
+        if not path.exists():
+            _write(path, f"{secrets.token_urlsafe(_SECRET_BYTES)}\n".encode(), secret=True)
 
 
 def _write_users(folder: Path, template: Path) -> None:
