@@ -9,6 +9,7 @@ import pytest
 
 from penstock.runtime.settings import load, parse_toml
 from penstock.wire.identity import Party, parse
+from tests.deploy import command_line
 from tests.deploy.custom_resources import KINDS, Certificate
 from tests.deploy.manifests import (
     COMPONENT,
@@ -95,6 +96,16 @@ def _environment_sources(container: Object) -> list[str]:
         for key, value in variable.get("valueFrom", {}).items():
             found.append(f"{'Secret' if key == 'secretKeyRef' else 'ConfigMap'}/{value['name']}")
     return found
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_commands_and_settings_are_known(name: str) -> None:
+    """Of every container of ours: a flag that does not exist fails here."""
+    ours = [one for _, one in all_containers(overlay(name)) if one.get("command", [])[:1] == ["penstock"]]
+    for container in ours:
+        environment = {one["name"]: one.get("value", "of a secret") for one in container.get("env", ())}
+        command_line.check([*container["command"][1:], *container.get("args", ())], environment)
+    assert len(ours) >= 5
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
