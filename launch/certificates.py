@@ -92,12 +92,12 @@ def identities(order: Order) -> Iterator[tuple[str, Identity]]:
 
 
 def issue(authority: Authority, order: Order, name: str, identity: Identity | None) -> None:
-    """Write NAME.key and NAME.pem; without identity: a server that calls nobody."""
+    """Write NAME.key and NAME.pem; without identity: a server that calls only itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     serves = identity is None or identity.party is Party.BROKER or name == SERVER
     builder = _builder(name, authority.certificate.subject, key, timedelta(days=order.days))
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_purposes(serves=serves, calls=identity is not None), critical=False)
+    builder = builder.add_extension(_purposes(serves=serves), critical=False)
     names = _alternative_names(order.hosts if serves else None, identity)
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     certificate = builder.sign(authority.key, hashes.SHA256())
@@ -115,10 +115,10 @@ def _alternative_names(hosts: Sequence[str] | None, identity: Identity | None) -
     return [*names, *([x509.UniformResourceIdentifier(str(identity))] if identity else [])]
 
 
-def _purposes(*, serves: bool, calls: bool) -> x509.ExtendedKeyUsage:
-    """An actor's certificate passes for no server, whatever host it runs on."""
+def _purposes(*, serves: bool) -> x509.ExtendedKeyUsage:
+    """An actor's certificate passes for no server, whatever host it runs on. Redis is asked by its own probes."""
     server = [ExtendedKeyUsageOID.SERVER_AUTH] if serves else []
-    return x509.ExtendedKeyUsage([*server, *([ExtendedKeyUsageOID.CLIENT_AUTH] if calls else [])])
+    return x509.ExtendedKeyUsage([*server, ExtendedKeyUsageOID.CLIENT_AUTH])
 
 
 def authority_of(folder: Path) -> Authority:
