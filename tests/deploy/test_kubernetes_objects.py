@@ -13,8 +13,8 @@ from tests.deploy import command_line
 from tests.deploy.custom_resources import KINDS, Certificate
 from tests.deploy.manifests import (
     COMPONENT,
-    KUBERNETES,
     OVERLAYS,
+    ROOT,
     Object,
     all_containers,
     kinds,
@@ -176,23 +176,25 @@ def test_grace_periods_hold_the_drain(name: str, tmp_path: Path) -> None:
     assert ends["broker"][1] <= ends["redis"][0]
 
 
-def test_an_external_redis_takes_the_place_of_the_one_inside(tmp_path: Path) -> None:
-    """As a person would write it; nothing of the server inside is left."""
+def test_the_overlay_of_the_page_builds(tmp_path: Path) -> None:
+    """As a person would copy it: a configuration and images of their own, a GPU, a Redis outside and none inside."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (block,) = re.findall(r"```yaml\n# kustomization.yaml\n(.*?)```", page, re.DOTALL)
     folder = tmp_path / "mine"
     folder.mkdir()
-    base = Path("../" * (len(folder.parts) - 1)) / KUBERNETES.relative_to("/")
-    text = f"""
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [{base}/overlays/production]
-components: [{base}/components/external-redis, {base}/components/gpu]
-"""
-    (folder / "kustomization.yaml").write_text(text)
+    here = "../" * (len(folder.parts) - 1) + str(ROOT.relative_to("/"))
+    (folder / "kustomization.yaml").write_text(block.replace("penstock/deploy/", f"{here}/deploy/"))
+    (folder / "run.toml").write_text('run = "mine"\n')
     objects = render(folder)
-    assert [w.name for w in workloads(objects) if w.name == "redis"] == []
+    assert "redis" not in [workload.name for workload in workloads(objects)]
     assert "Service/redis" not in map(name_of, objects)
     addresses = [one["data"]["REDIS"] for one in kinds(objects, "ConfigMap") if "REDIS" in one["data"]]
     assert addresses == ["redis.example:6379"]
+    assert _configuration(objects, tmp_path).run == "mine"
+    images = {container["image"] for _, container in all_containers(objects)}
+    assert "registry.example/penstock-actor:0.1.0" in images
+    (learner,) = [workload for workload in workloads(objects) if workload.name == "learner"]
+    assert learner.spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     for one in objects:
         if one["kind"] not in KINDS:
             kubernetes_validate.validate(one, NEWEST, strict=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.guard import UnsuitableRedis, check_version
+from tests.deploy.dockerfiles import VENV, stages
 from tests.deploy.manifests import ROOT
 from tests.guarded_redis import tls_binary
 from tests.redis_server import Binary
@@ -54,7 +55,7 @@ def image(reference: str) -> Image:
     """What an image's name stands for here."""
     name = reference.rpartition("/")[2].partition(":")[0]
     if name.startswith("penstock-"):
-        return _ours()
+        return _ours(name.removeprefix("penstock-"))
     if name == "redis":
         folder = str(Path(_redis().path).parent)
         return _image((), f"{folder}:{SYSTEM_PATH}", folder)
@@ -66,12 +67,15 @@ def image(reference: str) -> Image:
     raise AssertionError(f"image {reference} is not known here")
 
 
-def _ours() -> Image:
-    """Python with what it imports from, wherever that lies; the ENV of deploy/docker."""
+def _ours(name: str) -> Image:
+    """The ENV of its Dockerfile; Python with what it imports from, wherever that lies."""
     folders = {str(ROOT), sys.prefix, sys.base_prefix, *site.getsitepackages()}
     folders |= {path for path in sys.path if path and Path(path).is_dir()}
-    found = _image((), f"{Path(sys.executable).parent}:{SYSTEM_PATH}", *_outermost(folders))
-    found.environment.update(PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1", HOME="/tmp")  # noqa: S108
+    (variables,) = stages(name)[-1].values("ENV")
+    environment = dict(word.partition("=")[::2] for word in variables.split())
+    path = environment.pop("PATH").replace(f"{VENV}/bin", str(Path(sys.executable).parent))
+    found = _image((), path.replace("$PATH", SYSTEM_PATH), *_outermost(folders))
+    found.environment.update(environment)
     redis = _redis()
     try:
         check_version(redis.version, private=False)
