@@ -63,7 +63,9 @@ def image(reference: str) -> Image:
         programs = find_programs()
         assert programs is not None, "no PostgreSQL"
         entry_point = ("sh", "-c", POSTGRES_ENTRY_POINT, "entry-point")
-        return _image(entry_point, f"{programs}:{SYSTEM_PATH}", str(programs.parent))
+        found = _image(entry_point, f"{programs}:{SYSTEM_PATH}", str(programs.parent))
+        found.environment["LANG"] = "C.UTF-8"  # the official image's is UTF-8 as well
+        return found
     raise AssertionError(f"image {reference} is not known here")
 
 
