@@ -68,7 +68,11 @@ class Pod:
 
     @property
     def pause_pid(self) -> int:
-        """Whoever holds the pod's network."""
+        """Whoever holds the pod's network; there is one when this returns."""
+        here, there = Path("/proc/self/ns/net"), Path(f"/proc/{self._pause.pid}/ns/net")
+        while there.readlink() == here.readlink():
+            assert self._pause.poll() is None, "no namespace for a pod"
+            time.sleep(0.01)
         return self._pause.pid
 
     def start(self) -> None:
