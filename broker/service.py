@@ -35,7 +35,7 @@ from broker.told import Told
 from broker.versions import Versions
 from broker.weight_cache import WeightCache
 from broker.weight_service import WeightService
-from penstock.runtime.credentials import credentials, redis_password, tls_files
+from penstock.runtime.credentials import credentials, redis_password, registry_with_password, tls_files
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.gate import build_gate
 from penstock.runtime.health import Health, announce, serve_http
@@ -197,7 +197,7 @@ def assemble(front: Front, settings: Settings, redis_url: str, facts: guard.Serv
     weights = WeightService(store, WeightCache(store.weights_chunk), changes, owners, leave_told)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(experience, front.server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(weights, front.server)
-    versions = Versions(settings.serving.registry, settings.serving.policy)
+    versions = Versions(registry_with_password(settings.serving), settings.serving.policy)
     control_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(store, versions), front.server)
     return Parts(store=store, changes=changes, experience=experience, versions=versions, front=front)
 

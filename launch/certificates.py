@@ -4,7 +4,7 @@ For development and small installations; larger ones have an authority of their 
 certificates with the same alternative name (`wire.identity`). Called again with the same folder it
 keeps the authority and replaces the rest: that is how certificates are rotated. Written: certificate
 and key per party, a token per party and the file by which a server accepts them, and with `users` the
-ACL file of Redis with a fresh password per user. Keys, tokens and passwords are mode 0600.
+ACL file of Redis with a fresh password per user. `passwords` names others that are made once and kept. Keys, tokens and passwords are mode 0600.
 """
 
 import ipaddress
@@ -47,6 +47,7 @@ class Order:
     actors: tuple[str, ...] = ()
     days: float = 90.0
     users: Path | None = None
+    passwords: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ def main(order: Order) -> int:
         check_id("--run", order.run)
         for name in order.actors:
             check_id("--actor", name)
+        for name in order.passwords:
+            check_id("--password", name)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     order.folder.mkdir(parents=True, exist_ok=True)
@@ -72,6 +75,7 @@ def main(order: Order) -> int:
         issue(authority, order, name, identity)
     issue(authority, order, "redis", None)
     _write_tokens(order)
+    _write_passwords(order)
     if order.users is not None:
         _write_users(order.folder, order.users)
     print(f"{order.folder}: {', '.join(sorted(path.name for path in order.folder.iterdir()))}")
@@ -88,12 +92,12 @@ def identities(order: Order) -> Iterator[tuple[str, Identity]]:
 
 
 def issue(authority: Authority, order: Order, name: str, identity: Identity | None) -> None:
-    """Write NAME.key and NAME.pem; without identity: a server that calls nobody."""
+    """Write NAME.key and NAME.pem; without identity: a server that calls only itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     serves = identity is None or identity.party is Party.BROKER or name == SERVER
     builder = _builder(name, authority.certificate.subject, key, timedelta(days=order.days))
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_purposes(serves=serves, calls=identity is not None), critical=False)
+    builder = builder.add_extension(_purposes(serves=serves), critical=False)
     names = _alternative_names(order.hosts if serves else None, identity)
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     certificate = builder.sign(authority.key, hashes.SHA256())
@@ -111,10 +115,10 @@ def _alternative_names(hosts: Sequence[str] | None, identity: Identity | None) -
     return [*names, *([x509.UniformResourceIdentifier(str(identity))] if identity else [])]
 
 
-def _purposes(*, serves: bool, calls: bool) -> x509.ExtendedKeyUsage:
-    """An actor's certificate passes for no server, whatever host it runs on."""
+def _purposes(*, serves: bool) -> x509.ExtendedKeyUsage:
+    """An actor's certificate passes for no server, whatever host it runs on. Redis is asked by its own probes."""
     server = [ExtendedKeyUsageOID.SERVER_AUTH] if serves else []
-    return x509.ExtendedKeyUsage([*server, *([ExtendedKeyUsageOID.CLIENT_AUTH] if calls else [])])
+    return x509.ExtendedKeyUsage([*server, ExtendedKeyUsageOID.CLIENT_AUTH])
 
 
 def authority_of(folder: Path) -> Authority:
@@ -175,6 +179,14 @@ def _write_tokens(order: Order) -> None:
             lines.append(line(identity, token))
     kept = f"{_BEFORE}{before}" if before else ""
     _write(known, f"{''.join(lines)}{kept}".encode(), secret=True)
+
+
+def _write_passwords(order: Order) -> None:
+    """NAME.password, unless it is there: a database was told it when it was made."""
+    for name in order.passwords:
+        path = order.folder / f"{name}.password"
+        if not path.exists():
+            _write(path, f"{secrets.token_urlsafe(_SECRET_BYTES)}\n".encode(), secret=True)
 
 
 def _write_users(folder: Path, template: Path) -> None:

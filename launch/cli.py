@@ -215,6 +215,10 @@ def certificates(
         Path | None,
         typer.Option(help="ACL file (deploy/redis/users.acl) to give a password to each user of."),
     ] = None,
+    password: Annotated[
+        list[str] | None,
+        typer.Option(help="Also make a password, NAME.password, once; may be repeated."),
+    ] = None,
 ) -> None:
     """Make an authority, certificates and tokens for a run; called again: new ones of the same authority."""
 
@@ -223,8 +227,15 @@ def certificates(
             from launch.certificates import Order, main
         except ImportError as error:
             raise Fatal(f"{error}; `pip install 'penstock[certificates]'`") from error
-        hosts, actors = tuple(host or ()), tuple(actor or ())
-        order = Order(folder=folder, run=run, hosts=hosts, actors=actors, days=days, users=redis_users)
+        order = Order(
+            folder=folder,
+            run=run,
+            hosts=tuple(host or ()),
+            actors=tuple(actor or ()),
+            days=days,
+            users=redis_users,
+            passwords=tuple(password or ()),
+        )
         return main(order)
 
     finish(body)

@@ -10,6 +10,7 @@ from launch.plan import CONFIG_FILE
 from penstock.registry.errors import Conflict, RegistryError, Unavailable
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import registry_url
+from penstock.runtime.credentials import registry_with_password
 from penstock.runtime.exit import Fatal
 from penstock.runtime.settings import ConfigurationError, ServingSection, load, parse_toml
 
@@ -34,7 +35,9 @@ def find_place(run: str, registry: str | None, policy: str | None) -> Place:
         )
     serving = load([parse_toml(config)]).serving if config.exists() else ServingSection()
     return Place(
-        url=registry or registry_url(folder, serving.registry), policy=policy or serving.policy, folder=folder
+        url=registry or registry_url(folder, registry_with_password(serving)),
+        policy=policy or serving.policy,
+        folder=folder,
     )
 
 

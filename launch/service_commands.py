@@ -124,6 +124,12 @@ def learner(
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", help="With --resume: fall back behind what the log still holds.")
     ] = False,
+    stay: Annotated[
+        bool,
+        typer.Option(
+            "--stay", help="When the run is done stay until asked to end, where whatever ends is restarted."
+        ),
+    ] = False,
     assignments: Assignments = None,
     endpoints: EndpointFile = None,
 ) -> None:
@@ -132,7 +138,10 @@ def learner(
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from learner.service import main
 
-        return main(lifecycle, settings, redis_url=url, run_dir=run_dir, resume=resume, allow_loss=allow_loss)
+        code = main(lifecycle, settings, redis_url=url, run_dir=run_dir, resume=resume, allow_loss=allow_loss)
+        if stay:
+            lifecycle.draining.wait()
+        return code
 
     url, secret = _redis_url(redis_url)
     _service("learner", body, config, assignments, endpoints, secret=secret)

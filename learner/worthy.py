@@ -11,6 +11,7 @@ from penstock.policy import weights
 from penstock.registry import records
 from penstock.registry.records import Origin
 from penstock.registry.weight_files import registry_url
+from penstock.runtime.credentials import registry_with_password
 from penstock.runtime.settings import Settings
 from penstock.wire.messages import Publication
 
@@ -46,7 +47,7 @@ def lineage_of(settings: Settings, run_dir: Path, progress: Progress) -> Lineage
         run=settings.run,
         policy=settings.serving.policy,
         run_dir=run_dir,
-        url=registry_url(run_dir, settings.serving.registry),
+        url=registry_url(run_dir, registry_with_password(settings.serving)),
         configuration=configuration_hash(settings),
         parent=progress.log.version if progress.log is not None else None,
         keep_every=settings.learner.keep_every_updates,

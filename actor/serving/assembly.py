@@ -21,6 +21,7 @@ from actor.serving.shelf import Shelf, Weights
 from actor.serving.traffic import Traffic
 from actor.serving.trial import Trial
 from penstock.registry.weight_files import registry_url
+from penstock.runtime.credentials import registry_with_password
 from penstock.runtime.settings import ConfigurationError, ServingSection, Settings
 from penstock.wire.specification import RunSpecification
 
@@ -113,11 +114,10 @@ def assemble(
 
 
 def _traffic(section: ServingSection, source: Source, following: Following | None) -> Traffic | None:
+    url = registry_with_password(section)
     if source.run_dir is not None:
-        url = registry_url(source.run_dir, section.registry)
-    elif section.registry:
-        url = section.registry
-    else:
+        url = registry_url(source.run_dir, url)
+    elif not url:
         return None
     return Traffic(url, section.policy, source.run_dir, None if following is None else following.fetch)
 

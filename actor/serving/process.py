@@ -5,7 +5,7 @@ where from                  latest                               learns
 --broker ADDRESS            the learner's newest weights         yes
 both                        the learner's newest weights         yes; other arms from registry and folder
 
-wait for the run ─► first look at versions ─► serving ─► draining: not serving, finish, flush ─► end
+health is served ─► wait for the run ─► first look at versions ─► serving ─► draining: not serving, finish, flush ─► end
 """
 
 import asyncio
@@ -56,6 +56,7 @@ def main(lifecycle: Lifecycle, settings: Settings, *, source: Source, listen: st
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     torch.set_num_threads(settings.actor.threads)
     health = Health(ROLE)
+    _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
     link = None if source.broker is None else connect(source.broker, settings)
     try:
         specification = _of_folder(source)
@@ -64,7 +65,9 @@ def main(lifecycle: Lifecycle, settings: Settings, *, source: Source, listen: st
             specification = following.begin()
         if specification is None:
             return EXIT_OK
-        return asyncio.run(_serve(lifecycle, settings, source, specification, following, health, listen))
+        return asyncio.run(
+            _serve(lifecycle, settings, source, specification, following, health, metrics_port, listen)
+        )
     except (Fatal, ConfigurationError) as error:
         health.fail(str(error))
         raise
@@ -106,6 +109,7 @@ async def _serve(
     specification: RunSpecification,
     following: Following | None,
     health: Health,
+    metrics_port: int,
     listen: str,
 ) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -114,7 +118,7 @@ async def _serve(
     front = _front(settings, listen)
     parts.service.add_to(front.server)
     try:
-        metrics_port, address = _listen(front, settings, health, listen)
+        address = _listen(front, settings, listen)
         if parts.traffic is not None:
             await parts.traffic.begin(parts.shelf, parts.trial)
             parts.errands.send(parts.traffic.follow(parts.shelf, parts.trial, settings.serving.refresh_s))
@@ -156,11 +160,10 @@ def _front(settings: Settings, listen: str) -> Front:
     )
 
 
-def _listen(front: Front, settings: Settings, health: Health, listen: str) -> tuple[int, str]:
-    """Port of the metrics and address of the server."""
+def _listen(front: Front, settings: Settings, listen: str) -> str:
+    """Address of the server."""
     try:
-        _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
-        return metrics_port, bind(front.server, listen, credentials(settings.security))
+        return bind(front.server, listen, credentials(settings.security))
     except (ValueError, OSError) as error:
         raise ConfigurationError(str(error)) from error
 

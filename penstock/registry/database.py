@@ -53,12 +53,13 @@ def make_engine(url: URL) -> Engine:
     try:
         if url.drivername.startswith("sqlite"):
             return _sqlite_engine(url)
-        arguments = {"connect_timeout": CONNECT_S} if "connect_timeout" not in url.query else {}
+        # Said, because a database made without a locale (SQL_ASCII) would answer bytes instead of text.
+        arguments = {"client_encoding": "utf8", "connect_timeout": CONNECT_S}
         return create_engine(
             url,
             isolation_level="SERIALIZABLE",
             pool_pre_ping=True,
-            connect_args=arguments,
+            connect_args={key: value for key, value in arguments.items() if key not in url.query},
             hide_parameters=True,
         )
     except (ImportError, NoSuchModuleError) as error:

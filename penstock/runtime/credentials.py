@@ -1,6 +1,8 @@
 """With what this process proves who it is to the others, as its configuration says."""
 
-from penstock.runtime.settings import ConfigurationError, SecuritySection
+from urllib.parse import quote
+
+from penstock.runtime.settings import ConfigurationError, SecuritySection, ServingSection
 from penstock.wire.auth import Credentials, TlsFiles
 
 
@@ -34,3 +36,24 @@ def redis_password(section: SecuritySection) -> str | None:
         return section.redis_password_file.read_text().strip()
     except OSError as error:
         raise ConfigurationError(f"security.redis_password_file: {error}") from error
+
+
+def registry_with_password(section: ServingSection) -> str:
+    """`serving.registry` as whoever connects needs it, "" where none is set; not to be shown.
+
+    Raises ConfigurationError for a password file that cannot be read, or that the URL has no place for.
+    """
+    file, (scheme, mark, place) = section.registry_password_file, section.registry.partition("://")
+    if file is None or not section.registry:
+        return section.registry
+    if not scheme.startswith("postgres"):
+        raise ConfigurationError(
+            f"serving.registry_password_file={file}: only a postgresql:// registry has a password; leave it out"
+        )
+    try:
+        password = file.read_text().strip()
+    except OSError as error:
+        raise ConfigurationError(f"serving.registry_password_file: {error}") from error
+    server, slash, database = place.partition("/")
+    user, _, host = server.rpartition("@")
+    return f"{scheme}{mark}{user}:{quote(password, safe='')}@{host}{slash}{database}"

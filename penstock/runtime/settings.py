@@ -241,7 +241,9 @@ class ServingSection(Section):
     listen: str = ""
     """Where the policy server that the launcher starts listens, HOST:PORT or unix:/path; empty: it starts none."""
     registry: str = ""
-    """URL of the registry of versions: sqlite:///FILE or postgresql://USER@HOST/DATABASE, the password in PGPASSWORD or a passfile; empty: `registry.sqlite` in the run's folder."""
+    """URL of the registry of versions: sqlite:///FILE or postgresql://USER@HOST/DATABASE, the password in `serving.registry_password_file`, PGPASSWORD or a passfile; empty: `registry.sqlite` in the run's folder."""
+    registry_password_file: Path | None = None
+    """File with the password of the registry's user; none: libpq looks for it."""
     policy: str = "default"
     """Name of the policy, under which its versions are registered and served; runs that share a registry need one each."""
     activate_first: bool = True
@@ -288,7 +290,9 @@ class ServingSection(Section):
     def _holds_no_password(cls, url: str) -> str:
         """Files show the URL as it is."""
         if "://" in url and urlsplit(url).password is not None:
-            raise ValueError("leave the password out of the URL; give it in PGPASSWORD or in a passfile")
+            raise ValueError(
+                "leave the password out of the URL; give it in PGPASSWORD, a passfile or serving.registry_password_file"
+            )
         return url
 
 

@@ -636,3 +636,11 @@ def test_a_server_that_comes_back_is_used_again(short_folder: Path) -> None:
             register(registry, 2)
     finally:
         server.stop()
+
+
+@pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
+def test_a_database_without_a_locale_serves(postgresql: PostgresqlServer) -> None:
+    """Made by an `initdb` that found none; its driver answered bytes where text was expected."""
+    url = postgresql.new_database("ascii", "--encoding", "SQL_ASCII", "--locale", "C")
+    with Registry.open(url, migrate=True) as registry:
+        assert registry.policies() == ()

@@ -150,14 +150,18 @@ def test_the_command_makes_what_it_says(tmp_path: Path) -> None:
         "--actor",
         "gpu-3",
     ]
-    command += ["--redis-users", str(USERS)]
+    command += ["--redis-users", str(USERS), "--password", "registry"]
     first = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert first.returncode == 0, first.stderr
     made = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert {"authority.pem", "broker.pem", "actor-gpu-3.key", "tokens", "users.acl"} <= made.keys()
     assert subprocess.run(command, check=False, capture_output=True, timeout=PATIENCE_S).returncode == 0
     again = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert {name for name in made if made[name] == again[name]} == {"authority.pem", "authority.key"}
+    assert {name for name in made if made[name] == again[name]} == {
+        "authority.pem",
+        "authority.key",
+        "registry.password",
+    }
     wrong = subprocess.run(
         [PENSTOCK, "certificates", str(folder), "--run", "No Id"], capture_output=True, text=True, check=False
     )

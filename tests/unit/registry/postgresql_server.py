@@ -67,10 +67,10 @@ class PostgresqlServer:
             assert self._process.poll() is None, (self._folder / "log").read_text()
             time.sleep(0.05)
 
-    def new_database(self, name: str) -> str:
-        """URL of an empty database."""
+    def new_database(self, name: str, *options: str) -> str:
+        """URL of an empty database; options of `createdb`."""
         host = ("--host", str(self._folder), "--username", "penstock")
-        self._call("createdb", *host, "--template", "template0", name)
+        self._call("createdb", *host, "--template", "template0", *options, name)
         return f"postgresql://penstock@/{name}?host={self._folder}"
 
     def stop(self) -> None:

@@ -1,0 +1,24 @@
+# Broker, and `penstock certificates`: no torch.
+# docker build -f deploy/docker/broker.Dockerfile --build-arg DIGEST=sha256:… -t penstock-broker:0.1.0 .
+# DIGEST: of python:3.11-slim-bookworm, as `docker buildx imagetools inspect` shows it.
+ARG DIGEST
+FROM python:3.11-slim-bookworm@${DIGEST} AS build
+WORKDIR /build
+COPY constraints.txt pyproject.toml README.md ./
+COPY actor actor
+COPY broker broker
+COPY launch launch
+COPY learner learner
+COPY penstock penstock
+COPY workloads workloads
+RUN python -m venv /opt/penstock \
+ && /opt/penstock/bin/pip install --no-cache-dir --constraint constraints.txt ".[broker,postgresql,certificates]"
+
+FROM python:3.11-slim-bookworm@${DIGEST}
+COPY --from=build /opt/penstock /opt/penstock
+# Everything that is written lies on a volume or in /tmp: the root may be read-only.
+ENV PATH=/opt/penstock/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 65532:65532
+EXPOSE 50051 9464
+ENTRYPOINT ["penstock"]
+CMD ["broker", "--help"]

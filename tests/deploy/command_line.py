@@ -1,0 +1,16 @@
+"""Whether the program knows a command line and the variables beside it, without running it."""
+
+from typing import Any
+
+import typer
+
+from launch.cli import app
+from penstock.runtime.settings import from_environment, load
+
+
+def check(words: list[str], environment: dict[str, str]) -> None:
+    """Raise for an option that does not exist, one that is missing, or a setting that is none."""
+    name, *arguments = words
+    group: Any = typer.main.get_command(app)
+    group.commands[name].make_context(name, list(arguments))
+    load([from_environment(environment)])

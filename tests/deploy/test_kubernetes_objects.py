@@ -1,0 +1,200 @@
+"""Every overlay builds offline, and every object is what its schema says."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from penstock.runtime.settings import load, parse_toml
+from penstock.wire.identity import Party, parse
+from tests.deploy import command_line
+from tests.deploy.custom_resources import KINDS, Certificate
+from tests.deploy.manifests import (
+    COMPONENT,
+    OVERLAYS,
+    ROOT,
+    Object,
+    all_containers,
+    kinds,
+    name_of,
+    needs_kubectl,
+    overlay,
+    render,
+    workloads,
+)
+
+pytestmark = needs_kubectl
+
+OLDEST = "1.30"
+"""The first that has `preStop.sleep`."""
+NEWEST = "1.37"
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [*((name, OLDEST) for name in OVERLAYS), ("production", NEWEST)]
+)
+def test_every_object_is_valid(name: str, version: str) -> None:
+    """By Kubernetes' own schemas without unknown keys; those of others by the fields that are used."""
+    for one in overlay(name):
+        if one["kind"] in KINDS:
+            KINDS[one["kind"]].model_validate(one)
+        else:
+            kubernetes_validate.validate(one, version, strict=True)
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_objects_belong_to_the_namespace_and_are_named_once(name: str) -> None:
+    """A component that forgot its namespace would land in `default`."""
+    objects = overlay(name)
+    names = [name_of(one) for one in objects]
+    assert sorted(set(names)) == sorted(names)
+    for one in objects:
+        assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "penstock", name_of(one)
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_what_is_named_is_there(name: str) -> None:
+    """Configuration, secrets, claims, accounts and ports that a pod names; in production two secrets are the operator's."""
+    objects = overlay(name)
+    there = {name_of(one) for one in objects} | {
+        f"Secret/{one['spec']['secretName']}" for one in kinds(objects, "Certificate")
+    }
+    if name == "production":
+        there |= {"Secret/redis-users", "Secret/registry"}
+    for workload in workloads(objects):
+        assert f"ServiceAccount/{workload.spec['serviceAccountName']}" in there, workload.name
+        volumes = {claim["metadata"]["name"] for claim in workload.claims}
+        for volume in workload.spec["volumes"]:
+            volumes.add(volume["name"])
+            assert set(_sources(volume)) <= there, (workload.name, volume)
+        for label, container in workload.containers():
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes, label
+            assert set(_environment_sources(container)) <= there, label
+            ports = {port["name"] for port in container.get("ports", ())}
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                if "httpGet" in container.get(probe, {}):
+                    assert container[probe]["httpGet"]["port"] in ports, label
+
+
+def _sources(volume: Object) -> list[str]:
+    if "projected" in volume:
+        return [f"Secret/{source['secret']['name']}" for source in volume["projected"]["sources"]]
+    if "secret" in volume:
+        return [f"Secret/{volume['secret']['secretName']}"]
+    if "configMap" in volume:
+        return [f"ConfigMap/{volume['configMap']['name']}"]
+    if "persistentVolumeClaim" in volume:
+        return [f"PersistentVolumeClaim/{volume['persistentVolumeClaim']['claimName']}"]
+    return []
+
+
+def _environment_sources(container: Object) -> list[str]:
+    found = []
+    for variable in container.get("env", ()):
+        for key, value in variable.get("valueFrom", {}).items():
+            found.append(f"{'Secret' if key == 'secretKeyRef' else 'ConfigMap'}/{value['name']}")
+    return found
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_commands_and_settings_are_known(name: str) -> None:
+    """Of every container of ours: a flag that does not exist fails here."""
+    ours = [one for _, one in all_containers(overlay(name)) if one.get("command", [])[:1] == ["penstock"]]
+    for container in ours:
+        environment = {one["name"]: one.get("value", "of a secret") for one in container.get("env", ())}
+        command_line.check([*container["command"][1:], *container.get("args", ())], environment)
+    assert len(ours) >= 5
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_services_find_pods_and_ports(name: str) -> None:
+    """A selector that matches nothing, or a port that no container has, would lead nowhere."""
+    objects = overlay(name)
+    for service in kinds(objects, "Service"):
+        found = [w for w in workloads(objects) if service["spec"]["selector"].items() <= w.labels.items()]
+        assert len(found) == 1, name_of(service)
+        ports = {p["name"] for _, container in found[0].containers() for p in container.get("ports", ())}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports, name_of(service)
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_run_has_one_name(name: str, tmp_path: Path) -> None:
+    """In the configuration and in every certificate: a broker refuses those of another run."""
+    objects = overlay(name)
+    run = _configuration(objects, tmp_path).run
+    wanted = f"--run={run}"
+    jobs = [container for label, container in all_containers(objects) if label.startswith("Job/")]
+    assert all(wanted in job["args"] for job in jobs)
+    uris = [parse(uri) for one in map(_certificate, kinds(objects, "Certificate")) for uri in one.spec.uris]
+    assert {uri.run for uri in uris} <= {run}
+    assert jobs or {uri.party for uri in uris} == set(Party)
+
+
+def _certificate(one: Object) -> Certificate:
+    return Certificate.model_validate(one)
+
+
+def _configuration(objects: tuple[Object, ...], folder: Path) -> Any:
+    (found,) = [one for one in kinds(objects, "ConfigMap") if "run.toml" in one["data"]]
+    path = folder / "run.toml"
+    path.write_text(found["data"]["run.toml"])
+    return load([parse_toml(path)])
+
+
+def test_servers_are_known_by_the_names_that_callers_use() -> None:
+    """Each address in a command is a Service, and stands in the certificate of who serves there."""
+    objects = overlay("production")
+    names = {
+        one["metadata"]["name"]: set(_certificate(one).spec.dnsNames) for one in kinds(objects, "Certificate")
+    }
+    for service in kinds(objects, "Service"):
+        called = service["metadata"]["name"]
+        if called != "learner":  # its Service names pods for Prometheus; nobody calls it over TLS
+            assert {called, f"{called}.penstock.svc"} - names[called] == set()
+    words = " ".join(word for _, container in all_containers(objects) for word in container.get("args", ()))
+    assert set(re.findall(r"dns:///([a-z]+):", words)) == {"broker"}
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_grace_periods_hold_the_drain(name: str, tmp_path: Path) -> None:
+    """preStop, the delay of a broker and what its drain may take, below the grace period."""
+    objects = overlay(name)
+    assert _configuration(objects, tmp_path).broker.drain_delay_s == 5
+    drains = {"broker": 5 + 10, "actor": 10, "server": 5 + 10, "redis": 10, "learner": 60}
+    ends = {}
+    for workload in workloads(objects):
+        (container,) = workload.spec["containers"]
+        before = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        drain = drains.get(workload.labels[COMPONENT], 0)
+        ends[workload.labels[COMPONENT]] = (before, before + drain)
+        if workload.serves:
+            assert before + drain < workload.spec["terminationGracePeriodSeconds"], workload.name
+    # Nobody ends before those who still write to it have had their time.
+    assert ends["actor"][1] <= ends["broker"][0] + 5
+    assert ends["broker"][1] <= ends["redis"][0]
+
+
+def test_the_overlay_of_the_page_builds(tmp_path: Path) -> None:
+    """As a person would copy it: a configuration and images of their own, a GPU, a Redis outside and none inside."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (block,) = re.findall(r"```yaml\n# kustomization.yaml\n(.*?)```", page, re.DOTALL)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    here = "../" * (len(folder.parts) - 1) + str(ROOT.relative_to("/"))
+    (folder / "kustomization.yaml").write_text(block.replace("penstock/deploy/", f"{here}/deploy/"))
+    (folder / "run.toml").write_text('run = "mine"\n')
+    objects = render(folder)
+    assert "redis" not in [workload.name for workload in workloads(objects)]
+    assert "Service/redis" not in map(name_of, objects)
+    addresses = [one["data"]["REDIS"] for one in kinds(objects, "ConfigMap") if "REDIS" in one["data"]]
+    assert addresses == ["redis.example:6379"]
+    assert _configuration(objects, tmp_path).run == "mine"
+    images = {container["image"] for _, container in all_containers(objects)}
+    assert "registry.example/penstock-actor:0.1.0" in images
+    (learner,) = [workload for workload in workloads(objects) if workload.name == "learner"]
+    assert learner.spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    for one in objects:
+        if one["kind"] not in KINDS:
+            kubernetes_validate.validate(one, NEWEST, strict=True)

@@ -1,0 +1,201 @@
+"""What no pod of an overlay may do, and what it must say."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.deploy.manifests import (
+    COMPONENT,
+    OVERLAYS,
+    Object,
+    Workload,
+    all_containers,
+    kinds,
+    name_of,
+    needs_kubectl,
+    overlay,
+    selects,
+    workloads,
+)
+
+pytestmark = [needs_kubectl, pytest.mark.parametrize("name", OVERLAYS)]
+
+SECRET_WORDS = re.compile(r"PASSWORD|TOKEN|SECRET|KEY|CREDENTIAL", re.IGNORECASE)
+OF_RESTRICTED = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
+"""Volumes that the restricted profile allows and that are used here: no path of the node."""
+
+
+def test_the_namespace_enforces_the_restricted_profile(name: str) -> None:
+    """Whatever is added later is held to it as well."""
+    (namespace,) = kinds(overlay(name), "Namespace")
+    for mode in ("enforce", "audit", "warn"):
+        assert namespace["metadata"]["labels"][f"pod-security.kubernetes.io/{mode}"] == "restricted"
+
+
+def test_pods_run_as_nobody_with_no_token(name: str) -> None:
+    """A numeric user, the runtime's seccomp profile, no token, nothing of the node."""
+    for workload in workloads(overlay(name)):
+        spec = workload.spec
+        context = spec["securityContext"]
+        assert context["runAsNonRoot"] is True, workload.name
+        assert context["runAsUser"] >= 10_000, workload.name
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}, workload.name
+        assert spec["automountServiceAccountToken"] is False, workload.name
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), workload.name
+        for volume in spec["volumes"]:
+            assert volume.keys() - {"name"} <= OF_RESTRICTED, (workload.name, volume)
+
+
+def test_accounts_have_no_token_and_no_rights(name: str) -> None:
+    """One account for each role; no role, no binding."""
+    objects = overlay(name)
+    accounts = kinds(objects, "ServiceAccount")
+    assert all(account["automountServiceAccountToken"] is False for account in accounts)
+    assert {w.spec["serviceAccountName"] for w in workloads(objects)} == {
+        a["metadata"]["name"] for a in accounts
+    }
+    assert kinds(objects, "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding") == []
+
+
+def test_containers_have_no_privilege_and_no_writable_root(name: str) -> None:
+    """Those that begin first included."""
+    for label, container in all_containers(overlay(name)):
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False, label
+        assert context["readOnlyRootFilesystem"] is True, label
+        assert context["capabilities"] == {"drop": ["ALL"]}, label
+        assert context.keys() == {"allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"}, label
+
+
+def test_containers_say_what_they_need_and_may_take(name: str) -> None:
+    """Processor and memory, both ways; no request above its limit."""
+    for label, container in all_containers(overlay(name)):
+        requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+        for key in ("cpu", "memory"):
+            assert 0 < _amount(requests[key]) <= _amount(limits[key]), label
+
+
+def _amount(text: str) -> float:
+    units = {"m": 1e-3, "": 1.0, "Mi": 2.0**20, "Gi": 2.0**30}
+    match = re.fullmatch(r"([0-9.]+)(m|Mi|Gi|)", text)
+    assert match is not None, text
+    return float(match[1]) * units[match[2]]
+
+
+def test_temporary_volumes_are_bounded(name: str) -> None:
+    """One that fills the node's disk takes others along."""
+    for workload in workloads(overlay(name)):
+        for volume in workload.spec["volumes"]:
+            if "emptyDir" in volume:
+                assert volume["emptyDir"]["sizeLimit"], (workload.name, volume["name"])
+
+
+def test_what_serves_is_probed(name: str) -> None:
+    """Our own processes on their HTTP port: alive and ready are different questions."""
+    for workload in filter(lambda w: w.serves, workloads(overlay(name))):
+        (container,) = workload.spec["containers"]
+        probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
+        if "httpGet" not in probes[0]:
+            assert all("exec" in probe for probe in probes), workload.name
+            continue
+        paths = [probe["httpGet"]["path"] for probe in probes]
+        assert paths == ["/healthz", "/readyz", "/healthz"], workload.name
+        assert {probe["httpGet"]["port"] for probe in probes} == {"metrics"}, workload.name
+
+
+def test_images_have_a_version(name: str) -> None:
+    """`latest`, said or meant, is another program tomorrow."""
+    for label, container in all_containers(overlay(name)):
+        tag = container["image"].rpartition("/")[2].partition("@")[0].partition(":")[2]
+        assert tag, label
+        assert tag != "latest", label
+
+
+def test_no_secret_stands_in_the_manifests(name: str) -> None:
+    """A variable named like one comes from a Secret or names a file; a Secret here holds no password."""
+    objects = overlay(name)
+    for label, container in all_containers(objects):
+        for variable in container.get("env", ()):
+            if "value" in variable and SECRET_WORDS.search(variable["name"]):
+                assert variable["value"].startswith("/certificates/"), (label, variable["name"])
+        words = " ".join([*container.get("command", ()), *container.get("args", ())])
+        assert not re.search(r"://[^/\s]*:[^/\s$]+@", words), label
+    for secret in kinds(objects, "Secret"):
+        assert secret["data"].keys() == {"url"}, name_of(secret)
+
+
+def test_everything_is_denied_first(name: str) -> None:
+    """For every pod, both ways."""
+    (policy,) = [
+        one for one in kinds(overlay(name), "NetworkPolicy") if one["metadata"]["name"] == "default-deny"
+    ]
+    assert policy["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+
+def test_exactly_the_needed_paths_are_open(name: str) -> None:
+    """From pod to pod, where both sides allow it, and nothing else."""
+    objects = overlay(name)
+    pods = workloads(objects)
+    policies = kinds(objects, "NetworkPolicy")
+    open_paths = {
+        (one.name, other.name, port["name"])
+        for one in pods
+        for other in pods
+        for _, container in other.containers()
+        for port in container.get("ports", ())
+        if _allows(policies, "egress", one, other, port["name"])
+        and _allows(policies, "ingress", other, one, port["name"])
+    }
+    wanted = {(one, "broker", "grpc") for one in ("actor", "evaluator", "server")}
+    wanted |= {(one, "redis", "redis") for one in ("broker", "learner")}
+    if name != "production":
+        wanted |= {(one, "registry", "postgresql") for one in ("broker", "learner", "server")}
+    assert open_paths == wanted
+
+
+def _allows(policies: list[Object], way: str, pod: Workload, peer: Workload, port: str) -> bool:
+    """Whether a policy of `pod` lets traffic to (egress) or from (ingress) `peer` through, on a named port."""
+    for policy in policies:
+        if not selects(policy["spec"]["podSelector"], pod.labels):
+            continue
+        for rule in policy["spec"].get(way, ()):
+            sides = rule["to" if way == "egress" else "from"]
+            if any(_is_side(side, peer) for side in sides) and any(p["port"] == port for p in rule["ports"]):
+                return True
+    return False
+
+
+def _is_side(side: dict[str, Any], peer: Workload) -> bool:
+    """Peers of the same namespace only: others are looked at below."""
+    return (
+        "podSelector" in side
+        and "namespaceSelector" not in side
+        and selects(side["podSelector"], peer.labels)
+    )
+
+
+def test_what_comes_from_elsewhere_is_named(name: str) -> None:
+    """Names for all of ours, clients for servers, Prometheus, and in production the registry's address."""
+    objects = overlay(name)
+    seen = set()
+    for policy in kinds(objects, "NetworkPolicy"):
+        for way, sides in (("egress", "to"), ("ingress", "from")):
+            for rule in policy["spec"].get(way, ()):
+                for side in rule[sides]:
+                    if side.keys() != {"podSelector"}:
+                        assert rule["ports"], policy["metadata"]["name"]
+                        assert "ipBlock" in side or side["podSelector"]["matchLabels"], policy["metadata"][
+                            "name"
+                        ]
+                        seen.add((policy["metadata"]["name"], way))
+    wanted = {("names", "egress"), ("server", "ingress")}
+    if name == "production":
+        wanted |= {("metrics", "ingress"), ("to-registry", "egress")}
+    assert seen == wanted
+
+
+def test_every_pod_is_of_a_known_component(name: str) -> None:
+    """Policies go by this label."""
+    known = {"redis", "broker", "learner", "actor", "evaluator", "server", "registry", "certificates"}
+    assert {w.labels[COMPONENT] for w in workloads(overlay(name))} <= known

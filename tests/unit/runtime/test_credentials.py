@@ -1,0 +1,37 @@
+"""Where a process finds what it proves itself with."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.runtime.credentials import registry_with_password
+from penstock.runtime.settings import ConfigurationError, ServingSection
+
+
+def test_the_registry_s_password_comes_from_its_file(tmp_path: Path) -> None:
+    """Quoted, so that no character of it ends the address."""
+    file = tmp_path / "password"
+    file.write_text("a/b@c:d \n")
+    section = ServingSection(registry="postgresql://penstock@db:5432/versions", registry_password_file=file)
+    assert registry_with_password(section) == "postgresql://penstock:a%2Fb%40c%3Ad@db:5432/versions"
+
+
+def test_without_a_file_the_url_is_what_it_was(tmp_path: Path) -> None:
+    """And where no registry is set, the file is not asked for."""
+    url = "postgresql://penstock@db/versions"
+    assert registry_with_password(ServingSection(registry=url)) == url
+    assert registry_with_password(ServingSection(registry_password_file=tmp_path / "absent")) == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql://penstock@db/versions", "serving.registry_password_file: .*absent"),
+        ("sqlite:////tmp/registry.sqlite", "only a postgresql:// registry has a password; leave it out"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, url: str, message: str) -> None:
+    """With the remedy."""
+    section = ServingSection(registry=url, registry_password_file=tmp_path / "absent")
+    with pytest.raises(ConfigurationError, match=message):
+        registry_with_password(section)
