@@ -1,16 +1,17 @@
 """The processes and Redis."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.grafana.panels import above, below, dashboard, lines, number
+from deploy.grafana.panels import Panel, above, below, dashboard, lines, number
 from deploy.grafana.promql import rate
 
 BOARD: Final = "fleet"
 _DAY_S: Final = 86_400
 
-_NOW: Final = [
+_NOW: Final[Sequence[Panel]] = [
     number("Processes", "That Prometheus reaches.", "none", below(1),
            ("sum by (run) (up{RUN})", "{{run}}")),
     number("Out of reach", "Processes that Prometheus knows of and does not reach.", "none", above(1),
@@ -25,7 +26,7 @@ _NOW: Final = [
            ("max by (run) (penstock_redis_memory_bytes{RUN}) / (max by (run) (penstock_redis_memory_limit_bytes{RUN}) > 0)", "{{run}}")),
 ]  # fmt: skip
 
-_PROCESSES: Final = [
+_PROCESSES: Final[Sequence[Panel]] = [
     lines("Processes by role", "That Prometheus reaches.", "none", below(1),
           ("count by (run, role) (penstock_cpu_seconds_total{RUN})", "{{role}} {{run}}")),
     lines("Restarts", "Services that died and were started again by the launcher, in ten minutes. Kubernetes counts its own.", "none", above(1, 3),
@@ -47,7 +48,7 @@ _PROCESSES: Final = [
           ("max by (run, instance) (penstock_loop_lag_worst_seconds{RUN})", "{{instance}} {{run}}")),
 ]  # fmt: skip
 
-_REDIS: Final = [
+_REDIS: Final[Sequence[Panel]] = [
     lines("Memory of Redis", "Used, and `maxmemory`.", "bytes", above(1.8e9, 2e9),
           ("max by (run) (penstock_redis_memory_bytes{RUN})", "used {{run}}"), ("max by (run) (penstock_redis_memory_limit_bytes{RUN})", "limit {{run}}")),
     lines("Commands", "That Redis runs in a second.", "suffix: /s", above(50_000, 100_000),

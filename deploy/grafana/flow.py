@@ -1,5 +1,6 @@
 """The way of a fragment, hop by hop: where does it wait?"""
 
+from collections.abc import Sequence
 from typing import Final
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
@@ -23,7 +24,7 @@ def _quantiles(title: str, text: str, name: str, warning: float, wrong: float) -
     return lines(title, text, "s", above(warning, wrong), *queries)
 
 
-_HOPS: Final = [
+_HOPS: Final[Sequence[Panel]] = [
     lines("Fragments at every hop", "Cut by actors, appended by brokers, acknowledged to actors, at their turn in the learner. "
           "Curves that lie on one another: nothing piles up.", "suffix: fragments/s", below(0.001),
           _flow("penstock_fragments_built_total", "1 cut"), _flow("penstock_fragments_appended_total", "2 appended"),
@@ -50,7 +51,7 @@ _HOPS: Final = [
           ("sum by (run, reason) (rate(penstock_refusals_total{RUN}[WINDOW])) > 0", "{{reason}} {{run}}")),
 ]  # fmt: skip
 
-_PACING: Final = [
+_PACING: Final[Sequence[Panel]] = [
     lines("Who waits for whom", "Share of their time that the learner waits for a batch and rollout workers for leave or for their outbox.",
           "percentunit", above(0.8),
           ("penstock:learner_wait_share{RUN}", "learner {{run}}"), ("penstock:actor_wait_share{RUN}", "actors {{run}}")),
@@ -67,7 +68,7 @@ _PACING: Final = [
           ("max by (run, role) (penstock_sessions_open{RUN})", "{{role}} {{run}}")),
 ]  # fmt: skip
 
-_LOG: Final = [
+_LOG: Final[Sequence[Panel]] = [
     lines("Size of the log", "Payload bytes between two trims. At 80% of its ceiling an alert fires.", "bytes", above(400e6, 512e6),
           ("max by (run) (penstock_log_bytes{RUN})", "{{run}}")),
     lines("Of its ceiling", "What the log holds of what it may, in bytes and in entries.", "percentunit", above(0.6, 0.8),
@@ -89,7 +90,7 @@ _ACCOUNTED: Final = """
     max by (run) (penstock_ledger_trained_fragments{RUN}) + sum by (run) (penstock_ledger_dropped_fragments{RUN})
       + max by (run) (penstock_ledger_resident_fragments{RUN})
 """
-_BOOKS: Final = [
+_BOOKS: Final[Sequence[Panel]] = [
     lines("The books", "Acknowledged fragments are trained, dropped under a name, or resident: the two curves lie on one another.",
           "suffix: fragments", below(0), ("max by (run) (penstock_ledger_acked_fragments{RUN})", "acknowledged {{run}}"),
           (_ACCOUNTED, "trained, dropped or resident {{run}}")),

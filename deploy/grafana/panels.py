@@ -5,7 +5,7 @@ holds several scrapes at any zoom. Expressions keep the label `run` where they c
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from grafana_foundation_sdk.builders import heatmap, prometheus, stat, timeseries
 from grafana_foundation_sdk.builders.common import (
@@ -56,6 +56,7 @@ Query = tuple[str, str]
 Limits = Sequence[tuple[float | None, str]]
 """Colour from a value on; the first from the beginning."""
 Panel = timeseries.Panel | stat.Panel | heatmap.Panel
+AnyPanel = TypeVar("AnyPanel", timeseries.Panel, stat.Panel, heatmap.Panel)
 
 
 def below(low: float, colour: str = "red") -> Limits:
@@ -119,8 +120,14 @@ def heat(title: str, text: str, unit: str, limits: Limits, buckets: str) -> heat
 
 
 def _finish(
-    panel: Any, title: str, text: str, unit: str, limits: Limits, queries: Sequence[Query], form: Any = None
-) -> Any:
+    panel: AnyPanel,
+    title: str,
+    text: str,
+    unit: str,
+    limits: Limits,
+    queries: Sequence[Query],
+    form: PromQueryFormat = PromQueryFormat.TIME_SERIES,
+) -> AnyPanel:
     steps = [Threshold(value=value, color=colour) for value, colour in limits]
     panel = (
         panel.title(title)
@@ -132,7 +139,7 @@ def _finish(
     for index, (expression, legend) in enumerate(queries):
         query = prometheus.Dataquery().expr(_written_out(expression)).legend_format(legend)
         query = query.range().ref_id(chr(ord("A") + index)).datasource(SOURCE)
-        panel = panel.with_target(query if form is None else query.format(form))
+        panel = panel.with_target(query.format(form))
     return panel
 
 

@@ -49,6 +49,12 @@ def panels(file: Path) -> Iterator[Panel]:
             yield _panel(file.stem, panel)
 
 
+def rows(file: Path) -> list[tuple[str, int]]:
+    """Title of each row of panels, and where it begins in the grid."""
+    found = [panel for panel in json.loads(file.read_text())["panels"] if panel["type"] == "row"]
+    return [(row["title"], row["gridPos"].get("y", 0)) for row in found]
+
+
 def _panel(dashboard: str, panel: Mapping[str, Any]) -> Panel:
     defaults = panel["fieldConfig"]["defaults"]
     stacking = defaults.get("custom", {}).get("stacking", {})

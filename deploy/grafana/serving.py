@@ -1,10 +1,11 @@
 """What clients of the policy server see."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.grafana.panels import Query, above, below, dashboard, heat, lines, number
+from deploy.grafana.panels import Panel, Query, above, below, dashboard, heat, lines, number
 from deploy.grafana.promql import mean, quantile, rate
 
 BOARD: Final = "serving"
@@ -19,7 +20,7 @@ def _quantile(share: float, histogram: str, legend: str) -> Query:
     return quantile(share, histogram), f"{legend} {{{{run}}}}"
 
 
-_NOW: Final = [
+_NOW: Final[Sequence[Panel]] = [
     number("Answers", "Actions answered, all servers together.", "suffix: /s", below(0.001, "blue"),
            (rate("penstock_policy_answers_total"), "{{run}}")),
     number("p99", "From request to answer in the server; one in a hundred takes longer.", "s", above(0.02, 0.1),
@@ -34,7 +35,7 @@ _NOW: Final = [
            ("sum by (run) (penstock_canaries_withdrawn_total{RUN})", "{{run}}")),
 ]  # fmt: skip
 
-_CALLS: Final = [
+_CALLS: Final[Sequence[Panel]] = [
     lines("Calls", "Of clients, by RPC.", "suffix: /s", below(0.001, "blue"),
           ("sum by (run, call) (rate(penstock_policy_calls_total{RUN}[WINDOW])) > 0", "{{call}} {{run}}")),
     lines("Time to answer", "From request to answer in the server, the network not included.", "s", above(0.02, 0.1),
@@ -51,7 +52,7 @@ _CALLS: Final = [
            "{{reason}} {{run}}")),
 ]  # fmt: skip
 
-_ARMS: Final = [
+_ARMS: Final[Sequence[Panel]] = [
     lines("Answers by arm", "Which version answered a client: the active one, the canary, the learner's newest, or the one it is pinned to.",
           "suffix: /s", below(0, "blue"),
           ("sum by (run, arm) (rate(penstock_policy_answers_total{RUN}[WINDOW])) > 0", "{{arm}} {{run}}")),
@@ -67,7 +68,7 @@ _ARMS: Final = [
           (mean("penstock_policy_shadow_agreement"), "{{run}}")),
 ]  # fmt: skip
 
-_LEARNING: Final = [
+_LEARNING: Final[Sequence[Panel]] = [
     lines("Episodes", "Of clients, open.", "none", above(8000, 10_000),
           ("sum by (run) (penstock_policy_episodes_open{RUN})", "{{run}}")),
     lines("Not learned from", "Steps that were answered and do not go to the learner, by reason.", "suffix: steps/s", above(1000),

@@ -1,15 +1,16 @@
 """Does it learn?"""
 
+from collections.abc import Sequence
 from typing import Final
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.grafana.panels import above, below, dashboard, lines, number
+from deploy.grafana.panels import Panel, above, below, dashboard, lines, number
 from deploy.grafana.promql import mean, quantile, rate
 
 BOARD: Final = "training"
 
-_NOW: Final = [
+_NOW: Final[Sequence[Panel]] = [
     number("Return", "Mean return of the last 100 training episodes.", "none", below(0, "blue"),
            ("penstock_mean_return{RUN}", "{{run}}")),
     number("Evaluated", "Mean return of the last evaluation: fixed seeds, deterministic actions.", "none", below(0, "blue"),
@@ -24,7 +25,7 @@ _NOW: Final = [
            ("max by (run) (penstock_versions_kept{RUN})", "{{run}}")),
 ]  # fmt: skip
 
-_LEARNING: Final = [
+_LEARNING: Final[Sequence[Panel]] = [
     lines("Return", "Training: mean of the last 100 episodes, with exploration. Evaluation: fixed seeds, without.",
           "none", below(0, "blue"),
           ("penstock_mean_return{RUN}", "training {{run}}"), ("penstock_evaluation_return{RUN}", "evaluation {{run}}"), wide=2),
@@ -51,7 +52,7 @@ _LEARNING: Final = [
           ("penstock_learning_rate{RUN}", "{{run}}")),
 ]  # fmt: skip
 
-_PACE: Final = [
+_PACE: Final[Sequence[Panel]] = [
     lines("Versions", "Published by the learner, handed out by brokers, applied by the slowest actor.", "none", below(1),
           ("max by (run) (penstock_weight_version_published{RUN})", "published {{run}}"),
           ("max by (run) (penstock_weight_version_served{RUN})", "handed out {{run}}"),

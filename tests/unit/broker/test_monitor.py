@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ class Look:
     """A monitor of a real Redis; `changed` are facts that the test makes up."""
 
     def __init__(self, url: str) -> None:
-        self.changed: dict[str, bool] = {}
+        self.changed: dict[str, Any] = {}
         self.redis, self.store, self._url = connect_async(url, None), Store.connect(url), url
         section = BrokerSection()
         self.monitor = Monitor(self.store, Health("broker"), section, self._examine, lambda _facts: None)
