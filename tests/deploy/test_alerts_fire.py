@@ -249,7 +249,15 @@ def test_a_certificate_that_runs_out(tmp_path: Path, redis_url: str) -> None:
     security = {"certificate": "broker.pem", "key": "broker.key", "authority": "authority.pem"}
     said = [f"--set=security.tls_{name}={tmp_path / 'tls' / file}" for name, file in security.items()]
     endpoint, log = tmp_path / "broker.json", tmp_path / "broker.log"
-    words = penstock("broker", "--redis", redis_url, "--listen=127.0.0.1:0", f"--endpoints={endpoint}", *said)
+    words = penstock(
+        "broker",
+        "--redis",
+        redis_url,
+        "--listen=127.0.0.1:0",
+        f"--endpoints={endpoint}",
+        "--set=run=run-a",
+        *said,
+    )
     with log.open("wb") as output, ExitStack() as stack:
         process = subprocess.Popen(words, stdout=output, stderr=output)
         broker = BrokerProcess(process=process, endpoint_file=endpoint, log=log)

@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 
 from deploy.grafana import queries
+from deploy.grafana.draw import View, draw
 from deploy.grafana.queries import Panel, Query
 from tests.deploy.prometheus_server import RULES, WatchingPrometheus, needs_prometheus, watching
 from tests.deploy.watched_run import WatchedRun, running
@@ -139,3 +140,13 @@ def test_prometheus_reaches_every_process(watched: Watched) -> None:
     )
     (run,) = {one["metric"]["run"] for one in watched.prometheus.query("up")}
     assert run.startswith("cartpole-v1-")
+
+
+def test_the_pictures_show_what_grafana_shows(watched: Watched) -> None:
+    """Every panel of a dashboard is drawn, and none is empty."""
+    view = View(prometheus=watched.prometheus, began_s=watched.began_s, ended_s=time.time(), scrape_s=STEP_S)
+    file = next(file for file in queries.files() if file.stem == "serving")
+    figure = draw(file, view)
+    titles = {axes.get_title(loc="left") or axes.get_title() for axes in figure.axes}
+    assert titles == {panel.title for panel in queries.panels(file)}
+    assert not [text for axes in figure.axes for text in axes.texts if text.get_text() == "no data"]
