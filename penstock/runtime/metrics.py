@@ -142,6 +142,8 @@ FRAGMENTS_RESENT = _unrolling.counter("fragments_resent", "Fragments sent again 
 FRAGMENTS_ABANDONED = _unrolling.counter(
     "fragments_abandoned", "Fragments dropped before they had an ack", "reason"
 )
+for _reason in ("drain", "expired", "gap", "invalid"):
+    FRAGMENTS_ABANDONED.labels(_reason)
 ACK_LATENCY_SECONDS = _unrolling.histogram(
     "ack_latency_seconds", "From fragment built to acknowledged", _LATENCY
 )

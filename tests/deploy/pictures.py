@@ -28,7 +28,9 @@ def main() -> None:
             pause.wait(seconds * 0.3)
             prometheus.until(lambda: len(run.versions()) > 1, "two versions")
             run.try_versions()
-            pause.wait(seconds * 0.3)
+            for _ in range(10):
+                run.err()
+                pause.wait(seconds * 0.03)
             run.kill("actor-0")
             pause.wait(seconds * 0.2)
             run.kill("broker")

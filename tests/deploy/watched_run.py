@@ -1,5 +1,6 @@
 """A run in which everything that a dashboard shows happens: clients, versions on trial, deaths, a pause."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from launch.process import penstock
+from penstock import PolicyClient
+from penstock.client import UnknownVersion
 from tests.integration.training import Training, wait_until_gone
 
 SMALL: Final = (
@@ -21,6 +26,7 @@ SMALL: Final = (
     "--set=algorithm.learning_rate_schedule='linear'",
     "--set=evaluation.interval_steps=3000", "--set=evaluation.episodes=8",
 )  # fmt: skip
+UNROLL: Final = 64
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -58,6 +64,23 @@ class WatchedRun:
         self._penstock(
             "policy", "traffic", run, "--latest-share=0.5", f"--shadow={active}", "--reason=watched"
         )
+
+    def err(self) -> None:
+        """A client asks for a version that never was, and gives a reward when its step was learned from already."""
+        seen = np.zeros(4, np.float32)
+        with PolicyClient(str(self.endpoint("server")["address"]), deadline_s=30.0) as client:
+            with contextlib.suppress(UnknownVersion):
+                client.act(seen, version=2**40)
+            # Which arm a client gets depends on its name: one of these is on the newest weights.
+            for name in map(str, range(64)):
+                episode = client.start_episode(name)
+                if episode.learned:
+                    for _ in range(3 * UNROLL):
+                        episode.act(seen, reward=1.0)
+                    episode.reward(1.0, step=0)
+                    episode.abandon()
+                    return
+                episode.abandon()
 
     def kill(self, name: str) -> None:
         """`kill -9`: the launcher starts it again."""
