@@ -72,17 +72,19 @@ def legend(template: str, labels: Mapping[str, str]) -> str:
 
 
 def formatter(unit: str) -> Callable[[float], str]:
-    """Grafana's units, those that the dashboards use."""
+    """Grafana's units, those that the dashboards use; what they name in words stands beside the title."""
     if unit == "percentunit":
-        return lambda value: f"{value:.1%}" if abs(value) < 0.1 else f"{value:.0%}"
+        return lambda value: f"{100 * value:.3g}%"
     if unit == "s":
         return _seconds
     if unit in ("bytes", "Bps"):
-        return lambda value: (
-            _scaled(value, 1024, ("", "Ki", "Mi", "Gi", "Ti")) + ("B/s" if unit == "Bps" else "B")
-        )
-    suffix = unit.removeprefix("suffix:") if unit.startswith("suffix:") else ""
-    return lambda value: _scaled(value, 1000, ("", "k", "M", "G")) + suffix
+        suffix = "B/s" if unit == "Bps" else "B"
+        return lambda value: f"{_scaled(value, 1024, ('', 'Ki', 'Mi', 'Gi', 'Ti'))}{suffix}"
+    return lambda value: _scaled(value, 1000, ("", "k", "M", "G"))
+
+
+def _suffix(unit: str) -> str:
+    return unit.removeprefix("suffix:").strip() if unit.startswith("suffix:") else ""
 
 
 def _seconds(value: float) -> str:
@@ -96,7 +98,8 @@ def _scaled(value: float, base: int, names: tuple[str, ...]) -> str:
     place = 0
     while abs(value) >= base and place < len(names) - 1:
         value, place = value / base, place + 1
-    return f"{value:.3g}{' ' if names[place] else ''}{names[place]}"
+    digits = 4 if abs(value) >= 1000 else 3
+    return f"{value:.{digits}g} {names[place]}".rstrip()
 
 
 def draw(file: Path, view: View) -> Figure:
@@ -125,7 +128,9 @@ def _axes(figure: Figure, panel: Panel, size: tuple[float, float]) -> Axes:
 
 
 def _panel(axes: Axes, panel: Panel, view: View) -> None:
-    axes.set_title(panel.title)
+    axes.set_title(panel.title, y=1.02)
+    if panel.kind != "stat":
+        axes.set_title(_suffix(panel.unit), loc="right", y=1.02, size=7, weight="normal", color="#6b7280")
     found = view.series(panel)
     if not found:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color="#9aa0a6")
@@ -151,7 +156,7 @@ def _number(axes: Axes, panel: Panel, view: View, found: list[tuple[str, Series]
     (colour,) = [colour for value, colour in panel.limits if value is None or last >= value][-1:]
     axes.plot(minutes, values, color=COLOURS[colour], alpha=0.5)
     axes.fill_between(minutes, values, min(values), color=COLOURS[colour], alpha=0.12)
-    text = formatter(panel.unit)(last)
+    text = f"{formatter(panel.unit)(last)} {_suffix(panel.unit)}".strip()
     axes.text(
         0.5,
         0.5,
@@ -201,24 +206,28 @@ def _heat(axes: Axes, view: View, found: list[tuple[str, Series]]) -> None:
     axes.grid(visible=False)
     axes.pcolormesh(minutes, range(len(buckets)), cells, cmap="Oranges", shading="nearest")
     axes.set_yticks(range(len(buckets)), [f"≤ {name}" if name != "+Inf" else "more" for name, _ in buckets])
-    axes.set_xlabel("minutes")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda minute, _place: f"{minute:g} min"))
 
 
 def _finish(axes: Axes, panel: Panel, view: View) -> None:
     shown = formatter(panel.unit)
-    low, high = axes.get_ylim()
-    axes.set_ylim(bottom=0 if 0 < low < 0.6 * high else low)
+    _, low, _, high = axes.dataLim.extents
+    if low == high:
+        axes.set_ylim(min(0.0, 1.2 * low), max(1.0 if low == 0 else 0.0, 1.2 * high))
+    elif 0 <= low < 0.6 * high:
+        axes.set_ylim(bottom=0)
     axes.set_xlim(0, (view.ended_s - view.began_s) / 60)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda minute, _place: f"{minute:g} min"))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _place: shown(value)))
     handles, names = axes.get_legend_handles_labels()
     if names:
+        columns = 4 if max(map(len, names)) < 16 else 3
+        handles, names = handles[:_MOST_LEGENDS], names[:_MOST_LEGENDS]
         axes.legend(
-            handles[:_MOST_LEGENDS], names[:_MOST_LEGENDS], loc="upper left", bbox_to_anchor=(-0.12, -0.1),
-            ncol=4 if max(map(len, names)) < 16 else 3, frameon=False, handlelength=1.2, columnspacing=1.0,
+            handles, names, loc="upper left", bbox_to_anchor=(-0.02, -0.1), ncol=columns, frameon=False,
+            handlelength=1.2, columnspacing=1.0,
         )  # fmt: skip
-    else:
-        axes.set_xlabel("minutes")
 
 
 def save(view: View, folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from typing import Final
 from tests.deploy.prometheus_server import RULES, WatchingPrometheus, watching
 from tests.integration.training import Training, wait_until_gone
 
-SECONDS: Final = 75
+SECONDS: Final = 60
 STEP_S: Final = 5
 LONG: Final = ("CartPole-v1", "--total-steps=100000000", "--set=learner.stop_at_target=false")
 RUNS: Final = {

@@ -75,6 +75,7 @@ class WatchedRun:
             for name in map(str, range(64)):
                 episode = client.start_episode(name)
                 if episode.learned:
+                    episode.act(seen)
                     for _ in range(3 * UNROLL):
                         episode.act(seen, reward=1.0)
                     episode.reward(1.0, step=0)
