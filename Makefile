@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-slow mutations soak learn staleness check format bench bench-peers protos
+.PHONY: train test test-slow mutations soak learn staleness check format bench bench-peers protos dashboards
 
 train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
@@ -43,6 +43,7 @@ check: .venv/installed
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python -m deploy.grafana --check
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .
@@ -58,6 +59,9 @@ bench-peers: .venv/installed .venv-peers/stable-baselines3/installed .venv-peers
 
 protos: .venv/installed
 	$(BIN)/python protos/generate.py
+
+dashboards: .venv/installed
+	$(BIN)/python -m deploy.grafana
 
 .venv/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python" >&2; exit 1; }

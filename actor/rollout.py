@@ -28,6 +28,9 @@ ENVIRONMENT: Final = "environment"
 WEIGHTS: Final = "weights"
 """Name under which health watches that published weights arrive."""
 
+_TELL_S: Final = 1.0
+"""A wait is counted as it goes on: one that never ends is seen as well."""
+
 
 class Crew(Protocol):
     """What a worker acts with, made once and used in every session of the run."""
@@ -92,12 +95,15 @@ class Rollout:
         self._health.suspend(ENVIRONMENT)
         failpoint("leave.waiting", sequence)
         began = time.monotonic()
-        cause = "pause" if session.state is RunState.PAUSED else "leave"
         with session.changed:
-            session.changed.wait_for(lambda: self._is_over() or self._may_begin(sequence))
-        metrics.ACTOR_WAIT_SECONDS.labels(cause).inc(time.monotonic() - began)
+            while not session.changed.wait_for(lambda: self._is_over() or self._may_begin(sequence), _TELL_S):
+                began = _tell_wait(self._cause(), began)
+        _tell_wait(self._cause(), began)
         self._health.progress(ENVIRONMENT)
         return not self._is_over()
+
+    def _cause(self) -> str:
+        return "pause" if self._session.state is RunState.PAUSED else "leave"
 
     def _may_begin(self, sequence: int) -> bool:
         session = self._session
@@ -128,5 +134,12 @@ class Rollout:
         kept = self._outbox.put(fragment, self._stop)
         failpoint("outbox.put", sequence)
         self._health.progress(ENVIRONMENT)
-        metrics.ACTOR_WAIT_SECONDS.labels("outbox").inc(time.monotonic() - began)
+        _tell_wait("outbox", began)
         return kept
+
+
+def _tell_wait(cause: str, since: float) -> float:
+    """Count the wait since then; returns now."""
+    now = time.monotonic()
+    metrics.ACTOR_WAIT_SECONDS.labels(cause).inc(now - since)
+    return now

@@ -50,6 +50,11 @@ class ServerFacts:
     warnings: tuple[str, ...] = ()
     cannot_persist: bool = False
     """The server refuses writes because the last one to its append-only file failed."""
+    cannot_rewrite: bool = False
+    """The last rewrite of its append-only file failed: the file grows."""
+    used_memory_bytes: int = 0
+    clients: int = 0
+    operations_per_second: int = 0
 
 
 Examine = Callable[[], Awaitable[ServerFacts]]
@@ -77,6 +82,10 @@ async def examine(redis: "redis_asyncio.Redis", url: str, section: BrokerSection
         max_memory_bytes=memory,
         warnings=(warning,) if warning else (),
         cannot_persist=info.get("aof_last_write_status", "ok") != "ok",
+        cannot_rewrite=info.get("aof_last_bgrewrite_status", "ok") != "ok",
+        used_memory_bytes=int(info.get("used_memory", 0)),
+        clients=int(info.get("connected_clients", 0)),
+        operations_per_second=int(info.get("instantaneous_ops_per_sec", 0)),
     )
 
 

@@ -61,6 +61,7 @@ class Monitor:
         try:
             facts = await self._examine()
             self._on_facts(facts)
+            show_server(facts)
             status = await self._store.status()
         except guard.UnsuitableRedis as error:
             raise Fatal(f"redis has become unsuitable: {error}") from error
@@ -97,6 +98,16 @@ class Monitor:
         show(status)
 
 
+def show_server(facts: guard.ServerFacts) -> None:
+    """Set the gauges of Redis itself."""
+    metrics.REDIS_MEMORY_BYTES.set(facts.used_memory_bytes)
+    metrics.REDIS_MEMORY_LIMIT_BYTES.set(facts.max_memory_bytes)
+    metrics.REDIS_CLIENTS.set(facts.clients)
+    metrics.REDIS_OPERATIONS.set(facts.operations_per_second)
+    metrics.REDIS_WRITE_FAILING.set(facts.cannot_persist)
+    metrics.REDIS_REWRITE_FAILING.set(facts.cannot_rewrite)
+
+
 def show(status: Status) -> None:
     """Set the gauges of the run."""
     metrics.OUTSTANDING_STEPS.set(status.gauges.outstanding_steps)
@@ -104,6 +115,8 @@ def show(status: Status) -> None:
     metrics.LOG_ENTRIES.set(status.gauges.log_entries)
     metrics.LOG_BYTES.set(status.gauges.log_bytes)
     metrics.BUDGET_STEPS.set(status.budget_steps)
+    metrics.LOG_CEILING_BYTES.set(status.max_log_bytes)
+    metrics.LOG_CEILING_ENTRIES.set(status.max_log_entries)
     metrics.LOG_CLOSED.set(status.closed)
     for role in Role:
         count = sum(row.role is role for row in status.sessions)

@@ -150,6 +150,8 @@ def status(reply: Sequence[Any]) -> Status:
         sessions=tuple(_session(row) for row in rows),
         learner_json=_text(learner),
         closed=bool(closed),
+        max_log_bytes=number("max_log_bytes"),
+        max_log_entries=number("max_log_entries"),
     )
 
 

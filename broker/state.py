@@ -101,6 +101,8 @@ class Status:
     sessions: tuple[SessionRow, ...] = ()
     learner_json: str = ""
     closed: bool = False
+    max_log_bytes: int = 0
+    max_log_entries: int = 0
 
 
 # ---------------------------------------------------------------- the learner

@@ -14,7 +14,6 @@ from launch.ending import finish
 from launch.options import AsJson, Assignments, ConfigFile, Insecure, Runs, assigned
 from launch.policy_commands import policy_commands
 from launch.service_commands import actor, broker, learner, redis, serve
-from penstock.runtime.exit import Fatal
 
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -223,10 +222,8 @@ def certificates(
     """Make an authority, certificates and tokens for a run; called again: new ones of the same authority."""
 
     def body() -> int:
-        try:
-            from launch.certificates import Order, main
-        except ImportError as error:
-            raise Fatal(f"{error}; `pip install 'penstock[certificates]'`") from error
+        from launch.certificates import Order, main
+
         order = Order(
             folder=folder,
             run=run,

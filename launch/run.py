@@ -168,15 +168,25 @@ class Run:
         self._endpoints = found
         try:
             self._write_endpoints()
+            self._write_targets()
         except OSError as error:
-            # Services that cannot write end the run with the cause; this file alone does not.
-            self._say(f"endpoints.json is not up to date: {error.strerror}")
+            # Services that cannot write end the run with the cause; these files alone do not.
+            self._say(f"endpoints.json or targets.json is not up to date: {error.strerror}")
 
     def _write_endpoints(self) -> None:
-        temporary = self._plan.run_dir / "endpoints.json.tmp"
         content = {name: asdict(endpoint) for name, endpoint in self._endpoints.items()}
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
-        temporary.replace(self._plan.run_dir / "endpoints.json")
+        _replace(self._plan.run_dir / "endpoints.json", content)
+
+    def _write_targets(self) -> None:
+        """The same for Prometheus (`file_sd_configs`): every metrics port, by the service's name."""
+        content = [
+            {
+                "targets": [f"127.0.0.1:{endpoint.metrics_port}"],
+                "labels": {"run": self._plan.settings.run, "instance": name},
+            }
+            for name, endpoint in sorted(self._endpoints.items())
+        ]
+        _replace(self._plan.run_dir / "targets.json", content)
 
     def _note_redis(self) -> None:
         if self._plan.settings.broker.redis:
@@ -191,6 +201,13 @@ class Run:
         if endpoint is None or endpoint.server_pid is None:
             return account
         return replace(account, pid=endpoint.server_pid)
+
+
+def _replace(file: Path, content: object) -> None:
+    """Write JSON so that whoever reads meanwhile finds the old file or the new one."""
+    temporary = file.with_name(f"{file.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    temporary.replace(file)
 
 
 def _serve_metrics(health: Health, section: MetricsSection) -> int:

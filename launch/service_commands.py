@@ -160,12 +160,19 @@ def _service(
     from launch.plan import learner_settings, service_settings
     from penstock.runtime.health import ENDPOINT_VARIABLE
     from penstock.runtime.lifecycle import leave, run_service
+    from penstock.runtime.metrics import watch_certificate
 
     if endpoints is not None:
         os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
     said = assigned(assignments, insecure=insecure)
     resolve = learner_settings if role == "learner" else service_settings
-    leave(run_service(lambda lifecycle: body(lifecycle, resolve(config, said, secret)), role))
+
+    def serve(lifecycle: "Lifecycle") -> int:
+        settings = resolve(config, said, secret)
+        watch_certificate(settings.security.tls_certificate)
+        return body(lifecycle, settings)
+
+    leave(run_service(serve, role))
 
 
 def _redis_url(url: str) -> tuple[str, dict[str, Any]]:

@@ -91,6 +91,7 @@ class Supervisor:
     def start(self, spec: ServiceSpec) -> None:
         """Start a service; returns before it is ready."""
         service = self._services.setdefault(spec.name, _Service(spec))
+        metrics.RESTARTS.labels(spec.role)  # 0 is told before the first: an alert must see it rise
         self._launch(service)
 
     def wake(self) -> None:

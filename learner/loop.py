@@ -110,10 +110,17 @@ class Loop:
                 continue
             parts.health.expect(UPDATE, "")
             failpoint("loop.waiting", parts.ledger.position)
-            delivery = parts.feed.take(_TAKE_S)
+            delivery = self._take()
             if delivery is not None:
                 self._consume(delivery)
             parts.recorder.write(self.moment)
+
+    def _take(self) -> Delivery | None:
+        """A batch, if there is one soon. The wait is told as it goes on: whoever has no batch at all starves most."""
+        began = time.perf_counter()
+        delivery = self._parts.feed.take(_TAKE_S)
+        metrics.LEARNER_WAIT_SECONDS.inc(time.perf_counter() - began)
+        return delivery
 
     def _ending(self) -> Ending | None:
         parts, plan = self._parts, self._plan

@@ -110,6 +110,9 @@ class Recorder:
         self._since.assemble_s += delivery.assemble_s
         self._since.compute_s += compute_s
         self._last = dict(values)
+        # Another machine's clock may be ahead of this one.
+        age_s = max(0.0, time.time() - compute_s - delivery.created_us / 1e6)
+        metrics.BATCH_AGE_SECONDS.observe(age_s)
         metrics.UPDATE_SECONDS.labels("wait").observe(wait_s)
         metrics.UPDATE_SECONDS.labels("compute").observe(compute_s)
         for age, count in ages.items():

@@ -17,6 +17,7 @@ from penstock.registry.cohort import Cohort
 from penstock.registry.records import Evaluation
 from penstock.registry.routing import Arm
 from penstock.registry.safety import State, Verdict
+from penstock.runtime import metrics
 from penstock.runtime.settings import ServingSection
 
 log = logging.getLogger(__name__)
@@ -110,4 +111,5 @@ class Trial:
         canary, _ = self._pair
         log.info("canary judged", extra={"version": canary, "verdict": self.state.explain()})
         if self.state.verdict is Verdict.WITHDRAW:
+            metrics.CANARIES_WITHDRAWN.inc()
             self._withdraw(canary, self.state.explain())

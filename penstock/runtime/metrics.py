@@ -6,6 +6,7 @@ session. Each process imports this module and serves the families of its own rol
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import (
@@ -18,8 +19,10 @@ from prometheus_client import (
     Summary,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from penstock.wire.refusal import Reason
 
 _ALL: Final = tuple(CollectorRegistry() for _ in range(9))
 _ACTING, _UNROLLING, _EXCHANGE, _LOG, _SERVING, _LOOPING, _ANSWERING, _LEARNING, _LAUNCHING = _ALL
@@ -35,6 +38,7 @@ _GROUPS: Final = {
 
 _LATENCY: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _COUNTS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+_AGES: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 300, 1_000)
 _LENGTHS: Final = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 50_000)
 
 
@@ -73,16 +77,52 @@ class _CpuSeconds(Collector):
         yield family
 
 
+class _CertificateExpiry(Collector):
+    """When the certificate of this process runs out; no series without one. Read at every scrape: it is rotated."""
+
+    path: Path | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """One series; 0, long ago, when the file cannot be read."""
+        if self.path is None:
+            return
+        family = GaugeMetricFamily(
+            "penstock_certificate_expiry_timestamp_seconds",
+            "When the certificate of this process runs out, in seconds since 1970; 0: it cannot be read",
+        )
+        family.add_metric([], certificate_expiry_s(self.path))
+        yield family
+
+
+def certificate_expiry_s(path: Path) -> float:
+    """The first moment, in seconds since 1970, at which a certificate of the PEM file's chain has run out; 0 for no such file."""
+    # Only processes with TLS need to load it.
+    from cryptography import x509  # noqa: PLC0415
+
+    try:
+        chain = x509.load_pem_x509_certificates(path.read_bytes())
+    except (OSError, ValueError):
+        return 0.0
+    return min(one.not_valid_after_utc.timestamp() for one in chain)
+
+
 _process = CollectorRegistry()
 ProcessCollector(registry=_process)
 PlatformCollector(registry=_process)
 _cpu = _CpuSeconds()
 _process.register(_cpu)
+_certificate = _CertificateExpiry()
+_process.register(_certificate)
 
 
 def set_role(role: str) -> None:
     """Name the role of this process: what it serves and the label of its CPU seconds."""
     _cpu.role = role
+
+
+def watch_certificate(path: Path | None) -> None:
+    """Tell when the certificate in this PEM file runs out; None: this process has none."""
+    _certificate.path = path
 
 
 def exposition(role: str | None = None) -> bytes:
@@ -102,6 +142,8 @@ FRAGMENTS_RESENT = _unrolling.counter("fragments_resent", "Fragments sent again 
 FRAGMENTS_ABANDONED = _unrolling.counter(
     "fragments_abandoned", "Fragments dropped before they had an ack", "reason"
 )
+for _reason in ("drain", "expired", "gap", "invalid"):
+    FRAGMENTS_ABANDONED.labels(_reason)
 ACK_LATENCY_SECONDS = _unrolling.histogram(
     "ack_latency_seconds", "From fragment built to acknowledged", _LATENCY
 )
@@ -109,6 +151,8 @@ OUTBOX_FRAGMENTS = _unrolling.gauge("outbox_fragments", "Fragments that wait for
 ACTOR_WAIT_SECONDS = _unrolling.counter(
     "actor_wait_seconds", "Time without stepping, in seconds, by cause", "cause"
 )
+for _cause in ("leave", "outbox", "pause"):
+    ACTOR_WAIT_SECONDS.labels(_cause)
 EPISODE_RETURN = _unrolling.summary("episode_return", "Undiscounted return of finished episodes")
 EPISODE_LENGTH_STEPS = _unrolling.histogram("episode_length_steps", "Length of finished episodes", _LENGTHS)
 
@@ -124,6 +168,8 @@ WEIGHT_APPLY_SECONDS = _acting.histogram(
 # Between actor and broker, counted on each side
 _exchange = _Declare(_EXCHANGE)
 REFUSALS = _exchange.counter("refusals", "Requests refused, by reason", "reason")
+for _reason in (*(reason.label for reason in Reason), "malformed", "unauthenticated", "denied", "budget"):
+    REFUSALS.labels(_reason)
 
 # Log, seen by broker and learner
 _log = _Declare(_LOG)
@@ -147,8 +193,22 @@ SESSIONS_OPEN = _serving.gauge("sessions_open", "Open sessions", "role")
 WEIGHT_VERSION_SERVED = _serving.gauge("weight_version_served", "Newest weight version handed out")
 WATCHERS = _serving.gauge("watchers", "WatchLatest calls being held")
 BUDGET_STEPS = _serving.gauge("budget_steps", "Ceiling of the outstanding steps")
+LOG_CEILING_BYTES = _serving.gauge("log_ceiling_bytes", "Most payload bytes that the log takes, in bytes")
+LOG_CEILING_ENTRIES = _serving.gauge("log_ceiling_entries", "Most entries that the log takes")
 LOG_CLOSED = _serving.gauge("log_closed", "1 while the log waits for the learner to re-open it")
 REDIS_UP = _serving.gauge("redis_up", "1 while Redis answers and takes writes")
+REDIS_MEMORY_BYTES = _serving.gauge("redis_memory_bytes", "Memory that Redis uses, in bytes")
+REDIS_MEMORY_LIMIT_BYTES = _serving.gauge(
+    "redis_memory_limit_bytes", "`maxmemory` of Redis, in bytes; 0: no limit"
+)
+REDIS_CLIENTS = _serving.gauge("redis_clients", "Connections to Redis")
+REDIS_OPERATIONS = _serving.gauge("redis_operations_per_second", "Commands that Redis runs in a second")
+REDIS_WRITE_FAILING = _serving.gauge(
+    "redis_write_failing", "1 while Redis cannot write its append-only file and so refuses writes"
+)
+REDIS_REWRITE_FAILING = _serving.gauge(
+    "redis_rewrite_failing", "1 while the last rewrite of Redis's append-only file failed: the file grows"
+)
 # What serves from an event loop
 _looping = _Declare(_LOOPING)
 LOOP_LAG_SECONDS = _looping.histogram("loop_lag_seconds", "How late the event loop came round", _LATENCY)
@@ -178,6 +238,9 @@ NOT_LEARNED_STEPS = _answering.counter(
     "not_learned_steps", "Steps that were answered and do not go to the learner", "reason"
 )
 FEEDBACK = _answering.counter("feedback", "Rewards that came too late to be learned from and were kept")
+CANARIES_WITHDRAWN = _answering.counter(
+    "canaries_withdrawn", "Canaries that this server found worse than the active version"
+)
 SHADOW_AGREEMENT = _answering.summary(
     "policy_shadow_agreement", "Probability that the shadow gives the action that was answered"
 )
@@ -189,9 +252,18 @@ UPDATES_SKIPPED = _learning.counter("updates_skipped", "Batches that changed not
 for _reason in ("nan", "empty"):
     UPDATES_SKIPPED.labels(_reason)
 TRAINED_STEPS = _learning.counter("trained_steps", "Valid environment steps trained on")
+LEARNER_WAIT_SECONDS = _learning.counter(
+    "learner_wait_seconds", "Time without a batch to learn from, in seconds"
+)
 UPDATE_SECONDS = _learning.histogram("update_seconds", "Parts of an update", _LATENCY, "phase")
 STALENESS_UPDATES = _learning.histogram(
     "staleness_updates", "Learner's update minus the fragment's, at its turn", _COUNTS
+)
+STALENESS_SETTING = _learning.gauge(
+    "staleness_setting_updates", "Updates that experience may lag behind when it is begun (S)"
+)
+BATCH_AGE_SECONDS = _learning.histogram(
+    "batch_age_seconds", "From cutting a batch's oldest fragment to the beginning of its update", _AGES
 )
 GENERATIONS = _learning.histogram("generations", "Publications between acting and training", _COUNTS)
 POLICY_LOSS = _learning.gauge("policy_loss", "Surrogate loss of the last update")

@@ -13,15 +13,31 @@ from penstock.wire.refusal import Reason
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
 PAGE = ROOT / "docs" / "operations.md"
+RECORDED = RULES.with_name("rules.yml")
 ALERTS = re.findall(r"- alert: (\w+)", RULES.read_text())
+with_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no promtool on PATH: apt-get install prometheus"
+)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on PATH")
-def test_each_alert_fires_and_is_quiet_as_its_cases_say() -> None:
-    """With promtool itself."""
-    cases = RULES.with_name("alerts_test.yml")
-    done = subprocess.run(["promtool", "test", "rules", cases], capture_output=True, text=True, check=False)
+def promtool(*arguments: str | Path) -> None:
+    """It must be content."""
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@with_promtool
+@pytest.mark.parametrize("cases", sorted(RULES.parent.glob("*_test.yml")), ids=lambda path: path.stem)
+def test_each_rule_gives_what_its_cases_say(cases: Path) -> None:
+    """Each alert firing and not firing, with promtool itself."""
+    promtool("test", "rules", cases)
+
+
+@with_promtool
+@pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
+def test_prometheus_takes_the_configuration(name: str) -> None:
+    """With the files of rules that it names."""
+    promtool("check", "config", RULES.with_name(name))
 
 
 @pytest.mark.parametrize("alert", ALERTS)
@@ -30,7 +46,7 @@ def test_an_alert_has_both_cases_and_an_entry_in_the_runbook(alert: str) -> None
     cases = RULES.with_name("alerts_test.yml").read_text()
     assert f"- name: {alert} fires" in cases
     assert f"- name: {alert} is quiet" in cases
-    assert f"docs/operations.md#{alert.lower()}" in RULES.read_text()
+    assert f"runbook_url: docs/operations.md#{alert.lower()}\n" in RULES.read_text()
     assert f"\n### {alert}\n" in PAGE.read_text()
 
 
@@ -40,16 +56,17 @@ def test_the_runbook_names_no_alert_that_is_not_there() -> None:
 
 
 def test_alerts_ask_for_metrics_that_exist() -> None:
-    """A name that nobody exports never fires."""
+    """A name that nobody exports or records never fires."""
     exported = {
         name
         for line in metrics.exposition("every role").decode().splitlines()
         if (name := _family(line)) is not None
     }
-    asked = {
-        re.sub(r"_(sum|bucket|count)$", "", name) for name in re.findall(r"penstock_\w+", RULES.read_text())
-    }
-    assert asked - exported == set()
+    text = RULES.read_text() + RECORDED.read_text()
+    asked = {re.sub(r"_(sum|bucket|count)$", "", name) for name in re.findall(r"penstock_\w+", text)}
+    assert asked - exported - {"penstock_certificate_expiry_timestamp_seconds"} == set()
+    recorded = set(re.findall(r"record: (\S+)", RECORDED.read_text()))
+    assert set(re.findall(r"penstock:\w+", text)) == recorded
 
 
 def _family(line: str) -> str | None:

@@ -57,7 +57,14 @@ def test_cartpole_is_solved_by_separate_processes_and_the_books_balance(
         "evaluator",
     }
     assert len({one["pid"] for one in summary["processes"]}) == len(summary["processes"])
-    for name in ("config.toml", "learning-curve.png", "metrics.jsonl", "lineage.jsonl", "endpoints.json"):
+    for name in (
+        "config.toml",
+        "learning-curve.png",
+        "metrics.jsonl",
+        "lineage.jsonl",
+        "endpoints.json",
+        "targets.json",
+    ):
         assert (training.run_dir / name).stat().st_size > 0
     assert not any(is_alive(pid) for pid in training.pids().values())
     reply = subprocess.run(

@@ -14,6 +14,7 @@ import pytest
 from launch import supervisor as module
 from launch.process import CleanExit, Folder, ServiceSpec, last_line, without_configuration
 from launch.supervisor import GaveUp, Supervisor
+from penstock.runtime import metrics
 
 PATIENCE_S = 20.0
 
@@ -75,6 +76,12 @@ def test_each_service_has_its_own_process_group_and_log_file(harness: Harness) -
     harness.supervisor.start(python(code))
     harness.until(lambda: harness.supervisor.is_done("worker"))
     assert sorted(harness.log().splitlines()) == ["True", "to stderr"]
+
+
+def test_restarts_are_told_before_the_first(harness: Harness) -> None:
+    """Of a series that begins with 1 no alert can tell that it rose."""
+    harness.supervisor.start(python("pass"))
+    assert 'penstock_restarts_total{role="actor"}' in metrics.exposition("launcher").decode()
 
 
 def test_a_crashed_service_is_restarted_with_its_restart_arguments(harness: Harness) -> None:

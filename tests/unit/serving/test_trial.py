@@ -1,5 +1,6 @@
 """The canary on trial: what clients see decides, each episode once, and nobody decides for another trial."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from penstock.policy.policy import Policy
 from penstock.registry.records import Evaluation, Traffic
 from penstock.registry.routing import Arm, Arms
 from penstock.registry.safety import Cause, Verdict
+from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from tests.unit.serving.stand import Stand, broken, policy_of, seen
 
@@ -55,12 +57,20 @@ def negated(stand: Stand) -> Policy:
     return policy
 
 
+def value_of(name: str) -> float:
+    """What this process tells at /metrics."""
+    found = re.search(rf"^{name} (\S+)$", metrics.exposition("server").decode(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
 async def test_a_canary_whose_clients_earn_less_is_withdrawn() -> None:
     """By number, once, with the evidence in words; long before the horizon."""
-    stand = await on_trial()
+    stand, before = await on_trial(), value_of("penstock_canaries_withdrawn_total")
     for client in range(120):
         await play(stand, client, good=1.0, bad=0.0)
     ((version, why),) = stand.withdrawn
+    assert value_of("penstock_canaries_withdrawn_total") == before + 1
     assert version == CANARY
     assert why.startswith("withdraw for lower_return")
     assert stand.trial.state.canary_episodes < 60
