@@ -105,18 +105,31 @@ def status(
     broker_address: Annotated[
         str | None, typer.Option("--broker", metavar="ADDRESS", help="Ask this broker.")
     ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once instead of going on.")] = False,
+    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 1.0,
     as_json: AsJson = False,
     config: ConfigFile = None,
     assignments: Assignments = None,
     insecure: Insecure = False,
 ) -> None:
-    """Show what a run is doing. Section `security` of the configuration names the files for TLS."""
+    """Show what a run is doing and what sets its pace, until Ctrl-C on a terminal, else once.
+
+    Section `security` of the configuration names the files for TLS.
+    """
 
     def body() -> int:
         from launch.status import main
 
         said = assigned(assignments, insecure=insecure)
-        return main(run, broker_address, config=config, assignments=said, as_json=as_json)
+        return main(
+            run,
+            broker_address,
+            config=config,
+            assignments=said,
+            as_json=as_json,
+            once=once,
+            interval_s=interval,
+        )
 
     finish(body)
 
