@@ -197,7 +197,7 @@ def plot(
         ),
     ] = None,
 ) -> None:
-    """Draw the learning curves of runs into one picture."""
+    """Draw return, rate and staleness of runs over environment steps into one picture."""
 
     def body() -> int:
         from launch.plot import draw
