@@ -57,6 +57,9 @@ def train(
         str | None, typer.Option(metavar="URL", help="Use this Redis; default: start one.")
     ] = None,
     assignments: Assignments = None,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Serve a page on a free port of loopback that shows the run.")
+    ] = False,
     as_json: AsJson = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the resolved configuration and stop.")
@@ -88,7 +91,7 @@ def train(
             return 0
         from launch.train import train as run
 
-        return run(plan, as_json=as_json)
+        return run(plan, as_json=as_json, ui=ui)
 
     finish(body)
 
@@ -207,6 +210,27 @@ def plot(
         draw(runs, target)
         sys.stdout.write(f"{target}\n")
         return 0
+
+    finish(body)
+
+
+@app.command()
+def ui(
+    runs: Annotated[Path, typer.Argument(help="Folder that holds runs, or one run's own.")] = Path("runs"),
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT; port 0 takes a free one.")
+    ] = "127.0.0.1:8470",
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Allow an address beyond loopback: whoever reaches it reads all."),
+    ] = False,
+) -> None:
+    """Serve a page that shows runs in a browser: curves, flow, comparison, versions. It changes nothing."""
+
+    def body() -> int:
+        from launch.ui.server import main
+
+        return main(runs, listen, insecure=insecure)
 
     finish(body)
 

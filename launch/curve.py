@@ -92,7 +92,7 @@ def rates(points: Sequence[Point]) -> list[float | None]:
 def _point(row: dict[str, Any], before: Point | None) -> Point:
     updates = int(row.get("updates", 0))
     # A line without an update since the one before knows of no fragment's age.
-    has_learned = updates > (before.updates if before is not None else 0)
+    has_learned = updates != (before.updates if before is not None else 0)
     return Point(
         env_steps=int(row.get("env_steps", 0)),
         seconds=float(row.get("training_seconds", 0.0)),

@@ -51,10 +51,11 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The stage, and the figures behind it."""
+    """The stage, and the figures behind it. stands_still: it does not move at all, and somebody should look."""
 
     bound: Bound
     reason: str
+    stands_still: bool = False
 
     @property
     def line(self) -> str:
@@ -78,7 +79,7 @@ def _of_problems(figures: Figures) -> Verdict | None:
     )
     for bound, problem in problems:
         if problem:
-            return Verdict(bound, "; ".join([problem, *_standing(figures)]))
+            return Verdict(bound, "; ".join([problem, *_standing(figures)]), stands_still=True)
     return None
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ class Look:
     def as_json(self) -> dict[str, Any]:
         """A JSON object."""
         return {
-            "bottleneck": {"bound": self.verdict.bound.value, "reason": self.verdict.reason},
+            "bottleneck": asdict(self.verdict),
             "roles": [row.as_json() for row in self.rows],
             "flow": self.flow.as_json(),
         }
