@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from launch.inspection.processes import Sight, is_alive, look, look_at_all, read_endpoints
+from launch.inspection.processes import (
+    ENDPOINTS_FILE,
+    Sight,
+    is_alive,
+    look,
+    look_at_all,
+    read_endpoints,
+)
 from penstock.runtime.exit import Fatal
 from penstock.v1 import control_pb2
 
@@ -46,7 +53,7 @@ class Observation:
 
 def observe(run_dir: Path, ask: Ask) -> Observation:
     """Look at a run now. ask: calls the broker's Status; raises Fatal when it does not answer."""
-    sights = look_at_all(read_endpoints(run_dir))
+    sights = look_at_all(run_dir)
     status, silence = _asked(ask, sights)
     return Observation(
         at_s=time.monotonic(),
@@ -59,9 +66,12 @@ def observe(run_dir: Path, ask: Ask) -> Observation:
 
 
 def is_going_on(run_dir: Path) -> bool:
-    """Whether any process that the run has announced still lives; its pid alone may be another's by now."""
+    """Whether any process that the run has announced still lives."""
     alive = {name: one for name, one in read_endpoints(run_dir).items() if is_alive(one.pid)}
-    return any(not look(name, one).ended for name, one in alive.items())
+    if not alive:
+        return False
+    announced_at = (run_dir / ENDPOINTS_FILE).stat().st_mtime
+    return any(not look(name, one, announced_at).ended for name, one in alive.items())
 
 
 def read_learnt(path: Path) -> Learnt | None:

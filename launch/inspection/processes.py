@@ -1,7 +1,8 @@
 """One look at each process of a run: is it there, is it well, what has it counted.
 
-Asks the HTTP port that the process has announced in the run's `endpoints.json`; the port of a process that has ended
-may be another's by now, so a pid that is gone, or an answer in another role, counts as no answer.
+Asks the HTTP port that the process has announced in the run's `endpoints.json`. Port and pid of a process that has
+ended may be another's by now: an answer in another role is none, and a silent process that is younger than what was
+announced is another one.
 """
 
 import http.client
@@ -23,6 +24,10 @@ from penstock.runtime.health import Endpoint
 ENDPOINTS_FILE: Final = "endpoints.json"
 _TIMEOUT_S: Final = 1.0
 _AT_ONCE: Final = 16
+_START_FIELD: Final = 19
+"""Of /proc/PID/stat behind the name: when the process began, in clock ticks since the machine did."""
+_CLOCKS_S: Final = 5.0
+"""What the clocks of files and processes may differ by."""
 _STATES: Final = {"T": "stands still: stopped by a signal", "t": "stands still: held by a debugger"}
 
 Sample = tuple[str, Mapping[str, str], float]
@@ -59,30 +64,35 @@ def read_endpoints(run_dir: Path) -> dict[str, Endpoint]:
     return {name: Endpoint(**values) for name, values in content.items()}
 
 
-def look_at_all(endpoints: Mapping[str, Endpoint]) -> tuple[Sight, ...]:
-    """All processes at once: one that is silent costs its timeout once."""
+def look_at_all(run_dir: Path) -> tuple[Sight, ...]:
+    """All processes of a run at once: one that is silent costs its timeout once."""
+    endpoints = read_endpoints(run_dir)
     if not endpoints:
         return ()
+    announced_at = (run_dir / ENDPOINTS_FILE).stat().st_mtime
     with ThreadPoolExecutor(min(_AT_ONCE, len(endpoints)), thread_name_prefix="look") as pool:
-        return tuple(pool.map(look, endpoints.keys(), endpoints.values()))
+        looks = [pool.submit(look, name, one, announced_at) for name, one in endpoints.items()]
+        return tuple(one.result() for one in looks)
 
 
-def look(name: str, endpoint: Endpoint) -> Sight:
-    """One process."""
+def look(name: str, endpoint: Endpoint, announced_at: float) -> Sight:
+    """One process. announced_at: Unix time at which it was known to live."""
     seen = Sight(name=name, role=endpoint.role, pid=endpoint.pid, at_s=time.monotonic())
+    ended = replace(seen, ended=True, problem="has ended")
     if not is_alive(endpoint.pid):
-        return replace(seen, ended=True, problem="has ended")
-    standstill = _STATES.get(_state(endpoint.pid))
-    if standstill:
-        return replace(seen, problem=standstill)
-    problem = probe(endpoint, "/healthz") or ""
-    try:
-        samples = _scrape(endpoint)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        return replace(seen, problem=problem or f"/metrics does not answer: {error}")
-    if not _is_of(endpoint.role, samples):
-        return replace(seen, ended=True, problem="has ended: another process has its port")
-    return replace(seen, at_s=time.monotonic(), problem=problem, samples=samples)
+        return ended
+    silence = _STATES.get(_state(endpoint.pid)) or ""
+    if not silence:
+        problem = probe(endpoint, "/healthz") or ""
+        try:
+            samples = _scrape(endpoint)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            silence = problem or f"/metrics does not answer: {error}"
+        else:
+            if not _is_of(endpoint.role, samples):
+                return ended
+            return replace(seen, at_s=time.monotonic(), problem=problem, samples=samples)
+    return ended if _is_younger(endpoint.pid, announced_at) else replace(seen, problem=silence)
 
 
 def is_alive(pid: int) -> bool:
@@ -102,6 +112,17 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def _is_younger(pid: int, unix_s: float) -> bool:
+    """Whether a process began after that time; False where there is no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        up_s = float(Path("/proc/uptime").read_text().split()[0])
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    age_s = up_s - int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s > unix_s + _CLOCKS_S
 
 
 def _scrape(endpoint: Endpoint) -> tuple[Sample, ...]:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,10 +47,18 @@ def service(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", Endpoin
     process.communicate()
 
 
-def test_a_process_that_is_well_is_read(service: tuple["subprocess.Popen[bytes]", Endpoint]) -> None:
+def announce(folder: Path) -> None:
+    """Write `endpoints.json` as the launcher does."""
+    (folder / "endpoints.json").write_text(f'{{"launcher": {(folder / "endpoint.json").read_text()}}}')
+
+
+def test_a_process_that_is_well_is_read(
+    service: tuple["subprocess.Popen[bytes]", Endpoint], tmp_path: Path
+) -> None:
     """Its counters, by name and label."""
     _, endpoint = service
-    (seen,) = look_at_all({"launcher": endpoint})
+    announce(tmp_path)
+    (seen,) = look_at_all(tmp_path)
     assert (seen.problem, seen.ended, seen.pid) == ("", False, endpoint.pid)
     assert seen.total("restarts_total", role="actor") == 2
     assert seen.total("restarts_total", role="learner") is None
@@ -63,9 +72,9 @@ def test_a_process_that_was_stopped_is_named_without_waiting_for_it(
     process, endpoint = service
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-    assert look("launcher", endpoint).problem == "stands still: stopped by a signal"
+    assert look("launcher", endpoint, time.time()).problem == "stands still: stopped by a signal"
     process.send_signal(signal.SIGCONT)
-    assert look("launcher", endpoint).problem == ""
+    assert look("launcher", endpoint, time.time()).problem == ""
 
 
 def test_a_process_that_has_ended_is_named_and_the_run_goes_on_no_longer(
@@ -73,14 +82,27 @@ def test_a_process_that_has_ended_is_named_and_the_run_goes_on_no_longer(
 ) -> None:
     """Whatever its old port says now."""
     process, endpoint = service
-    (tmp_path / "endpoints.json").write_text(f'{{"launcher": {(tmp_path / "endpoint.json").read_text()}}}')
+    announce(tmp_path)
     assert is_going_on(tmp_path)
     process.kill()
     process.wait()
-    seen = look("launcher", endpoint)
+    seen = look("launcher", endpoint, time.time())
     assert (seen.ended, seen.problem) == (True, "has ended")
     assert not is_alive(endpoint.pid)
     assert not is_going_on(tmp_path)
+
+
+def test_a_pid_that_was_given_to_another_process_is_no_life_sign(
+    service: tuple["subprocess.Popen[bytes]", Endpoint],
+) -> None:
+    """It is silent on the port that was announced, and younger than the announcement."""
+    process, endpoint = service
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    assert look("launcher", endpoint, time.time() - 3600).ended
+    process.send_signal(signal.SIGCONT)
+    # One that answers in its role is itself, whatever a clock that was set says.
+    assert not look("launcher", endpoint, time.time() - 3600).ended
 
 
 def test_a_red_process_says_why_and_another_ones_port_is_no_answer() -> None:
@@ -90,10 +112,11 @@ def test_a_red_process_says_why_and_another_ones_port_is_no_answer() -> None:
     server, port = serve_http(health, "127.0.0.1", 0)
     try:
         own = Endpoint(role="launcher", pid=os.getpid(), metrics_port=port)
-        seen = look("launcher", own)
+        seen = look("launcher", own, time.time())
         assert (seen.problem, seen.ended) == ("the disk is full", False)
         assert seen.samples
-        other = look("learner", Endpoint(role="learner", pid=os.getpid(), metrics_port=port))
+        learner = Endpoint(role="learner", pid=os.getpid(), metrics_port=port)
+        other = look("learner", learner, time.time())
         assert (other.ended, other.samples) == (True, ())
     finally:
         server.shutdown()
