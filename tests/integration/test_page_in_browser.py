@@ -9,10 +9,14 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.integration.training import PATIENCE_S, Training, wait_until_gone
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytest.importorskip("fastapi", reason="the page needs `pip install 'penstock[ui]'`")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
@@ -32,7 +36,7 @@ NEWEST_STEP = (
 class Screen:
     """A tab, and everything that it complained about or asked for elsewhere."""
 
-    def __init__(self, browser: "playwright.Browser", url: str) -> None:
+    def __init__(self, browser: "Browser", url: str) -> None:
         self.tab = browser.new_page(viewport={"width": 1440, "height": 1000}, color_scheme="light")
         self.tab.set_default_timeout(1000 * PATIENCE_S)
         self.complaints: list[str] = []
@@ -159,7 +163,7 @@ def see_it_small_and_dark(screen: Screen) -> None:
     assert tab.evaluate("() => document.documentElement.dataset.theme") == "light"
 
 
-def ask_for_a_run_that_is_not_there(browser: "playwright.Browser", url: str) -> None:
+def ask_for_a_run_that_is_not_there(browser: "Browser", url: str) -> None:
     """The page says so and offers the others."""
     tab = browser.new_page()
     tab.goto(url.partition("#")[0] + "#/run/..%2Fnowhere")

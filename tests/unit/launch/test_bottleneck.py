@@ -1,6 +1,7 @@
 """The judgement of what sets the pace, and the figures that it is made from."""
 
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -37,7 +38,7 @@ WORKING = Figures(
         ({"learner_wait_share": 0.7, "leave_wait_share": None, "ack_wait_share": None}, Bound.ACTOR),
     ],
 )
-def test_whoever_waits_points_at_the_one_waited_for(shares: dict[str, float], bound: Bound) -> None:
+def test_whoever_waits_points_at_the_one_waited_for(shares: dict[str, float | None], bound: Bound) -> None:
     """The figures stand behind the name."""
     verdict = judge(replace(WORKING, **shares))  # type: ignore[arg-type]
     assert verdict.bound is bound
@@ -114,7 +115,7 @@ def session(actor_id: str, sequence: int, begin_through: int) -> control_pb2.Ses
 
 def seen(at_s: float, *sights: Sight, sessions: tuple[control_pb2.SessionStatus, ...] = ()) -> Observation:
     """A moment of a run that goes on."""
-    status = control_pb2.StatusReply(run="r", desired=RunState.RUNNING.value, sessions=sessions)
+    status = control_pb2.StatusReply(run="r", desired=cast("Any", RunState.RUNNING), sessions=sessions)
     status.latest.version, status.log_head, status.settled = 5, 30, 20
     learnt = Learnt(row={"updates": 3}, update_at=1000.0)
     return Observation(at_s=at_s, wall_s=1000.0 + at_s, sights=sights, status=status, learnt=learnt)
@@ -199,7 +200,7 @@ def test_a_paused_run_and_one_that_is_starting_are_not_judged() -> None:
     """Nothing is to be expected of them."""
     paused = seen(1, learner(1, 1, 0, 0))
     assert paused.status is not None
-    paused.status.desired = RunState.PAUSED.value
+    paused.status.desired = cast("Any", RunState.PAUSED)
     assert figures_between(paused, paused).halted == "paused by an operator"
     starting = Observation(at_s=1, wall_s=1, sights=(), status=None, silence="no broker has come up yet")
     assert figures_between(starting, starting).halted == "no broker has come up yet"
