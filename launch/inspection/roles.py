@@ -73,7 +73,7 @@ _LAGS: Final[dict[str, Callable[[Flow], str]]] = {
 def _applied(role: str, now: Observation) -> list[int]:
     wanted = _SESSION_ROLES.get(role)
     rows = now.status.sessions if now.status else ()
-    return [row.applied_version for row in rows if row.role == wanted]
+    return [row.applied_version for row in rows if row.role == wanted and row.applied_version]
 
 
 def _version(role: str, now: Observation) -> str:

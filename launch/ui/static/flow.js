@@ -13,20 +13,21 @@ export function drawFlow(place, now, environment) {
   const { flow, roles, bottleneck } = now;
   const problems = (role) => roles.filter((row) => row.role === role).flatMap((row) => row.problems);
   const of = (role) => roles.find((row) => row.role === role);
-  const stage = (key, title, lines, ...more) => stageOf(title, lines, STAGE_OF[bottleneck.bound] === key, problems(key), more);
+  const stage = (key, title, lines, ...more) =>
+    stageOf(title, lines, STAGE_OF[bottleneck.bound] === key, problems(key === "log" ? "redis" : key), more);
   place.replaceChildren(
     element("ol", { class: "way" },
       stage("environment", "Environment", [environment, `${rate(flow.episodes)} episodes/s`]),
       hop(flow.environment_steps, "steps/s", ""),
       stage("actor", "Actors", [well(of("actor")), of("actor")?.version && `version ${of("actor").version}`]),
-      hop(flow.fragments_sent, "fragments/s", flow.ack_s === null ? "" : `acknowledged in ${milliseconds(flow.ack_s)}`),
+      hop(flow.fragments_sent, "fragments/s", isKnown(flow.ack_s) ? `ack ${milliseconds(flow.ack_s)}` : ""),
       stage("broker", "Broker", [well(of("broker")), isKnown(flow.append_s) && `append ${milliseconds(flow.append_s)}`]),
       hop(flow.fragments_appended, "fragments/s", isKnown(flow.bytes_appended) ? `${bytes(flow.bytes_appended)}/s` : ""),
       stage("log", "Log", [`${count(flow.waiting_fragments)} waiting`, `${bytes(flow.log_bytes)} held`], budget(flow)),
       hop(flow.trained_steps, "steps/s", ""),
       stage("learner", "Learner", [`${rate(flow.updates)} updates/s`, `staleness ${decimal(flow.staleness)}`]),
+      back(flow),
     ),
-    back(flow),
   );
 }
 
@@ -53,7 +54,7 @@ function budget(flow) {
 
 function back(flow) {
   const applied = isKnown(flow.apply_s) ? `, applied in ${milliseconds(flow.apply_s)}` : "";
-  return element("p", { class: flow.versions > 0 ? "back moving" : "back" },
+  return element("li", { class: flow.versions > 0 ? "back moving" : "back" },
     element("b", {}, `weights: version ${count(flow.version)}`), " ",
     element("span", {}, `${rate(flow.versions)} versions/s back to the actors${applied}`));
 }

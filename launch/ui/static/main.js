@@ -101,12 +101,14 @@ function showRun({ run, now, summary }) {
   showTiles(run, now);
   say(byId("window"), now ? `means over ${decimal(now.flow.window_s)} s` : "");
   drawFlow(byId("flow"), now, run.environment);
-  fillTable(byId("roles"), ["Role", "Well", "Rate", "Lag", "Version", { text: "Restarts", kind: "number" }, "Health"],
-    (now?.roles ?? []).map((row) => [row.role, `${row.healthy} of ${row.of}`, row.rate, row.lag, row.version,
-      { text: String(row.restarts), kind: "number" },
-      row.problems.length ? { text: row.problems.join("; "), kind: "bad" } : { text: "ok", kind: "good" }]),
+  fillTable(byId("roles"), ["Role", "Well", "Health", "Rate", "Lag", "Version", { text: "Restarts", kind: "number" }],
+    (now?.roles ?? []).map((row) => [row.role, `${row.healthy} of ${row.of}`, health(row), row.rate, row.lag, row.version,
+      { text: String(row.restarts), kind: "number" }]),
     "No process of this run is alive.");
 }
+
+const health = (row) =>
+  row.problems.length ? { text: row.problems.join("; "), kind: "bad" } : { text: "ok", kind: "good" };
 
 function showVerdict(bottleneck, summary, run) {
   const place = byId("verdict");

@@ -1,6 +1,6 @@
 // The list of runs: links to one, ticks to compare. Rows stay the same elements, so that focus is not lost.
 
-import { byId, compact, count, decimal, element, isKnown, say } from "/dom.js";
+import { byId, compact, decimal, element, isKnown, say } from "/dom.js";
 
 const rows = new Map();
 
@@ -40,5 +40,5 @@ function fillRow(row, run, isChosen, isCompared, address) {
   else row.link.removeAttribute("aria-current");
   say(row.value, isKnown(run.mean_return) ? decimal(run.mean_return) : "");
   const steps = isKnown(run.env_steps) ? `${compact(run.env_steps)} steps` : "no steps yet";
-  say(row.about, `${run.state} · ${run.environment}, seed ${count(run.seed)} · ${steps}`);
+  say(row.about, `${run.state} · ${run.environment} · ${steps}`);
 }
