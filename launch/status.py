@@ -31,7 +31,6 @@ _MIB: Final = 1024 * 1024
 _WINDOW_S: Final = 1.0
 """Between the two looks of `--once`."""
 _REFRESHES_PER_SECOND: Final = 4
-_STYLES: Final = {"actor-bound": "yellow", "learner-bound": "yellow", "broker-bound": "yellow"}
 
 
 def main(
@@ -72,7 +71,7 @@ def look_parts(look: Look) -> list[RenderableType]:
         health = Text("; ".join(row.problems) or "ok", style="red" if row.problems else "green")
         count = f"{row.healthy} of {row.of}"
         table.add_row(row.role, count, row.rate, row.lag, row.version, str(row.restarts), health)
-    line = Text(look.verdict.line, style=_STYLES.get(look.verdict.bound.value, ""))
+    line = Text(look.verdict.line, style="bold red" if look.verdict.stands_still else "bold")
     status = look.now.status
     return [line, Text(), table, Text(), *(_reply_parts(status) if status else [Text(look.now.silence)])]
 

@@ -19,6 +19,7 @@ from launch.inspection.processes import (
     read_endpoints,
 )
 from penstock.runtime.exit import Fatal
+from penstock.runtime.settings import ConfigurationError
 from penstock.v1 import control_pb2
 
 METRICS_FILE: Final = "metrics.jsonl"
@@ -103,5 +104,5 @@ def _asked(ask: Ask, sights: tuple[Sight, ...]) -> tuple[control_pb2.StatusReply
         return None, f"{brokers[0].name} {brokers[0].problem}"
     try:
         return ask(), ""
-    except Fatal as error:
+    except (Fatal, ConfigurationError) as error:
         return None, str(error)

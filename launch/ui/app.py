@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from launch.ui.catalogue import Catalogue, UnknownRun
+from penstock.runtime.settings import ConfigurationError
 
 HEADERS: Final = {
     "Content-Security-Policy": (
@@ -57,6 +58,10 @@ def _guard(app: FastAPI, *, any_host: bool) -> None:
     @app.exception_handler(UnknownRun)
     async def unknown_run(_request: Request, error: UnknownRun) -> Response:
         return JSONResponse({"detail": f"no run of this name: {error.args[0]}"}, status_code=404)
+
+    @app.exception_handler(ConfigurationError)
+    async def unreadable(_request: Request, error: ConfigurationError) -> Response:
+        return JSONResponse({"detail": str(error)}, status_code=409)
 
 
 def _serve_page(app: FastAPI) -> None:

@@ -37,7 +37,9 @@ class Page:
 
             from launch.ui.app import make_app
         except ImportError as error:
-            raise ConfigurationError(f"--ui: {error}; `pip install 'penstock[ui]'`") from error
+            raise ConfigurationError(
+                f"no page without its extra: {error}; `pip install 'penstock[ui]'`"
+            ) from error
         _check(address, insecure=insecure)
         self._socket = _bind(address)
         host, port = self._socket.getsockname()[:2]

@@ -18,7 +18,7 @@ export class Chart {
     place.replaceChildren(this.svg, this.tip);
     this.place = place;
     new ResizeObserver(() => this.draw()).observe(place);
-    this.svg.addEventListener("pointermove", (event) => this.point(event.offsetX));
+    this.svg.addEventListener("pointermove", (event) => this.point(event.clientX - this.svg.getBoundingClientRect().left));
     this.svg.addEventListener("pointerleave", () => this.point(null));
     this.svg.addEventListener("keydown", (event) => this.step(event));
     this.svg.addEventListener("blur", () => this.point(null));

@@ -57,7 +57,7 @@ async function refresh() {
     say(byId("connection"), "");
   } catch (error) {
     if (error.status === 404) showNothing("No such run", `${error.message}. Choose one from the list.`);
-    else say(byId("connection"), "Connection lost; trying again …");
+    else say(byId("connection"), error.status ? error.message : "Connection lost; trying again …");
   }
 }
 

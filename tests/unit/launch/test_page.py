@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,16 @@ def test_a_folder_that_is_a_run_is_the_whole_list(tmp_path: Path) -> None:
     make_run(tmp_path / "a" / "b")
     assert [one["name"] for one in client(tmp_path / "a" / "b").get("/api/runs").json()["runs"]] == ["b"]
     assert client(tmp_path / "gone").get("/api/runs").json()["runs"] == []
+
+
+def test_a_run_that_cannot_be_read_is_named_and_the_others_are_listed(tmp_path: Path) -> None:
+    """A configuration of another version of the program."""
+    (make_run(tmp_path / "a") / CONFIG_FILE).write_text("[unheard]\nof = 1\n")
+    make_run(tmp_path / "b")
+    asking = client(tmp_path)
+    assert {one["name"] for one in asking.get("/api/runs").json()["runs"]} == {"a", "b"}
+    reply = asking.get("/api/runs/a/versions")
+    assert "unheard: unknown key" in reply.json()["note"]
 
 
 def test_a_curve_is_columns_that_grow(tmp_path: Path) -> None:
@@ -219,6 +230,13 @@ def test_an_address_beyond_loopback_is_refused(tmp_path: Path, address: str, wor
     """Unless it was asked for: the page knows nobody."""
     with pytest.raises(ConfigurationError, match=words):
         Page(tmp_path, address, insecure=False)
+
+
+def test_without_its_extra_there_is_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'penstock\[ui\]'"):
+        Page(tmp_path, "127.0.0.1:0", insecure=False)
 
 
 def test_an_address_in_use_is_named(tmp_path: Path) -> None:

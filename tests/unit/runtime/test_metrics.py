@@ -5,7 +5,19 @@ import re
 from penstock.runtime import metrics
 
 PLATFORM = ("process_", "python_")
-LABELS = {"reason", "cause", "phase", "method", "role", "evaluation", "le", "arm", "fallback", "call"}
+LABELS = {
+    "reason",
+    "cause",
+    "phase",
+    "method",
+    "role",
+    "evaluation",
+    "le",
+    "arm",
+    "fallback",
+    "call",
+    "tracker",
+}
 
 
 def families() -> list[tuple[str, str]]:
