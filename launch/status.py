@@ -30,6 +30,7 @@ from penstock.wire.messages import RunState
 _MIB: Final = 1024 * 1024
 _WINDOW_S: Final = 1.0
 """Between the two looks of `--once`."""
+_PIPE_COLUMNS: Final = 200
 _REFRESHES_PER_SECOND: Final = 4
 
 
@@ -139,7 +140,10 @@ def _text(value: Any) -> str:
 
 
 def _print(parts: list[RenderableType]) -> None:
-    Console().print(*parts, sep="\n")
+    """A pipe has no width: there no column is broken."""
+    console = Console()
+    width = console.width if console.is_terminal else _PIPE_COLUMNS
+    Console(width=width).print(*parts, sep="\n")
 
 
 def _print_json(content: dict[str, Any]) -> None:
