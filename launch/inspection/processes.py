@@ -81,18 +81,13 @@ def look(name: str, endpoint: Endpoint, announced_at: float) -> Sight:
     ended = replace(seen, ended=True, problem="has ended")
     if not is_alive(endpoint.pid):
         return ended
-    silence = _STATES.get(_state(endpoint.pid)) or ""
-    if not silence:
-        problem = probe(endpoint, "/healthz") or ""
-        try:
-            samples = _scrape(endpoint)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            silence = problem or f"/metrics does not answer: {error}"
-        else:
-            if not _is_of(endpoint.role, samples):
-                return ended
-            return replace(seen, at_s=time.monotonic(), problem=problem, samples=samples)
-    return ended if _is_younger(endpoint.pid, announced_at) else replace(seen, problem=silence)
+    standstill = _STATES.get(_state(endpoint.pid))
+    problem, samples = (standstill, ()) if standstill else _ask(endpoint)
+    if not samples:
+        return ended if _is_younger(endpoint.pid, announced_at) else replace(seen, problem=problem)
+    if not _is_of(endpoint.role, samples):
+        return ended
+    return replace(seen, at_s=time.monotonic(), problem=problem, samples=samples)
 
 
 def is_alive(pid: int) -> bool:
@@ -123,6 +118,15 @@ def _is_younger(pid: int, unix_s: float) -> bool:
         return False
     age_s = up_s - int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
     return time.time() - age_s > unix_s + _CLOCKS_S
+
+
+def _ask(endpoint: Endpoint) -> tuple[str, tuple[Sample, ...]]:
+    """Why it is not well, "" when it is, and what it has counted: nothing when it does not answer."""
+    problem = probe(endpoint, "/healthz") or ""
+    try:
+        return problem, _scrape(endpoint)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return problem or f"/metrics does not answer: {error}", ()
 
 
 def _scrape(endpoint: Endpoint) -> tuple[Sample, ...]:
