@@ -6,7 +6,7 @@ waited all the time, and so has a learner that made no update while an actor may
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from launch.inspection.bottleneck import Figures
@@ -109,21 +109,28 @@ def flow_between(before: Observation, after: Observation) -> Flow:
 
 
 def figures_between(before: Observation, after: Observation) -> Figures:
-    """What the judgement of the bottleneck needs."""
-    learner = Change(before, after, "learner")
-    rise = learner.rise("updates_total")
-    updates = round(rise) if rise is not None else _updates_written(before, after)
+    """What the judgement of the bottleneck needs; of one observation alone, only who is not well."""
     names = starved(after)
     since = after.learnt.update_at if after.learnt else None
-    return Figures(
+    standing = Figures(
         halted=_halted(after),
         broker_problem=_problem(after, "broker", "redis") or after.silence,
         learner_problem=_problem(after, "learner"),
         actor_problem=_actor_problem(after),
         actors=len(after.of_role("actor")) or len(rollout_actors(after)),
         starved=len(names),
-        updates=updates,
         since_update_s=max(0.0, after.wall_s - since) if since is not None else None,
+    )
+    return _measured(standing, before, after, names) if after.at_s > before.at_s else standing
+
+
+def _measured(standing: Figures, before: Observation, after: Observation, names: frozenset[str]) -> Figures:
+    learner = Change(before, after, "learner")
+    rise = learner.rise("updates_total")
+    updates = round(rise) if rise is not None else _updates_written(before, after)
+    return replace(
+        standing,
+        updates=updates,
         learner_wait_share=_learner_wait_share(learner, updates, is_fed=not names),
         leave_wait_share=_wait_share(before, after, names, "leave"),
         ack_wait_share=_wait_share(before, after, frozenset(), "outbox"),
@@ -191,7 +198,7 @@ def _wait_share(before: Observation, after: Observation, names: frozenset[str], 
         window_s, waited = now.at_s - then.at_s, _rise(then, now, "actor_wait_seconds_total", cause=cause)
         stood = not _rise(then, now, "environment_steps_total")
         whole = now.name in names and stood
-        shares.append(1.0 if whole else min(1.0, (waited or 0.0) / window_s) if window_s > 0 else 0.0)
+        shares.append(1.0 if whole else min(1.0, (waited or 0.0) / window_s))
     return sum(shares) / len(shares) if shares else None
 
 

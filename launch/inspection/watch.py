@@ -3,6 +3,7 @@
 Safe to use from several threads; a look that is younger than `MIN_INTERVAL_S` is given to all who ask.
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -26,6 +27,8 @@ from penstock.wire.auth import Credentials
 WINDOW_S: Final = 5.0
 """Rates and shares are means over about this long."""
 MIN_INTERVAL_S: Final = 0.5
+_FORGOTTEN_S: Final = 2 * WINDOW_S
+"""After a longer pause what was seen before it says nothing about now."""
 _DEADLINE_S: Final = 2.0
 
 
@@ -58,7 +61,10 @@ class Watch:
     def look(self) -> Look:
         """See how the run is now."""
         with self._lock:
-            if not self._seen or time.monotonic() - self._seen[-1].at_s >= MIN_INTERVAL_S:
+            age_s = time.monotonic() - self._seen[-1].at_s if self._seen else math.inf
+            if age_s > _FORGOTTEN_S:
+                self._seen.clear()
+            if age_s >= MIN_INTERVAL_S:
                 self._seen.append(observe(self._run_dir, self._ask))
             while len(self._seen) > 2 and self._seen[1].at_s <= self._seen[-1].at_s - WINDOW_S:
                 self._seen.popleft()

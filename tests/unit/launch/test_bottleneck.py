@@ -178,6 +178,13 @@ def test_a_wait_that_has_not_ended_counts_as_the_whole_window() -> None:
     assert judge(figures).line == "learner-bound: no update for 2 s; 1 of 1 actors wait for leave"
 
 
+def test_one_look_alone_measures_nothing() -> None:
+    """It does not take a run that was not seen to move for one that stands still."""
+    only = seen(3, actor("actor-0", 3, 100, 3), learner(3, 3, 1, 1), sessions=(session("actor-0", 7, 7),))
+    assert judge(figures_between(only, only)).line == "not measured: nobody has measured anything yet"
+    assert flow_between(only, only).environment_steps is None
+
+
 def test_a_learner_that_was_stopped_is_named() -> None:
     """Its port says nothing any longer; its lines tell since when."""
     before = seen(0, actor("actor-0", 0, 100, 3), learner(0, 3, 1, 1))
