@@ -1,8 +1,11 @@
 """The page's answers, without a browser: runs on disk as runs leave them."""
 
 import json
+import signal
 import socket
+import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from launch.cli import ui
 from launch.plan import CONFIG_FILE
+from launch.process import penstock
 from launch.toml import dump
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
@@ -245,6 +249,23 @@ def test_an_address_in_use_is_named(tmp_path: Path) -> None:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(ConfigurationError, match="choose another port, or 0"):
             Page(tmp_path, address, insecure=False)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_the_page_in_the_foreground_serves_until_it_is_asked_to_end(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """Its address is the only line on stdout."""
+    make_run(tmp_path / "a")
+    command = penstock("ui", str(tmp_path), "--listen", "127.0.0.1:0")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        with urllib.request.urlopen(f"{url}api/runs", timeout=60) as reply:  # noqa: S310 - http
+            assert [one["name"] for one in json.loads(reply.read())["runs"]] == ["a"]
+        process.send_signal(number)
+        assert process.stdout.read() == ""
+    assert process.returncode == code
 
 
 def test_the_command_line_stays_on_loopback_by_itself() -> None:
