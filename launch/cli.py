@@ -56,6 +56,9 @@ def train(
         str | None, typer.Option(metavar="URL", help="Use this Redis; default: start one.")
     ] = None,
     assignments: Assignments = None,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Serve a page on a free port of loopback that shows the run.")
+    ] = False,
     as_json: AsJson = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the resolved configuration and stop.")
@@ -87,7 +90,7 @@ def train(
             return 0
         from launch.train import train as run
 
-        return run(plan, as_json=as_json)
+        return run(plan, as_json=as_json, ui=ui)
 
     finish(body)
 
@@ -104,18 +107,31 @@ def status(
     broker_address: Annotated[
         str | None, typer.Option("--broker", metavar="ADDRESS", help="Ask this broker.")
     ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once instead of going on.")] = False,
+    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 1.0,
     as_json: AsJson = False,
     config: ConfigFile = None,
     assignments: Assignments = None,
     insecure: Insecure = False,
 ) -> None:
-    """Show what a run is doing. Section `security` of the configuration names the files for TLS."""
+    """Show what a run is doing and what sets its pace, until Ctrl-C on a terminal, else once.
+
+    Section `security` of the configuration names the files for TLS.
+    """
 
     def body() -> int:
         from launch.status import main
 
         said = assigned(assignments, insecure=insecure)
-        return main(run, broker_address, config=config, assignments=said, as_json=as_json)
+        return main(
+            run,
+            broker_address,
+            config=config,
+            assignments=said,
+            as_json=as_json,
+            once=once,
+            interval_s=interval,
+        )
 
     finish(body)
 
@@ -183,7 +199,7 @@ def plot(
         ),
     ] = None,
 ) -> None:
-    """Draw the learning curves of runs into one picture."""
+    """Draw return, rate and staleness of runs over environment steps into one picture."""
 
     def body() -> int:
         from launch.plot import draw
@@ -193,6 +209,27 @@ def plot(
         draw(runs, target)
         sys.stdout.write(f"{target}\n")
         return 0
+
+    finish(body)
+
+
+@app.command()
+def ui(
+    runs: Annotated[Path, typer.Argument(help="Folder that holds runs, or one run's own.")] = Path("runs"),
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT; port 0 takes a free one.")
+    ] = "127.0.0.1:8470",
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Allow an address beyond loopback: whoever reaches it reads all."),
+    ] = False,
+) -> None:
+    """Serve a page that shows runs in a browser: curves, flow, comparison, versions. It changes nothing."""
+
+    def body() -> int:
+        from launch.ui.server import main
+
+        return main(runs, listen, insecure=insecure)
 
     finish(body)
 

@@ -60,9 +60,17 @@ class Run:
     """The processes of one run and the loop that watches them."""
 
     def __init__(
-        self, plan: Plan, sockets: Path, lifecycle: Lifecycle, view: View, redis: RedisFacts
+        self,
+        plan: Plan,
+        sockets: Path,
+        lifecycle: Lifecycle,
+        view: View,
+        redis: RedisFacts,
+        page_url: str = "",
     ) -> None:
+        """page_url: where a browser sees the run, "" where no page is served."""
         self._plan = plan
+        self._page_url = page_url
         self._sockets = sockets
         self._lifecycle = lifecycle
         self._view = view
@@ -83,6 +91,8 @@ class Run:
         specs = service_specs(self._plan, self._sockets)
         self._say(f"{self._plan.settings.run}: starting {', '.join(spec.name for spec in specs)}")
         self._say(f"everything of this run is in {self._plan.run_dir}")
+        if self._page_url:
+            self._say(f"to be watched at {self._page_url}")
         for spec in specs:
             self._supervisor.start(spec)
         try:
@@ -158,7 +168,9 @@ class Run:
     def _note_endpoints(self) -> None:
         """Keep `endpoints.json` true."""
         found = self._supervisor.endpoints()
-        own = Endpoint(role="launcher", pid=os.getpid(), metrics_port=self._metrics_port)
+        own = Endpoint(
+            role="launcher", pid=os.getpid(), metrics_port=self._metrics_port, address=self._page_url
+        )
         found = {**self._endpoints, **found, "launcher": own}
         if found == self._endpoints:
             return

@@ -1,86 +1,124 @@
-"""`penstock status`: what a run's broker says of it, as a table or JSON."""
+"""`penstock status`: what a run is doing and what sets its pace, as a live table, once, or as JSON.
+
+Of a run's folder every process is looked at; by a broker's address alone only what the broker knows is shown.
+"""
 
 import json
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import grpc
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from launch.plan import CONFIG_FILE, service_settings
+from launch.inspection.broker import ask
+from launch.inspection.observation import is_going_on
+from launch.inspection.processes import ENDPOINTS_FILE
+from launch.inspection.watch import Look, Watch, watch_folder
+from launch.plan import service_settings
 from penstock.runtime.credentials import credentials
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.settings import ConfigurationError
-from penstock.v1 import control_pb2, control_pb2_grpc
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import open_channel
-from penstock.wire.limits import CALL_DEADLINE_S
+from penstock.v1 import control_pb2
 from penstock.wire.messages import RunState
 
-_MIB = 1024 * 1024
+_MIB: Final = 1024 * 1024
+_WINDOW_S: Final = 1.0
+"""Between the two looks of `--once`."""
+_PIPE_COLUMNS: Final = 200
+_REFRESHES_PER_SECOND: Final = 4
 
 
 def main(
-    run: Path | None, broker: str | None, *, config: Path | None, assignments: tuple[str, ...], as_json: bool
+    run: Path | None,
+    broker: str | None,
+    *,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
+    once: bool,
+    interval_s: float,
 ) -> int:
-    """Ask the broker at `broker`, or the one that the run's `endpoints.json` names.
+    """Show a run until Ctrl-C or its end; once where `once` or `as_json` is said or stdout is no terminal.
 
     config: with the TLS files of section `security`; default: that of the run asked for in its folder.
     """
-    if broker is None:
-        folder = run or _newest_run()
-        broker = broker_of(folder)
-        config = config or folder / CONFIG_FILE
-    reply = ask(broker, credentials(service_settings(config, assignments).security))
-    if as_json:
-        content = MessageToDict(
-            reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
-        content["learner"] = json.loads(reply.learner_json or "null")
-        sys.stdout.write(json.dumps(content, indent=2) + "\n")
-    else:
-        show(reply, Console())
+    if broker is not None:
+        reply = ask(broker, credentials(service_settings(config, assignments).security))
+        _print_json(_reply_json(reply)) if as_json else _print(_reply_parts(reply))
+        return EXIT_OK
+    folder = run or _newest_run()
+    _check_going_on(folder)
+    watch = watch_folder(folder, config, assignments)
+    console = Console()
+    if as_json or once or not console.is_terminal:
+        look = _look_twice(watch)
+        _print_json(_look_json(look)) if as_json else _print(look_parts(look))
+        return EXIT_OK
+    return _live(watch, lambda: is_going_on(folder), console, interval_s)
+
+
+def look_parts(look: Look) -> list[RenderableType]:
+    """The bottleneck in one line, a table per role, and what the broker says."""
+    table = Table(
+        "role", "well", "rate", "lag", "version", "restarts", "health", box=None, header_style="dim"
+    )
+    for row in look.rows:
+        health = Text("; ".join(row.problems) or "ok", style="red" if row.problems else "green")
+        count = f"{row.healthy} of {row.of}"
+        table.add_row(row.role, count, row.rate, row.lag, row.version, str(row.restarts), health)
+    line = Text(look.verdict.line, style="bold red" if look.verdict.stands_still else "bold")
+    status = look.now.status
+    return [line, Text(), table, Text(), *(_reply_parts(status) if status else [Text(look.now.silence)])]
+
+
+def _live(watch: Watch, goes_on: Callable[[], bool], console: Console, interval_s: float) -> int:
+    pause = threading.Event()
+    with Live(console=console, refresh_per_second=_REFRESHES_PER_SECOND, transient=False) as live:
+        try:
+            while goes_on():
+                live.update(Group(*look_parts(watch.look())))
+                pause.wait(interval_s)
+        except KeyboardInterrupt:
+            return EXIT_OK
+    console.print("the run has ended")
     return EXIT_OK
 
 
-def ask(address: str, credentials: Credentials) -> control_pb2.StatusReply:
-    """The broker's reply; raises Fatal when it does not answer, ConfigurationError for a bad address."""
-    try:
-        with open_channel(address, credentials) as channel:
-            stub = control_pb2_grpc.ControlServiceStub(channel)
-            return stub.Status(control_pb2.StatusRequest(), timeout=CALL_DEADLINE_S)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
-    except grpc.RpcError as error:
-        raise Fatal(
-            f"broker at {address} does not answer: {error.details()}; is the run still going?"
-        ) from error
+def _look_twice(watch: Watch) -> Look:
+    """Rates need two looks."""
+    watch.look()
+    threading.Event().wait(_WINDOW_S)
+    return watch.look()
 
 
-def broker_of(folder: Path) -> str:
-    """The broker's address in the `endpoints.json` of a run."""
-    file = folder / "endpoints.json"
-    try:
-        address = json.loads(file.read_text())["broker"]["address"]
-    except (FileNotFoundError, KeyError) as error:
-        raise ConfigurationError(f"{file}: names no broker; give --broker ADDRESS") from error
-    return str(address)
+def _look_json(look: Look) -> dict[str, Any]:
+    known = _reply_json(look.now.status) if look.now.status else {"broker_problem": look.now.silence}
+    return known | look.as_json()
 
 
-def show(reply: control_pb2.StatusReply, console: Console) -> None:
+def _reply_json(reply: control_pb2.StatusReply) -> dict[str, Any]:
+    content = MessageToDict(
+        reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return content | {"learner": json.loads(reply.learner_json or "null")}
+
+
+def _reply_parts(reply: control_pb2.StatusReply) -> list[RenderableType]:
     """Two tables: the run, its sessions."""
     table = Table(show_header=False, box=None)
     for name, value in _facts(reply):
         table.add_row(name, value)
-    console.print(table)
     sessions = Table("session", "actor", "role", "sequence", "leave to", "version", "idle s", box=None)
     for row in reply.sessions:
         numbers = (row.sequence, row.begin_through, row.applied_version, round(row.idle_ms / 1000, 1))
         sessions.add_row(str(row.session), row.actor_id, row.role, *map(str, numbers))
-    console.print(sessions)
+    return [table, sessions]
 
 
 def _facts(reply: control_pb2.StatusReply) -> list[tuple[str, str]]:
@@ -101,8 +139,26 @@ def _text(value: Any) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
+def _print(parts: list[RenderableType]) -> None:
+    """A pipe has no width: there no column is broken."""
+    console = Console()
+    width = console.width if console.is_terminal else _PIPE_COLUMNS
+    Console(width=width).print(*parts, sep="\n")
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(content, indent=2) + "\n")
+
+
+def _check_going_on(folder: Path) -> None:
+    if not (folder / ENDPOINTS_FILE).exists():
+        raise ConfigurationError(f"{folder / ENDPOINTS_FILE}: names no broker; give --broker ADDRESS")
+    if not is_going_on(folder):
+        raise Fatal(f"{folder}: the run has ended; its summary.json says how")
+
+
 def _newest_run() -> Path:
-    files = sorted(Path("runs").glob("*/endpoints.json"), key=lambda file: file.stat().st_mtime)
+    files = sorted(Path("runs").glob(f"*/{ENDPOINTS_FILE}"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise ConfigurationError("status: no run in ./runs; name a run's folder or give --broker ADDRESS")
     return files[-1].parent

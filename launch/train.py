@@ -10,7 +10,8 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from launch.plan import Plan, held_folder, prepare_folder
@@ -24,8 +25,8 @@ from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 
 
-def train(plan: Plan, *, as_json: bool) -> int:
-    """Run it; returns the exit code."""
+def train(plan: Plan, *, as_json: bool, ui: bool = False) -> int:
+    """Run it; returns the exit code. ui: with a page that shows it, until it ends."""
     started_s = time.monotonic()
     lifecycle = Lifecycle("launcher")
     lifecycle.install()
@@ -33,11 +34,25 @@ def train(plan: Plan, *, as_json: bool) -> int:
         redis = _examine_redis(plan, lifecycle)
     except Interrupted:
         return EXIT_INTERRUPTED
-    with held_folder(plan.run_dir):
-        return _train(plan, redis, lifecycle, started_s, as_json=as_json)
+    with held_folder(plan.run_dir), _page(plan, ui=ui) as url:
+        return _train(plan, redis, lifecycle, started_s, as_json=as_json, page_url=url)
 
 
-def _train(plan: Plan, redis: RedisFacts, lifecycle: Lifecycle, started_s: float, *, as_json: bool) -> int:
+@contextmanager
+def _page(plan: Plan, *, ui: bool) -> Iterator[str]:
+    """Where a browser finds the run; "" without a page."""
+    if not ui:
+        yield ""
+        return
+    from launch.ui.server import BESIDE_A_RUN, Page
+
+    with Page(plan.run_dir.parent, BESIDE_A_RUN, insecure=False) as page:
+        yield f"{page.url}#/run/{plan.run_dir.name}"
+
+
+def _train(
+    plan: Plan, redis: RedisFacts, lifecycle: Lifecycle, started_s: float, *, as_json: bool, page_url: str
+) -> int:
     prepare_folder(plan)
     stream = sys.stderr if as_json else sys.stdout
     sockets = private_folder()
@@ -47,7 +62,7 @@ def _train(plan: Plan, redis: RedisFacts, lifecycle: Lifecycle, started_s: float
         logs.configure("launcher", plan.settings.run, stream=log_file)
         try:
             with make_view(stream, plan.settings.run, plan.settings.learner.total_steps, plan.target) as view:
-                run = Run(plan, sockets, lifecycle, view, redis)
+                run = Run(plan, sockets, lifecycle, view, redis, page_url)
                 outcome = run.go()
         finally:
             shutil.rmtree(sockets, ignore_errors=True)

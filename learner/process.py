@@ -30,6 +30,7 @@ from learner.publisher import Publisher
 from learner.recorder import Recorder, Staleness, ledger_json
 from learner.resume import Beginning
 from learner.shelf import Shelf
+from learner.tracking.tracker import Place, make_tracking
 from learner.training_clock import TrainingClock
 from learner.worthy import last, lineage_of
 from penstock.policy import weights
@@ -146,7 +147,7 @@ class Process:
             keeper=self._make_keeper(),
             evaluation=evaluation,
             episodes=episodes,
-            recorder=Recorder(base.run_dir, Staleness(progress.staleness), ledger.env_steps),
+            recorder=self._make_recorder(progress),
             clock=TrainingClock(progress.training_seconds),
             crew=crew,
             health=base.health,
@@ -154,6 +155,12 @@ class Process:
             reopened=self._reopened,
             status=base.learner_log.status,
         )
+
+    def _make_recorder(self, progress: Progress) -> Recorder:
+        base, first_step = self._base, self._base.beginning.ledger.env_steps
+        place = Place(settings=base.settings, run_dir=base.run_dir, first_step=first_step)
+        tracking = make_tracking(place) if base.settings.metrics.trackers else None
+        return Recorder(base.run_dir, Staleness(progress.staleness), first_step, tracking)
 
     def _make_feed(self, round_: int) -> Feed:
         base = self._base

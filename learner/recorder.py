@@ -15,6 +15,7 @@ from typing import Any, Final, TextIO
 
 from learner.delivery import Delivery
 from learner.ledger import Balance
+from learner.tracking.tracker import Tracking
 from penstock.runtime import metrics
 
 INTERVAL_S: Final = 0.25
@@ -90,10 +91,13 @@ class Moment:
 
 
 class Recorder:
-    """Used by the loop's thread. staleness: of the whole run."""
+    """Used by the loop's thread. staleness: of the whole run. tracking: gets every line as well."""
 
-    def __init__(self, run_dir: Path, staleness: Staleness, env_steps: int) -> None:
+    def __init__(
+        self, run_dir: Path, staleness: Staleness, env_steps: int, tracking: Tracking | None = None
+    ) -> None:
         self._run_dir = run_dir
+        self._tracking = tracking
         self._file = _open_at_line(run_dir / "metrics.jsonl")
         self._since = _Since(env_steps, time.monotonic())
         self._last: dict[str, float] = {}
@@ -128,8 +132,11 @@ class Recorder:
         if elapsed < INTERVAL_S and not now:
             return
         here = moment()
-        self._file.write(json.dumps(self._line(here, max(elapsed, 1e-9))) + "\n")
+        line = self._line(here, max(elapsed, 1e-9))
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+        if self._tracking is not None:
+            self._tracking.offer(line)
         self._since = _Since(here.env_steps, time.monotonic(), here.publish_s)
 
     def finish(self, account: Mapping[str, Any]) -> None:
@@ -138,6 +145,8 @@ class Recorder:
         temporary.write_text(json.dumps(account, indent=2) + "\n")
         temporary.replace(self._run_dir / "learner.json")
         self._file.close()
+        if self._tracking is not None:
+            self._tracking.close()
 
     def _line(self, moment: Moment, elapsed: float) -> dict[str, Any]:
         since = self._since

@@ -23,6 +23,7 @@ from learner.model import Model, check_memory, make_model, use_threads
 from learner.process import Foundation, Process
 from learner.progress import check_same, sections
 from learner.resume import Beginning, choose
+from learner.tracking.tracker import check_installed
 from penstock.registry.weight_files import hold
 from penstock.runtime import metrics
 from penstock.runtime.credentials import redis_password, tls_files
@@ -53,6 +54,7 @@ def main(
     """
     if not settings.run:
         raise ConfigurationError("run='': name the run; actors, checkpoints and Redis know it by its name")
+    check_installed(settings.metrics.trackers)
     health = Health("learner")
     _, port = serve_http(health, settings.metrics.host, settings.metrics.port)
     announce("learner", metrics_port=port)

@@ -303,6 +303,9 @@ PROBE_MISMATCHES = _learning.counter(
 )
 VERSIONS_KEPT = _learning.gauge("versions_kept", "Versions of this run that the registry keeps")
 REGISTRY_FAILURES = _learning.counter("registry_failures", "Looks at the registry of versions that failed")
+TRACKER_FAILURES = _learning.counter(
+    "tracker_failures", "Lines of figures that a tracker did not take", "tracker"
+)
 LEASE_EPOCH = _learning.gauge("lease_epoch", "Epoch of this learner's lease")
 
 # Launcher

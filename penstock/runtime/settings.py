@@ -318,12 +318,18 @@ class SecuritySection(Section):
 
 
 class MetricsSection(Section):
-    """Prometheus and health."""
+    """Prometheus, health and trackers."""
 
     host: str = "127.0.0.1"
     """Address of the HTTP port with /metrics, /healthz and /readyz."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Its port; 0: any free one. Under `penstock train` both are the launcher's; services take free ports of loopback."""
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where the learner also writes the figures of `metrics.jsonl`: tensorboard, event files in the run's folder; wandb, Weights & Biases. Each needs the extra of its name."""
+    wandb_project: str = "penstock"
+    """Project of the tracker wandb."""
+    wandb_mode: Literal["online", "offline"] = "online"
+    """offline: into the run's folder, for `wandb sync`."""
 
 
 class Settings(Section):

@@ -33,6 +33,7 @@ def test_help_names_every_command() -> None:
         "plot",
         "doctor",
         "policy",
+        "ui",
     ):
         assert f"  {name} " in reply.stdout
 
@@ -70,6 +71,8 @@ def test_a_broker_loads_no_torch() -> None:
         (("broker", "--redis", "unix:///nowhere", "--listen", "0.0.0.0:0"), "--insecure"),
         (("status", "nowhere"), "give --broker ADDRESS"),
         (("plot", "nowhere"), "holds no metrics.jsonl"),
+        (("ui", "nowhere"), "name the one that holds runs"),
+        (("ui", ".", "--listen", "0.0.0.0:0"), "say --insecure"),
         (("nonsense",), "No such command"),
     ],
 )

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch.plot import curve, draw
 from launch.progress import MetricsTail, Progress
 from launch.view import LiveView, PlainView, make_view
 
@@ -104,20 +103,3 @@ def test_a_learner_that_waits_for_experience_is_not_training(tmp_path: Path) -> 
     with path.open("a") as file:
         file.write(json.dumps(nothing | {"outstanding": 256}) + "\n")
     assert tail.poll() is not None
-
-
-def test_steps_that_a_resumed_learner_did_again_count_once() -> None:
-    """The curve never runs backwards."""
-    rows = [row(1, 1.0), row(2, None), row(3, 3.0), row(4, 4.0), row(3, 3.5), row(5, 5.0)]
-    assert curve(rows) == [(1, 1.0), (3, 3.5), (5, 5.0)]
-
-
-def test_runs_are_overlaid_in_one_picture(tmp_path: Path) -> None:
-    """Also a run that has no point yet."""
-    for name, rows in {"a": [row(1, 1.0), row(2, 2.0)], "b": []}.items():
-        (tmp_path / name).mkdir()
-        lines = "".join(json.dumps(one) + "\n" for one in rows)
-        (tmp_path / name / "metrics.jsonl").write_text(lines)
-    output = tmp_path / "both.png"
-    draw([tmp_path / "a", tmp_path / "b"], output)
-    assert output.read_bytes().startswith(b"\x89PNG")

@@ -11,7 +11,19 @@ from launch.certificates import main as certificates
 from penstock.runtime import metrics
 
 PLATFORM = ("process_", "python_")
-LABELS = {"reason", "cause", "phase", "method", "role", "evaluation", "le", "arm", "fallback", "call"}
+LABELS = {
+    "reason",
+    "cause",
+    "phase",
+    "method",
+    "role",
+    "evaluation",
+    "le",
+    "arm",
+    "fallback",
+    "call",
+    "tracker",
+}
 
 
 def families() -> list[tuple[str, str]]:

@@ -1,0 +1,153 @@
+"""One look at each process of a run: is it there, is it well, what has it counted.
+
+Asks the HTTP port that the process has announced in the run's `endpoints.json`. Port and pid of a process that has
+ended may be another's by now: an answer in another role is none, and a silent process that is younger than what was
+announced is another one.
+"""
+
+import http.client
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from launch.process import probe
+from penstock.runtime.health import Endpoint
+
+ENDPOINTS_FILE: Final = "endpoints.json"
+_TIMEOUT_S: Final = 1.0
+_AT_ONCE: Final = 16
+_START_FIELD: Final = 19
+"""Of /proc/PID/stat behind the name: when the process began, in clock ticks since the machine did."""
+_CLOCKS_S: Final = 5.0
+"""What the clocks of files and processes may differ by."""
+_STATES: Final = {"T": "stands still: stopped by a signal", "t": "stands still: held by a debugger"}
+
+Sample = tuple[str, Mapping[str, str], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """A process at a moment. problem: why it is not well, "" when it is. samples: name, labels, value."""
+
+    name: str
+    role: str
+    pid: int
+    at_s: float
+    ended: bool = False
+    problem: str = ""
+    samples: tuple[Sample, ...] = field(default=(), repr=False)
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """Sum of the samples `penstock_NAME` with these labels; None when there is none."""
+        found = [
+            value
+            for sample, has, value in self.samples
+            if sample == f"penstock_{name}" and labels.items() <= has.items()
+        ]
+        return sum(found) if found else None
+
+
+def read_endpoints(run_dir: Path) -> dict[str, Endpoint]:
+    """The processes that the launcher has seen come up, by name; empty before the first."""
+    try:
+        content = json.loads((run_dir / ENDPOINTS_FILE).read_text())
+    except FileNotFoundError:
+        return {}
+    return {name: Endpoint(**values) for name, values in content.items()}
+
+
+def look_at_all(run_dir: Path) -> tuple[Sight, ...]:
+    """All processes of a run at once: one that is silent costs its timeout once."""
+    endpoints = read_endpoints(run_dir)
+    if not endpoints:
+        return ()
+    announced_at = (run_dir / ENDPOINTS_FILE).stat().st_mtime
+    with ThreadPoolExecutor(min(_AT_ONCE, len(endpoints)), thread_name_prefix="look") as pool:
+        looks = [pool.submit(look, name, one, announced_at) for name, one in endpoints.items()]
+        return tuple(one.result() for one in looks)
+
+
+def look(name: str, endpoint: Endpoint, announced_at: float) -> Sight:
+    """One process. announced_at: Unix time at which it was known to live."""
+    seen = Sight(name=name, role=endpoint.role, pid=endpoint.pid, at_s=time.monotonic())
+    ended = replace(seen, ended=True, problem="has ended")
+    if not is_alive(endpoint.pid):
+        return ended
+    standstill = _STATES.get(_state(endpoint.pid))
+    problem, samples = (standstill, ()) if standstill else _ask(endpoint)
+    if not samples:
+        return ended if _is_younger(endpoint.pid, announced_at) else replace(seen, problem=problem)
+    if not _is_of(endpoint.role, samples):
+        return ended
+    return replace(seen, at_s=time.monotonic(), problem=problem, samples=samples)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this number runs; a zombie does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return _state(pid) != "Z"
+
+
+def _state(pid: int) -> str:
+    """The letter of /proc/PID/stat; "" where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _is_younger(pid: int, unix_s: float) -> bool:
+    """Whether a process began after that time; False where there is no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        up_s = float(Path("/proc/uptime").read_text().split()[0])
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    age_s = up_s - int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s > unix_s + _CLOCKS_S
+
+
+def _ask(endpoint: Endpoint) -> tuple[str, tuple[Sample, ...]]:
+    """Why it is not well, "" when it is, and what it has counted: nothing when it does not answer."""
+    problem = probe(endpoint, "/healthz") or ""
+    try:
+        return problem, _scrape(endpoint)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return problem or f"/metrics does not answer: {error}", ()
+
+
+def _scrape(endpoint: Endpoint) -> tuple[Sample, ...]:
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.metrics_port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics")
+        reply = connection.getresponse()
+        text = reply.read().decode()
+        if reply.status != HTTPStatus.OK:
+            raise http.client.HTTPException(f"status {reply.status}")
+    finally:
+        connection.close()
+    return tuple(_samples(text))
+
+
+def _samples(text: str) -> Iterable[Sample]:
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.endswith(("_bucket", "_created")):
+                yield sample.name, sample.labels, sample.value
+
+
+def _is_of(role: str, samples: tuple[Sample, ...]) -> bool:
+    return any(name == "penstock_cpu_seconds_total" and has.get("role") == role for name, has, _ in samples)

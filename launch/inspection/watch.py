@@ -1,0 +1,94 @@
+"""Looks at one run again and again: the newest observation, compared with one from some seconds before.
+
+Safe to use from several threads; a look that is younger than `MIN_INTERVAL_S` is given to all who ask.
+"""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from launch.inspection.bottleneck import Verdict, judge
+from launch.inspection.broker import ask
+from launch.inspection.flow import Flow, figures_between, flow_between
+from launch.inspection.observation import Ask, Observation, observe
+from launch.inspection.processes import read_endpoints
+from launch.inspection.roles import RoleRow, role_rows
+from launch.plan import CONFIG_FILE, service_settings
+from penstock.runtime.credentials import credentials
+from penstock.runtime.exit import Fatal
+from penstock.v1 import control_pb2
+from penstock.wire.auth import Credentials
+
+WINDOW_S: Final = 5.0
+"""Rates and shares are means over about this long."""
+MIN_INTERVAL_S: Final = 0.5
+_FORGOTTEN_S: Final = 2 * WINDOW_S
+"""After a longer pause what was seen before it says nothing about now."""
+_DEADLINE_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What was seen, and what it means. Rates in `flow` are None in the first look."""
+
+    now: Observation
+    flow: Flow
+    verdict: Verdict
+    rows: list[RoleRow]
+
+    def as_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {
+            "bottleneck": asdict(self.verdict),
+            "roles": [row.as_json() for row in self.rows],
+            "flow": self.flow.as_json(),
+        }
+
+
+class Watch:
+    """A run under observation."""
+
+    def __init__(self, run_dir: Path, ask_broker: Ask) -> None:
+        self._run_dir, self._ask = run_dir, ask_broker
+        self._seen: deque[Observation] = deque()
+        self._lock = threading.Lock()
+
+    def look(self) -> Look:
+        """See how the run is now."""
+        with self._lock:
+            age_s = time.monotonic() - self._seen[-1].at_s if self._seen else math.inf
+            if age_s > _FORGOTTEN_S:
+                self._seen.clear()
+            if age_s >= MIN_INTERVAL_S:
+                self._seen.append(observe(self._run_dir, self._ask))
+            while len(self._seen) > 2 and self._seen[1].at_s <= self._seen[-1].at_s - WINDOW_S:
+                self._seen.popleft()
+            before, now = self._seen[0], self._seen[-1]
+        flow = flow_between(before, now)
+        return Look(
+            now=now, flow=flow, verdict=judge(figures_between(before, now)), rows=role_rows(now, flow)
+        )
+
+
+def watch_folder(run_dir: Path, config: Path | None = None, assignments: tuple[str, ...] = ()) -> Watch:
+    """Watch the run of a folder, with the credentials that `config` names (default: the run's own)."""
+    known = config or run_dir / CONFIG_FILE
+    security = service_settings(known if known.exists() else None, assignments).security
+    return Watch(run_dir, lambda: ask_folder(run_dir, credentials(security)))
+
+
+def ask_folder(run_dir: Path, said: Credentials) -> control_pb2.StatusReply:
+    """The reply of the broker of a run; raises Fatal when it has none yet or does not answer."""
+    address = _broker(read_endpoints(run_dir))
+    if not address:
+        raise Fatal("no broker has come up yet")
+    return ask(address, said, timeout_s=_DEADLINE_S)
+
+
+def _broker(endpoints: Mapping[str, Any]) -> str:
+    return next((str(one.address) for one in endpoints.values() if one.role == "broker"), "")

@@ -1,0 +1,1 @@
+"""The page on which a person watches runs in a browser: reads, never steers."""

@@ -1,0 +1,113 @@
+"""The page as an ASGI application: four kinds of JSON, and the files of the page itself.
+
+There is no authentication, so there is nothing but GET, and answers go to a browser on this machine alone: whoever
+asks under another host's name (a page elsewhere whose name was made to lead here) is refused. Everything the page
+loads comes from here; the content policy forbids the rest.
+"""
+
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from importlib import resources
+from typing import Any, Final
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from launch.ui.catalogue import Catalogue, UnknownRun
+from penstock.runtime.settings import ConfigurationError
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def make_app(catalogue: Catalogue, *, any_host: bool = False) -> FastAPI:
+    """any_host: the page is meant to be reached under other names than loopback's."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    _guard(app, any_host=any_host)
+    _serve_page(app)
+    _serve_runs(app, catalogue)
+    return app
+
+
+def _guard(app: FastAPI, *, any_host: bool) -> None:
+    @app.middleware("http")
+    async def check_host(request: Request, pass_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        if any_host or request.url.hostname in _LOOPBACK:
+            reply = await pass_on(request)
+        else:
+            reply = JSONResponse({"detail": "this page answers on loopback only"}, status_code=421)
+        reply.headers.update(HEADERS)
+        return reply
+
+    @app.exception_handler(UnknownRun)
+    async def unknown_run(_request: Request, error: UnknownRun) -> Response:
+        return JSONResponse({"detail": f"no run of this name: {error.args[0]}"}, status_code=404)
+
+    @app.exception_handler(ConfigurationError)
+    async def unreadable(_request: Request, error: ConfigurationError) -> Response:
+        return JSONResponse({"detail": str(error)}, status_code=409)
+
+
+def _serve_page(app: FastAPI) -> None:
+    """The files are read once; their names are known, so no path is ever built from a request."""
+    for file in (resources.files("launch.ui") / "static").iterdir():
+        suffix = "." + file.name.rpartition(".")[2]
+        if suffix in _TYPES:
+            path = "/" if file.name == "index.html" else f"/{file.name}"
+            app.get(path)(_file(file.read_bytes(), _TYPES[suffix]))
+
+
+def _file(content: bytes, media_type: str) -> Callable[[], Response]:
+    return lambda: Response(content, media_type=media_type)
+
+
+def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
+    @app.get("/api/runs")
+    def runs() -> Response:
+        """Every run, newest first."""
+        listed = [asdict(run.facts()) for run in catalogue.runs()]
+        return _json({"folder": catalogue.folder, "runs": listed})
+
+    @app.get("/api/runs/{name}")
+    def detail(name: str) -> Response:
+        """One run: where it stands, what it is doing, how it ended."""
+        return _json(catalogue.find(name).detail())
+
+    @app.get("/api/runs/{name}/curve")
+    def curve(name: str) -> Response:
+        """Its curve as columns."""
+        return _json(catalogue.find(name).curve())
+
+    @app.get("/api/runs/{name}/versions")
+    def versions(name: str) -> Response:
+        """Versions of its policy that were kept, newest first."""
+        return _json(catalogue.find(name).versions())
+
+
+def _json(content: Any) -> Response:
+    return JSONResponse(_finite(content))
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither NaN nor infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,204 @@
+"""The runs of a folder, as the page shows them.
+
+A name from the browser is looked up among the names found, and never made into a path. Files are read as they are
+while a run writes them; what is missing, or half written, is not known yet.
+"""
+
+import json
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from launch.curve import Curve, rates
+from launch.inspection.observation import METRICS_FILE, is_going_on, read_learnt
+from launch.inspection.processes import ENDPOINTS_FILE
+from launch.inspection.watch import Watch, watch_folder
+from launch.plan import CONFIG_FILE, LOCK_FILE
+from launch.policy_place import find_place, opened
+from launch.policy_view import traffic_json, version_json
+from launch.summary import SUMMARY_FILE
+from penstock.runtime.exit import Fatal
+from penstock.runtime.settings import ConfigurationError, Settings, load, parse_toml
+
+MAX_RUNS: Final = 500
+"""Of more, the newest are shown."""
+_CURVE_POINTS: Final = 600
+_SIGNS: Final = (METRICS_FILE, ENDPOINTS_FILE, LOCK_FILE)
+
+
+class UnknownRun(KeyError):
+    """No run of this name is in the folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """A row of the list. started: Unix time. Numbers are None before the learner's first line."""
+
+    name: str
+    environment: str
+    seed: int
+    state: str
+    started: float
+    target_return: float | None
+    env_steps: int | None
+    updates: int | None
+    version: int | None
+    mean_return: float | None
+    steps_per_second: float | None
+    training_seconds: float | None
+
+
+class Catalogue:
+    """`folder`: holds runs, or is one. Safe to use from several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+        self._lock = threading.Lock()
+        self._known: dict[Path, ShownRun] = {}
+
+    @property
+    def folder(self) -> str:
+        """What is shown, for people."""
+        return str(self._folder)
+
+    def runs(self) -> list["ShownRun"]:
+        """Newest first."""
+        single = [self._folder] if _is_run(self._folder) else []
+        folders = single or [path for path in _children(self._folder) if _is_run(path)]
+        folders = sorted(folders, key=_begun, reverse=True)[:MAX_RUNS]
+        with self._lock:
+            self._known = {path: self._known.get(path) or ShownRun(path) for path in folders}
+            return list(self._known.values())
+
+    def find(self, name: str) -> "ShownRun":
+        """The run of this name; raises UnknownRun."""
+        for run in self.runs():
+            if run.name == name:
+                return run
+        raise UnknownRun(name)
+
+
+class ShownRun:
+    """One run of the list, with what was read of it so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.name
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._curve = Curve(folder / METRICS_FILE, _CURVE_POINTS)
+        self._watch: Watch | None = None
+        self._facts: tuple[tuple[Any, ...], RunFacts] | None = None
+
+    def facts(self) -> RunFacts:
+        """Where it stands; read again when a file has changed."""
+        going_on = is_going_on(self._folder)
+        names = (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE)
+        seal = (going_on, *(_stamp(self._folder / name) for name in names))
+        with self._lock:
+            if self._facts is None or self._facts[0] != seal:
+                self._facts = (seal, self._read_facts(going_on=going_on))
+            return self._facts[1]
+
+    def detail(self) -> dict[str, Any]:
+        """The facts, and of a run that goes on what it is doing now."""
+        facts = self.facts()
+        now = self._look() if facts.state == "running" else None
+        return {"run": asdict(facts), "now": now, "summary": _json_file(self._folder / SUMMARY_FILE)}
+
+    def curve(self) -> dict[str, list[Any]]:
+        """Columns of equal length, thinned, oldest first."""
+        with self._lock:
+            points = self._curve.poll()
+        columns = ("env_steps", "seconds", "mean_return", "staleness", "version")
+        found: dict[str, list[Any]] = {name: [getattr(one, name) for one in points] for name in columns}
+        return found | {"rate": rates(points)}
+
+    def versions(self) -> dict[str, Any]:
+        """What the registry holds of its policy; `note` says why there is nothing."""
+        try:
+            place = find_place(str(self._folder), None, None)
+            with opened(place) as registry:
+                versions, traffic = registry.list(place.policy), registry.traffic(place.policy)
+        except (ConfigurationError, Fatal) as error:
+            return {"versions": [], "traffic": None, "note": str(error)}
+        return {
+            "versions": [version_json(one) for one in reversed(versions)],
+            "traffic": traffic_json(traffic),
+            "note": "",
+        }
+
+    def _look(self) -> dict[str, Any]:
+        with self._lock:
+            self._watch = self._watch or watch_folder(self._folder)
+        return self._watch.look().as_json()
+
+    def _read_facts(self, *, going_on: bool) -> RunFacts:
+        settings, learnt = _settings(self._folder), read_learnt(self._folder / METRICS_FILE)
+        summary = _json_file(self._folder / SUMMARY_FILE) or {}
+        row = learnt.row if learnt else {}
+        return RunFacts(
+            name=self.name,
+            environment=settings.environment.id,
+            seed=settings.seed,
+            state="running" if going_on else _ending(summary),
+            started=_begun(self._folder),
+            target_return=summary.get("target_return", settings.learner.target_return),
+            env_steps=row.get("env_steps"),
+            updates=row.get("updates"),
+            version=row.get("version"),
+            mean_return=row.get("mean_return"),
+            steps_per_second=row.get("steps_per_second") if going_on else summary.get("env_steps_per_second"),
+            training_seconds=row.get("training_seconds"),
+        )
+
+
+def _ending(summary: dict[str, Any]) -> str:
+    if "failure" in summary:
+        return "failed"
+    if summary.get("solved"):
+        return "solved"
+    if summary.get("interrupted"):
+        return "interrupted"
+    return "finished" if summary else "ended"
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() and any((folder / sign).exists() for sign in _SIGNS)
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []
+
+
+def _begun(folder: Path) -> float:
+    try:
+        return (folder / CONFIG_FILE).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _settings(folder: Path) -> Settings:
+    """Of another version of the program, or a file that only looks like ours: what is the default."""
+    try:
+        return load([parse_toml(folder / CONFIG_FILE)])
+    except ConfigurationError:
+        return Settings()
+
+
+def _json_file(file: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(file.read_text()))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,108 @@
+"""Serves the page: in the foreground for `penstock ui`, beside the supervisor for `penstock train --ui`.
+
+Plain HTTP and no authentication, so it binds to loopback unless `--insecure` is said. Beside a run it lives in a
+thread of the launcher that the run does not wait for: whatever happens to the page, the run goes on.
+"""
+
+import logging
+import socket
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from launch.ui.catalogue import Catalogue
+from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.settings import ConfigurationError
+from penstock.wire.auth import check_address, is_local
+
+BESIDE_A_RUN: Final = "127.0.0.1:0"
+_STOP_S: Final = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Page:
+    """The page of a folder of runs, on a socket that is bound when this is made.
+
+    Raises ConfigurationError for an address that is taken, or beyond loopback without `insecure`, and where the
+    extra `ui` is not installed.
+    """
+
+    def __init__(self, folder: Path, address: str, *, insecure: bool) -> None:
+        try:
+            import uvicorn
+
+            from launch.ui.app import make_app
+        except ImportError as error:
+            raise ConfigurationError(
+                f"no page without its extra: {error}; `pip install 'penstock[ui]'`"
+            ) from error
+        _check(address, insecure=insecure)
+        self._socket = _bind(address)
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        app = make_app(Catalogue(folder), any_host=not is_local(address))
+        # The launcher's own logging stays as it is: lines of a web server are no lines of a run.
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="page", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Serve from a thread."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(_STOP_S)
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except Exception:
+            log.exception("the page has ended")
+
+
+def main(folder: Path, address: str, *, insecure: bool) -> int:
+    """`penstock ui`: serve until asked to end."""
+    if not folder.is_dir():
+        raise ConfigurationError(f"{folder}: no such folder; name the one that holds runs, as `runs`")
+    lifecycle = Lifecycle("ui")
+    lifecycle.install()
+    with Page(folder, address, insecure=insecure) as page:
+        sys.stdout.write(f"{page.url}\n")
+        sys.stdout.flush()
+        lifecycle.draining.wait()
+    return EXIT_INTERRUPTED if lifecycle.interrupted else EXIT_OK
+
+
+def _check(address: str, *, insecure: bool) -> None:
+    try:
+        check_address(address)
+    except ValueError as error:
+        raise ConfigurationError(f"--listen {address}: write HOST:PORT") from error
+    if address.startswith("unix:"):
+        raise ConfigurationError(f"--listen {address}: a browser needs HOST:PORT")
+    if not insecure and not is_local(address):
+        raise ConfigurationError(
+            f"--listen {address}: beyond loopback anybody could read the page, it asks nobody who they are; "
+            "forward a port (ssh -L), or say --insecure"
+        )
+
+
+def _bind(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, int(port)), family=family)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--listen {address}: {error.strerror}; choose another port, or 0"
+        ) from error

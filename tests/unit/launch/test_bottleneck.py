@@ -1,0 +1,228 @@
+"""The judgement of what sets the pace, and the figures that it is made from."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from launch.inspection.bottleneck import Bound, Figures, judge
+from launch.inspection.flow import figures_between, flow_between
+from launch.inspection.observation import Learnt, Observation
+from launch.inspection.processes import Sample, Sight
+from launch.inspection.roles import role_rows
+from penstock.v1 import control_pb2
+from penstock.wire.messages import RunState
+
+WORKING = Figures(
+    actors=2,
+    updates=10,
+    since_update_s=0.1,
+    learner_wait_share=0.1,
+    leave_wait_share=0.1,
+    ack_wait_share=0.0,
+    ack_s=0.003,
+)
+
+
+@pytest.mark.parametrize(
+    ("shares", "bound"),
+    [
+        ({"learner_wait_share": 0.7, "leave_wait_share": 0.0}, Bound.ACTOR),
+        ({"learner_wait_share": 0.02, "leave_wait_share": 0.6}, Bound.LEARNER),
+        ({"learner_wait_share": 0.5, "ack_wait_share": 0.4}, Bound.BROKER),
+        ({"leave_wait_share": 0.5, "ack_wait_share": 0.3}, Bound.LEARNER),
+        ({"learner_wait_share": 0.4, "leave_wait_share": 0.5}, Bound.PACING),
+        ({"learner_wait_share": 0.9, "leave_wait_share": 0.3}, Bound.ACTOR),
+        ({"learner_wait_share": 0.3, "leave_wait_share": 0.9}, Bound.LEARNER),
+        ({}, Bound.BALANCED),
+        ({"learner_wait_share": 0.7, "leave_wait_share": None, "ack_wait_share": None}, Bound.ACTOR),
+    ],
+)
+def test_whoever_waits_points_at_the_one_waited_for(shares: dict[str, float | None], bound: Bound) -> None:
+    """The figures stand behind the name."""
+    verdict = judge(replace(WORKING, **shares))  # type: ignore[arg-type]
+    assert verdict.bound is bound
+    for share in shares.values():
+        assert share is None or f"{share:.0%}" in verdict.line
+
+
+def test_the_figures_are_in_the_line() -> None:
+    """One line that a person can check."""
+    assert judge(replace(WORKING, leave_wait_share=0.63)).line == (
+        "learner-bound: the learner waits 10% of its time for experience, actors 63% of theirs for leave, "
+        "0% for acknowledgements, an acknowledgement takes 3.0 ms"
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem", "bound"),
+    [
+        ({"learner_problem": "learner stands still: stopped by a signal"}, Bound.LEARNER),
+        ({"broker_problem": "redis has ended"}, Bound.BROKER),
+        ({"broker_problem": "redis has ended", "learner_problem": "learner has ended"}, Bound.BROKER),
+        ({"actor_problem": "actor-0 has ended"}, Bound.ACTOR),
+    ],
+)
+def test_a_process_that_does_not_move_goes_before_all_shares(problem: dict[str, str], bound: Bound) -> None:
+    """It is named, with how long nothing was learned."""
+    figures = replace(WORKING, updates=0, since_update_s=12.3, starved=2, **problem)  # type: ignore[arg-type]
+    verdict = judge(figures)
+    assert verdict.bound is bound
+    assert next(iter(problem.values())) in verdict.reason
+    assert "no update for 12 s; 2 of 2 actors wait for leave" in verdict.reason
+
+
+def test_a_learner_that_makes_no_update_while_all_actors_wait_is_the_bottleneck() -> None:
+    """Although it answers and is green: it computes, or hangs."""
+    verdict = judge(replace(WORKING, updates=0, since_update_s=7.0, starved=2))
+    assert verdict.line == "learner-bound: no update for 7 s; 2 of 2 actors wait for leave"
+
+
+def test_actors_that_fill_no_batch_yet_are_the_bottleneck() -> None:
+    """The learner cannot have anything to do."""
+    verdict = judge(replace(WORKING, updates=0, since_update_s=None))
+    assert verdict.line == "actor-bound: no update yet; actors have leave and fill no batch yet"
+
+
+@pytest.mark.parametrize("figures", [Figures(), Figures(halted="paused by an operator", updates=0, actors=2)])
+def test_what_was_not_measured_is_not_judged(figures: Figures) -> None:
+    """Nor what stands still because somebody asked for it."""
+    verdict = judge(figures)
+    assert verdict.bound is Bound.UNKNOWN
+    assert verdict.reason in ("nobody has measured anything yet", "paused by an operator")
+
+
+# ---------------------------------------------------------------- from two observations
+
+
+def sight(name: str, at_s: float, problem: str = "", pid: int = 1, **values: float) -> Sight:
+    """A process; its values are named as the metrics are, with `__cause_leave` for a label."""
+    samples: list[Sample] = []
+    for key, value in values.items():
+        metric, _, label = key.partition("__")
+        labels = dict([label.split("_", 1)]) if label else {}
+        samples.append((f"penstock_{metric}", labels, value))
+    role = name.partition("-")[0]
+    return Sight(name=name, role=role, pid=pid, at_s=at_s, problem=problem, samples=tuple(samples))
+
+
+def session(actor_id: str, sequence: int, begin_through: int) -> control_pb2.SessionStatus:
+    """An open session of a rollout worker that acts with version 4."""
+    return control_pb2.SessionStatus(
+        actor_id=actor_id, role="rollout", sequence=sequence, begin_through=begin_through, applied_version=4
+    )
+
+
+def seen(at_s: float, *sights: Sight, sessions: tuple[control_pb2.SessionStatus, ...] = ()) -> Observation:
+    """A moment of a run that goes on."""
+    status = control_pb2.StatusReply(run="r", desired=cast("Any", RunState.RUNNING), sessions=sessions)
+    status.latest.version, status.log_head, status.settled = 5, 30, 20
+    learnt = Learnt(row={"updates": 3}, update_at=1000.0)
+    return Observation(at_s=at_s, wall_s=1000.0 + at_s, sights=sights, status=status, learnt=learnt)
+
+
+def learner(at_s: float, updates: float, wait: float, compute: float, problem: str = "") -> Sight:
+    """A learner with its counters."""
+    return sight(
+        "learner",
+        at_s,
+        problem,
+        updates_total=updates,
+        trained_steps_total=updates * 1024,
+        update_seconds_sum__phase_wait=wait,
+        update_seconds_sum__phase_compute=compute,
+    )
+
+
+def actor(name: str, at_s: float, steps: float, leave_s: float, pid: int = 1) -> Sight:
+    """An actor with its counters."""
+    return sight(
+        name,
+        at_s,
+        pid=pid,
+        environment_steps_total=steps,
+        actor_wait_seconds_total__cause_leave=leave_s,
+        actor_wait_seconds_total__cause_outbox=0.0,
+        ack_latency_seconds_sum=steps / 1000,
+        ack_latency_seconds_count=steps / 100,
+    )
+
+
+def test_rates_are_differences_of_counters_by_time() -> None:
+    """Summed over the processes of a role, each over its own time between two looks."""
+    before = seen(0, actor("actor-0", 0, 100, 0), actor("actor-1", 0, 0, 0), learner(0, 1, 0, 0))
+    after = seen(2, actor("actor-0", 2, 300, 1), actor("actor-1", 2, 400, 2), learner(2, 5, 0.5, 1.5))
+    flow = flow_between(before, after)
+    assert (flow.environment_steps, flow.trained_steps, flow.updates) == (300, 2048, 2)
+    assert flow.ack_s == pytest.approx(0.1)
+    assert (flow.waiting_fragments, flow.version) == (10, 5)
+    figures = figures_between(before, after)
+    assert figures.learner_wait_share == 0.25
+    assert figures.leave_wait_share == 0.75
+    assert judge(figures).bound is Bound.LEARNER
+
+
+def test_an_actor_that_was_started_again_counts_from_its_second_look_on() -> None:
+    """Its counters begin at 0 again: the difference to its predecessor's means nothing."""
+    before = seen(0, actor("actor-0", 0, 5000, 0), actor("actor-1", 0, 0, 0))
+    after = seen(1, actor("actor-0", 1, 20, 0, pid=2), actor("actor-1", 1, 7, 0))
+    assert flow_between(before, after).environment_steps == 7
+
+
+def test_a_wait_that_has_not_ended_counts_as_the_whole_window() -> None:
+    """Counters know only waits that are over."""
+    before = seen(0, actor("actor-0", 0, 100, 3), learner(0, 3, 1, 1))
+    after = seen(2, actor("actor-0", 2, 100, 3), learner(2, 3, 1, 1), sessions=(session("actor-0", 7, 7),))
+    figures = figures_between(before, after)
+    assert (figures.leave_wait_share, figures.learner_wait_share, figures.starved) == (1.0, 0.0, 1)
+    assert judge(figures).line == "learner-bound: no update for 2 s; 1 of 1 actors wait for leave"
+
+
+def test_one_look_alone_measures_nothing() -> None:
+    """It does not take a run that was not seen to move for one that stands still."""
+    only = seen(3, actor("actor-0", 3, 100, 3), learner(3, 3, 1, 1), sessions=(session("actor-0", 7, 7),))
+    assert judge(figures_between(only, only)).line == "not measured: nobody has measured anything yet"
+    assert flow_between(only, only).environment_steps is None
+
+
+def test_a_learner_that_was_stopped_is_named() -> None:
+    """Its port says nothing any longer; its lines tell since when."""
+    before = seen(0, actor("actor-0", 0, 100, 3), learner(0, 3, 1, 1))
+    stopped = sight("learner", 9, "stands still: stopped by a signal")
+    after = seen(9, actor("actor-0", 9, 100, 3), stopped, sessions=(session("actor-0", 7, 7),))
+    assert judge(figures_between(before, after)).line == (
+        "learner-bound: learner stands still: stopped by a signal; no update for 9 s; 1 of 1 actors wait for leave"
+    )
+
+
+def test_one_dead_actor_of_two_is_no_bottleneck_by_itself() -> None:
+    """The other's share is measured."""
+    dead = sight("actor-1", 2, "has ended")
+    after = seen(2, actor("actor-0", 2, 100, 0), dead, learner(2, 3, 1, 1))
+    assert figures_between(after, after).actor_problem == ""
+    assert figures_between(seen(0), seen(2, dead)).actor_problem == "actor-1 has ended"
+
+
+def test_a_paused_run_and_one_that_is_starting_are_not_judged() -> None:
+    """Nothing is to be expected of them."""
+    paused = seen(1, learner(1, 1, 0, 0))
+    assert paused.status is not None
+    paused.status.desired = cast("Any", RunState.PAUSED)
+    assert figures_between(paused, paused).halted == "paused by an operator"
+    starting = Observation(at_s=1, wall_s=1, sights=(), status=None, silence="no broker has come up yet")
+    assert figures_between(starting, starting).halted == "no broker has come up yet"
+
+
+def test_a_role_has_one_row_with_rate_lag_version_restarts_and_health() -> None:
+    """In the order in which a fragment passes them."""
+    launcher = sight("launcher", 2, restarts_total__role_actor=3)
+    sights = [actor("actor-0", 2, 300, 0), sight("actor-1", 2, "has ended"), launcher]
+    after = seen(2, *sights, learner(2, 5, 0, 1), sessions=(session("actor-0", 1, 2),))
+    before = seen(0, actor("actor-0", 0, 100, 0), learner(0, 1, 0, 0))
+    rows = role_rows(after, flow_between(before, after))
+    assert [row.role for row in rows] == ["actor", "learner", "launcher"]
+    actors = rows[0]
+    assert (actors.healthy, actors.of, actors.restarts) == (1, 2, 3)
+    assert (actors.rate, actors.lag, actors.version) == ("100 steps/s", "1 version behind", "4")
+    assert actors.problems == ("actor-1 has ended",)
+    assert rows[1].rate == "2.0 updates/s"

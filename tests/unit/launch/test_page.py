@@ -1,0 +1,275 @@
+"""The page's answers, without a browser: runs on disk as runs leave them."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.cli import ui
+from launch.plan import CONFIG_FILE
+from launch.process import penstock
+from launch.toml import dump
+from penstock.registry.records import NewVersion, Origin
+from penstock.registry.registry import Registry
+from penstock.runtime.settings import ConfigurationError, load
+
+testclient = pytest.importorskip("fastapi.testclient", reason="the page needs `pip install 'penstock[ui]'`")
+
+from launch.ui.app import make_app  # noqa: E402 - where FastAPI is
+from launch.ui.catalogue import Catalogue  # noqa: E402
+from launch.ui.server import Page  # noqa: E402
+
+SECRET = "correct horse"  # noqa: S105 - not one of ours
+
+
+def make_run(folder: Path, *, rows: int = 3, summary: dict[str, Any] | None = None) -> Path:
+    """A run that has ended."""
+    folder.mkdir(parents=True)
+    layers = {"run": folder.name, "seed": 4, "environment": {"id": "CartPole-v1"}}
+    settings = load([layers, {"security": {"redis_password": SECRET}}])
+    (folder / CONFIG_FILE).write_text(dump(settings))
+    lines = [
+        {
+            "time": 1.0,
+            "env_steps": 100 * n,
+            "updates": n,
+            "version": n,
+            "training_seconds": 0.5 * n,
+            "mean_return": float("nan") if n == 0 else float(n),
+            "staleness_p50": 1,
+        }
+        for n in range(rows)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if summary is not None:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def client(folder: Path, *, any_host: bool = False, host: str = "127.0.0.1") -> Any:
+    """A client that asks on loopback."""
+    app = make_app(Catalogue(folder), any_host=any_host)
+    return testclient.TestClient(app, base_url=f"http://{host}")
+
+
+def test_runs_are_listed_with_how_they_ended(tmp_path: Path) -> None:
+    """What is no run is not listed."""
+    make_run(tmp_path / "a", summary={"solved": True, "target_return": 475.0, "env_steps_per_second": 9.5})
+    make_run(tmp_path / "b", summary={"interrupted": True})
+    make_run(tmp_path / "c", summary={"failure": "the disk is full"})
+    make_run(tmp_path / "d", summary={})
+    make_run(tmp_path / "e")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / CONFIG_FILE).write_text("[another]\n")
+    listed = client(tmp_path).get("/api/runs").json()
+    assert {one["name"]: one["state"] for one in listed["runs"]} == {
+        "a": "solved",
+        "b": "interrupted",
+        "c": "failed",
+        "d": "ended",
+        "e": "ended",
+    }
+    run = next(one for one in listed["runs"] if one["name"] == "a")
+    assert (run["env_steps"], run["mean_return"], run["seed"]) == (200, 2.0, 4)
+    assert (run["target_return"], run["steps_per_second"]) == (475.0, 9.5)
+
+
+def test_a_folder_that_is_a_run_is_the_whole_list(tmp_path: Path) -> None:
+    """And one without runs, or that is gone, an empty one."""
+    make_run(tmp_path / "a" / "b")
+    assert [one["name"] for one in client(tmp_path / "a" / "b").get("/api/runs").json()["runs"]] == ["b"]
+    assert client(tmp_path / "gone").get("/api/runs").json()["runs"] == []
+
+
+def test_a_run_that_cannot_be_read_is_named_and_the_others_are_listed(tmp_path: Path) -> None:
+    """A configuration of another version of the program."""
+    (make_run(tmp_path / "a") / CONFIG_FILE).write_text("[unheard]\nof = 1\n")
+    make_run(tmp_path / "b")
+    asking = client(tmp_path)
+    assert {one["name"] for one in asking.get("/api/runs").json()["runs"]} == {"a", "b"}
+    reply = asking.get("/api/runs/a/versions")
+    assert "unheard: unknown key" in reply.json()["note"]
+
+
+def test_a_curve_is_columns_that_grow(tmp_path: Path) -> None:
+    """What is not known is null: JSON has no NaN."""
+    folder = make_run(tmp_path / "a")
+    asking = client(tmp_path)
+    curve = asking.get("/api/runs/a/curve").json()
+    assert curve == {
+        "env_steps": [0, 100, 200],
+        "seconds": [0.0, 0.5, 1.0],
+        "mean_return": [None, 1.0, 2.0],
+        "staleness": [None, 1.0, 1.0],
+        "version": [0, 1, 2],
+        "rate": [None, 200.0, 200.0],
+    }
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 300, "training_seconds": 2.0, "updates": 3, "mean_return": Infinity}\n')
+    curve = asking.get("/api/runs/a/curve").json()
+    assert (curve["env_steps"][-1], curve["mean_return"][-1], curve["rate"][-1]) == (300, None, 100.0)
+
+
+def test_a_run_that_has_ended_is_told_without_its_processes(tmp_path: Path) -> None:
+    """Its summary stands for them."""
+    make_run(tmp_path / "a", summary={"solved": False, "failure": "no update for 300 s"})
+    detail = client(tmp_path).get("/api/runs/a").json()
+    assert detail["now"] is None
+    assert detail["run"]["state"] == "failed"
+    assert detail["summary"]["failure"] == "no update for 300 s"
+
+
+def test_versions_come_from_the_registry(tmp_path: Path) -> None:
+    """Newest first; without a registry a note says why there are none."""
+    folder = make_run(tmp_path / "a")
+    asking = client(tmp_path)
+    assert "no version is registered yet" in asking.get("/api/runs/a/versions").json()["note"]
+    with Registry.open(f"sqlite:///{folder / 'registry.sqlite'}", migrate=True) as registry:
+        for number in (3, 8):
+            new = NewVersion(
+                policy="default",
+                version=number,
+                run="a",
+                update=number - 1,
+                sha256="0" * 64,
+                size_bytes=10,
+                origin=Origin.BEST,
+            )
+            registry.register(new, by="test")
+    versions = asking.get("/api/runs/a/versions").json()
+    assert [one["version"] for one in versions["versions"]] == [8, 3]
+    assert versions["note"] == ""
+    assert versions["traffic"]["policy"] == "default"
+
+
+@pytest.mark.parametrize(
+    "name", ["nowhere", "..", "%2e%2e", "..%2fa", "a%2f..%2fa", "%2fetc%2fpasswd", "a%00", "notes"]
+)
+@pytest.mark.parametrize("part", ["", "/curve", "/versions"])
+def test_a_name_that_is_not_listed_leads_nowhere(tmp_path: Path, name: str, part: str) -> None:
+    """Names are looked up, never made into paths."""
+    make_run(tmp_path / "a")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "metrics.jsonl").write_text('{"env_steps": 1}\n')
+    reply = client(tmp_path).get(f"/api/runs/{name}{part}")
+    assert reply.status_code == 404
+    assert "env_steps" not in reply.text
+
+
+def test_nothing_can_be_changed_and_nothing_secret_is_told(tmp_path: Path) -> None:
+    """GET alone; the password is in no answer, and the page has no manual that loads from elsewhere."""
+    make_run(tmp_path / "a", summary={"solved": True})
+    asking = client(tmp_path)
+    for path in ("/", "/api/runs", "/api/runs/a", "/api/runs/a/curve", "/api/runs/a/versions"):
+        reply = asking.get(path)
+        assert reply.status_code == 200
+        assert SECRET not in reply.text
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            assert asking.request(method, path).status_code == 405
+    for path in ("/docs", "/redoc", "/openapi.json", "/static/main.js", "/../pyproject.toml", "/app.py"):
+        assert asking.get(path).status_code == 404
+
+
+def test_every_file_of_the_page_is_served_under_a_strict_policy(tmp_path: Path) -> None:
+    """What the page names is there, and nothing in it points elsewhere."""
+    asking = client(tmp_path)
+    page = asking.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    files = [
+        "/page.css",
+        "/flow.css",
+        "/main.js",
+        "/chart.js",
+        "/dom.js",
+        "/flow.js",
+        "/runs.js",
+        "/theme.js",
+        "/icon.svg",
+    ]
+    for reply in (page, *map(asking.get, files), asking.get("/api/runs"), asking.get("/nowhere")):
+        policy = reply.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert reply.headers["x-content-type-options"] == "nosniff"
+    texts = {file: asking.get(file) for file in ("/", *files)}
+    assert all(reply.status_code == 200 for reply in texts.values())
+    for file, reply in texts.items():
+        assert "innerHTML" not in reply.text, file
+        elsewhere = reply.text.replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in elsewhere
+        assert "https://" not in elsewhere
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1"]
+)
+def test_another_hosts_name_is_refused(tmp_path: Path, host: str) -> None:
+    """A page elsewhere whose name leads to this machine reads nothing here."""
+    assert client(tmp_path, host=host).get("/api/runs").status_code == 421
+    assert client(tmp_path, host=host, any_host=True).get("/api/runs").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["localhost:8470", "127.0.0.1:8470", "[::1]:8470"])
+def test_loopback_has_several_names(tmp_path: Path, host: str) -> None:
+    """With any port."""
+    assert client(tmp_path, host=host).get("/api/runs").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("0.0.0.0:0", "beyond loopback anybody could read the page"),
+        ("192.0.2.1:80", "or say --insecure"),
+        ("8470", "write HOST:PORT"),
+        ("unix:/tmp/page", "a browser needs HOST:PORT"),
+    ],
+)
+def test_an_address_beyond_loopback_is_refused(tmp_path: Path, address: str, words: str) -> None:
+    """Unless it was asked for: the page knows nobody."""
+    with pytest.raises(ConfigurationError, match=words):
+        Page(tmp_path, address, insecure=False)
+
+
+def test_without_its_extra_there_is_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'penstock\[ui\]'"):
+        Page(tmp_path, "127.0.0.1:0", insecure=False)
+
+
+def test_an_address_in_use_is_named(tmp_path: Path) -> None:
+    """With the remedy."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(ConfigurationError, match="choose another port, or 0"):
+            Page(tmp_path, address, insecure=False)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_the_page_in_the_foreground_serves_until_it_is_asked_to_end(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """Its address is the only line on stdout."""
+    make_run(tmp_path / "a")
+    command = penstock("ui", str(tmp_path), "--listen", "127.0.0.1:0")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        with urllib.request.urlopen(f"{url}api/runs", timeout=60) as reply:  # noqa: S310 - http
+            assert [one["name"] for one in json.loads(reply.read())["runs"]] == ["a"]
+        process.send_signal(number)
+        assert process.stdout.read() == ""
+    assert process.returncode == code
+
+
+def test_the_command_line_stays_on_loopback_by_itself() -> None:
+    """The default of `penstock ui`."""
+    assert ui.__defaults__ is not None
+    assert "127.0.0.1:8470" in ui.__defaults__
+    assert False in ui.__defaults__
