@@ -265,6 +265,5 @@ class Pod:
 
 def port_of(container: Object, name: Any) -> int:
     """The number of a named port."""
-    return next(
-        port["containerPort"] for port in container["ports"] if name in (port["name"], port["containerPort"])
-    )
+    (number,) = [one["containerPort"] for one in container["ports"] if name in (one["name"], one["containerPort"])]
+    return int(number)
