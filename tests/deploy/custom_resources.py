@@ -119,10 +119,18 @@ class Selector(Part):
     matchExpressions: list[Expression] = []  # noqa: N815
 
 
+class Relabeling(Part):
+    """Takes a label of the target over."""
+
+    sourceLabels: list[str]  # noqa: N815
+    targetLabel: str  # noqa: N815
+
+
 class MetricsEndpoint(Part):
     """A port by its name."""
 
     port: str
+    relabelings: list[Relabeling] = []
     path: Annotated[str, Field(pattern="^/")]
     interval: Duration
 

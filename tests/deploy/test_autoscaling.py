@@ -16,6 +16,8 @@ pytestmark = [
 ]
 
 BUDGET: Final = 4096
+RUN: Final = "penstock"
+"""What the PodMonitor makes of the namespace."""
 
 
 def scaled_object() -> dict[str, Any]:
@@ -34,11 +36,11 @@ def series(*, wait: float, compute: float, outstanding: float) -> list[dict[str,
     """Ten minutes of a learner, scraped every 5 s: seconds per second spent in a phase, steps outstanding."""
 
     def rising(phase: str, per_second: float) -> dict[str, str]:
-        name = f'penstock_update_seconds_sum{{phase="{phase}",instance="learner"}}'
+        name = f'penstock_update_seconds_sum{{run="{RUN}",phase="{phase}",instance="learner"}}'
         return {"series": name, "values": f"0+{per_second * 5:g}x120"}
 
     def steady(name: str, instance: str, value: float) -> dict[str, str]:
-        return {"series": f'{name}{{instance="{instance}"}}', "values": f"{value:g}x120"}
+        return {"series": f'{name}{{run="{RUN}",instance="{instance}"}}', "values": f"{value:g}x120"}
 
     return [
         rising("wait", wait),
@@ -46,6 +48,9 @@ def series(*, wait: float, compute: float, outstanding: float) -> list[dict[str,
         rising("publish", 0.01),
         *(steady("penstock_outstanding_steps", one, outstanding) for one in ("learner", "broker")),
         steady("penstock_budget_steps", "broker", BUDGET),
+        # Another run that the same Prometheus watches: saturated, and none of our business.
+        {"series": 'penstock_update_seconds_sum{run="other",phase="compute"}', "values": "0+5x120"},
+        {"series": 'penstock_outstanding_steps{run="other"}', "values": f"{10 * BUDGET}x120"},
     ]
 
 

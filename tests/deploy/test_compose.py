@@ -13,6 +13,8 @@ from tests.deploy.manifests import ROOT
 FILE: Final = ROOT / "deploy" / "compose.yaml"
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load(FILE.read_text())
 SERVICES: Final[dict[str, Any]] = COMPOSE["services"]
+FOLDERS: Final = ("./prometheus", "./grafana", "./grafana/provisioning")
+"""Of deploy, for Prometheus and Grafana."""
 OURS: Final = sorted(name for name, one in SERVICES.items() if one["image"].startswith("penstock-"))
 
 
@@ -61,10 +63,10 @@ def test_nobody_has_privileges(name: str) -> None:
 def test_files_and_volumes_that_are_named_are_there() -> None:
     """Relative to the file."""
     for configuration in COMPOSE["configs"].values():
-        assert "content" in configuration or (FILE.parent / configuration["file"]).is_file()
+        assert (FILE.parent / configuration["file"]).is_file()
     for service in SERVICES.values():
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0]
-            assert source in COMPOSE["volumes"] or source in ("./prometheus", "./grafana"), source
+            assert source in COMPOSE["volumes"] or source in FOLDERS, source
         for build in [service["build"]] if "build" in service else []:
             assert (FILE.parent / build["context"] / build["dockerfile"]).is_file()

@@ -54,9 +54,11 @@ def check(name: str, report: dict[str, Any]) -> None:
     for pod, told in report["pods"].items():
         check_pod(by_name[told["workload"]], {one["container"]: one for one in told["stories"]}, words)
         assert report["ready"][pod] or not by_name[told["workload"]].serves, (pod, words)
-    code, text = report["visits"]["as_actor"]
-    assert code != 0, "an actor's certificate is no operator's"
-    assert "may not call" in text
+    code, text = report["visits"]["actor"]
+    assert (code, "may not call" in text) == (1, True), text
+    if name == "local":
+        code, text = report["visits"]["operator"]
+        assert (code, json.loads(text)["run"]) == (0, "cartpole"), text
 
 
 def check_pod(workload: Workload, stories: dict[str, Any], words: str) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tests.deploy.manifests import Workload, overlay, workloads
 from tests.deploy.node.network import DATABASE, Addresses, connect, open_network
@@ -19,6 +19,7 @@ from tests.deploy.node.secrets import made_by_cert_manager, made_by_operator
 from tests.deploy.node.volumes import Volumes
 
 _TICK_S: Final = 0.2
+_VISIT_S: Final = 60.0
 
 
 class Node:
@@ -51,6 +52,12 @@ class Node:
             kind="StatefulSet", name="database", replicas=1, template=template, claims=registry.claims
         )
         return Pod(alone, "database-0", DATABASE, self.work, self.volumes, self.addresses.hosts)
+
+    def add(self, workload: Workload, name: str) -> Pod:
+        """One more pod, as somebody who scales would have it; its container is visited, not started."""
+        pod = self._pod(workload, name)
+        connect(pod.pause_pid, len(self.outside) + len(self.pods), pod.address)
+        return pod
 
     def start(self) -> None:
         """All at once."""
@@ -98,11 +105,14 @@ def pod_names(workload: Workload) -> list[str]:
     return [f"{workload.name}{middle}{index}" for index in range(workload.replicas)]
 
 
-def look(node: Node) -> dict[str, Any]:
-    """What an operator is told, by the broker's Service and with the broker's own certificate refused."""
+def look(node: Node) -> dict[str, tuple[int, str]]:
+    """What an actor and, where the overlay has one, an operator are told of the run."""
     command = ["penstock", "status", "--broker=broker:50051", "--config=/etc/penstock/run.toml", "--json"]
-    as_actor = node.of("actor")[0].visit(command, 60.0)
-    return {"as_actor": as_actor}
+    lookers = {"actor": node.of("actor")[0]}
+    wanted = [one for one in workloads(node.objects) if one.name == "operator"]
+    for workload in wanted:
+        lookers["operator"] = node.add(workload, "operator-5d8f9c7b4-x7k20")
+    return {name: pod.visit(command, _VISIT_S) for name, pod in lookers.items()}
 
 
 def main(name: str, work: Path, *, limit_s: float, whole: bool) -> None:

@@ -6,7 +6,6 @@ initial containers, one after the other ─► container ─► started ─► r
 What Kubernetes would do is done as the manifest says it; the back-off between restarts is shorter.
 """
 
-import http.client
 import os
 import signal
 import subprocess
@@ -16,11 +15,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tests.deploy.manifests import ROOT, Object, Workload
 from tests.deploy.node.container import Mount, Spec
 from tests.deploy.node.images import image
+from tests.deploy.node.probes import ask_http
 from tests.deploy.node.volumes import Volumes, expand
 
 BACK_OFF_S: Final = (1.0, 2.0, 4.0, 8.0)
@@ -206,17 +206,7 @@ class Pod:
         timeout = probe.get("timeoutSeconds", 1)
         if "exec" in probe:
             return self._run_inside(container, probe["exec"]["command"], timeout)
-        port = port_of(container, probe["httpGet"]["port"])
-        connection = http.client.HTTPConnection(self.address, port, timeout=timeout)
-        try:
-            connection.request("GET", probe["httpGet"]["path"])
-            reply = connection.getresponse()
-            text = reply.read().decode(errors="replace").strip()
-        except (OSError, http.client.HTTPException) as error:
-            return str(error) or type(error).__name__
-        finally:
-            connection.close()
-        return "" if 200 <= reply.status < 400 else f"{reply.status} {text}"
+        return ask_http(self.address, container, probe["httpGet"], timeout)
 
     def _run_inside(self, container: Object, command: list[str], timeout: float) -> str:
         environment = image(container["image"]).environment | self._environment(container)
@@ -261,10 +251,3 @@ class Pod:
             f"--- {self.name} {path.name}\n{path.read_text(errors='replace')[-1500:]}"
             for path in sorted(self._work.glob("*.log"))
         )
-
-
-def port_of(container: Object, name: Any) -> int:
-    """The number of a named port."""
-    return next(
-        port["containerPort"] for port in container["ports"] if name in (port["name"], port["containerPort"])
-    )

@@ -43,7 +43,7 @@ class Volumes:
     def source(self, workload: Workload, pod: str, mount: Object) -> Path:
         """What is mounted: the volume, or with `subPath` a file or folder in it, which must be there."""
         folder = self._volume(workload, pod, mount["name"])
-        path = folder / mount.get("subPath", "")
+        path = folder / str(mount.get("subPath", ""))
         if not path.exists():
             raise FileNotFoundError(f"{workload.name}: subPath {mount['subPath']} of {mount['name']}")
         return path
