@@ -1,6 +1,6 @@
 """python -m tests.deploy.record_autoscaling: the series of a starved and of a saturated learner, as promtool reads them.
 
-Two real runs, each under a real Prometheus for a minute. Written: deploy/prometheus/autoscaling_test.yml, in which
+Two real runs, each under a real Prometheus for less than a minute. Written: deploy/prometheus/autoscaling_test.yml, in which
 promtool asks the recording rules which way to scale the actors.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 from tests.deploy.prometheus_server import RULES, WatchingPrometheus, watching
 from tests.integration.training import Training, wait_until_gone
 
-SECONDS: Final = 60
+SECONDS: Final = 45
 STEP_S: Final = 5
 LONG: Final = ("CartPole-v1", "--total-steps=100000000", "--set=learner.stop_at_target=false")
 RUNS: Final = {
