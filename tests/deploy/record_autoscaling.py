@@ -29,8 +29,8 @@ SERIES: Final = (
 )  # fmt: skip
 LABELS: Final = ("instance", "role", "cause")
 ASKED: Final = {
-    "penstock:learner_wait_share > bool 0.5": {"starved": 1, "saturated": 0},
-    "penstock:actor_wait_share > bool 0.5": {"starved": 0, "saturated": 1},
+    "penstock:learner_wait_share > bool penstock:actor_wait_share": {"starved": 1, "saturated": 0},
+    "penstock:outstanding_share": {"starved": 1, "saturated": 1},
     "penstock:actors_wanted > bool on (run) (1.1 * penstock:actors)": {"starved": 1, "saturated": 0},
     "penstock:actors_wanted < bool on (run) (0.9 * penstock:actors)": {"starved": 0, "saturated": 1},
 }
@@ -83,7 +83,8 @@ def _questions() -> Iterator[str]:
     for expression, answers in ASKED.items():
         yield f"      - expr: '{expression}'\n        eval_time: {SECONDS - STEP_S}s\n        exp_samples:\n"
         for run, value in answers.items():
-            yield f"""          - {{labels: '{{run="{run}"}}', value: {value}}}\n"""
+            name = "" if " " in expression else expression
+            yield f"""          - {{labels: '{name}{{run="{run}"}}', value: {value}}}\n"""
 
 
 def main() -> None:
