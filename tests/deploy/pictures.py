@@ -28,9 +28,8 @@ def main() -> None:
             pause.wait(seconds * 0.3)
             prometheus.until(lambda: len(run.versions()) > 1, "two versions")
             run.try_versions()
-            for _ in range(10):
-                run.err()
-                pause.wait(seconds * 0.03)
+            run.err()
+            pause.wait(seconds * 0.3)
             run.kill("actor-0")
             pause.wait(seconds * 0.2)
             run.kill("broker")

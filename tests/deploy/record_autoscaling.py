@@ -1,6 +1,6 @@
 """python -m tests.deploy.record_autoscaling: the series of a starved and of a saturated learner, as promtool reads them.
 
-Two real runs, each under a real Prometheus for a minute. Written: deploy/prometheus/autoscaling_test.yml, in which
+Two real runs, each under a real Prometheus for less than a minute. Written: deploy/prometheus/autoscaling_test.yml, in which
 promtool asks the recording rules which way to scale the actors.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 from tests.deploy.prometheus_server import RULES, WatchingPrometheus, watching
 from tests.integration.training import Training, wait_until_gone
 
-SECONDS: Final = 60
+SECONDS: Final = 45
 STEP_S: Final = 5
 LONG: Final = ("CartPole-v1", "--total-steps=100000000", "--set=learner.stop_at_target=false")
 RUNS: Final = {
@@ -29,8 +29,8 @@ SERIES: Final = (
 )  # fmt: skip
 LABELS: Final = ("instance", "role", "cause")
 ASKED: Final = {
-    "penstock:learner_wait_share > bool 0.5": {"starved": 1, "saturated": 0},
-    "penstock:actor_wait_share > bool 0.5": {"starved": 0, "saturated": 1},
+    "penstock:learner_wait_share > bool penstock:actor_wait_share": {"starved": 1, "saturated": 0},
+    "penstock:outstanding_share": {"starved": 1, "saturated": 1},
     "penstock:actors_wanted > bool on (run) (1.1 * penstock:actors)": {"starved": 1, "saturated": 0},
     "penstock:actors_wanted < bool on (run) (0.9 * penstock:actors)": {"starved": 0, "saturated": 1},
 }
@@ -83,7 +83,8 @@ def _questions() -> Iterator[str]:
     for expression, answers in ASKED.items():
         yield f"      - expr: '{expression}'\n        eval_time: {SECONDS - STEP_S}s\n        exp_samples:\n"
         for run, value in answers.items():
-            yield f"""          - {{labels: '{{run="{run}"}}', value: {value}}}\n"""
+            name = "" if " " in expression else expression
+            yield f"""          - {{labels: '{name}{{run="{run}"}}', value: {value}}}\n"""
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from deploy.grafana.queries import Panel, Query
 from tests.deploy.prometheus_server import RULES, WatchingPrometheus, needs_prometheus, watching
 from tests.deploy.watched_run import WatchedRun, running
 
-pytestmark = [needs_prometheus, pytest.mark.timeout(600)]
+pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(600)]
 
 WINDOW: Final = "10s"
 STEP_S: Final = 1.0
