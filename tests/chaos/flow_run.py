@@ -76,17 +76,13 @@ class Flow:
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
         """A sample of a process's /metrics."""
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(self._exposition(name))
-            for sample in family.samples
-            if sample.name == f"penstock_{metric}" and labels.items() <= sample.labels.items()
-        )
+        return _sample(self._exposition(name), metric, **labels)
 
     def share_above(self, name: str, histogram: str, bound: float) -> float:
-        """The share of a histogram's observations above one of its bounds."""
-        total = self.metric(name, f"{histogram}_count")
-        within = self.metric(name, f"{histogram}_bucket", le=str(float(bound)))
+        """The share of a histogram's observations above one of its bounds, all of one moment."""
+        text = self._exposition(name)
+        total = _sample(text, f"{histogram}_count")
+        within = _sample(text, f"{histogram}_bucket", le=str(float(bound)))
         return 1 - within / total if total else 0.0
 
     def settle_over(self, fragments: int, what: str) -> None:
@@ -167,3 +163,12 @@ def resident_bytes(pid: int) -> int:
     """Memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _sample(exposition: str, metric: str, **labels: str) -> float:
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(exposition)
+        for sample in family.samples
+        if sample.name == f"penstock_{metric}" and labels.items() <= sample.labels.items()
+    )
