@@ -16,7 +16,7 @@ import pytest
 from tests.integration.training import PATIENCE_S, Training, wait_until_gone
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, ViewportSize
 
 pytest.importorskip("fastapi", reason="the page needs `pip install 'penstock[ui]'`")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
@@ -29,7 +29,7 @@ pytestmark = [
 LONG = ("--total-steps", "100000000", "--set", "learner.stop_at_target=false")
 SHORT = ("--total-steps", "30000", "--set", "evaluation.episodes=5")
 PICTURES = os.environ.get("PENSTOCK_SCREENSHOTS")
-WIDE = {"width": 1440, "height": 1000}
+WIDE: "ViewportSize" = {"width": 1440, "height": 1000}
 NEWEST_STEP = (
     "() => Number(document.querySelector('#tiles div:nth-child(3) dd').textContent.replaceAll(',', ''))"
 )
