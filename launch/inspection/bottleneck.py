@@ -135,7 +135,7 @@ def _shares(figures: Figures) -> list[str]:
     if figures.learner_wait_share is not None:
         found.append(f"the learner waits {figures.learner_wait_share:.0%} of its time for experience")
     if figures.leave_wait_share is not None:
-        found.append(f"actors {figures.leave_wait_share:.0%} of theirs for leave")
+        found.append(f"actors wait {figures.leave_wait_share:.0%} of their time for leave")
     if figures.ack_wait_share is not None:
         found.append(f"{figures.ack_wait_share:.0%} for acknowledgements")
     if found and figures.ack_s is not None:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -68,11 +68,22 @@ class Watch:
                 self._seen.append(observe(self._run_dir, self._ask))
             while len(self._seen) > 2 and self._seen[1].at_s <= self._seen[-1].at_s - WINDOW_S:
                 self._seen.popleft()
-            before, now = self._seen[0], self._seen[-1]
+            before, now = comparable(self._seen), self._seen[-1]
         flow = flow_between(before, now)
         return Look(
             now=now, flow=flow, verdict=judge(figures_between(before, now)), rows=role_rows(now, flow)
         )
+
+
+def comparable(seen: Sequence[Observation]) -> Observation:
+    """The oldest in which every process has answered that answers in the newest; else the oldest."""
+    answering = _answering(seen[-1])
+    whole = (one for one in seen if one is not seen[-1] and answering <= _answering(one))
+    return next(whole, seen[0])
+
+
+def _answering(observation: Observation) -> set[tuple[str, int]]:
+    return {(sight.name, sight.pid) for sight in observation.sights if sight.samples}
 
 
 def watch_folder(run_dir: Path, config: Path | None = None, assignments: tuple[str, ...] = ()) -> Watch:

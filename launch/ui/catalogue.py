@@ -59,8 +59,8 @@ class Catalogue:
 
     @property
     def folder(self) -> str:
-        """What is shown, for people."""
-        return str(self._folder)
+        """Its name, for people; where it lies is nobody's business."""
+        return self._folder.name
 
     def runs(self) -> list["ShownRun"]:
         """Newest first."""

@@ -28,6 +28,7 @@ HOPS = (
     "staleness",
     "versions",
 )
+SHORT = ("--total-steps", "3000", "--set", "evaluation.episodes=5")
 LONG = ("--total-steps", "100000000", "--set", "learner.stop_at_target=false")
 
 
@@ -131,7 +132,7 @@ def test_the_page_tells_the_curve_as_it_grows(training: Training) -> None:
 
 def test_the_page_ends_with_its_run(tmp_path: Path) -> None:
     """And a run that ended is no longer running, for status and page."""
-    training = Training(tmp_path / "short", "CartPole-v1", "--ui", "--total-steps", "3000", "--json")
+    training = Training(tmp_path / "short", "CartPole-v1", "--ui", *SHORT, "--json")
     code, out, err = training.end()
     assert code == 0, err
     assert json.loads(out)["env_steps"] >= 3000

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.training import PATIENCE_S, Training, wait_until_gone
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, ViewportSize
 
 pytest.importorskip("fastapi", reason="the page needs `pip install 'penstock[ui]'`")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
@@ -27,7 +27,9 @@ pytestmark = [
 ]
 
 LONG = ("--total-steps", "100000000", "--set", "learner.stop_at_target=false")
+SHORT = ("--total-steps", "30000", "--set", "evaluation.episodes=5")
 PICTURES = os.environ.get("PENSTOCK_SCREENSHOTS")
+WIDE: "ViewportSize" = {"width": 1440, "height": 1000}
 NEWEST_STEP = (
     "() => Number(document.querySelector('#tiles div:nth-child(3) dd').textContent.replaceAll(',', ''))"
 )
@@ -37,7 +39,7 @@ class Screen:
     """A tab, and everything that it complained about or asked for elsewhere."""
 
     def __init__(self, browser: "Browser", url: str) -> None:
-        self.tab = browser.new_page(viewport={"width": 1440, "height": 1000}, color_scheme="light")
+        self.tab = browser.new_page(viewport=WIDE, color_scheme="light", reduced_motion="reduce")
         self.tab.set_default_timeout(1000 * PATIENCE_S)
         self.complaints: list[str] = []
         origin = url.partition("#")[0]
@@ -63,7 +65,7 @@ class Screen:
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Training]:
     """A run that goes on beside one that has ended."""
-    first = Training(tmp_path / "runs" / "first", "CartPole-v1", "--seed", "7", "--total-steps", "40000")
+    first = Training(tmp_path / "runs" / "first", "CartPole-v1", "--seed", "7", *SHORT)
     assert first.end()[0] == 0
     training = Training(tmp_path / "runs" / "second", "CartPole-v1", "--ui", *LONG)
     try:
@@ -85,8 +87,8 @@ def test_a_person_watches_a_run(training: Training) -> None:
         see_what_flows(screen)
         compare_runs(screen)
         read_with_the_keyboard(screen)
-        see_a_learner_that_stands_still(screen, training.pids()["learner"])
         see_it_small_and_dark(screen)
+        see_a_learner_that_stands_still(screen, training.pids()["learner"])
         assert screen.complaints == []
         ask_for_a_run_that_is_not_there(browser, url)
         browser.close()
@@ -131,6 +133,7 @@ def read_with_the_keyboard(screen: Screen) -> None:
     assert "steps" in (screen.tab.text_content("#rate .tip strong") or "")
     screen.tab.keyboard.press("Escape")
     assert not screen.tab.is_visible("#rate .tip")
+    screen.tab.evaluate("() => document.activeElement.blur()")
 
 
 def see_a_learner_that_stands_still(screen: Screen, pid: int) -> None:
@@ -157,7 +160,7 @@ def see_it_small_and_dark(screen: Screen) -> None:
     screen.until("() => document.documentElement.dataset.theme === 'dark'")
     screen.until("() => document.documentElement.scrollWidth <= window.innerWidth")
     screen.picture("page-small")
-    tab.set_viewport_size({"width": 1440, "height": 1000})
+    tab.set_viewport_size(WIDE)
     screen.picture("page-dark")
     tab.click("#theme")
     assert tab.evaluate("() => document.documentElement.dataset.theme") == "light"

@@ -10,6 +10,7 @@ from launch.inspection.flow import figures_between, flow_between
 from launch.inspection.observation import Learnt, Observation
 from launch.inspection.processes import Sample, Sight
 from launch.inspection.roles import role_rows
+from launch.inspection.watch import comparable
 from penstock.v1 import control_pb2
 from penstock.wire.messages import RunState
 
@@ -49,7 +50,7 @@ def test_whoever_waits_points_at_the_one_waited_for(shares: dict[str, float | No
 def test_the_figures_are_in_the_line() -> None:
     """One line that a person can check."""
     assert judge(replace(WORKING, leave_wait_share=0.63)).line == (
-        "learner-bound: the learner waits 10% of its time for experience, actors 63% of theirs for leave, "
+        "learner-bound: the learner waits 10% of its time for experience, actors wait 63% of their time for leave, "
         "0% for acknowledgements, an acknowledgement takes 3.0 ms"
     )
 
@@ -160,6 +161,16 @@ def test_rates_are_differences_of_counters_by_time() -> None:
     assert figures.learner_wait_share == 0.25
     assert figures.leave_wait_share == 0.75
     assert judge(figures).bound is Bound.LEARNER
+
+
+def test_the_oldest_look_at_which_all_answered_is_compared_with() -> None:
+    """A process that was silent, or was not there, would have no rates for as long as the window."""
+    silent = seen(0, learner(0, 1, 0, 0), sight("actor-0", 0, "stands still: stopped by a signal"))
+    starting, now = seen(1, learner(1, 2, 0, 1)), seen(4, learner(4, 5, 0, 4), actor("actor-0", 4, 9, 0))
+    whole = seen(2, learner(2, 3, 0, 2), actor("actor-0", 2, 5, 0))
+    assert comparable([silent, starting, whole, now]) is whole
+    assert comparable([silent, starting, now]) is silent
+    assert comparable([now]) is now
 
 
 def test_an_actor_that_was_started_again_counts_from_its_second_look_on() -> None:
