@@ -44,6 +44,7 @@ check: .venv/installed
 	$(BIN)/codespell
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python -m deploy.grafana --check
+	$(BIN)/python -m deploy.prometheus.operator --check
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .
@@ -62,6 +63,7 @@ protos: .venv/installed
 
 dashboards: .venv/installed
 	$(BIN)/python -m deploy.grafana
+	$(BIN)/python -m deploy.prometheus.operator
 
 .venv/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python" >&2; exit 1; }

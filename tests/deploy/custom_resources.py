@@ -151,6 +151,39 @@ class PodMonitor(Resource):
     spec: PodMonitorSpec
 
 
+class Rule(Part):
+    """One alert, or one query under a name."""
+
+    alert: Annotated[str, Field(pattern=r"^[A-Za-z]+$")] | None = None
+    record: Annotated[str, Field(pattern=r"^[a-z:_]+$")] | None = None
+    expr: str
+    # Named as the field is: a word of the language.
+    duration: Annotated[Duration | None, Field(alias="for")] = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class RuleGroup(Part):
+    """Evaluated together."""
+
+    name: str
+    rules: Annotated[list[Rule], Field(min_length=1)]
+
+
+class PrometheusRuleSpec(Part):
+    """All groups."""
+
+    groups: Annotated[list[RuleGroup], Field(min_length=1)]
+
+
+class PrometheusRule(Resource):
+    """Has Prometheus record and alert."""
+
+    apiVersion: Literal["monitoring.coreos.com/v1"]  # noqa: N815
+    kind: Literal["PrometheusRule"]
+    spec: PrometheusRuleSpec
+
+
 # KEDA
 
 
@@ -232,5 +265,5 @@ class ScaledObject(Resource):
 
 
 KINDS: dict[str, type[Resource]] = {
-    kind.__name__: kind for kind in (Issuer, Certificate, PodMonitor, ScaledObject)
+    kind.__name__: kind for kind in (Issuer, Certificate, PodMonitor, PrometheusRule, ScaledObject)
 }

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on PATH (Debian: prometheus)"),
 ]
 
-BUDGET: Final = 4096
+RULES: Final = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules.yml"
 RUN: Final = "penstock"
 """What the PodMonitor makes of the namespace."""
 
@@ -32,35 +32,37 @@ def trigger() -> dict[str, str]:
     return dict(found["metadata"])
 
 
-def series(*, wait: float, compute: float, outstanding: float) -> list[dict[str, str]]:
-    """Ten minutes of a learner, scraped every 5 s: seconds per second spent in a phase, steps outstanding."""
+def series(actors: int, *, actor_waits: float, learner_waits: float | None) -> list[dict[str, str]]:
+    """Five minutes, scraped every 15 s: shares of their time in which actors wait for leave, the learner for a batch."""
 
-    def rising(phase: str, per_second: float) -> dict[str, str]:
-        name = f'penstock_update_seconds_sum{{run="{RUN}",phase="{phase}",instance="learner"}}'
-        return {"series": name, "values": f"0+{per_second * 5:g}x120"}
+    def rising(name: str, per_second: float, **labels: str) -> dict[str, str]:
+        said = ",".join(f'{label}="{value}"' for label, value in labels.items())
+        return {"series": f"{name}{{{said}}}", "values": f"0+{per_second * 15:g}x20"}
 
-    def steady(name: str, instance: str, value: float) -> dict[str, str]:
-        return {"series": f'{name}{{run="{RUN}",instance="{instance}"}}', "values": f"{value:g}x120"}
-
-    return [
-        rising("wait", wait),
-        rising("compute", compute),
-        rising("publish", 0.01),
-        *(steady("penstock_outstanding_steps", one, outstanding) for one in ("learner", "broker")),
-        steady("penstock_budget_steps", "broker", BUDGET),
-        # Another run that the same Prometheus watches: saturated, and none of our business.
-        {"series": 'penstock_update_seconds_sum{run="other",phase="compute"}', "values": "0+5x120"},
-        {"series": 'penstock_outstanding_steps{run="other"}', "values": f"{10 * BUDGET}x120"},
+    found = [
+        # Another run that the same Prometheus watches: starved, and none of our business.
+        rising("penstock_learner_wait_seconds_total", 1.0, run="other"),
+        rising("penstock_cpu_seconds_total", 1.0, run="other", role="actor", instance="x"),
     ]
+    for number in range(actors):
+        own = {"run": RUN, "instance": f"actor-{number}"}
+        found.append(rising("penstock_cpu_seconds_total", 1.0, role="actor", **own))
+        found.append(rising("penstock_actor_wait_seconds_total", actor_waits, cause="leave", **own))
+    if learner_waits is not None:
+        found.append(rising("penstock_learner_wait_seconds_total", learner_waits, run=RUN))
+    return found
 
 
 def evaluate(folder: Path, given: list[dict[str, str]], expected: float | None) -> None:
     """The query's value over these series, None: no answer; promtool fails on any other."""
-    samples = [] if expected is None else [{"labels": "{}", "value": expected}]
-    case = {"expr": trigger()["query"], "eval_time": "8m", "exp_samples": samples}
-    test = {"interval": "5s", "input_series": given, "promql_expr_test": [case]}
+    query = trigger()["query"]
+    samples = [] if expected is None else [{"labels": query.replace("'", '"'), "value": expected}]
+    case = {"expr": query, "eval_time": "5m", "exp_samples": samples}
+    test = {"interval": "15s", "input_series": given, "promql_expr_test": [case]}
     path = folder / "case.yml"
-    path.write_text(yaml.safe_dump({"tests": [test], "evaluation_interval": "5s"}))
+    path.write_text(
+        yaml.safe_dump({"rule_files": [str(RULES)], "tests": [test], "evaluation_interval": "15s"})
+    )
     done = subprocess.run(
         ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False, timeout=60
     )
@@ -68,30 +70,26 @@ def evaluate(folder: Path, given: list[dict[str, str]], expected: float | None) 
 
 
 def test_a_starved_learner_gets_more_actors(tmp_path: Path) -> None:
-    """It waits three quarters of its time, far above the target, and the budget has room."""
-    evaluate(tmp_path, series(wait=0.75, compute=0.25, outstanding=BUDGET / 4), 0.75)
-    assert float(trigger()["threshold"]) < 0.75
+    """It waits three quarters of its time for two actors that never wait."""
+    evaluate(tmp_path, series(2, actor_waits=0.0, learner_waits=0.75), 8.0)
 
 
 def test_a_saturated_learner_gives_actors_back(tmp_path: Path) -> None:
-    """It hardly waits, and what is outstanding fills the budget."""
-    evaluate(tmp_path, series(wait=0.0625, compute=0.9375, outstanding=BUDGET), 0.0625)
-    assert 0.0625 < float(trigger()["threshold"])
+    """It never waits, and eight actors wait three quarters of their time."""
+    evaluate(tmp_path, series(8, actor_waits=0.75, learner_waits=0.0), 2.0)
 
 
-def test_where_the_budget_is_full_more_actors_would_only_wait(tmp_path: Path) -> None:
-    """A learner that waits although all leave is given out: the target itself is answered, nothing changes."""
-    evaluate(
-        tmp_path, series(wait=0.75, compute=0.25, outstanding=0.95 * BUDGET), float(trigger()["threshold"])
-    )
+def test_where_both_wait_in_turns_more_actors_would_only_wait(tmp_path: Path) -> None:
+    """The budget is what is small."""
+    evaluate(tmp_path, series(4, actor_waits=0.5, learner_waits=0.5), 4.0)
 
 
-@pytest.mark.parametrize("paused", [True, False], ids=["paused", "absent"])
-def test_without_a_learner_the_number_stays(tmp_path: Path, paused: bool) -> None:
-    """No answer, which KEDA is told to take as none and not as zero."""
-    given = series(wait=0.0, compute=0.0, outstanding=0.0) if paused else []
-    evaluate(tmp_path, given, None)
+def test_without_a_learner_the_number_stays(tmp_path: Path) -> None:
+    """No answer, which KEDA is told to take as none and not as zero; an answer is the number of actors itself."""
+    evaluate(tmp_path, series(2, actor_waits=1.0, learner_waits=None), None)
     assert trigger()["ignoreNullValues"] == "false"
+    (found,) = scaled_object()["triggers"]
+    assert (found["metricType"], trigger()["threshold"]) == ("AverageValue", "1")
 
 
 def test_actors_leave_one_by_one_and_have_time_to_flush() -> None:
