@@ -10,7 +10,7 @@
 
 A fragment's header carries the context of its `actor.unroll`: all that happens to the fragment later is a child
 of that span. An update has many fragments, so it is a trace of its own with a link to each one's `learner.batch`.
-While it is off nothing of OpenTelemetry is imported, no header has a context, and each call here is one look.
+While it is off nothing of OpenTelemetry is imported here, no header has a context, and each call here is one look.
 """
 
 from collections.abc import Sequence

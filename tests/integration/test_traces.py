@@ -40,7 +40,9 @@ def test_a_fragment_is_followed_from_its_steps_to_the_weights_that_it_made(tmp_p
     assert code == 0, err
     run = training.summary()["run"]
     applied = {span.attributes["penstock.version"] for span in traces.named("actor.apply")}
-    made = [span for span in traces.named("learner.publish") if span.attributes["penstock.version"] in applied]
+    made = [
+        span for span in traces.named("learner.publish") if span.attributes["penstock.version"] in applied
+    ]
     assert made, "no version that came of a traced update was applied by an actor"
     for publication in made:
         check_the_way(traces, publication, run)
