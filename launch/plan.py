@@ -66,7 +66,7 @@ def make_plan(request: Request) -> Plan:
         sections = {"actor": _allowing_module(settings), "serving": _following_the_learner(settings)}
         settings = settings.model_copy(update={"run": name, **sections})
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
-        settings = _with_absolute_folders(settings, run_dir)
+    settings = _with_absolute_folders(settings, run_dir)
     _check_actors(settings)
     target = settings.learner.target_return
     known = load(find(settings.workload).target)(settings.environment)

@@ -100,6 +100,10 @@ def test_files_of_traces_lie_with_the_run_unless_said(
     plan = make_plan(Request(what="CartPole-v1", assignments=(*ask, "tracing.folder=here")))
     assert plan.settings.tracing.folder == tmp_path / "here"
     assert make_plan(Request(what="CartPole-v1")).settings.tracing.folder is None
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "config.toml").write_text('run = "r-1"\n')
+    plan = make_plan(Request(run_dir=Path("r"), resume=True, assignments=ask))
+    assert plan.settings.tracing.folder == tmp_path / "r" / "traces"
 
 
 def test_the_written_configuration_reads_back_equal_and_holds_no_secret(tmp_path: Path) -> None:
