@@ -9,7 +9,7 @@ import time
 from actor.session import Session, Weights
 from penstock.policy.policy import Policy
 from penstock.policy.weights import load_into
-from penstock.runtime import metrics
+from penstock.runtime import metrics, tracing
 from penstock.runtime.exit import Fatal
 from penstock.wire.messages import Publication
 from penstock.wire.specification import Probe
@@ -33,7 +33,9 @@ class LocalPolicy:
             raise Fatal(f"weights {weights.publication.version} cannot be applied: {error}") from error
         self.publication = weights.publication
         metrics.WEIGHT_VERSION_APPLIED.set(weights.publication.version)
-        metrics.WEIGHT_APPLY_SECONDS.observe(time.monotonic() - weights.arrived_s)
+        took_s = time.monotonic() - weights.arrived_s
+        metrics.WEIGHT_APPLY_SECONDS.observe(took_s)
+        tracing.record("actor.apply", took_s, parent=tracing.current(), version=weights.publication.version)
 
     def follow(self, session: Session) -> None:
         """Apply the session's newest weights if they are newer, and answer the probe with them."""

@@ -10,6 +10,7 @@ from actor.rollout import ENVIRONMENT, WEIGHTS
 from actor.run import Run
 from actor.seeds import action_seed, environment_seeds
 from actor.session import Session
+from penstock.runtime import tracing
 from penstock.runtime.health import Health
 from penstock.runtime.settings import ActorSection
 from penstock.wire.fragment import Fragment
@@ -80,6 +81,7 @@ class EnvironmentCrew:
                 sequence=sequence,
                 weights=self._local.publication,
                 round=round_,
+                traceparent=tracing.current(),
             )
         )
 

@@ -35,6 +35,7 @@ class Stamp:
     sequence: int
     weights: Publication
     round: int
+    traceparent: str = ""
 
 
 class FragmentBuilder:
@@ -117,6 +118,7 @@ class FragmentBuilder:
             tensors=(),
             created_us=time.time_ns() // 1000,
             round=stamp.round,
+            traceparent=stamp.traceparent,
         )
         fragment = build(header, self._tensors(ends), self._compress)
         episodes = self._episodes.advance(

@@ -16,7 +16,7 @@ from itertools import islice
 
 from actor.ack_journal import AckJournal
 from actor.session import Session
-from penstock.runtime import metrics
+from penstock.runtime import metrics, tracing
 from penstock.runtime.failpoint import failpoint
 from penstock.wire.fragment import Fragment
 from penstock.wire.limits import (
@@ -141,7 +141,10 @@ class Outbox:
     def _append(self, fragments: list[Fragment]) -> None:
         session = self._session
         failpoint("append.sending", fragments[-1].header.sequence)
+        began = time.monotonic()
         reply = session.link.append(session.number, self.acked_through, fragments, session.closing)
+        if tracing.is_on():
+            _trace(fragments, reply.acked_through, time.monotonic() - began)
         failpoint("append.answered", reply.acked_through)
         session.offer(reply.leave)
         self._acknowledge(reply.acked_through)
@@ -190,6 +193,18 @@ class Outbox:
             self._session.closing.wait(max(_LEAST_WAIT_S, refusal.retry_after_ms / 1000))
         else:
             self._session.end(refusal)
+
+
+def _trace(fragments: Iterable[Fragment], acked_through: int, took_s: float) -> None:
+    for header in (fragment.header for fragment in fragments):
+        tracing.record(
+            "actor.append",
+            took_s,
+            header=header.traceparent,
+            session=header.session,
+            sequence=header.sequence,
+            acked=header.sequence <= acked_through,
+        )
 
 
 def fill_message(fragments: Iterable[Fragment]) -> list[Fragment]:

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from actor.outbox import Outbox
 from actor.session import Session
-from penstock.runtime import metrics
+from penstock.runtime import metrics, tracing
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
@@ -78,12 +78,16 @@ class Rollout:
         crew.begin(actor_id, session)
         sequence = 1
         while self._await_leave(sequence):
-            crew.follow(session)
-            round_ = session.leave.round
-            session.begun_through = sequence
-            failpoint("unroll.begun", sequence)
-            crew.unroll(self._is_over)
-            if not self._hand_over(sequence, round_):
+            with tracing.trace("actor.unroll"):
+                crew.follow(session)
+                round_ = session.leave.round
+                session.begun_through = sequence
+                failpoint("unroll.begun", sequence)
+                crew.unroll(self._is_over)
+                fragment, episodes = crew.cut(session.number, sequence, round_)
+                if tracing.is_on():
+                    _describe(fragment)
+            if not self._hand_over(fragment, episodes):
                 return
             sequence += 1
 
@@ -119,8 +123,8 @@ class Rollout:
         session = self._session
         return self._stop.is_set() or session.is_over or session.state is RunState.STOPPING
 
-    def _hand_over(self, sequence: int, round_: int) -> bool:
-        fragment, episodes = self._crew.cut(self._session.number, sequence, round_)
+    def _hand_over(self, fragment: Fragment, episodes: list[Episode]) -> bool:
+        sequence = fragment.header.sequence
         failpoint("fragment.cut", sequence)
         metrics.FRAGMENTS_BUILT.inc()
         metrics.ENV_STEPS.inc(int(fragment.arrays()["valid"].sum()))
@@ -136,6 +140,17 @@ class Rollout:
         self._health.progress(ENVIRONMENT)
         _tell_wait("outbox", began)
         return kept
+
+
+def _describe(fragment: Fragment) -> None:
+    header = fragment.header
+    tracing.describe(
+        run=header.run,
+        session=header.session,
+        sequence=header.sequence,
+        steps=header.charge,
+        version=header.newest_version,
+    )
 
 
 def _tell_wait(cause: str, since: float) -> float:

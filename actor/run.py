@@ -117,7 +117,7 @@ def _overlay(told: ActorSection, local: ActorSection) -> ActorSection:
     for key in _THE_RUNS:
         here, run = getattr(local, key), getattr(told, key)
         if key in local.model_fields_set and here != run:
-            log.warning("ignored: the run decides", extra={"key": f"actor.{key}", "here": here, "run": run})
+            log.warning("ignored: the run decides", extra={"key": f"actor.{key}", "here": here, "told": run})
     own: dict[str, Any] = {key: getattr(local, key) for key in _LOCAL if key in local.model_fields_set}
     own["ack_journal"] = local.ack_journal  # never a path from the wire
     return told.model_copy(update=own)

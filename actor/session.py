@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actor.link import Link, Opened
-from penstock.runtime import metrics
+from penstock.runtime import logs, metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.lifecycle import Lifecycle
@@ -266,6 +266,7 @@ def open_session(link: Link, actor_id: str, role: Role, lifecycle: Lifecycle) ->
         if isinstance(reply, Opened):
             failpoint("session.opened", reply.session)
             metrics.SESSIONS_OPENED.inc()
+            logs.name_run(reply.specification.run)
             log.info("session open", extra={"session": reply.session, "run_name": reply.specification.run})
             return Session(link, reply, follows_weights=role is not Role.EVALUATION)
         if reply.reason is Reason.RUN_CLOSED:

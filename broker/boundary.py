@@ -189,13 +189,20 @@ def _guarded_call(inner: Handler, name: str, deadline_s: float, presence: Presen
             text = f"{name}: no answer within {deadline_s:g} s; send it again"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
         except StoreUnavailable as error:
-            LOGGER.warning("%s: redis does not answer: %s", name, error)
+            LOGGER.warning("%s: redis does not answer: %s", name, error, extra=_about(request))
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"{name}: redis does not answer; send it again")
         except Exception:
             number = secrets.token_hex(4)
-            LOGGER.exception("%s failed; request id %s", name, number)
+            words = {"request_id": number, **_about(request)}
+            LOGGER.exception("%s failed", name, extra=words)
             await context.abort(
                 grpc.StatusCode.INTERNAL, f"{name} failed; request id {number} in the broker's log"
             )
 
     return guarded
+
+
+def _about(request: Any) -> dict[str, int]:
+    """Whose call it is, where the request says so."""
+    session = getattr(request, "session", 0)
+    return {"session": session} if session else {}

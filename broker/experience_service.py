@@ -20,7 +20,8 @@ from broker.staging import StagingBudget
 from broker.state import Appended, AppendItem
 from broker.store import Store, StoreUnavailable
 from broker.told import Told
-from penstock.runtime import metrics
+from broker.traces import trace_append
+from penstock.runtime import metrics, tracing
 from penstock.runtime.failpoint import failpoint
 from penstock.v1 import experience_pb2 as pb
 from penstock.v1 import specification_pb2
@@ -88,7 +89,10 @@ class ExperienceService(ExperienceServiceServicer):
             await self._owners.check(request.session, context)
             failpoint("append.received", request.acked_through + 1)
             admitted = await self._admission.admit(request.session, request.fragments)
+            checked_s = time.perf_counter() - began
             appended = await self._append(request, admitted)
+            if tracing.is_on():
+                trace_append(admitted.items, appended, checked_s, time.perf_counter() - began)
         except StoreUnavailable as error:
             appended = _untaken(request, redis_down(Reason.FULL, error))
         except Refused as error:

@@ -13,12 +13,13 @@ from typing import Any
 
 from launch import toml
 from penstock.runtime import settings as configuration
-from penstock.runtime.settings import ActorSection, ConfigurationError, ServingSection, Settings
+from penstock.runtime.settings import ActorSection, ConfigurationError, Section, ServingSection, Settings
 from penstock.runtime.workload import find, load
 from penstock.wire.ids import new_run_name
 
 CONFIG_FILE = "config.toml"
 LOCK_FILE = "launcher.lock"
+TRACES = "traces"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +61,12 @@ def make_plan(request: Request) -> Plan:
         run_dir = _resumed_folder(request)
         settings = resolve(configuration.parse_toml(run_dir / CONFIG_FILE), request)
     else:
-        settings = _with_absolute_journal(resolve(_first_layer(request.what), request))
+        settings = resolve(_first_layer(request.what), request)
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
         sections = {"actor": _allowing_module(settings), "serving": _following_the_learner(settings)}
         settings = settings.model_copy(update={"run": name, **sections})
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
+    settings = _with_absolute_folders(settings, run_dir)
     _check_actors(settings)
     target = settings.learner.target_return
     known = load(find(settings.workload).target)(settings.environment)
@@ -167,13 +169,16 @@ def _allowing_module(settings: Settings) -> ActorSection:
     return settings.actor.model_copy(update={"allow_modules": (*settings.actor.allow_modules, module)})
 
 
-def _with_absolute_journal(settings: Settings) -> Settings:
-    """Whoever reads the run's configuration later stands in another folder."""
-    folder = settings.actor.ack_journal
-    if folder is None:
-        return settings
-    actor = settings.actor.model_copy(update={"ack_journal": folder.absolute()})
-    return settings.model_copy(update={"actor": actor})
+def _with_absolute_folders(settings: Settings, run_dir: Path) -> Settings:
+    """Whoever reads the run's configuration later stands in another folder. Traces lie with the run."""
+    sections: dict[str, Section] = {}
+    if settings.actor.ack_journal is not None:
+        journal = {"ack_journal": settings.actor.ack_journal.absolute()}
+        sections["actor"] = settings.actor.model_copy(update=journal)
+    if settings.tracing.exporter == "file":
+        folder = {"folder": (settings.tracing.folder or run_dir / TRACES).absolute()}
+        sections["tracing"] = settings.tracing.model_copy(update=folder)
+    return settings.model_copy(update=sections)
 
 
 def _first_layer(what: str | None) -> dict[str, Any]:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from penstock.wire.messages import Role
 
 
+_TRACED = ("actor", "server", "broker", "learner")
+"""Roles that a fragment passes through."""
+
+
 def redis(
     socket: Annotated[Path, typer.Option(help="Unix socket to listen on.")],
     folder: Annotated[Path, typer.Option("--dir", help="Folder of the append-only file.")],
@@ -158,6 +162,7 @@ def _service(
     secret: dict[str, Any] | None = None,
 ) -> None:
     from launch.plan import learner_settings, service_settings
+    from penstock.runtime import logs, tracing
     from penstock.runtime.health import ENDPOINT_VARIABLE
     from penstock.runtime.lifecycle import leave, run_service
     from penstock.runtime.metrics import watch_certificate
@@ -169,8 +174,16 @@ def _service(
 
     def serve(lifecycle: "Lifecycle") -> int:
         settings = resolve(config, said, secret)
+        if settings.logs.format == "json":
+            # Lines of text name no run: the file that they are in does.
+            logs.configure(role, settings.run, style="json")
         watch_certificate(settings.security.tls_certificate)
-        return body(lifecycle, settings)
+        if role in _TRACED:
+            tracing.start(settings, role)
+        try:
+            return body(lifecycle, settings)
+        finally:
+            tracing.end()
 
     leave(run_service(serve, role))
 

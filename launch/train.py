@@ -59,7 +59,7 @@ def _train(
     log_path = plan.run_dir / "logs" / "launcher.log"
     # Unbuffered: what a full disk does not take is lost here and not raised when the file is closed.
     with log_path.open("ab", buffering=0) as raw, io.TextIOWrapper(raw, write_through=True) as log_file:
-        logs.configure("launcher", plan.settings.run, stream=log_file)
+        logs.configure("launcher", plan.settings.run, style=plan.settings.logs.format, stream=log_file)
         try:
             with make_view(stream, plan.settings.run, plan.settings.learner.total_steps, plan.target) as view:
                 run = Run(plan, sockets, lifecycle, view, redis, page_url)

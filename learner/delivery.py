@@ -14,7 +14,7 @@ class Delivery:
     trained: numbers in `batch`, in its order. dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment. batch: None when
     everything was dropped. round: of lock-step. size: payload bytes of all entries.
     created_us: oldest creation time, 0 without a fragment. assemble_s: time it took.
-    origins: number → who sent it, of trained and dropped.
+    origins: number → who sent it, of trained and dropped. traces: of the fragments that are traced, for links.
     """
 
     last: int
@@ -29,3 +29,4 @@ class Delivery:
     created_us: int
     assemble_s: float
     origins: Mapping[int, Origin]
+    traces: tuple[str, ...] = ()

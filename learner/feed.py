@@ -30,7 +30,7 @@ from learner.delivery import Delivery
 from learner.lease import LeaseKeeper
 from learner.ledger import DIGEST_BYTES, Drop, Origin
 from learner.probe import Quarantine
-from penstock.runtime import metrics
+from penstock.runtime import metrics, tracing
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
 from penstock.wire import fragment as wire
@@ -273,6 +273,7 @@ class Feed:
             created_us=min((header.created_us for header in headers), default=0),
             assemble_s=time.perf_counter() - started,
             origins={number: origin for number in numbers if (origin := self._origin(number)) is not None},
+            traces=_trace(chosen, time.perf_counter() - started) if tracing.is_on() else (),
         )
         self._forget(chosen, last)
         metrics.UPDATE_SECONDS.labels("assemble").observe(delivery.assemble_s)
@@ -301,6 +302,15 @@ class Feed:
         if chosen:
             with self._turn_lock:
                 self._turn += 1
+
+
+def _trace(chosen: Sequence[LogEntry], took_s: float) -> tuple[str, ...]:
+    """A span of each traced fragment, for the batch that it is part of now."""
+    spans = (
+        tracing.record("learner.batch", took_s, header=_header(entry).traceparent, number=entry.number)
+        for entry in chosen
+    )
+    return tuple(span for span in spans if span)
 
 
 def _header(entry: LogEntry) -> FragmentHeader:

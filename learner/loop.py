@@ -23,7 +23,7 @@ from learner.publisher import Offer
 from learner.recorder import Moment
 from learner.stall import cause
 from penstock.policy import weights
-from penstock.runtime import metrics
+from penstock.runtime import metrics, tracing
 from penstock.runtime.exit import RunFailed
 from penstock.runtime.failpoint import failpoint
 from penstock.wire.messages import RunState
@@ -158,7 +158,7 @@ class Loop:
         parts.keeper.consumed(delivery.size)
         if delivery.round is not None:
             self._round = delivery.round + 1
-        self._publish(update)
+        self._publish(update, _trace(delivery, update, turn, compute_s))
         if self._nan_in_a_row >= _MAX_NAN:
             self._give_up()
         if delivery.batch is not None:
@@ -228,7 +228,7 @@ class Loop:
 
     # ---- publishing
 
-    def _publish(self, update: Update | None) -> None:
+    def _publish(self, update: Update | None, trace: str) -> None:
         parts = self._parts
         if self._is_catching_up():
             parts.publisher.offer(Offer(settled=parts.ledger.position))
@@ -238,9 +238,9 @@ class Loop:
             parts.episodes.recent(), update=parts.algorithm.updates, env_steps=parts.ledger.env_steps
         )
         if parts.algorithm.lock_step:
-            parts.publisher.publish(self._offer(evaluate=evaluate))
+            parts.publisher.publish(self._offer(evaluate=evaluate, trace=trace))
         elif applied:
-            parts.publisher.offer(self._offer(evaluate=evaluate))
+            parts.publisher.offer(self._offer(evaluate=evaluate, trace=trace))
         else:
             parts.publisher.offer(Offer(settled=parts.ledger.position))
 
@@ -252,7 +252,7 @@ class Loop:
         self._parts.reopened.clear()
         self._parts.publisher.publish(self._offer(evaluate=self._parts.evaluation.pending))
 
-    def _offer(self, *, evaluate: bool) -> Offer:
+    def _offer(self, *, evaluate: bool, trace: str = "") -> Offer:
         parts = self._parts
         (module,) = parts.algorithm.published_modules().values()
         return Offer(
@@ -264,6 +264,7 @@ class Loop:
             round=self._round if parts.algorithm.lock_step else None,
             env_steps=parts.ledger.env_steps,
             at_s=parts.clock.seconds(),
+            traces=(trace,) if trace else (),
         )
 
     def _progress(self) -> float:
@@ -321,3 +322,18 @@ class Loop:
                 log=parts.lease.known(),
             ),
         )
+
+
+def _trace(delivery: Delivery, update: Update | None, turn: int, took_s: float) -> str:
+    """A span of the update, with links to its fragments; "" where none of them is traced."""
+    if update is None or not delivery.traces:
+        return ""
+    return tracing.record(
+        "learner.update",
+        took_s,
+        links=delivery.traces,
+        update=turn,
+        fragments=len(delivery.trained),
+        steps=delivery.steps,
+        applied=update.applied,
+    )

@@ -17,13 +17,14 @@ from learner.evaluation import Candidate
 from learner.lease import LeaseKeeper
 from learner.probe import Quarantine
 from penstock.policy import weights
-from penstock.runtime import metrics
+from penstock.runtime import metrics, tracing
 from penstock.runtime.failpoint import failpoint
 from penstock.wire.messages import Publication
 from penstock.wire.tensor import Array
 
 _WAIT_S: Final = 0.5
 _REMEMBERED: Final = 1024
+_MOST_TRACES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class Offer:
     """What to publish. weights: a `penstock.policy.weights.snapshot`; None: only settle.
 
     settled: position that publishing settles. evaluate: pin and have it played. round: that it opens.
+    traces: of the updates in it that are traced.
     """
 
     settled: int
@@ -41,6 +43,7 @@ class Offer:
     round: int | None = None
     env_steps: int = 0
     at_s: float = 0.0
+    traces: tuple[str, ...] = ()
 
 
 class Publisher:
@@ -140,6 +143,8 @@ class Publisher:
         self.seconds += time.perf_counter() - started
         metrics.UPDATE_SECONDS.labels("publish").observe(time.perf_counter() - started)
         metrics.WEIGHT_VERSION_PUBLISHED.set(self.latest.version)
+        if offer.traces:
+            _trace(offer, self.latest.version, time.perf_counter() - started)
 
     def _send(self, blob: bytes, offer: Offer) -> Publication:
         return self._log.publish(
@@ -169,4 +174,13 @@ def _merged(old: Offer, new: Offer) -> Offer:
     """`new`, with what of `old` must not be skipped."""
     if new.weights is None:
         return replace(old, settled=new.settled)
-    return replace(new, evaluate=old.evaluate or new.evaluate)
+    traces = (*old.traces, *new.traces)[-_MOST_TRACES:]
+    return replace(new, evaluate=old.evaluate or new.evaluate, traces=traces)
+
+
+def _trace(offer: Offer, version: int, took_s: float) -> None:
+    """Part of the newest update's trace, with links to those that the publisher has skipped."""
+    *skipped, newest = offer.traces
+    tracing.record(
+        "learner.publish", took_s, parent=newest, links=skipped, version=version, update=offer.update
+    )

@@ -21,7 +21,7 @@ from actor.serving.answering import Loaded
 from actor.serving.episodes import Episode
 from actor.serving.served_outbox import Queue, count_not_learned
 from actor.serving.trail import Row, Segment
-from penstock.runtime import metrics
+from penstock.runtime import metrics, tracing
 from penstock.runtime.settings import ServingSection
 from penstock.wire.messages import Episode as Played
 from penstock.wire.specification import RunSpecification
@@ -142,9 +142,13 @@ class Learning:
 
     def _send(self, segment: Segment) -> None:
         self._buffered -= segment.bytes
-        fragment = segment.to_fragment(
-            self._specification.schema, self._specification.run, self._section.policy, compress=self._compress
-        )
+        with tracing.trace("server.cut"):
+            fragment = segment.to_fragment(
+                self._specification.schema,
+                self._specification.run,
+                self._section.policy,
+                compress=self._compress,
+            )
         metrics.FRAGMENTS_BUILT.inc()
         if self._queue.offer(fragment):
             metrics.ENV_STEPS.inc(sum(segment.valid))

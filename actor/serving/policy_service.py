@@ -104,9 +104,9 @@ class PolicyService:
         except grpc.aio.AbortError:
             raise
         except Exception:
-            text = _unforeseen("ActStream")
-            log.exception(text)
-            await context.abort(grpc.StatusCode.INTERNAL, text)
+            number = secrets.token_hex(4)
+            log.exception("ActStream failed", extra={"request_id": number})
+            await context.abort(grpc.StatusCode.INTERNAL, _unforeseen("ActStream", number))
 
     async def start(self, request: pb.StartEpisodeRequest, _context: Context) -> pb.StartEpisodeReply:
         """See policy.proto."""
@@ -185,13 +185,14 @@ def _unary(name: str, message: Any, body: Callable[[Any, Context], Awaitable[Any
         except grpc.aio.AbortError:
             raise
         except Exception:
-            text = _unforeseen(name)
-            log.exception(text, extra={"client_request_id": getattr(request, "request_id", "")})
-            await context.abort(grpc.StatusCode.INTERNAL, text)
+            number = secrets.token_hex(4)
+            words = {"request_id": number, "client_request_id": getattr(request, "request_id", "")}
+            log.exception("%s failed", name, extra=words)
+            await context.abort(grpc.StatusCode.INTERNAL, _unforeseen(name, number))
 
     return call
 
 
-def _unforeseen(name: str) -> str:
-    """What caller and log say of an error that nobody foresaw; its cause stands in the log alone."""
-    return f"{name} failed; request id {secrets.token_hex(4)} in the server's log"
+def _unforeseen(name: str, number: str) -> str:
+    """What a caller is told of an error that nobody foresaw; its cause stands in the log alone."""
+    return f"{name} failed; request id {number} in the server's log"

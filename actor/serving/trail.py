@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.runtime import tracing
 from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
 from penstock.wire.schema import FragmentSchema
 from penstock.wire.tensor import Array
@@ -75,6 +76,7 @@ class Segment:
             tensors=(),
             policy=policy,
             created_us=time.time_ns() // 1000,
+            traceparent=tracing.current(),
         )
         names = frozenset(self.observations[0]) if compress else frozenset[str]()
         return build(header, self._tensors(), names)

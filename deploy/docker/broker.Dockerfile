@@ -3,6 +3,8 @@
 # DIGEST: of python:3.11-slim-bookworm, as `docker buildx imagetools inspect` shows it.
 ARG DIGEST
 FROM python:3.11-slim-bookworm@${DIGEST} AS build
+# More extras of penstock, such as tracing.
+ARG EXTRAS=""
 WORKDIR /build
 COPY constraints.txt pyproject.toml README.md ./
 COPY actor actor
@@ -12,7 +14,7 @@ COPY learner learner
 COPY penstock penstock
 COPY workloads workloads
 RUN python -m venv /opt/penstock \
- && /opt/penstock/bin/pip install --no-cache-dir --constraint constraints.txt ".[broker,postgresql,certificates]"
+ && /opt/penstock/bin/pip install --no-cache-dir --constraint constraints.txt ".[broker,postgresql,certificates${EXTRAS:+,$EXTRAS}]"
 
 FROM python:3.11-slim-bookworm@${DIGEST}
 COPY --from=build /opt/penstock /opt/penstock

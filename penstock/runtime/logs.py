@@ -1,12 +1,16 @@
-"""Log lines on stderr: `time level role message key=value …`.
+"""Log lines on stderr: `time level role message key=value …`, or the same as one JSON object per line.
 
 Fields travel as `extra={"key": value}`. Configured once per process; repeated calls replace.
 """
 
+import json
 import logging
+import math
 import sys
 import time
-from typing import Final, TextIO
+from typing import Any, Final, Literal, TextIO
+
+Format = Literal["text", "json"]
 
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -23,21 +27,64 @@ class KeyValueFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
-        stamp = self.formatTime(record, "%Y-%m-%dT%H:%M:%S")
-        fields = {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        fields = _fields(record)
         if self._run:
             fields.setdefault("run", self._run)
         pairs = "".join(f" {key}={_quoted(value)}" for key, value in fields.items())
         level = record.levelname.lower()
-        line = f"{stamp}.{int(record.msecs):03d}Z {level} {self._role} {record.getMessage()}{pairs}"
+        line = f"{_stamp(self, record)} {level} {self._role} {record.getMessage()}{pairs}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def configure(role: str, run: str | None = None, *, stream: TextIO | None = None) -> None:
+class JsonFormatter(logging.Formatter):
+    """An object per record: time, level, role, run (null until it is known), logger, message, then its fields.
+
+    A traceback is the field `exception`. Of a field under a name that is taken the record's own place wins.
+    """
+
+    converter = staticmethod(time.gmtime)
+
+    def __init__(self, role: str, run: str | None) -> None:
+        super().__init__()
+        self._role = role
+        self.run = run or None
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of a record."""
+        own: dict[str, Any] = {
+            "time": _stamp(self, record),
+            "level": record.levelname.lower(),
+            "role": self._role,
+            "run": self.run,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            own["exception"] = self.formatException(record.exc_info)
+        fields = {key: _plain(value) for key, value in _fields(record).items()}
+        return json.dumps(own | {key: value for key, value in fields.items() if key not in own})
+
+
+_FORMATTERS: Final[dict[Format, type[KeyValueFormatter | JsonFormatter]]] = {
+    "text": KeyValueFormatter,
+    "json": JsonFormatter,
+}
+
+
+def configure(
+    role: str, run: str | None = None, *, style: Format = "text", stream: TextIO | None = None
+) -> None:
     """Send all records of this process to `stream` (stderr), stamped with `role` and, when known, `run`."""
     handler = _Handler(stream or sys.stderr)
-    handler.setFormatter(KeyValueFormatter(role, run))
+    handler.setFormatter(_FORMATTERS[style](role, run))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def name_run(run: str) -> None:
+    """Stamp JSON lines with the run from now on: an actor learns of it with its session."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonFormatter):
+            handler.formatter.run = run
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -48,6 +95,21 @@ class _Handler(logging.StreamHandler[TextIO]):
             super().handleError(record)
 
 
+def _stamp(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    return f"{formatter.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}Z"
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+
+
 def _quoted(value: object) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return repr(text) if " " in text or "\n" in text or not text else text
+
+
+def _plain(value: object) -> object:
+    """What JSON has a form for as it is, all else as text; NaN and infinity are text, too."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return value if isinstance(value, float) and math.isfinite(value) else str(value)

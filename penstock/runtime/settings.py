@@ -18,7 +18,7 @@ from penstock.runtime.redis_url import split_password
 from penstock.wire.limits import MAX_EPISODES_PER_REPORT, MAX_SLOTS, MAX_STEPS
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
-_SECRETS = ("security.redis_password", "serving.registry")
+_SECRETS = ("security.redis_password", "serving.registry", "tracing.endpoint")
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -332,6 +332,38 @@ class MetricsSection(Section):
     """offline: into the run's folder, for `wandb sync`."""
 
 
+class LogsSection(Section):
+    """What every process writes to stderr."""
+
+    format: Literal["text", "json"] = "text"
+    """text: `time level role message key=value …`; json: an object per line, with role, run and all fields."""
+
+
+class TracingSection(Section):
+    """Where OpenTelemetry traces of fragments go; needs the extra `tracing`."""
+
+    exporter: Literal["none", "otlp", "file"] = "none"
+    """none: no traces; otlp: to a collector, OTLP over HTTP; file: a file for each process, a span per line as JSON."""
+    endpoint: str = "http://127.0.0.1:4318/v1/traces"
+    """URL of the collector for exporter=otlp. Headers that it asks for: OTEL_EXPORTER_OTLP_HEADERS in the environment."""
+    folder: Path | None = None
+    """Folder of the files of exporter=file; none: `traces` in the run's folder under `penstock train`."""
+    sample_ratio: Fraction = 0.1
+    """Share of the fragments that are traced; the same for every process of a run."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_url(cls, url: str) -> str:
+        """Files show it as it is."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+            raise ValueError(
+                "write http://HOST:PORT/v1/traces or https://…, without a name or password; "
+                "give those as OTEL_EXPORTER_OTLP_HEADERS"
+            )
+        return url
+
+
 class Settings(Section):
     """The whole configuration of a run."""
 
@@ -351,6 +383,8 @@ class Settings(Section):
     serving: ServingSection = ServingSection()
     security: SecuritySection = SecuritySection()
     metrics: MetricsSection = MetricsSection()
+    logs: LogsSection = LogsSection()
+    tracing: TracingSection = TracingSection()
 
 
 def parse_toml(path: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from penstock.wire.limits import (
 from penstock.wire.payload import LZ4, RAW, check_frame, read_entry
 from penstock.wire.schema import Axes, FragmentSchema, TensorRule
 from penstock.wire.tensor import DTYPES, Array, check_shape
+from penstock.wire.traceparent import read_traceparent
 
 FINITE_TENSORS = ("reward", "log_prob")
 TRUTH_TENSORS = ("terminated", "truncated", "valid")
@@ -42,8 +43,10 @@ def check_header(header: FragmentHeader, schema: FragmentSchema, run: str) -> No
         )
     if len(header.attributes) > MAX_ATTRIBUTES_BYTES:
         raise ValueError(f"header.attributes: {len(header.attributes)} bytes, {MAX_ATTRIBUTES_BYTES} allowed")
-    if max(len(header.group_id), len(header.traceparent)) > MAX_NAME_LENGTH:
-        raise ValueError(f"header.group_id or traceparent is longer than {MAX_NAME_LENGTH}")
+    if len(header.group_id) > MAX_NAME_LENGTH:
+        raise ValueError(f"header.group_id: {len(header.group_id)} characters, {MAX_NAME_LENGTH} allowed")
+    if header.traceparent:
+        read_traceparent(header.traceparent)
     _check_slots(header)
     _check_weights(header)
 

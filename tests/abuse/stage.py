@@ -60,7 +60,7 @@ class Stage:
 
     def errors(self) -> str:
         """What the broker logged of handlers that failed."""
-        return "\n".join(line for line in self.broker.log.read_text().splitlines() if "request id" in line)
+        return "\n".join(line for line in self.broker.log.read_text().splitlines() if "request_id=" in line)
 
 
 @contextmanager

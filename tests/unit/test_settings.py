@@ -74,6 +74,18 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"serving": {"registry": "postgresql://ada:hunter2@db/penstock"}},
         r"serving\.registry=\*+: .*leave the password out of the URL; give it in PGPASSWORD",
     ),
+    "password for a collector": (
+        {"tracing": {"endpoint": "https://ada:hunter2@collector/v1/traces"}},
+        r"tracing\.endpoint=\*+: .*without a name or password",
+    ),
+    "no URL of a collector": (
+        {"tracing": {"endpoint": "collector:4317"}},
+        r"write http://HOST:PORT/v1/traces",
+    ),
+    "a ratio above 1": (
+        {"tracing": {"sample_ratio": 1.5}},
+        r"tracing\.sample_ratio=1\.5: .*less than or equal to 1",
+    ),
     "not finite": ({"algorithm": {"learning_rate": float("nan")}}, r"algorithm\.learning_rate=nan"),
 }
 

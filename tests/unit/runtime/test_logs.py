@@ -1,8 +1,10 @@
 """The shape of log lines."""
 
 import io
+import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,15 +12,29 @@ from penstock.runtime import logs
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    """Where this process logs during a test."""
+def root() -> Iterator[logging.Logger]:
+    """Logging of this process, as it was again after the test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    stream = io.StringIO()
-    logs.configure("broker", "cartpole-1", stream=stream)
-    yield stream
+    yield root
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture
+def stream(root: logging.Logger) -> io.StringIO:
+    """Where this process logs during a test."""
+    stream = io.StringIO()
+    logs.configure("broker", "cartpole-1", stream=stream)
+    return stream
+
+
+@pytest.fixture
+def objects(root: logging.Logger) -> io.StringIO:
+    """Where it logs in JSON, before it knows its run."""
+    stream = io.StringIO()
+    logs.configure("actor", style="json", stream=stream)
+    return stream
 
 
 def test_a_line_has_time_level_role_message_and_fields(stream: io.StringIO) -> None:
@@ -39,3 +55,39 @@ def test_a_traceback_follows_its_line(stream: io.StringIO) -> None:
     lines = stream.getvalue().splitlines()
     assert "error broker failed" in lines[0]
     assert lines[-1].startswith("ValueError: invalid literal")
+
+
+def test_a_json_line_has_role_run_and_every_field(objects: io.StringIO) -> None:
+    """Numbers stay numbers; what JSON has no form for is text, and so a line break breaks no line."""
+    fields = {"seconds": 0.5, "count": 2, "odd": float("nan"), "where": Path("/a"), "why": "disk\nfull"}
+    logging.getLogger("x").warning("slow append", extra=fields)
+    (line,) = objects.getvalue().splitlines()
+    read = json.loads(line)
+    assert read.pop("time").endswith("Z")
+    own = {"level": "warning", "role": "actor", "run": None, "logger": "x", "message": "slow append"}
+    assert read == own | fields | {"odd": "nan", "where": "/a"}
+
+
+def test_a_json_line_names_the_run_as_soon_as_it_is_known(objects: io.StringIO) -> None:
+    """A field of that name does not take its place."""
+    logs.name_run("cartpole-1")
+    logging.getLogger("x").info("ready", extra={"run": "other", "role": "other"})
+    read = json.loads(objects.getvalue())
+    assert (read["run"], read["role"]) == ("cartpole-1", "actor")
+
+
+def test_a_traceback_is_a_field_of_its_json_line(objects: io.StringIO) -> None:
+    """One error, one line."""
+    try:
+        int("bad byte")
+    except ValueError:
+        logging.getLogger("x").exception("failed")
+    (line,) = objects.getvalue().splitlines()
+    assert json.loads(line)["exception"].splitlines()[-1].startswith("ValueError: invalid literal")
+
+
+def test_lines_of_text_do_not_change_with_the_run(stream: io.StringIO) -> None:
+    """A session does not rename what the process was started for."""
+    logs.name_run("other")
+    logging.getLogger("x").info("ready")
+    assert stream.getvalue().rstrip("\n").endswith("info broker ready run=cartpole-1")
