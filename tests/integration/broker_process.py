@@ -60,6 +60,12 @@ class BrokerProcess:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
+    def refused(self, reason: str) -> float:
+        """How many calls it says that it refused for this reason."""
+        rows = self.get("/metrics")[1].splitlines()
+        found = [row for row in rows if row.startswith(f'penstock_refusals_total{{reason="{reason}"}}')]
+        return sum(float(row.rpartition(" ")[2]) for row in found)
+
     def is_ready(self) -> bool:
         """Announced, and /readyz is green."""
         assert self.process.poll() is None, self.log.read_text()
