@@ -63,7 +63,8 @@ class MetricsTail:
             return []
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [line for line in lines if line.strip()]
+        # A crash may have torn one; the learner begins another below it.
+        return [line for line in lines if line.startswith(b"{") and line.endswith(b"}")]
 
 
 def to_progress(row: dict[str, Any]) -> Progress:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -172,7 +172,8 @@ def _kill_twice(training: Training, over: threading.Event) -> None:
     for _ in range(2):
         pids = training.pids()
         for name in ("actor-0", "actor-1"):
-            os.kill(pids[name], signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has died of its own: as good
+                os.kill(pids[name], signal.SIGKILL)
         while not over.wait(0.05):
             now = training.pids()
             if all(now[name] != pids[name] for name in ("actor-0", "actor-1")):

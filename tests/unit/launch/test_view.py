@@ -93,6 +93,17 @@ def test_a_line_that_is_still_being_written_is_read_next_time(tmp_path: Path) ->
     assert (progress.env_steps, progress.staleness) == (2, 1.0)
 
 
+def test_a_line_that_a_killed_learner_has_torn_is_passed_over(tmp_path: Path) -> None:
+    """Its next life ends that line and begins another; the newest of both is told."""
+    path = tmp_path / "metrics.jsonl"
+    tail = MetricsTail(path)
+    whole, torn = json.dumps(row(3, 1.0)) + "\n", json.dumps(row(4, 1.0))[:25] + "\n"
+    path.write_text(torn + whole + torn)
+    progress = tail.poll()
+    assert progress is not None
+    assert progress.env_steps == 3
+
+
 def test_a_learner_that_waits_for_experience_is_not_training(tmp_path: Path) -> None:
     """It writes lines from its first second on; the launcher goes on naming whom the run waits for."""
     path = tmp_path / "metrics.jsonl"
