@@ -30,7 +30,7 @@ from learner.algorithms.reward_scale import RewardScale, Scaled
 from learner.algorithms.schedule import factor, warmup
 from learner.batch import Batch
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import AlgorithmSection
+from penstock.runtime.settings import PPOSection
 from penstock.wire.schema import TensorRule
 
 METRICS = (
@@ -71,7 +71,7 @@ class _Trace:
 class PPO:
     """An `Algorithm`. Owns the policy's weights from now on: do not convert or move the policy."""
 
-    def __init__(self, policy: Policy, section: AlgorithmSection, *, seed: int) -> None:
+    def __init__(self, policy: Policy, section: PPOSection, *, seed: int) -> None:
         self.policy = policy
         self.section = section
         self.lock_step = section.staleness == 0

@@ -18,7 +18,7 @@ from learner.batch import Batch
 from penstock.policy.networks import Inputs
 from penstock.policy.normaliser import Moments, moments
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import AlgorithmSection
+from penstock.runtime.settings import PPOSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,7 @@ class Prepared:
     observed: Moments | None
 
 
-def prepare(
-    policy: Policy, network: Network, section: AlgorithmSection, batch: Batch, rewards: Tensor
-) -> Prepared:
+def prepare(policy: Policy, network: Network, section: PPOSection, batch: Batch, rewards: Tensor) -> Prepared:
     """Prepare a batch with at least one valid step. rewards: [T, B], scaled where that is asked for."""
     steps, columns = batch.valid.shape
     count = steps * columns
@@ -118,7 +116,7 @@ def prepare(
 
 def estimate(
     policy: Policy,
-    section: AlgorithmSection,
+    section: PPOSection,
     batch: Batch,
     rewards: Tensor,
     values: Tensor,
@@ -142,7 +140,7 @@ def estimate(
 
 
 def _columns(
-    section: AlgorithmSection,
+    section: PPOSection,
     behaviour: Tensor,
     proximal: Tensor,
     advantage: Tensor,
