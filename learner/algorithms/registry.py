@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from learner.algorithm import Algorithm
+from learner.algorithms.impala import Impala
 from learner.algorithms.ppo import PPO
+from learner.algorithms.reinforce import Reinforce
 from penstock.policy.policy import Policy
 
 
@@ -16,4 +18,4 @@ class Maker(Protocol):
         ...
 
 
-ALGORITHMS: Final[Mapping[str, Maker]] = {"ppo": PPO}
+ALGORITHMS: Final[Mapping[str, Maker]] = {"ppo": PPO, "impala": Impala, "reinforce": Reinforce}
