@@ -200,3 +200,56 @@ def test_the_number_of_knobs_is_bounded() -> None:
     limits = {"actor": 25, "broker": 25}
     for name, section in sections().items():
         assert len(section.model_fields) <= limits.get(name, 40), name
+
+
+PPO_KNOBS = {
+    "name": "choice", "discount": "per step", "batch_steps": "steps", "staleness": "updates",
+    "stale_after": "updates", "mask_after": "updates", "epochs": "passes", "stale_epochs": "passes",
+    "minibatches": "gradient steps", "advantage": "choice", "gae_lambda": "per step", "objective": "choice",
+    "rho_clip": "ratio", "c_clip": "ratio", "behaviour_weight_cap": "ratio", "clip_range": "ratio",
+    "clip_schedule": "choice", "dual_clip": "ratio", "value_clip": "scaled return",
+    "value_coefficient": "ratio", "entropy_coefficient": "per nat", "entropy_decay": "ratio",
+    "entropy_floor": "per nat", "normalise_advantages": "yes or no", "scale_rewards": "yes or no",
+    "learning_rate": "per gradient step", "learning_rate_schedule": "choice",
+    "learning_rate_range": "per gradient step", "warmup_updates": "updates", "adam_epsilon": "gradient",
+    "max_gradient_norm": "gradient", "target_kl": "nats", "adaptive_kl": "nats",
+}  # fmt: skip
+
+
+def test_the_knobs_of_ppo_are_these() -> None:
+    """Frozen, at most 40, each with a line of help that says its unit: a new one must earn its place here."""
+    fields = PPOSection.model_fields
+    assert fields.keys() == PPO_KNOBS.keys()
+    assert len(fields) <= 40
+    for name, unit in PPO_KNOBS.items():
+        help_ = fields[name].description or ""
+        assert unit in help_.lower(), name
+        assert "\n" not in help_, name
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a floor above the start": (
+        {"entropy_coefficient": 0.01, "entropy_decay": 0.9, "entropy_floor": 0.1},
+        r"algorithm\.entropy_floor=0\.1: .*above entropy_coefficient=0\.01",
+    ),
+    "a decay that grows": (
+        {"entropy_decay": 1.1},
+        r"algorithm\.entropy_decay=1\.1: .*less than or equal to 1",
+    ),
+    "two courses of the rate": (
+        {"adaptive_kl": 0.01, "learning_rate_schedule": "linear"},
+        r"algorithm\.adaptive_kl=0\.01: .*learning_rate_schedule=linear sets the rate, too",
+    ),
+    "a range upside down": (
+        {"learning_rate_range": (1e-2, 1e-3)},
+        r"algorithm\.learning_rate_range=.*lowest",
+    ),
+    "a dual clip within the range": ({"dual_clip": 1.0}, r"algorithm\.dual_clip=1\.0: .*greater than 1"),
+}
+
+
+@pytest.mark.parametrize(("section", "message"), WRONG.values(), ids=WRONG.keys())
+def test_knobs_that_contradict_one_another_are_refused(section: dict[str, Any], message: str) -> None:
+    """With the other one's name."""
+    with pytest.raises(ConfigurationError, match=message):
+        load([{"algorithm": section}])
