@@ -23,10 +23,10 @@ import torch
 
 from benchmarks import bare_loop
 from benchmarks.table import Cell, Options, Table
+from learner.algorithms.ppo import PPO
 from learner.batch import Batch, assemble, check_meaning
 from learner.delivery import Delivery
 from learner.ledger import Ledger, Origin
-from learner.ppo import PPO
 from learner.recorder import Recorder, Staleness
 from penstock.policy import weights
 from penstock.policy.policy import Policy

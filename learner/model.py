@@ -11,8 +11,8 @@ import torch
 
 from broker.state import Pacing
 from learner.algorithm import Algorithm
+from learner.algorithms.ppo import PPO
 from learner.keeper import Room
-from learner.ppo import PPO
 from learner.probe import Quarantine, Replica, make_probe
 from penstock.policy import weights
 from penstock.policy.policy import Policy

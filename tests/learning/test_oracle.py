@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from learner.algorithms.ppo import PPO
 from learner.batch import assemble
-from learner.ppo import PPO
 from penstock.policy.policy import Policy
 from penstock.runtime.settings import AlgorithmSection
 from tests.experience import Collector, cartpoles, small_policy

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from learner.algorithms.ppo import PPO
 from learner.batch import assemble
-from learner.ppo import PPO
 from penstock.policy.policy import Policy
 from penstock.runtime.settings import AlgorithmSection
 from penstock.wire.tensor import Array

@@ -3,8 +3,8 @@
 import torch
 
 from benchmarks import bare_loop, update
+from learner.algorithms.ppo import PPO
 from learner.batch import assemble, check_meaning
-from learner.ppo import PPO
 from penstock.policy.policy import build
 from penstock.runtime.settings import AlgorithmSection, PolicySection
 from penstock.wire.fragment import check

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.algorithm import AlgorithmState, Charged, Update
-from learner.batch import Batch
-from learner.loss import (
+from learner.algorithms.loss import (
     clip_fraction,
     divergence,
     effective_sample_size,
@@ -24,11 +23,12 @@ from learner.loss import (
     policy_loss,
     value_loss,
 )
-from learner.network import network_of
-from learner.optimiser import FlatAdam
-from learner.preparation import Prepared, Rows, prepare
-from learner.reward_scale import RewardScale, Scaled
-from learner.schedule import factor, warmup
+from learner.algorithms.network import network_of
+from learner.algorithms.optimiser import FlatAdam
+from learner.algorithms.preparation import Prepared, Rows, prepare
+from learner.algorithms.reward_scale import RewardScale, Scaled
+from learner.algorithms.schedule import factor, warmup
+from learner.batch import Batch
 from penstock.policy.policy import Policy
 from penstock.runtime.settings import AlgorithmSection
 from penstock.wire.schema import TensorRule

@@ -11,10 +11,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from learner.advantage import Advantages, carries, gae, next_values, vtrace
+from learner.algorithms.advantage import Advantages, carries, gae, next_values, vtrace
+from learner.algorithms.loss import Surrogate, coupled, decoupled, standardise
+from learner.algorithms.network import Network
 from learner.batch import Batch
-from learner.loss import Surrogate, coupled, decoupled, standardise
-from learner.network import Network
 from penstock.policy.networks import Inputs
 from penstock.policy.normaliser import Moments, moments
 from penstock.policy.policy import Policy

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from learner import ppo as module
 from learner.algorithm import Algorithm, AlgorithmState
+from learner.algorithms import ppo as module
+from learner.algorithms.ppo import METRICS, PPO
 from learner.batch import Batch
-from learner.ppo import METRICS, PPO
 from penstock.policy import weights
 from penstock.runtime.settings import AlgorithmSection
 from tests.experience import collect, small_policy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.schedule import Schedule, factor, warmup
+from learner.algorithms.schedule import Schedule, factor, warmup
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.optimiser import FlatAdam
+from learner.algorithms.optimiser import FlatAdam
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Outputs, Policy
 

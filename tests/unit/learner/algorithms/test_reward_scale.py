@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from learner.algorithms.reward_scale import CLIP, RewardScale
 from learner.batch import Batch
-from learner.reward_scale import CLIP, RewardScale
 from tests.experience import collect, small_policy
 
 DISCOUNT = 0.9

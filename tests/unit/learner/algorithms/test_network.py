@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.network import AutogradNetwork, DenseNetwork, Network, network_of
-from learner.optimiser import FlatAdam
+from learner.algorithms.network import AutogradNetwork, DenseNetwork, Network, network_of
+from learner.algorithms.optimiser import FlatAdam
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Outputs, Policy, build
 from penstock.runtime.settings import PolicySection

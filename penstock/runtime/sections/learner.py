@@ -1,0 +1,52 @@
+"""The process that learns, and what measures its policy."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from penstock.runtime.sections.section import NonNegative, Positive, PositiveReal, Section
+from penstock.wire.limits import MAX_EPISODES_PER_REPORT
+
+
+class LearnerSection(Section):
+    """The process that learns."""
+
+    total_steps: Positive | None = None
+    """The run ends after this many environment steps; none: the workload's default."""
+    target_return: float | None = None
+    """The run ends when the evaluated mean return reaches this; none: the environment's own threshold."""
+    stop_at_target: bool = True
+    """Evaluate when the last 20 training episodes reach the target, and stop when the evaluation does."""
+    checkpoint_interval_s: NonNegative = 30.0
+    """Seconds between checkpoints."""
+    keep_checkpoints: Annotated[int, Field(ge=2)] = 3
+    """Committed checkpoints kept on disk."""
+    prefetch_batches: Positive = 2
+    """Batches read ahead of the update."""
+    lease_ttl_s: PositiveReal = 15.0
+    """Another learner may take over this long after the last renewal, in seconds of Redis time."""
+    threads: Positive = 1
+    """Threads of the update."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: CUDA where there is one."""
+    stall_timeout_s: Positive = 300
+    """Longest time without an update while not paused, in seconds: health turns red, and the run ends as failed."""
+    keep_every_updates: Positive | None = None
+    """Register the version that follows every so many updates, beside the best and the last; none: only those two."""
+    probe_tolerance: NonNegative = 1e-3
+    """Most that an actor's answer to the probe may differ from the learner's answer r, times 1 + |r|."""
+
+
+class EvaluationSection(Section):
+    """Separate environments that only measure."""
+
+    episodes: Annotated[int, Field(gt=0, le=MAX_EPISODES_PER_REPORT)] = 100
+    """Episodes of one evaluation; the i-th is seeded with `seed` + i."""
+    seed: Annotated[int, Field(ge=0)] = 1_000_000
+    """First seed."""
+    deterministic: bool = True
+    """Play the most likely action; false: draw actions as in training."""
+    interval_steps: Positive | None = None
+    """Evaluate the newest version every so many environment steps; none: only when the target is in reach and at the end."""
+    timeout_s: Positive = 600
+    """Give up waiting for an evaluation after this long, in seconds."""
