@@ -165,7 +165,7 @@ def _settings(objective: str, seed: int, total_steps: int) -> Settings:
         "algorithm": {"objective": objective},
         "learner": {"device": "cpu", "total_steps": total_steps},
     }
-    return load([for_environment(ENVIRONMENT), over])
+    return load([for_environment(ENVIRONMENT, "ppo"), over])
 
 
 def _check_lag(batch: Batch, updates: int, staleness: int) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from broker.state import Pacing
 from learner.algorithm import Algorithm
-from learner.algorithms.ppo import PPO
+from learner.algorithms.registry import ALGORITHMS
 from learner.keeper import Room
 from learner.probe import Quarantine, Replica, make_probe
 from penstock.policy import weights
@@ -24,7 +24,6 @@ from penstock.wire.schema import FragmentSchema, fragment_schema, payload_room
 from penstock.wire.spaces import Space
 from penstock.wire.specification import Probe, RunSpecification
 
-ALGORITHMS: Final = {"ppo": PPO}
 _WEIGHT_GENERATIONS: Final = 3
 _PINS: Final = 2 + MAX_PINNED + 1
 """Evaluated ones; those that the registry keeps, and a copy that takes the place of one of them."""
@@ -52,7 +51,7 @@ def make_model(settings: Settings) -> Model:
     observation, action = load(workload.spaces)(settings.environment)
     policies = [_build(workload, settings, observation, action) for _ in range(2)]
     device = _device(settings)
-    algorithm: Algorithm = ALGORITHMS[settings.algorithm.name](
+    algorithm = ALGORITHMS[settings.algorithm.name](
         policies[0].to(device), settings.algorithm, seed=settings.seed
     )
     probe = make_probe(observation, policies[1], settings.seed)
@@ -138,7 +137,7 @@ def _specification(
             unroll_length=settings.actor.unroll_length,
             lock_step=algorithm.lock_step,
             hard_staleness=algorithm.hard_staleness or 0,
-            update_steps=settings.algorithm.batch_steps,
+            update_steps=settings.algorithm.update_steps,
             session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
         )
     )

@@ -80,7 +80,7 @@ class Process:
         self._kept = self._make_kept(progress)
         self._parts = self._make_parts(progress)
         self._loop = Loop(self._parts, self._plan(), progress.round)
-        metrics.STALENESS_SETTING.set(foundation.settings.algorithm.staleness)
+        metrics.STALENESS_SETTING.set(foundation.settings.algorithm.begun_lag)
 
     def run(self) -> None:
         """Learn until the end; leaves a committed checkpoint, the final policy and `learner.json`.

@@ -4,21 +4,25 @@ Everything that later minibatches need lies in `Rows`: the valid steps, flat, in
 epochs permute. Called without gradients.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from learner.algorithms.advantage import Advantages, carries, gae, next_values, vtrace
-from learner.algorithms.loss import Surrogate, coupled, decoupled, standardise
+from learner.algorithms.advantage import Advantages, Unrolls, carries, next_values
+from learner.algorithms.loss import Surrogate
 from learner.algorithms.network import Network
 from learner.batch import Batch
 from penstock.policy.networks import Inputs
 from penstock.policy.normaliser import Moments, moments
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import AlgorithmSection
+
+Estimate = Callable[[Unrolls, Tensor], Advantages]
+"""Advantages and targets of unrolls, given log π/μ of each step, [T, B]."""
+Weigh = Callable[[Tensor, Tensor, Tensor], Surrogate]
+"""What stays fixed over a batch, given log μ, log π_prox and advantages, [n] each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +83,27 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """rows: of the batch.   entropy: scalar, mean of π_prox.   observed: for the normaliser, if any."""
+    """rows: those of the batch that are trained.   entropy: scalar, mean of their π_prox.
+
+    index: int64 [n], where they lie among all T·B steps; None: everywhere.   observed: for the normaliser, if any.
+    """
 
     rows: Rows
+    index: Tensor | None
     entropy: Tensor
     observed: Moments | None
 
 
 def prepare(
-    policy: Policy, network: Network, section: AlgorithmSection, batch: Batch, rewards: Tensor
+    policy: Policy,
+    network: Network,
+    batch: Batch,
+    rewards: Tensor,
+    trained: Tensor,
+    estimate: Estimate,
+    weigh: Weigh,
 ) -> Prepared:
-    """Prepare a batch with at least one valid step. rewards: [T, B], scaled where that is asked for."""
+    """Prepare a batch. rewards: [T, B], scaled where that is asked for. trained: bool [T, B], at least one."""
     steps, columns = batch.valid.shape
     count = steps * columns
     inputs = policy.read(batch.observation)
@@ -100,61 +114,35 @@ def prepare(
     behaviour = batch.log_prob.flatten().to(proximal.dtype)
     values = outputs.value.view(steps + 1, columns)
     log_ratios = (proximal - behaviour).view(steps, columns)
-    estimated = estimate(policy, section, batch, rewards.to(values.dtype), values, log_ratios)
+    estimated = estimate(_unrolls(policy, batch, rewards.to(values.dtype), values), log_ratios)
     fixed = [estimated.advantage, estimated.target, values[:-1]]
     flat = torch.stack([behaviour, proximal, *(tensor.flatten() for tensor in fixed)])
     entropy = policy.joint_entropy(parameters)
-    inputs = inputs.narrow(0, count)
-    if not bool(batch.valid.all()):
-        index = batch.valid.flatten().nonzero().squeeze(1)
+    inputs, index = inputs.narrow(0, count), None
+    if not bool(trained.all()):
+        index = trained.flatten().nonzero().squeeze(1)
         inputs, flat, entropy = inputs.select(index), flat[:, index], entropy[index]
         action = {path: rows[index] for path, rows in action.items()}
     return Prepared(
-        rows=Rows(inputs, action, _columns(section, *flat.unbind(0))),
+        rows=Rows(inputs, action, _columns(weigh, *flat.unbind(0))),
+        index=index,
         entropy=entropy.mean(),
         observed=_observed(policy, batch),
     )
 
 
-def estimate(
-    policy: Policy,
-    section: AlgorithmSection,
-    batch: Batch,
-    rewards: Tensor,
-    values: Tensor,
-    log_ratios: Tensor,
-) -> Advantages:
-    """Advantages and targets [T, B]. values: [T+1, B]; log_ratios: log π_prox/μ, [T, B]."""
+def _unrolls(policy: Policy, batch: Batch, rewards: Tensor, values: Tensor) -> Unrolls:
+    """values: [T+1, B]."""
     finals = policy.value(batch.final_observation) if len(batch.final_slot) else values.new_empty(0)
     following = next_values(values, batch.terminated, batch.final_slot, batch.final_step, finals)
     carried = carries(batch.terminated, batch.truncated, batch.valid)
-    tensors = (rewards, values[:-1], following, carried, batch.valid)
-    if section.advantage == "gae":
-        return gae(*tensors, discount=section.discount, trace=section.gae_lambda)
-    return vtrace(
-        *tensors,
-        log_ratios,
-        discount=section.discount,
-        trace=section.gae_lambda,
-        rho_clip=section.rho_clip,
-        c_clip=section.c_clip,
-    )
+    return Unrolls(rewards, values[:-1], following, carried, batch.valid)
 
 
 def _columns(
-    section: AlgorithmSection,
-    behaviour: Tensor,
-    proximal: Tensor,
-    advantage: Tensor,
-    target: Tensor,
-    value: Tensor,
+    weigh: Weigh, behaviour: Tensor, proximal: Tensor, advantage: Tensor, target: Tensor, value: Tensor
 ) -> Tensor:
-    chosen = standardise(advantage) if section.normalise_advantages else advantage
-    surrogate: Surrogate
-    if section.objective == "coupled":
-        surrogate = coupled(behaviour, chosen)
-    else:
-        surrogate = decoupled(behaviour, proximal, chosen, section.behaviour_weight_cap)
+    surrogate = weigh(behaviour, proximal, advantage)
     return torch.stack([surrogate.anchor, surrogate.weighted_advantage, target, value, behaviour, proximal])
 
 

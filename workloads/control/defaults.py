@@ -1,72 +1,85 @@
-"""Settings that are known to learn, by environment id: the layer under file, environment and flags."""
+"""Settings that are known to learn, by environment and algorithm: the layer under file, environment and flags."""
 
 from typing import Any, Final
 
-_BASE: Final[dict[str, Any]] = {
-    "environment": {"count": 16},
-    "actor": {"count": 2, "unroll_length": 64},
-    "policy": {"normalise_observations": True},
-    "algorithm": {
-        "batch_steps": 4096, "epochs": 6, "minibatches": 16, "learning_rate": 5e-4,
-        "learning_rate_schedule": "linear", "scale_rewards": True,
-    },
-    "learner": {"total_steps": 1_000_000},
-}  # fmt: skip
+from penstock.runtime.settings import merge
 
-_BY_NAME: Final[dict[str, dict[str, Any]]] = {
+_GENERAL: Final = ""
+
+_TASKS: Final[dict[str, dict[str, Any]]] = {
+    _GENERAL: {
+        "environment": {"count": 16},
+        "actor": {"count": 2, "unroll_length": 64},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 1_000_000},
+    },
     "CartPole": {
         "environment": {"count": 16},
         "actor": {"unroll_length": 32},
-        "algorithm": {
-            "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.98, "gae_lambda": 0.8,
-            "learning_rate": 2e-3, "learning_rate_schedule": "linear",
-        },
         "learner": {"total_steps": 150_000},
     },
     "Acrobot": {
         "environment": {"count": 8},
         "actor": {"unroll_length": 128},
         "policy": {"normalise_observations": True},
-        "algorithm": {
-            "batch_steps": 2048, "epochs": 4, "minibatches": 8, "discount": 0.99, "gae_lambda": 0.94,
-            "learning_rate": 1e-3, "learning_rate_schedule": "linear", "scale_rewards": True,
-        },
         "learner": {"total_steps": 500_000},
     },
     "Pendulum": {
         "environment": {"count": 8},
         "actor": {"unroll_length": 64},
-        "algorithm": {
-            "batch_steps": 2048, "epochs": 10, "minibatches": 8, "discount": 0.9, "gae_lambda": 0.95,
-            "learning_rate": 1e-3, "scale_rewards": True,
-        },
         "learner": {"total_steps": 300_000, "target_return": -250.0},
     },
     "LunarLander": {
         "environment": {"count": 16},
         "actor": {"unroll_length": 64},
         "policy": {"normalise_observations": True},
-        "algorithm": {
-            "batch_steps": 4096, "epochs": 6, "minibatches": 16, "discount": 0.999, "gae_lambda": 0.98,
-            "entropy_coefficient": 0.01, "learning_rate": 1e-3, "learning_rate_schedule": "linear",
-            "scale_rewards": True,
-        },
         "learner": {"total_steps": 1_000_000},
     },
     "HalfCheetah": {
         "environment": {"count": 16},
         "actor": {"unroll_length": 64},
         "policy": {"normalise_observations": True},
-        "algorithm": {
-            "batch_steps": 4096, "epochs": 10, "minibatches": 32, "discount": 0.99, "gae_lambda": 0.95,
-            "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
-        },
         "learner": {"total_steps": 1_000_000, "target_return": 1500.0},
+    },
+}
+
+_PPO: Final[dict[str, dict[str, Any]]] = {
+    _GENERAL: {
+        "batch_steps": 4096, "epochs": 6, "minibatches": 16, "learning_rate": 5e-4,
+        "learning_rate_schedule": "linear", "scale_rewards": True,
+    },
+    "CartPole": {
+        "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.98, "gae_lambda": 0.8,
+        "learning_rate": 2e-3, "learning_rate_schedule": "linear",
+    },
+    "Acrobot": {
+        "batch_steps": 2048, "epochs": 4, "minibatches": 8, "discount": 0.99, "gae_lambda": 0.94,
+        "learning_rate": 1e-3, "learning_rate_schedule": "linear", "scale_rewards": True,
+    },
+    "Pendulum": {
+        "batch_steps": 2048, "epochs": 10, "minibatches": 8, "discount": 0.9, "gae_lambda": 0.95,
+        "learning_rate": 1e-3, "scale_rewards": True,
+    },
+    "LunarLander": {
+        "batch_steps": 4096, "epochs": 6, "minibatches": 16, "discount": 0.999, "gae_lambda": 0.98,
+        "entropy_coefficient": 0.01, "learning_rate": 1e-3, "learning_rate_schedule": "linear",
+        "scale_rewards": True,
+    },
+    "HalfCheetah": {
+        "batch_steps": 4096, "epochs": 10, "minibatches": 32, "discount": 0.99, "gae_lambda": 0.95,
+        "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
     },
 }  # fmt: skip
 
+_ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {"ppo": _PPO}
 
-def for_environment(environment_id: str) -> dict[str, Any]:
-    """Nested settings for any Gymnasium id: of its family (`CartPole` of `CartPole-v1`), else general."""
+
+def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
+    """Nested settings for any Gymnasium id and any algorithm.
+
+    Those of the id's family (`CartPole` of `CartPole-v1`), else general ones; likewise the algorithm's section.
+    """
     family = environment_id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
-    return _BY_NAME.get(family, _BASE)
+    sections = _ALGORITHMS.get(algorithm, {})
+    section = sections.get(family, sections.get(_GENERAL, {}))
+    return merge(_TASKS.get(family, _TASKS[_GENERAL]), {"algorithm": section})

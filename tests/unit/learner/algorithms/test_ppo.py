@@ -12,13 +12,13 @@ from learner.algorithms import ppo as module
 from learner.algorithms.ppo import METRICS, PPO
 from learner.batch import Batch
 from penstock.policy import weights
-from penstock.runtime.settings import AlgorithmSection
+from penstock.runtime.settings import PPOSection
 from tests.experience import collect, small_policy
 
 
 def make(seed: int = 0, policy: dict[str, Any] | None = None, **section: Any) -> PPO:
     """A small PPO."""
-    return PPO(small_policy(0, **(policy or {})), AlgorithmSection(**section), seed=seed)
+    return PPO(small_policy(0, **(policy or {})), PPOSection(**section), seed=seed)
 
 
 def poisoned(batch: Batch) -> Batch:
