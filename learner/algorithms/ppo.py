@@ -3,7 +3,7 @@
 One `update` computes π_prox, values and advantages once, then runs epochs of minibatches, and reads
 the device once at the end (per epoch only when a target KL is set). Sequence of an update:
 
-    read → values, π_prox → advantages → [epoch: permute → minibatch steps → KL] → finite? → merge normaliser
+    read → values, π_prox → advantages → [epoch: permute → minibatch steps → KL] → finite? → merge statistics
                                                                                     └ no: everything back
 """
 
@@ -29,7 +29,9 @@ from learner.algorithms.preparation import Prepared, Rows, prepare
 from learner.algorithms.reward_scale import RewardScale, Scaled
 from learner.algorithms.schedule import factor, warmup
 from learner.batch import Batch
-from penstock.policy.policy import Policy
+from penstock.policy.layers import Measured, measure, thinned
+from penstock.policy.networks import Inputs
+from penstock.policy.policy import Outputs, Policy
 from penstock.runtime.settings import AlgorithmSection
 from penstock.wire.schema import TensorRule
 
@@ -78,6 +80,7 @@ class PPO:
         self.hard_staleness: int | None = section.stale_after or 4 * (section.staleness + 1)
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
         self._network = network_of(policy, self._optimiser)
+        self._seed = seed
         self._permutations = torch.Generator().manual_seed(seed)
         self._reward_scale = RewardScale(section.discount) if section.scale_rewards else None
         self._updates = 0
@@ -134,10 +137,11 @@ class PPO:
             )
         backup = self._optimiser.backup()
         trace = self._train(prepared.rows, rate, clip)
+        activations = measure(self.policy, lambda: self.policy.outputs(prepared.rows.inputs))
         with torch.no_grad():
-            finite, metrics = self._measure(prepared, trace, clip)
+            finite, metrics = self._measure(prepared, activations, trace, clip)
         if finite:
-            self._commit(prepared, scaled)
+            self._commit(prepared, activations, scaled)
         else:
             self._optimiser.restore(backup)
         metrics |= {"learning_rate": rate, "clip_range": clip, "epochs": float(trace.epochs)}
@@ -177,6 +181,10 @@ class PPO:
         log_prob = self.policy.joint_log_prob(outputs.parameters, rows.action)
         before = log_prob.detach()
         surrogate = policy_loss(before, rows.anchor, rows.weighted_advantage, clip)
+        if self.policy.dropouts:
+            # The ratio is that of the policy which acts; only its slope goes through a thinned network.
+            outputs = self._thinned(rows.inputs)
+            log_prob = self.policy.joint_log_prob(outputs.parameters, rows.action)
         error = value_loss(outputs.value.detach(), rows.target, rows.old_value, section.value_clip)
         built = [log_prob, outputs.value]
         slopes = [surrogate.slope, error.slope.mul_(section.value_coefficient)]
@@ -190,6 +198,12 @@ class PPO:
         trace.value_losses.append(error.loss)
         return before
 
+    def _thinned(self, inputs: Inputs) -> Outputs:
+        """Outputs with features dropped; which ones follows from the count of gradient steps, so a resume repeats them."""
+        seed, device = self._seed + self._optimiser.steps, inputs.vector.device
+        with thinned(self.policy.dropouts, seed, device):
+            return self._network.outputs(inputs)
+
     def _moved_far(self, rows: Rows, log_prob: list[Tensor]) -> bool:
         """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""
         target = self.section.target_kl
@@ -197,7 +211,9 @@ class PPO:
             divergence(rows.proximal, torch.cat(log_prob)) > _KL_TOLERANCE * target
         )
 
-    def _measure(self, prepared: Prepared, trace: _Trace, clip: float) -> tuple[bool, dict[str, float]]:
+    def _measure(
+        self, prepared: Prepared, activations: Measured | None, trace: _Trace, clip: float
+    ) -> tuple[bool, dict[str, float]]:
         """The one read of the device: is everything finite, and the metrics."""
         rows = trace.rows
         assert rows is not None, "an update has at least one epoch"
@@ -218,11 +234,15 @@ class PPO:
         }
         if prepared.observed is not None:
             tensors["observed"] = prepared.observed.checksum().to(log_prob.dtype)
+        if activations is not None:
+            tensors["activations"] = activations.checksum().to(log_prob.dtype)
         numbers = dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))
         finite = all(math.isfinite(number) for number in numbers.values())
         return finite, {name: numbers[name] for name in METRICS if name in numbers}
 
-    def _commit(self, prepared: Prepared, scaled: Scaled | None) -> None:
+    def _commit(self, prepared: Prepared, activations: Measured | None, scaled: Scaled | None) -> None:
+        if activations is not None:
+            activations.merge()
         if prepared.observed is not None and self.policy.normaliser is not None:
             self.policy.normaliser.merge(prepared.observed)
         if scaled is not None and self._reward_scale is not None:
