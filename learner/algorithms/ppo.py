@@ -33,6 +33,7 @@ from learner.algorithms.preparation import Prepared, Rows
 from learner.algorithms.reward_scale import Scaled
 from learner.algorithms.schedule import factor, steered, warmup
 from learner.batch import Batch
+from penstock.policy.layers import Measured
 from penstock.policy.policy import Policy
 from penstock.runtime.settings import PPOSection
 
@@ -146,13 +147,19 @@ class PPO(OnPolicy[PPOSection]):
             "masked_fraction": 1.0 - self._trained(batch).sum() / batch.valid.sum(),
         }
 
-    def _commit(self, prepared: Prepared, scaled: Scaled | None, metrics: Mapping[str, float]) -> None:
+    def _commit(
+        self,
+        prepared: Prepared,
+        activations: Measured | None,
+        scaled: Scaled | None,
+        metrics: Mapping[str, float],
+    ) -> None:
         section = self.section
         if section.adaptive_kl is not None and self._updates >= section.warmup_updates:
             self._steered_rate = steered(
                 self._steered_rate, metrics["kl_proximal"], section.adaptive_kl, section.learning_rate_range
             )
-        super()._commit(prepared, scaled, metrics)
+        super()._commit(prepared, activations, scaled, metrics)
 
     def state(self) -> AlgorithmState:
         """As of every `OnPolicy`, and the steered learning rate."""

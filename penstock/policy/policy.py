@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from penstock.policy.acting import NumpyForward, numpy_forward
+from penstock.policy.custom_network import body_of
 from penstock.policy.distributions import ActionHead, Reals, head_of
+from penstock.policy.layers import dropouts
 from penstock.policy.networks import Body, Inputs, Reader, initialise
 from penstock.policy.normaliser import Normaliser
 from penstock.runtime.settings import PolicySection
@@ -70,10 +72,11 @@ class Policy(nn.Module):
         self.action_heads: tuple[ActionHead, ...] = tuple(heads)
         ends = np.cumsum([head.size for head in heads]).tolist()
         self._cuts = tuple(slice(end - head.size, end) for head, end in zip(heads, ends, strict=True))
-        self.actor_body = Body(self.reader, section)
-        self.critic_body = None if section.shared_trunk else Body(self.reader, section)
+        self.actor_body = body_of(self.reader, section)
+        self.critic_body = None if section.shared_trunk else body_of(self.reader, section)
         self.actor_head = nn.Linear(self.actor_body.width, ends[-1])
         self.critic_head = nn.Linear(self.actor_body.width, 1)
+        self.dropouts = dropouts(self)
         self._random = np.random.default_rng(0)
         self._fast: NumpyForward | None = None
 
@@ -149,7 +152,7 @@ class Policy(nn.Module):
     def action_parameters(self, observation: Mapping[str, Array]) -> Reals:
         """Outputs of the actor network, [N, P], with the weights of this moment; no gradients."""
         if self._fast is None or not self._fast.is_current():
-            self._fast = numpy_forward(self.reader, [*self.actor_body.layers, self.actor_head])
+            self._fast = numpy_forward(self.reader, self.actor_body.chain, self.actor_head)
         if self._fast is not None:
             return self._fast(observation)
         with torch.inference_mode():
@@ -232,15 +235,19 @@ def build(observation_space: Space, action_space: Space, section: PolicySection,
     """A policy with freshly initialised weights; equal arguments give equal weights.
 
     Orthogonal weights with gain √2 in hidden layers, 0.01 before the actions, 1 before the value
-    (Andrychowicz et al. 2021), zero biases. Raises ValueError that names field and space when a space
-    cannot be handled, and what can.
+    (Andrychowicz et al. 2021), zero biases; a custom network initialises itself. Raises ValueError that names
+    field and space when a space cannot be handled, and what can, and ConfigurationError for a custom network
+    that breaks its contract.
     """
-    policy = Policy(observation_space, action_space, section)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        policy = Policy(observation_space, action_space, section)
     generator = torch.Generator().manual_seed(seed)
     for body in (policy.actor_body, policy.critic_body):
-        if body is not None:
+        if isinstance(body, Body):
             initialise(body, HIDDEN_GAIN, generator)
     initialise(policy.actor_head, POLICY_GAIN, generator)
     initialise(policy.critic_head, 1.0, generator)
     policy.seed_actions(seed)
-    return policy
+    # For good: whatever differs in training mode would fake a ratio between actor and learner.
+    return policy.eval()

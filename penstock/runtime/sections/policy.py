@@ -1,6 +1,8 @@
 """The network that acts and is trained."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from penstock.runtime.sections.section import NonNegative, Positive, Section
 
@@ -8,10 +10,20 @@ from penstock.runtime.sections.section import NonNegative, Positive, Section
 class PolicySection(Section):
     """The network that acts and is trained."""
 
+    network: str = ""
+    """Network between observations and heads as `module:Class`, see docs/policies.md; empty: trunks and an MLP."""
+    network_arguments: dict[str, Any] = {}
+    """Arguments of that class."""
     hidden_sizes: tuple[Positive, ...] = (64, 64)
     """Widths of the hidden layers of the MLP."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """Non-linearity between layers."""
+    hidden_norm: Literal["none", "layer", "batch"] = "none"
+    """Normalisation between a hidden layer and its non-linearity; batch: with statistics that are part of the weights."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of hidden features dropped where the learner differentiates; nobody acts with dropped ones."""
+    image_trunk: Literal["auto", "nature", "small", "impala"] = "auto"
+    """Convolutions of uint8 images: Nature, two of 3x3, or IMPALA's residual network; auto: Nature from 36 pixels on, else small."""
     shared_trunk: bool = False
     """True: actor and critic share all but their last layer."""
     normalise_observations: bool = False
