@@ -25,9 +25,11 @@ from learner.algorithms.loss import (
 )
 from learner.algorithms.network import network_of
 from learner.algorithms.optimiser import FlatAdam
-from learner.algorithms.preparation import Prepared, Rows, prepare
+from learner.algorithms.preparation import Prepared, prepare
 from learner.algorithms.reward_scale import RewardScale, Scaled
+from learner.algorithms.rows import Rows, Steps
 from learner.algorithms.schedule import factor, warmup
+from learner.algorithms.sequences import Sequences
 from learner.batch import Batch
 from penstock.policy.policy import Policy
 from penstock.runtime.settings import AlgorithmSection
@@ -64,7 +66,7 @@ class _Trace:
     value_losses: list[Tensor] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
     log_prob: list[Tensor] = field(default_factory=list)
-    rows: Rows | None = None
+    rows: Rows | Sequences | None = None
     epochs: int = 0
 
 
@@ -132,6 +134,8 @@ class PPO:
             prepared = prepare(
                 self.policy, self._network, self.section, batch, scaled.rewards if scaled else batch.reward
             )
+        if not len(prepared.rows):
+            return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
         backup = self._optimiser.backup()
         trace = self._train(prepared.rows, rate, clip)
         with torch.no_grad():
@@ -144,7 +148,7 @@ class PPO:
         return Update(
             applied=finite,
             reason="" if finite else "nan",
-            steps=len(prepared.rows),
+            steps=prepared.rows.steps,
             gradient_steps=len(trace.norms),
             metrics=metrics if finite else {},
         )
@@ -156,10 +160,10 @@ class PPO:
     def _clip(self, progress: float) -> float:
         return self.section.clip_range * factor(self.section.clip_schedule, progress)
 
-    def _train(self, rows: Rows, rate: float, clip: float) -> _Trace:
+    def _train(self, rows: Rows | Sequences, rate: float, clip: float) -> _Trace:
         trace = _Trace()
         for _ in range(self.section.epochs):
-            order = torch.randperm(len(rows), generator=self._permutations).to(rows.columns.device)
+            order = torch.randperm(len(rows), generator=self._permutations)
             trace.rows = rows.select(order)
             trace.log_prob = [
                 self._gradient_step(part, rate, clip, trace)
@@ -190,7 +194,7 @@ class PPO:
         trace.value_losses.append(error.loss)
         return before
 
-    def _moved_far(self, rows: Rows, log_prob: list[Tensor]) -> bool:
+    def _moved_far(self, rows: Steps, log_prob: list[Tensor]) -> bool:
         """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""
         target = self.section.target_kl
         return target is not None and bool(
