@@ -119,7 +119,7 @@ def _arranged(leaf: Leaf, stack: Any) -> Any:
 def _stacked_leaf(path: str, leaf: Leaf, depth: int) -> Leaf:
     if not isinstance(leaf, Box):
         return _joined(leaf, depth)
-    low, high = (_arranged(leaf, np.stack([bound] * depth)) for bound in (leaf.low, leaf.high))
+    low, high = (_arranged(leaf, np.stack([_frame(leaf, bound)] * depth)) for bound in (leaf.low, leaf.high))
     stacked = Box(low, high)
     if is_image(leaf) and len(leaf.shape) == 3:
         was_first, is_first = (shape[0] < shape[-1] for shape in (leaf.shape, stacked.shape))
