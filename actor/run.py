@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from actor.acting import LocalPolicy
+from actor.masks import Masks
 from actor.vector import Stepper
 from penstock.policy.policy import Policy
 from penstock.runtime.exit import Fatal
@@ -51,7 +52,8 @@ class Run:
     def make_environment(self, section: EnvironmentSection, count: int, seed: int) -> Stepper:
         """`count` environments; raises ConfigurationError when they cannot be made."""
         environment = load(self.workload.environment)(section, count, seed)
-        return Stepper(environment, self.specification.observation_space)
+        masks = Masks(section.mask_key, self.specification.action_space, count) if section.mask_key else None
+        return Stepper(environment, self.specification.observation_space, masks)
 
     def make_policy(self, seed: int) -> LocalPolicy:
         """A policy that waits for its first weights."""

@@ -32,9 +32,11 @@ from learner.algorithms.loss import (
 )
 from learner.algorithms.network import network_of
 from learner.algorithms.optimiser import FlatAdam
-from learner.algorithms.preparation import Prepared, Rows, prepare
+from learner.algorithms.preparation import Prepared, prepare
 from learner.algorithms.reward_scale import RewardScale, Scaled
+from learner.algorithms.rows import Rows, Steps
 from learner.algorithms.schedule import decayed, factor, warmup
+from learner.algorithms.sequences import Sequences
 from learner.batch import Batch
 from penstock.policy.layers import Measured, measure, thinned
 from penstock.policy.networks import Inputs
@@ -75,7 +77,7 @@ class Trace:
     value_losses: list[Tensor] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
     log_prob: list[Tensor] = field(default_factory=list)
-    rows: Rows | None = None
+    rows: Rows | Sequences | None = None
     numbers: dict[str, float] = field(default_factory=dict)
 
 
@@ -115,7 +117,7 @@ class OnPolicy(ABC, Generic[SectionT]):
     def _train(self, batch: Batch, prepared: Prepared, course: Course) -> Trace:
         """One gradient step on the whole batch."""
         trace = Trace(rows=prepared.rows)
-        trace.log_prob = [self._gradient_step(prepared.rows, course, trace)]
+        trace.log_prob = [self._gradient_step(rows, course, trace) for rows in prepared.rows.cut(1)]
         return trace
 
     def _trained(self, batch: Batch) -> Tensor:
@@ -132,7 +134,7 @@ class OnPolicy(ABC, Generic[SectionT]):
             ),
         }
 
-    def _watch(self, batch: Batch, rows: Rows, log_prob: Tensor, course: Course) -> dict[str, Tensor]:
+    def _watch(self, batch: Batch, rows: Steps, log_prob: Tensor, course: Course) -> dict[str, Tensor]:
         """More metrics, of the last epoch, scalars on the device."""
         return {}
 
@@ -192,9 +194,11 @@ class OnPolicy(ABC, Generic[SectionT]):
             prepared = prepare(
                 self.policy, self._network, batch, rewards, trained, self._advantages, self._weigh
             )
+        if not len(prepared.rows):
+            return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
         backup = self._optimiser.backup()
         trace = self._train(batch, prepared, course)
-        activations = measure(self.policy, lambda: self.policy.outputs(prepared.rows.inputs))
+        activations = measure(self.policy, lambda: self.policy.bodies(prepared.rows.alone()))
         with torch.no_grad():
             finite, metrics = self._measure(batch, prepared, activations, trace, course)
         if finite:
@@ -204,7 +208,7 @@ class OnPolicy(ABC, Generic[SectionT]):
         return Update(
             applied=finite,
             reason="" if finite else "nan",
-            steps=len(prepared.rows),
+            steps=prepared.rows.steps,
             gradient_steps=len(trace.norms),
             metrics=metrics if finite else {},
         )

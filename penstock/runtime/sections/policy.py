@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from penstock.runtime.sections.section import NonNegative, Positive, Section
+from penstock.runtime.sections.section import Count, NonNegative, Positive, Section
 
 
 class PolicySection(Section):
@@ -34,3 +34,11 @@ class PolicySection(Section):
     """clipped: diagonal Gaussian, actions clipped to the bounds by the environment side; squashed: tanh of a Gaussian."""
     initial_log_std: float = 0.0
     """Initial log standard deviation of Gaussian actions."""
+    recurrent: Literal["none", "lstm", "gru"] = "none"
+    """A recurrent core between the hidden layers and what comes out; with separate trunks one for each."""
+    recurrent_size: Positive = 64
+    """Width of the core's state."""
+    burn_in: Count = 0
+    """First steps of each fragment that only refresh the recurrent state and are not learned from; fewer than `actor.unroll_length`."""
+    frame_stack: Positive = 1
+    """Observations that the policy sees at once, the newest and those before it in the episode; each is sent once."""
