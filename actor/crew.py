@@ -45,7 +45,8 @@ class EnvironmentCrew:
         seed, salt = self.specification.seed, session.seed_salt
         self._local.policy.seed_actions(action_seed(seed, actor_id, salt))
         seeds = environment_seeds(seed, actor_id, salt, self._stepper.slots)
-        self._builder.start(self._stepper.reset(seeds))
+        initial = self._local.policy.initial_state(self._stepper.slots)
+        self._builder.start(self._stepper.reset(seeds) | initial)
         session.follow_lag(self._note_lag)
         if self._local.publication.version:
             self._local.tell(session)
@@ -67,7 +68,7 @@ class EnvironmentCrew:
         while not builder.is_full:
             acted = policy.act(builder.observation())
             stepped = stepper.step(policy.environment_action(acted.action))
-            builder.record(acted.action, acted.log_prob, stepped)
+            builder.record(acted.action, acted.log_prob, stepped, acted.state)
             progress(ENVIRONMENT)
             if is_over():
                 return

@@ -16,7 +16,7 @@ from torch import Tensor
 from learner.algorithms.advantage import Advantages, Unrolls, vtrace
 from learner.algorithms.loss import Sloped, Surrogate, policy_gradient, weighted
 from learner.algorithms.on_policy import Course, OnPolicy
-from learner.algorithms.preparation import Rows
+from learner.algorithms.rows import Rows
 from penstock.runtime.settings import ImpalaSection
 
 

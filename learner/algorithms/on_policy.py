@@ -5,7 +5,7 @@ a checkpoint holds. The algorithm itself says how advantages are estimated, what
 surrogate, and which gradient steps are made with which loss:
 
     read → values, log π → `_advantages` → `_surrogate` → `_train`: `_policy_loss`, `_value_loss` → finite?
-                                                        merge the normaliser ←  yes ┘   └ no: everything back
+                                                        merge the statistics ←  yes ┘   └ no: everything back
 
 An update reads the device once, at its end.
 """
@@ -32,11 +32,15 @@ from learner.algorithms.loss import (
 )
 from learner.algorithms.network import network_of
 from learner.algorithms.optimiser import FlatAdam
-from learner.algorithms.preparation import Prepared, Rows, prepare
+from learner.algorithms.preparation import Prepared, prepare
 from learner.algorithms.reward_scale import RewardScale, Scaled
+from learner.algorithms.rows import Rows, Steps
 from learner.algorithms.schedule import decayed, factor, warmup
+from learner.algorithms.sequences import Sequences
 from learner.batch import Batch
-from penstock.policy.policy import Policy
+from penstock.policy.layers import Measured, measure, thinned
+from penstock.policy.networks import Inputs
+from penstock.policy.policy import Outputs, Policy
 from penstock.runtime.settings import OnPolicySection
 from penstock.wire.schema import TensorRule
 
@@ -73,7 +77,7 @@ class Trace:
     value_losses: list[Tensor] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
     log_prob: list[Tensor] = field(default_factory=list)
-    rows: Rows | None = None
+    rows: Rows | Sequences | None = None
     numbers: dict[str, float] = field(default_factory=dict)
 
 
@@ -87,6 +91,7 @@ class OnPolicy(ABC, Generic[SectionT]):
         self.hard_staleness: int | None = section.stale_after or 4 * (section.staleness + 1)
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
         self._network = network_of(policy, self._optimiser)
+        self._seed = seed
         self._permutations = torch.Generator().manual_seed(seed)
         self._reward_scale = RewardScale(section.discount) if section.scale_rewards else None
         self._updates = 0
@@ -112,7 +117,7 @@ class OnPolicy(ABC, Generic[SectionT]):
     def _train(self, batch: Batch, prepared: Prepared, course: Course) -> Trace:
         """One gradient step on the whole batch."""
         trace = Trace(rows=prepared.rows)
-        trace.log_prob = [self._gradient_step(prepared.rows, course, trace)]
+        trace.log_prob = [self._gradient_step(rows, course, trace) for rows in prepared.rows.cut(1)]
         return trace
 
     def _trained(self, batch: Batch) -> Tensor:
@@ -129,7 +134,7 @@ class OnPolicy(ABC, Generic[SectionT]):
             ),
         }
 
-    def _watch(self, batch: Batch, rows: Rows, log_prob: Tensor, course: Course) -> dict[str, Tensor]:
+    def _watch(self, batch: Batch, rows: Steps, log_prob: Tensor, course: Course) -> dict[str, Tensor]:
         """More metrics, of the last epoch, scalars on the device."""
         return {}
 
@@ -189,18 +194,21 @@ class OnPolicy(ABC, Generic[SectionT]):
             prepared = prepare(
                 self.policy, self._network, batch, rewards, trained, self._advantages, self._weigh
             )
+        if not len(prepared.rows):
+            return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
         backup = self._optimiser.backup()
         trace = self._train(batch, prepared, course)
+        activations = measure(self.policy, lambda: self.policy.bodies(prepared.rows.alone()))
         with torch.no_grad():
-            finite, metrics = self._measure(batch, prepared, trace, course)
+            finite, metrics = self._measure(batch, prepared, activations, trace, course)
         if finite:
-            self._commit(prepared, scaled, metrics)
+            self._commit(prepared, activations, scaled, metrics)
         else:
             self._optimiser.restore(backup)
         return Update(
             applied=finite,
             reason="" if finite else "nan",
-            steps=len(prepared.rows),
+            steps=prepared.rows.steps,
             gradient_steps=len(trace.norms),
             metrics=metrics if finite else {},
         )
@@ -216,6 +224,10 @@ class OnPolicy(ABC, Generic[SectionT]):
         log_prob = self.policy.joint_log_prob(outputs.parameters, rows.action)
         before = log_prob.detach()
         surrogate = self._policy_loss(before, rows, course)
+        if self.policy.dropouts:
+            # The ratio is that of the policy which acts; only its slope goes through a thinned network.
+            outputs = self._thinned(rows.inputs)
+            log_prob = self.policy.joint_log_prob(outputs.parameters, rows.action)
         error = self._value_loss(outputs.value.detach(), rows)
         built = [log_prob, outputs.value]
         slopes = [surrogate.slope, error.slope.mul_(section.value_coefficient)]
@@ -230,8 +242,14 @@ class OnPolicy(ABC, Generic[SectionT]):
         trace.value_losses.append(error.loss)
         return before
 
+    def _thinned(self, inputs: Inputs) -> Outputs:
+        """Outputs with features dropped; which ones follows from the count of gradient steps, so a resume repeats them."""
+        seed, device = self._seed + self._optimiser.steps, inputs.vector.device
+        with thinned(self.policy.dropouts, seed, device):
+            return self._network.outputs(inputs)
+
     def _measure(
-        self, batch: Batch, prepared: Prepared, trace: Trace, course: Course
+        self, batch: Batch, prepared: Prepared, activations: Measured | None, trace: Trace, course: Course
     ) -> tuple[bool, dict[str, float]]:
         """The one read of the device: is everything finite, and the metrics."""
         rows = trace.rows
@@ -252,11 +270,21 @@ class OnPolicy(ABC, Generic[SectionT]):
         judged = {"optimiser": self._optimiser.checksum()}
         if prepared.observed is not None:
             judged["observed"] = prepared.observed.checksum().to(log_prob.dtype)
+        if activations is not None:
+            judged["activations"] = activations.checksum().to(log_prob.dtype)
         numbers = torch.stack([*tensors.values(), *judged.values()]).tolist()
         metrics = dict(zip(tensors, numbers, strict=False))
         return all(map(math.isfinite, numbers)), {**metrics, **course, **trace.numbers}
 
-    def _commit(self, prepared: Prepared, scaled: Scaled | None, metrics: Mapping[str, float]) -> None:
+    def _commit(
+        self,
+        prepared: Prepared,
+        activations: Measured | None,
+        scaled: Scaled | None,
+        metrics: Mapping[str, float],
+    ) -> None:
+        if activations is not None:
+            activations.merge()
         if prepared.observed is not None and self.policy.normaliser is not None:
             self.policy.normaliser.merge(prepared.observed)
         if scaled is not None and self._reward_scale is not None:

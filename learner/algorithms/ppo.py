@@ -29,10 +29,13 @@ from learner.algorithms.loss import (
     value_loss,
 )
 from learner.algorithms.on_policy import Course, OnPolicy, Trace
-from learner.algorithms.preparation import Prepared, Rows
+from learner.algorithms.preparation import Prepared
 from learner.algorithms.reward_scale import Scaled
+from learner.algorithms.rows import Rows, Steps
 from learner.algorithms.schedule import factor, steered, warmup
+from learner.algorithms.sequences import Sequences
 from learner.batch import Batch
+from penstock.policy.layers import Measured
 from penstock.policy.policy import Policy
 from penstock.runtime.settings import PPOSection
 
@@ -95,18 +98,18 @@ class PPO(OnPolicy[PPOSection]):
                 rows = self._fresh(batch, prepared)
                 if not len(rows):
                     break
-            order = torch.randperm(len(rows), generator=self._permutations).to(rows.columns.device)
+            order = torch.randperm(len(rows), generator=self._permutations)
             trace.rows = rows.select(order)
             trace.log_prob = [
                 self._gradient_step(part, course, trace) for part in trace.rows.cut(self.section.minibatches)
             ]
-            passes, used = passes + 1, used + len(rows)
+            passes, used = passes + 1, used + rows.steps
             if self._moved_far(trace.rows, trace.log_prob):
                 break
-        trace.numbers = {"epochs": float(passes), "sample_reuse": used / len(prepared.rows)}
+        trace.numbers = {"epochs": float(passes), "sample_reuse": used / prepared.rows.steps}
         return trace
 
-    def _moved_far(self, rows: Rows, log_prob: list[Tensor]) -> bool:
+    def _moved_far(self, rows: Steps, log_prob: list[Tensor]) -> bool:
         """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""
         target = self.section.target_kl
         return target is not None and bool(
@@ -120,12 +123,10 @@ class PPO(OnPolicy[PPOSection]):
         limit = self.section.mask_after
         return batch.valid if limit is None else batch.valid & (self._lags(batch) <= limit)
 
-    def _fresh(self, batch: Batch, prepared: Prepared) -> Rows:
+    def _fresh(self, batch: Batch, prepared: Prepared) -> Rows | Sequences:
         """The rows that are at most `staleness` updates behind."""
-        lags = self._lags(batch).expand_as(batch.valid).flatten()
-        if prepared.index is not None:
-            lags = lags[prepared.index]
-        return prepared.rows.select((lags <= self.section.staleness).nonzero().squeeze(1))
+        lags = prepared.each(self._lags(batch), len(batch.valid))
+        return prepared.rows.select((lags <= self.section.staleness).nonzero().squeeze(1).cpu())
 
     def _lags(self, batch: Batch) -> Tensor:
         """Updates that each column is behind, [B]."""
@@ -139,20 +140,26 @@ class PPO(OnPolicy[PPOSection]):
             course["learning_rate"] = self._steered_rate * warmup(self._updates, section.warmup_updates)
         return course | {"clip_range": section.clip_range * factor(section.clip_schedule, progress)}
 
-    def _watch(self, batch: Batch, rows: Rows, log_prob: Tensor, course: Course) -> dict[str, Tensor]:
+    def _watch(self, batch: Batch, rows: Steps, log_prob: Tensor, course: Course) -> dict[str, Tensor]:
         return {
             "kl_proximal": divergence(rows.proximal, log_prob),
             "clip_fraction": clip_fraction(log_prob, rows.anchor, course["clip_range"]),
             "masked_fraction": 1.0 - self._trained(batch).sum() / batch.valid.sum(),
         }
 
-    def _commit(self, prepared: Prepared, scaled: Scaled | None, metrics: Mapping[str, float]) -> None:
+    def _commit(
+        self,
+        prepared: Prepared,
+        activations: Measured | None,
+        scaled: Scaled | None,
+        metrics: Mapping[str, float],
+    ) -> None:
         section = self.section
         if section.adaptive_kl is not None and self._updates >= section.warmup_updates:
             self._steered_rate = steered(
                 self._steered_rate, metrics["kl_proximal"], section.adaptive_kl, section.learning_rate_range
             )
-        super()._commit(prepared, scaled, metrics)
+        super()._commit(prepared, activations, scaled, metrics)
 
     def state(self) -> AlgorithmState:
         """As of every `OnPolicy`, and the steered learning rate."""

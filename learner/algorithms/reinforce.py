@@ -12,7 +12,7 @@ from torch import Tensor
 from learner.algorithms.advantage import Advantages, Unrolls, gae
 from learner.algorithms.loss import Sloped, Surrogate, coupled, policy_gradient
 from learner.algorithms.on_policy import Course, OnPolicy
-from learner.algorithms.preparation import Rows
+from learner.algorithms.rows import Rows
 from penstock.runtime.settings import ReinforceSection
 
 

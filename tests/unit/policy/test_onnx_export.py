@@ -96,10 +96,10 @@ def test_the_model_gives_the_parameters_and_values_of_the_policy(name: str) -> N
 
 
 def test_exporting_leaves_the_policy_as_it_is() -> None:
-    """It may be training."""
+    """Whichever its mode."""
     from penstock.policy.onnx_export import to_onnx
 
-    policy = trained(*CASES["a vector and a choice"])
+    policy = trained(*CASES["a vector and a choice"]).train()
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     to_onnx(policy, {})
     assert policy.training
