@@ -28,8 +28,14 @@ class Proof:
         """Task and variant, for people."""
         return f"{self.task}, {self.variant}" if self.variant else self.task
 
+    @property
+    def command(self) -> str:
+        """As a person types it."""
+        return f"penstock {' '.join(self.arguments())}"
+
     def arguments(self) -> tuple[str, ...]:
         """Arguments behind `penstock`, without the folder of the run."""
+        algorithm = () if self.algorithm == "ppo" else ("--set", f"algorithm.name={self.algorithm}")
         return (
             "train",
             self.task,
@@ -39,6 +45,7 @@ class Proof:
             f"{self.threshold:g}",
             "--total-steps",
             str(self.total_steps),
+            *algorithm,
             *self.options,
             "--json",
         )
@@ -46,10 +53,35 @@ class Proof:
 
 SEEDS = (1, 2, 3, 4, 5)
 
+SOURCES = {
+    "CartPole-v1": "Gymnasium's own threshold; RL Baselines3 Zoo: PPO 500, A2C 500",
+    "Acrobot-v1": "Gymnasium's own threshold; RL Baselines3 Zoo: PPO −73.5, A2C −83.4",
+    "Pendulum-v1": "RL Baselines3 Zoo: PPO −172.2",
+    "LunarLander-v3": "Gymnasium's own threshold is 200; RL Baselines3 Zoo: PPO 242.1 (v2)",
+    "BipedalWalker-v3": "RL Baselines3 Zoo: PPO 213.3",
+    "HalfCheetah-v5": "RL Baselines3 Zoo: PPO 5,819, A2C 3,041 (v3)",
+    "Hopper-v5": "RL Baselines3 Zoo: PPO 2,410 (v3)",
+}
+"""What others have published for the task, for the page: github.com/DLR-RM/rl-baselines3-zoo, `benchmark.md`."""
 
-def _task(task: str, threshold: float, total_steps: int, seeds: tuple[int, ...] = SEEDS) -> list[Proof]:
+
+def _task(
+    task: str,
+    threshold: float,
+    total_steps: int,
+    seeds: tuple[int, ...] = SEEDS,
+    algorithm: str = "ppo",
+    options: tuple[str, ...] = (),
+) -> list[Proof]:
     return [
-        Proof(task=task, algorithm="ppo", seed=seed, threshold=threshold, total_steps=total_steps)
+        Proof(
+            task=task,
+            algorithm=algorithm,
+            seed=seed,
+            threshold=threshold,
+            total_steps=total_steps,
+            options=options,
+        )
         for seed in seeds
     ]
 
@@ -73,8 +105,12 @@ def _actors() -> list[Proof]:
 PROOFS: tuple[Proof, ...] = (
     *_task("CartPole-v1", 475, 150_000),
     *_actors(),
+    *_task("CartPole-v1", 475, 500_000, algorithm="impala"),
+    *_task("CartPole-v1", 475, 500_000, algorithm="reinforce"),
     *_task("Acrobot-v1", -100, 500_000),
     *_task("Pendulum-v1", -250, 500_000),
-    *_task("LunarLander-v3", 200, 1_500_000),
-    *_task("HalfCheetah-v5", 1_500, 1_000_000, seeds=(1,)),
+    *_task("LunarLander-v3", 230, 1_500_000),
+    *_task("BipedalWalker-v3", 200, 5_000_000, seeds=(1,)),
+    *_task("HalfCheetah-v5", 1_500, 1_000_000, seeds=(1, 2, 3)),
+    *_task("Hopper-v5", 1_500, 1_000_000, seeds=(1, 2)),
 )

@@ -41,6 +41,18 @@ _TASKS: Final[dict[str, dict[str, Any]]] = {
         "policy": {"normalise_observations": True},
         "learner": {"total_steps": 1_000_000, "target_return": 1500.0},
     },
+    "Hopper": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 64},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 1_000_000, "target_return": 1500.0},
+    },
+    "BipedalWalker": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 128},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 5_000_000, "target_return": 200.0},
+    },
 }
 
 _PPO: Final[dict[str, dict[str, Any]]] = {
@@ -69,9 +81,41 @@ _PPO: Final[dict[str, dict[str, Any]]] = {
         "batch_steps": 4096, "epochs": 10, "minibatches": 32, "discount": 0.99, "gae_lambda": 0.95,
         "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
     },
+    "Hopper": {
+        "batch_steps": 2048, "epochs": 10, "minibatches": 32, "discount": 0.99, "gae_lambda": 0.95,
+        "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
+    },
+    "BipedalWalker": {
+        "batch_steps": 8192, "epochs": 10, "minibatches": 64, "discount": 0.99, "gae_lambda": 0.95,
+        "clip_range": 0.18, "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
+    },
 }  # fmt: skip
 
-_ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {"ppo": _PPO}
+_IMPALA: Final[dict[str, dict[str, Any]]] = {
+    _GENERAL: {
+        "batch_steps": 1024, "entropy_coefficient": 0.01, "learning_rate": 1e-3,
+        "learning_rate_schedule": "linear", "normalise_advantages": True, "scale_rewards": True,
+    },
+    "CartPole": {
+        "batch_steps": 512, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 5e-3,
+        "learning_rate_schedule": "linear", "normalise_advantages": True,
+    },
+}  # fmt: skip
+
+_REINFORCE: Final[dict[str, dict[str, Any]]] = {
+    _GENERAL: {
+        "batch_steps": 2048, "entropy_coefficient": 0.01, "learning_rate": 1e-3,
+        "learning_rate_schedule": "linear", "scale_rewards": True,
+    },
+    "CartPole": {
+        "batch_steps": 512, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 5e-3,
+        "learning_rate_schedule": "linear",
+    },
+}  # fmt: skip
+
+_ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {
+    "ppo": _PPO, "impala": _IMPALA, "reinforce": _REINFORCE,
+}  # fmt: skip
 
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
