@@ -28,8 +28,17 @@ The settings of each task were tuned beforehand on seeds that overlap those of t
 | `impala` | V-trace actor-critic (Espeholt et al. 2018): targets and policy gradient corrected for the policy that acted, by truncated ratios; one gradient step on each batch, nothing clipped. |
 | `reinforce` | The policy gradient with a learned baseline (Williams 1992): Monte-Carlo returns or GAE, one gradient step on each batch, nothing corrected or clipped. |
 
-`algorithm.name` chooses one; `penstock train TASK --set algorithm.name=impala --print-config` shows its knobs. Losses and
-gradients are compared with other people's code on the same tensors: PPO with Stable-Baselines3
+`algorithm.name` chooses one; `penstock train TASK --set algorithm.name=impala --print-config` shows its knobs, and
+`penstock/runtime/sections/algorithm.py` says what each means. All of these are figures of `metrics.jsonl` and of Prometheus:
+
+- the learning rate: `learning_rate_schedule` constant, linear or cosine, each with `warmup_updates`; with PPO also
+  `adaptive_kl`, which steers it by the divergence of each update;
+- the entropy bonus: `entropy_coefficient` · `entropy_decay`ⁿ after n updates, never below `entropy_floor`;
+- PPO's clip: `clip_range` with `clip_schedule`, `dual_clip` (Ye et al. 2020), `value_clip`;
+- PPO on experience that lags: whole fragments beyond `stale_after` are dropped and booked; steps beyond `mask_after` stay
+  out of the losses; a step is used `epochs` times at most, and `stale_epochs` times once it is more than `staleness` behind.
+
+Losses and gradients are compared with other people's code on the same tensors: PPO with Stable-Baselines3
 (`tests/learning/test_against_stable_baselines.py`), GAE, V-trace, IMPALA and REINFORCE with TorchRL
 (`tests/learning/test_against_torchrl.py`), twenty updates of PPO with a plain one (`tests/learning/test_oracle.py`).
 
