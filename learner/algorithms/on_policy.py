@@ -61,7 +61,7 @@ METRICS = (
 epoch, `entropy` (nats) and `explained_variance` of the batch's start, losses and `gradient_norm` means
 over gradient steps."""
 
-SectionT = TypeVar("SectionT", bound=OnPolicySection)
+Own = TypeVar("Own", bound=OnPolicySection)
 Course = Mapping[str, float]
 """The scheduled numbers of one update, by the name of their metric."""
 
@@ -81,10 +81,10 @@ class Trace:
     numbers: dict[str, float] = field(default_factory=dict)
 
 
-class OnPolicy(ABC, Generic[SectionT]):
+class OnPolicy(ABC, Generic[Own]):
     """An `Algorithm`. Owns the policy's weights from now on: do not convert or move the policy."""
 
-    def __init__(self, policy: Policy, section: SectionT, *, seed: int) -> None:
+    def __init__(self, policy: Policy, section: Own, *, seed: int) -> None:
         self.policy = policy
         self.section = section
         self.lock_step = section.lock_step
