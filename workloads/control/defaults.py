@@ -63,6 +63,26 @@ _BY_NAME: Final[dict[str, dict[str, Any]]] = {
         },
         "learner": {"total_steps": 1_000_000, "target_return": 1500.0},
     },
+    "Catch": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 32},
+        "policy": {"hidden_sizes": [], "shared_trunk": True},
+        "algorithm": {
+            "batch_steps": 1024, "epochs": 4, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+            "entropy_coefficient": 0.01, "learning_rate": 5e-4, "learning_rate_schedule": "linear",
+        },
+        "learner": {"total_steps": 200_000},
+    },
+    "Courier": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 32},
+        "policy": {"normalise_observations": True},
+        "algorithm": {
+            "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+            "entropy_coefficient": 0.01, "learning_rate": 2e-3, "learning_rate_schedule": "linear",
+        },
+        "learner": {"total_steps": 200_000},
+    },
 }  # fmt: skip
 
 
