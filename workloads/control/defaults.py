@@ -41,6 +41,18 @@ _TASKS: Final[dict[str, dict[str, Any]]] = {
         "policy": {"normalise_observations": True},
         "learner": {"total_steps": 1_000_000, "target_return": 1500.0},
     },
+    "Catch": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 32},
+        "policy": {"hidden_sizes": [], "shared_trunk": True},
+        "learner": {"total_steps": 200_000},
+    },
+    "Courier": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 32},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 200_000},
+    },
 }
 
 _PPO: Final[dict[str, dict[str, Any]]] = {
@@ -68,6 +80,14 @@ _PPO: Final[dict[str, dict[str, Any]]] = {
     "HalfCheetah": {
         "batch_steps": 4096, "epochs": 10, "minibatches": 32, "discount": 0.99, "gae_lambda": 0.95,
         "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
+    },
+    "Catch": {
+        "batch_steps": 1024, "epochs": 4, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+        "entropy_coefficient": 0.01, "learning_rate": 5e-4, "learning_rate_schedule": "linear",
+    },
+    "Courier": {
+        "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+        "entropy_coefficient": 0.01, "learning_rate": 2e-3, "learning_rate_schedule": "linear",
     },
 }  # fmt: skip
 
