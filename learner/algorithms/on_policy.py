@@ -191,9 +191,7 @@ class OnPolicy(ABC, Generic[SectionT]):
         with torch.no_grad():
             scaled = self._reward_scale.scale(batch) if self._reward_scale is not None else None
             rewards = scaled.rewards if scaled else batch.reward
-            prepared = prepare(
-                self.policy, self._network, batch, rewards, trained, self._advantages, self._weigh
-            )
+            prepared = self.prepare(batch, rewards, trained)
         if not len(prepared.rows):
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
         backup = self._optimiser.backup()
@@ -212,6 +210,10 @@ class OnPolicy(ABC, Generic[SectionT]):
             gradient_steps=len(trace.norms),
             metrics=metrics if finite else {},
         )
+
+    def prepare(self, batch: Batch, rewards: Tensor, trained: Tensor) -> Prepared:
+        """What is computed once per batch; call it without gradients. See `preparation.prepare`."""
+        return prepare(self.policy, self._network, batch, rewards, trained, self._advantages, self._weigh)
 
     def _weigh(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
         chosen = standardise(advantage) if self.section.normalise_advantages else advantage
