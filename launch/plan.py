@@ -1,7 +1,7 @@
 """From a command line to what a run will do: resolved settings and the run's folder.
 
-Layers, each over the one before: the workload's defaults for the environment, the TOML file, the
-process environment, the flags, `--set`. Every mistake is a ConfigurationError that names the key.
+Layers, each over the one before: the workload's defaults for environment and algorithm, the TOML file,
+the process environment, the flags, `--set`. Every mistake is a ConfigurationError that names the key.
 """
 
 import fcntl
@@ -92,7 +92,7 @@ def _check_actors(settings: Settings) -> None:
         raise ConfigurationError(
             "actor.count=0: nobody would act; say --actors N, or --serve ADDRESS for clients that do"
         )
-    if settings.actor.count == 0 and settings.algorithm.staleness == 0:
+    if settings.actor.count == 0 and settings.algorithm.lock_step:
         raise ConfigurationError(
             "algorithm.staleness=0: lock-step waits for rollout workers, and actor.count=0 starts none; "
             "say --set algorithm.staleness=1"
@@ -107,9 +107,9 @@ def resolve(first: Mapping[str, Any], request: Request) -> Settings:
 
 
 def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
-    """The layers over the workload's defaults for the environment that they name."""
+    """The layers over the workload's defaults for the environment and the algorithm that they name."""
     asked = configuration.load(layers)
-    defaults = load(find(asked.workload).defaults)(asked.environment.id)
+    defaults = load(find(asked.workload).defaults)(asked.environment.id, asked.algorithm.name)
     return configuration.load([defaults, *layers])
 
 

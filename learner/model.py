@@ -4,14 +4,17 @@ Everything that cannot work is refused here, before the lease is taken, by a Con
 names the setting, the figure and what would fit.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from broker.state import Pacing
-from learner.algorithm import Algorithm
+from learner.algorithm import Algorithm, Retained
+from learner.algorithms.dqn import DQN
 from learner.algorithms.ppo import PPO
+from learner.algorithms.sac import SAC
 from learner.keeper import Room
 from learner.probe import Quarantine, Replica, make_probe
 from penstock.policy import weights
@@ -24,7 +27,7 @@ from penstock.wire.schema import FragmentSchema, fragment_schema, payload_room
 from penstock.wire.spaces import Space
 from penstock.wire.specification import Probe, RunSpecification
 
-ALGORITHMS: Final = {"ppo": PPO}
+ALGORITHMS: Final[Mapping[str, Callable[..., Algorithm]]] = {"ppo": PPO, "dqn": DQN, "sac": SAC}
 _WEIGHT_GENERATIONS: Final = 3
 _PINS: Final = 2 + MAX_PINNED + 1
 """Evaluated ones; those that the registry keeps, and a copy that takes the place of one of them."""
@@ -50,6 +53,7 @@ def make_model(settings: Settings) -> Model:
     """Raises ConfigurationError for settings that do not fit together."""
     workload = find(settings.workload)
     observation, action = load(workload.spaces)(settings.environment)
+    settings = settings.model_copy(update={"policy": settings.algorithm.policy_section(settings.policy)})
     policies = [_build(workload, settings, observation, action) for _ in range(2)]
     device = _device(settings)
     algorithm: Algorithm = ALGORITHMS[settings.algorithm.name](
@@ -78,7 +82,7 @@ def model_of(
         specification=specification,
         quarantine=Quarantine(probe, replica, settings.learner.probe_tolerance),
         pacing=pacing,
-        room=_room(settings, schema, pacing),
+        room=_room(settings, schema, pacing, algorithm),
         weight_bytes=len(weights.encode(algorithm.published_modules()["default"])),
         device=device,
         target=target,
@@ -138,7 +142,7 @@ def _specification(
             unroll_length=settings.actor.unroll_length,
             lock_step=algorithm.lock_step,
             hard_staleness=algorithm.hard_staleness or 0,
-            update_steps=settings.algorithm.batch_steps,
+            update_steps=settings.algorithm.update_steps,
             session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
         )
     )
@@ -195,19 +199,31 @@ def _pacing(settings: Settings, algorithm: Algorithm) -> Pacing:
     )
 
 
-def _room(settings: Settings, schema: FragmentSchema, pacing: Pacing) -> Room:
-    """What the log holds beside the budget; refused when that is not two intervals' worth of anything."""
+def _room(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorithm: Algorithm) -> Room:
+    """What the log holds beside the budget and what the algorithm retains; refused when that is not two intervals' worth."""
     count = settings.environment.count
     fragment = schema.fragment_bytes(settings.actor.unroll_length, count, count)
     fragments = -(-pacing.budget // pacing.fragment_charge) + settings.actor.count
     in_flight = fragments * fragment
-    size, entries = pacing.max_log_bytes - in_flight, pacing.max_log_entries - fragments
+    retained = _retained(algorithm, fragment)
+    size = pacing.max_log_bytes - in_flight - retained.size
+    entries = pacing.max_log_entries - fragments - retained.entries
     if size < _INTERVALS * in_flight or entries < _INTERVALS * fragments:
+        kept = f" and replay {retained.size} bytes in at most {retained.entries}" if retained.entries else ""
+        least = Retained(retained.size + 3 * in_flight, retained.entries + 3 * fragments)
         raise ConfigurationError(
             f"broker.max_log_bytes={pacing.max_log_bytes}, max_log_entries={pacing.max_log_entries}: the "
-            f"budget alone is {in_flight} bytes in {fragments} fragments; give three times that"
+            f"budget alone is {in_flight} bytes in {fragments} fragments{kept}; give three times the budget"
+            f"{' and what replay keeps' if kept else ''}: {least.size} bytes and {least.entries} entries"
         )
     return Room(size=size, entries=entries)
+
+
+def _retained(algorithm: Algorithm, fragment_bytes: int) -> Retained:
+    try:
+        return algorithm.retains(fragment_bytes)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def check_memory(settings: Settings, weight_bytes: int, limit: int) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from learner.algorithm import AlgorithmState, Charged, Update
+from learner.algorithm import AlgorithmState, Charged, Retained, Settles, Update
 from learner.algorithms.loss import (
     clip_fraction,
     divergence,
@@ -75,6 +75,7 @@ class PPO:
         self.policy = policy
         self.section = section
         self.lock_step = section.staleness == 0
+        self.settles = Settles.ON_PUBLISH
         self.hard_staleness: int | None = section.stale_after or 4 * (section.staleness + 1)
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
         self._network = network_of(policy, self._optimiser)
@@ -121,6 +122,17 @@ class PPO:
     def retain_from(self) -> int | None:
         """Nothing behind the settled position."""
         return None
+
+    def retains(self, fragment_bytes: int) -> Retained:
+        """Nothing."""
+        return Retained()
+
+    def recall(self, batch: Batch) -> None:
+        """Never asked: it retains nothing."""
+
+    def end_recall(self) -> int:
+        """Nothing was needed."""
+        return 0
 
     def update(self, batch: Batch, *, progress: float) -> Update:
         """Consume one batch with all its epochs."""

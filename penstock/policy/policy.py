@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from penstock.policy.acting import NumpyForward, numpy_forward
-from penstock.policy.distributions import ActionHead, Reals, head_of
+from penstock.policy.distributions import ActionHead, Place, Reals, head_of
 from penstock.policy.networks import Body, Inputs, Reader, initialise
 from penstock.policy.normaliser import Normaliser
 from penstock.runtime.settings import PolicySection
@@ -56,15 +56,15 @@ class Outputs:
 class Policy(nn.Module):
     """Actor-critic over fixed-size observations. Make one with `build`."""
 
+    combines_heads = False
+    """Whether `outputs` are more than what the two last layers give, each by itself."""
+
     def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
         super().__init__()
         self.observation_space = observation_space
         self.action_space = action_space
         self.reader = Reader(observation_space, section)
-        heads = [
-            head_of(path, leaf, section.continuous, section.initial_log_std)
-            for path, leaf in leaves(action_space, "action")
-        ]
+        heads = [head_of(path, leaf, section) for path, leaf in leaves(action_space, "action")]
         self.heads = nn.ModuleList(heads)
         # Plain tuples beside the module list: looking a submodule up costs more than using it.
         self.action_heads: tuple[ActionHead, ...] = tuple(heads)
@@ -90,6 +90,11 @@ class Policy(nn.Module):
     def seed_actions(self, seed: int) -> None:
         """Start the generator that actions are drawn from (it is not part of the weights)."""
         self._random = np.random.default_rng(seed)
+
+    def explore(self, scalars: Mapping[str, float], place: Place) -> None:
+        """Draw as the numbers say that came with the weights (`Algorithm.scalars`). place: of this policy's rows."""
+        for head in self.action_heads:
+            head.explore(scalars, place)
 
     def act(self, observation: Mapping[str, Array], *, deterministic: bool = False) -> Acted:
         """Draw one action per row; the mode where `deterministic`.
@@ -228,6 +233,30 @@ class Policy(nn.Module):
         return unflatten(self.action_space, ready, "action")
 
 
+class QPolicy(Policy):
+    """Values of actions in place of logits; the value of an observation is that of its best action.
+
+    Dueling (Wang et al. 2016, eq. 9): the critic's V and the actor's A make Q = V + A − mean A. Acting needs A alone, since
+    V is the same for all actions; so `action_parameters` are A, and the forward pass stays a chain of layers.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
+        super().__init__(observation_space, action_space, section)
+        self.combines_heads = section.dueling
+
+    def outputs(self, inputs: Inputs) -> Outputs:
+        """parameters: Q of every action.   value: the largest."""
+        heads = super().outputs(inputs)
+        values = heads.parameters
+        if self.combines_heads:
+            values = heads.value.unsqueeze(-1) + values - values.mean(-1, keepdim=True)
+        return Outputs(values, values.amax(-1))
+
+    def value(self, observation: Mapping[str, Tensor]) -> Tensor:
+        """Of the best action, [...]."""
+        return self.outputs(self.read(observation)).value.reshape(self._leading(observation))
+
+
 def build(observation_space: Space, action_space: Space, section: PolicySection, seed: int) -> Policy:
     """A policy with freshly initialised weights; equal arguments give equal weights.
 
@@ -235,7 +264,8 @@ def build(observation_space: Space, action_space: Space, section: PolicySection,
     (Andrychowicz et al. 2021), zero biases. Raises ValueError that names field and space when a space
     cannot be handled, and what can.
     """
-    policy = Policy(observation_space, action_space, section)
+    kind = QPolicy if section.discrete == "epsilon_greedy" else Policy
+    policy = kind(observation_space, action_space, section)
     generator = torch.Generator().manual_seed(seed)
     for body in (policy.actor_body, policy.critic_body):
         if body is not None:

@@ -14,12 +14,13 @@ from pydantic import Field, ValidationError
 
 from penstock.runtime.redis_url import split_password
 from penstock.runtime.sections.actor import ActorSection
-from penstock.runtime.sections.algorithm import AlgorithmSection
+from penstock.runtime.sections.algorithm import AlgorithmSection, AnyAlgorithm
 from penstock.runtime.sections.broker import BrokerSection
 from penstock.runtime.sections.environment import EnvironmentSection
 from penstock.runtime.sections.learner import EvaluationSection, LearnerSection
 from penstock.runtime.sections.observability import LogsSection, MetricsSection, TracingSection
 from penstock.runtime.sections.policy import PolicySection
+from penstock.runtime.sections.replay import DQNSection, ReplaySection, SACSection
 from penstock.runtime.sections.section import Section
 from penstock.runtime.sections.security import SecuritySection
 from penstock.runtime.sections.serving import ServingSection
@@ -30,12 +31,15 @@ __all__ = [
     "AlgorithmSection",
     "BrokerSection",
     "ConfigurationError",
+    "DQNSection",
     "EnvironmentSection",
     "EvaluationSection",
     "LearnerSection",
     "LogsSection",
     "MetricsSection",
     "PolicySection",
+    "ReplaySection",
+    "SACSection",
     "Section",
     "SecuritySection",
     "ServingSection",
@@ -68,7 +72,7 @@ class Settings(Section):
     """Installed workload."""
     environment: EnvironmentSection = EnvironmentSection()
     policy: PolicySection = PolicySection()
-    algorithm: AlgorithmSection = AlgorithmSection()
+    algorithm: AnyAlgorithm = AlgorithmSection()
     actor: ActorSection = ActorSection()
     broker: BrokerSection = BrokerSection()
     learner: LearnerSection = LearnerSection()
@@ -163,8 +167,13 @@ def _without_url_password(merged: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explain(error: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in error["loc"])
+    place = [str(part) for part in error["loc"]]
+    if place[0] == "algorithm" and len(place) > 1:
+        del place[1]  # pydantic names the chosen member of the union there
+    key = ".".join(place)
     if error["type"] == "extra_forbidden":
         return f"{key}: unknown key; `penstock train --print-config` lists the known ones"
+    if error["type"] == "union_tag_invalid":
+        return f"{key}.name={error['ctx']['tag']!r}: not known; use {error['ctx']['expected_tags']}"
     shown = "**********" if key in _SECRETS else repr(error["input"])
     return f"{key}={shown}: {error['msg']}"

@@ -1,6 +1,9 @@
-"""Settings that are known to learn, by environment id: the layer under file, environment and flags."""
+"""Settings that are known to learn, by environment id and algorithm: the layer under file, environment and flags."""
 
+from collections.abc import Mapping
 from typing import Any, Final
+
+from workloads.control import replay_defaults
 
 _BASE: Final[dict[str, Any]] = {
     "environment": {"count": 16},
@@ -66,7 +69,15 @@ _BY_NAME: Final[dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def for_environment(environment_id: str) -> dict[str, Any]:
-    """Nested settings for any Gymnasium id: of its family (`CartPole` of `CartPole-v1`), else general."""
+_BY_ALGORITHM: Final[Mapping[str, tuple[Mapping[str, dict[str, Any]], dict[str, Any]]]] = {
+    "ppo": (_BY_NAME, _BASE),
+    "dqn": (replay_defaults.DQN, replay_defaults.DQN_BASE),
+    "sac": (replay_defaults.SAC, replay_defaults.SAC_BASE),
+}
+
+
+def for_environment(environment_id: str, algorithm: str = "ppo") -> dict[str, Any]:
+    """Nested settings for any Gymnasium id: of its family (`CartPole` of `CartPole-v1`), else general ones of the algorithm."""
     family = environment_id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
-    return _BY_NAME.get(family, _BASE)
+    by_name, base = _BY_ALGORITHM[algorithm]
+    return by_name.get(family, base)

@@ -1,9 +1,12 @@
 """How the learner learns: a section for each algorithm, chosen by `algorithm.name`."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
+from penstock.runtime.sections.policy import PolicySection
+from penstock.runtime.sections.replay import DQNSection, SACSection
 from penstock.runtime.sections.section import Fraction, NonNegative, Positive, Section
 
 
@@ -62,3 +65,38 @@ class AlgorithmSection(Section):
     """Gradients are scaled down to this norm; 0: off."""
     target_kl: NonNegative | None = None
     """Stop the epochs of an update when KL(π_prox‖π_θ) exceeds 1.5 times this; none: off."""
+
+    @property
+    def lock_step(self) -> bool:
+        """S = 0."""
+        return self.staleness == 0
+
+    @property
+    def begun_lag(self) -> float:
+        """S."""
+        return self.staleness
+
+    @property
+    def update_steps(self) -> int:
+        """B."""
+        return self.batch_steps
+
+    def policy_section(self, section: PolicySection) -> PolicySection:
+        """The policy as it was asked for."""
+        return section
+
+
+def _tag(value: Any) -> str:
+    """The algorithm that a section is for, written or made."""
+    name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
+    return "ppo" if name is None else str(name)
+
+
+AnyAlgorithm = Annotated[
+    Annotated[AlgorithmSection, Tag("ppo")]
+    | Annotated[DQNSection, Tag("dqn")]
+    | Annotated[SACSection, Tag("sac")],
+    Field(description="How the learner learns; `algorithm.name` says which of the sections it is."),
+    Discriminator(_tag),
+]
+"""The section of any algorithm that there is; the default is PPO's."""
