@@ -47,7 +47,8 @@ class EnvironmentCrew:
         self._local.policy.seed_actions(action_seed(seed, actor_id, salt))
         self._local.place = place_of(actor_id, self._actors, self._stepper.slots)
         seeds = environment_seeds(seed, actor_id, salt, self._stepper.slots)
-        self._builder.start(self._stepper.reset(seeds))
+        initial = self._local.policy.initial_state(self._stepper.slots)
+        self._builder.start(self._stepper.reset(seeds) | initial)
         session.follow_lag(self._note_lag)
         if self._local.publication.version:
             self._local.tell(session)
@@ -69,7 +70,7 @@ class EnvironmentCrew:
         while not builder.is_full:
             acted = policy.act(builder.observation())
             stepped = stepper.step(policy.environment_action(acted.action))
-            builder.record(acted.action, acted.log_prob, stepped)
+            builder.record(acted.action, acted.log_prob, stepped, acted.state)
             progress(ENVIRONMENT)
             if is_over():
                 return

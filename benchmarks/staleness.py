@@ -23,15 +23,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from actor import run as actor_run
-from actor.fragment_builder import FragmentBuilder, Stamp
-from actor.seeds import action_seed, environment_seeds
+from benchmarks.experience import Experience
 from benchmarks.results import commit, machine, thin
 from learner.batch import Batch, assemble
 from learner.model import make_model, use_threads
-from penstock.policy.weights import encode, load_into
+from penstock.policy.weights import encode
 from penstock.runtime.settings import Settings, load
 from penstock.wire.fragment import Fragment
-from penstock.wire.messages import Episode, Publication
+from penstock.wire.messages import Episode
 from workloads.control.defaults import for_environment
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -84,44 +83,12 @@ class Lagged:
         return any(y < COLLAPSED for y in returns[learned:])
 
 
-class Experience:
-    """An actor of the project without its network: weights in, fragments and ended episodes out."""
-
-    def __init__(self, run: actor_run.Run, seed: int) -> None:
-        count = run.environment.count
-        self.episodes: list[Episode] = []
-        self._specification = run.specification
-        self._stepper = run.make_environment(run.environment, count, seed)
-        self._policy = run.make_policy(seed).policy
-        self._policy.seed_actions(action_seed(seed, "staleness", 0))
-        self._builder = FragmentBuilder(run.specification.schema, run.specification.unroll_length, count)
-        self._builder.start(self._stepper.reset(environment_seeds(seed, "staleness", 0, count)))
-        self._sequence = 0
-
-    def fragment(self, weights: bytes, update: int) -> Fragment:
-        """The next unroll, acted with `weights`, those of update number `update`."""
-        load_into(self._policy, weights)
-        for _ in range(self._builder.unroll_length):
-            acted = self._policy.act(self._builder.observation())
-            stepped = self._stepper.step(self._policy.environment_action(acted.action))
-            self._builder.record(acted.action, acted.log_prob, stepped)
-        self._sequence += 1
-        publication = Publication(version=update + 1, update=update)
-        run = self._specification.run
-        stamp = Stamp(run=run, session=1, sequence=self._sequence, weights=publication, round=0)
-        fragment, episodes = self._builder.cut(stamp)
-        self.episodes += episodes
-        return fragment
-
-
 def train(objective: str, staleness: int, seed: int, total_steps: int) -> Lagged:
     """One run of `total_steps` environment steps; raises RuntimeError when an update was not applied."""
     began, settings = time.monotonic(), _settings(objective, seed, total_steps)
     model = make_model(settings)
-    algorithm, experience = (
-        model.algorithm,
-        Experience(actor_run.read(model.specification, settings.actor), seed),
-    )
+    run = actor_run.read(model.specification, settings.actor)
+    algorithm, experience = model.algorithm, Experience(run, seed, "staleness")
     waiting = deque([(encode(algorithm.published_modules()["default"]), 0)], maxlen=staleness + 1)
     steps, curve, measured = 0, [(0, math.nan)], []
     while steps < total_steps:
@@ -165,7 +132,7 @@ def _settings(objective: str, seed: int, total_steps: int) -> Settings:
         "algorithm": {"objective": objective},
         "learner": {"device": "cpu", "total_steps": total_steps},
     }
-    return load([for_environment(ENVIRONMENT), over])
+    return load([for_environment(ENVIRONMENT, "ppo"), over])
 
 
 def _check_lag(batch: Batch, updates: int, staleness: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from launch import toml
 from penstock.runtime import settings as configuration
 from penstock.runtime.settings import ActorSection, ConfigurationError, Section, ServingSection, Settings
+from penstock.runtime.trusted import module_of
 from penstock.runtime.workload import find, load
 from penstock.wire.ids import new_run_name
 
@@ -63,7 +64,7 @@ def make_plan(request: Request) -> Plan:
     else:
         settings = resolve(_first_layer(request.what), request)
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
-        sections = {"actor": _allowing_module(settings), "serving": _following_the_learner(settings)}
+        sections = {"actor": _allowing_modules(settings), "serving": _following_the_learner(settings)}
         settings = settings.model_copy(update={"run": name, **sections})
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
     settings = _with_absolute_folders(settings, run_dir)
@@ -104,6 +105,12 @@ def resolve(first: Mapping[str, Any], request: Request) -> Settings:
     layers = [first, configuration.from_environment(), _flags(request)]
     layers += [configuration.parse_assignment(text) for text in request.assignments]
     return over_defaults(layers)
+
+
+def local_actor_section(run_dir: Path) -> ActorSection:
+    """What this machine allows a run to import: the run's own configuration, where it is here."""
+    config = run_dir / CONFIG_FILE
+    return configuration.load([configuration.parse_toml(config)]).actor if config.exists() else ActorSection()
 
 
 def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
@@ -161,12 +168,13 @@ def prepare_folder(plan: Plan) -> None:
     temporary.replace(plan.config)
 
 
-def _allowing_module(settings: Settings) -> ActorSection:
-    """The user named the environment's module here, so the actors that we start may import it."""
-    module = settings.environment.id.rpartition(":")[0]
-    if not module or module in settings.actor.allow_modules:
+def _allowing_modules(settings: Settings) -> ActorSection:
+    """The user named the modules of environment and network here, so the actors that we start may import them."""
+    named = {module_of(settings.environment.id), module_of(settings.policy.network)} - {""}
+    new = sorted(named - set(settings.actor.allow_modules))
+    if not new:
         return settings.actor
-    return settings.actor.model_copy(update={"allow_modules": (*settings.actor.allow_modules, module)})
+    return settings.actor.model_copy(update={"allow_modules": (*settings.actor.allow_modules, *new)})
 
 
 def _with_absolute_folders(settings: Settings, run_dir: Path) -> Settings:

@@ -49,7 +49,7 @@ class Update:
     applied: False when a value was not finite (parameters, optimiser and normaliser are as before,
     the caller books `nan`) or when the batch had no valid step (the caller settles it).
     reason: "" | "nan" | "empty".   steps: valid steps trained.   gradient_steps: minibatches.
-    metrics: finite floats by name, `learner.algorithms.ppo.METRICS` lists PPO's.
+    metrics: finite floats by name; each algorithm's file lists its own.
     publish: whether the weights have moved far enough to be published.
     """
 

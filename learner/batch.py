@@ -1,7 +1,7 @@
 """Fragments side by side as one batch of tensors [T, B]; ragged ones are padded with `valid` False."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,10 +29,12 @@ class Source:
 class Batch:
     """T: longest unroll in it. B: slots of all its fragments, in order. K: ended episodes.
 
-    observation: by path, [T+1, B, *shape], raw.   action: by path, [T, B, *shape], as drawn.
+    observation: by path, [T+1, B, *shape], raw; action masks too, as `mask/action`, bool.   action: by path, [T, B, *shape], as drawn.
     reward, log_prob: float32 [T, B], 0 where not valid.   terminated, truncated, valid: bool [T, B].
     final_observation: by path, [K, *shape]: the true last observation of the episode that ended in
         column final_slot[k] (int64, of this batch) with step final_step[k] (int64).
+    state: the policy's before row 0, by path, [B, ...].   begins: bool [T+1, B], the row is the first of an episode;
+        both empty where the policy remembers nothing.
     update: int64 [B], update count of the oldest weights of the column.
     slots: (session, slot id) of each column, to follow an environment across batches.
     sources: the fragments, in the order of their columns.
@@ -51,6 +53,8 @@ class Batch:
     update: Tensor
     slots: tuple[tuple[int, int], ...]
     sources: tuple[Source, ...] = ()
+    state: dict[str, Tensor] = field(default_factory=dict)
+    begins: Tensor | None = None
 
 
 def assemble(
@@ -66,8 +70,9 @@ def assemble(
     entries = [(0, 0)] * len(fragments) if entries is None else entries
     columns = _Columns(fragments, device)
     valid = columns.padded("valid")
+    masks, state = columns.under("mask"), columns.under("state")
     return Batch(
-        observation={name: columns.padded(name, 1) for name in columns.under("observation")},
+        observation={name: columns.padded(name, 1) for name in (*columns.under("observation"), *masks)},
         action={name: columns.padded(name) for name in columns.under("action")},
         reward=columns.padded("reward").where(valid, 0.0),
         terminated=columns.padded("terminated") & valid,
@@ -83,6 +88,8 @@ def assemble(
             Source(number, size, header.steps, len(header.slots))
             for (number, size), (header, _) in zip(entries, fragments, strict=True)
         ),
+        state={name: columns.rows(name) for name in state},
+        begins=columns.padded("begins", 1) if state else None,
     )
 
 
@@ -135,17 +142,27 @@ def check_meaning(header: FragmentHeader, arrays: Mapping[str, Array]) -> None:
     """Raise ValueError that says why when a well-formed fragment cannot be trained on.
 
     That is: a truncated step without its final observation, a final row that points outside or at a step
-    that did not end, a `reward`, `log_prob` or floating observation or action that is not finite where valid.
-    The caller books `invalid`.
+    that did not end, a `reward`, `log_prob` or floating observation or action that is not finite where valid, a
+    state that is not finite, a mask that allows nothing where a step is valid. The caller books `invalid`.
     """
     valid = arrays["valid"].astype(bool)
     _check_finals(header, arrays, valid)
+    _check_masks(arrays, valid)
     for name, array in arrays.items():
         if not np.issubdtype(array.dtype, np.floating):
             continue
-        whole = name.startswith(("observation", _FINAL)) or bool(valid.all())
+        whole = name.startswith(("observation", _FINAL, "state/")) or bool(valid.all())
         if not np.isfinite(array if whole else array[valid]).all():
             raise ValueError(f"{name}: holds NaN or infinity; the environment or the policy diverged")
+
+
+def _check_masks(arrays: Mapping[str, Array], valid: Array) -> None:
+    for name, mask in arrays.items():
+        if name.startswith("mask/") and not mask[:-1].any(-1)[valid].all():
+            step, slot = np.argwhere(valid & ~mask[:-1].any(-1))[0]
+            raise ValueError(
+                f"{name}: allows nothing at step {step} of slot {slot}; a step needs an allowed action"
+            )
 
 
 def _check_finals(header: FragmentHeader, arrays: Mapping[str, Array], valid: Array) -> None:

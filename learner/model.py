@@ -12,9 +12,7 @@ import torch
 
 from broker.state import Pacing
 from learner.algorithm import Algorithm, Retained
-from learner.algorithms.dqn import DQN
-from learner.algorithms.ppo import PPO
-from learner.algorithms.sac import SAC
+from learner.algorithms.registry import ALGORITHMS
 from learner.keeper import Room
 from learner.probe import Quarantine, Replica, make_probe
 from penstock.policy import weights
@@ -23,11 +21,17 @@ from penstock.registry.records import MAX_PINNED
 from penstock.runtime.settings import ConfigurationError, Settings
 from penstock.runtime.workload import Workload, find, load
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_TENSORS, MESSAGE_OVERHEAD_BYTES, MIB
-from penstock.wire.schema import FragmentSchema, fragment_schema, payload_room
+from penstock.wire.schema import (
+    FragmentSchema,
+    TensorRule,
+    fragment_schema,
+    mask_rules,
+    payload_room,
+    state_rules,
+)
 from penstock.wire.spaces import Space
 from penstock.wire.specification import Probe, RunSpecification
 
-ALGORITHMS: Final[Mapping[str, Callable[..., Algorithm]]] = {"ppo": PPO, "dqn": DQN, "sac": SAC}
 _WEIGHT_GENERATIONS: Final = 3
 _PINS: Final = 2 + MAX_PINNED + 1
 """Evaluated ones; those that the registry keeps, and a copy that takes the place of one of them."""
@@ -56,12 +60,13 @@ def make_model(settings: Settings) -> Model:
     settings = settings.model_copy(update={"policy": settings.algorithm.policy_section(settings.policy)})
     policies = [_build(workload, settings, observation, action) for _ in range(2)]
     device = _device(settings)
-    algorithm: Algorithm = ALGORITHMS[settings.algorithm.name](
+    algorithm = ALGORITHMS[settings.algorithm.name](
         policies[0].to(device), settings.algorithm, seed=settings.seed
     )
     probe = make_probe(observation, policies[1], settings.seed)
     target = _target(settings, workload)
-    return model_of(settings, algorithm, policies[1], (observation, action), probe, device, target)
+    extra = (*_mask_rules(settings, action), *state_rules(policies[1].state_space))
+    return model_of(settings, algorithm, policies[1], (observation, action), probe, device, target, extra)
 
 
 def model_of(
@@ -72,9 +77,13 @@ def model_of(
     probe: Probe,
     device: torch.device,
     target: float | None,
+    extra: tuple[TensorRule, ...] = (),
 ) -> Model:
-    """A model of any algorithm. spaces: of observation and action. replica: see `Quarantine`."""
-    schema = check_schema(fragment_schema(*spaces, algorithm.requires()))
+    """A model of any algorithm. spaces: of observation and action. replica: see `Quarantine`.
+
+    extra: tensors that fragments carry for the policy: masks and state.
+    """
+    schema = check_schema(fragment_schema(*spaces, (*extra, *algorithm.requires())))
     specification = _specification(settings, *spaces, schema, probe, algorithm)
     pacing = _pacing(settings, algorithm)
     return Model(
@@ -89,7 +98,19 @@ def model_of(
     )
 
 
+def _mask_rules(settings: Settings, action: Space) -> tuple[TensorRule, ...]:
+    key = settings.environment.mask_key
+    rules = mask_rules(action) if key else ()
+    if key and not rules:
+        raise ConfigurationError(
+            f"environment.mask_key={key!r}: the actions {action} are no choices of one of n, which alone take a "
+            "mask; leave it empty"
+        )
+    return rules
+
+
 def _build(workload: Workload, settings: Settings, observation: Space, action: Space) -> Policy:
+    _check_state(settings)
     try:
         policy: Policy = load(workload.policy)(observation, action, settings.policy, settings.seed)
     except ConfigurationError:
@@ -98,6 +119,19 @@ def _build(workload: Workload, settings: Settings, observation: Space, action: S
         raise ConfigurationError(f"environment.id={settings.environment.id!r}: {error}") from error
     policy.seed_actions(settings.seed)
     return policy
+
+
+def _check_state(settings: Settings) -> None:
+    policy, length = settings.policy, settings.actor.unroll_length
+    if policy.burn_in and policy.recurrent == "none":
+        raise ConfigurationError(
+            f"policy.burn_in={policy.burn_in}: policy.recurrent='none' has no state to refresh; set it to 0"
+        )
+    if policy.burn_in >= length:
+        raise ConfigurationError(
+            f"policy.burn_in={policy.burn_in}: nothing is left to learn from of actor.unroll_length={length} steps; "
+            "lower the one or raise the other"
+        )
 
 
 def _device(settings: Settings) -> torch.device:

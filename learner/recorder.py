@@ -30,6 +30,11 @@ _GAUGES: Final = {
     "explained_variance": metrics.EXPLAINED_VARIANCE,
     "gradient_norm": metrics.GRADIENT_NORM,
     "learning_rate": metrics.LEARNING_RATE,
+    "kl_proximal": metrics.KL_PROXIMAL_NATS,
+    "clip_range": metrics.CLIP_RANGE,
+    "entropy_coefficient": metrics.ENTROPY_COEFFICIENT,
+    "sample_reuse": metrics.SAMPLE_REUSE,
+    "masked_fraction": metrics.MASKED_FRACTION,
 }
 
 

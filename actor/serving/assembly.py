@@ -77,7 +77,8 @@ def assemble(
     _check_range(section)
     traffic = _traffic(section, source, following)
     fetch = _no_weights if following is None else following.fetch
-    shelf = Shelf(policy_maker(specification), fetch if traffic is None else traffic.fetch, section)
+    make_policy = policy_maker(specification, settings.actor.allow_modules)
+    shelf = Shelf(make_policy, fetch if traffic is None else traffic.fetch, section)
     batcher = Batcher(
         max_rows=section.max_batch_rows,
         max_wait_s=section.max_wait_ms / 1000,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from penstock.policy.networks import ACTIVATIONS, IMAGE_FEATURES, ImageEncoder, Inputs, Reader, initialise
+from penstock.policy.networks import ACTIVATIONS, Inputs, Reader, initialise
+from penstock.policy.trunks import ImageEncoder
 
 _HIDDEN_GAIN = 2.0**0.5
 
@@ -18,8 +19,9 @@ class Critic(nn.Module):
 
     def __init__(self, reader: Reader, actions: int, hidden_sizes: Sequence[int], activation: str) -> None:
         super().__init__()
-        self.images = nn.ModuleList(ImageEncoder(leaf.shape) for _, leaf in reader.images)
-        width = reader.width + IMAGE_FEATURES * len(reader.images) + actions
+        encoders = [ImageEncoder(path, leaf, "auto") for path, leaf in reader.images]
+        self.images = nn.ModuleList(encoders)
+        width = reader.width + sum(encoder.width for encoder in encoders) + actions
         layers: list[nn.Module] = []
         for size in hidden_sizes:
             layers += [nn.Linear(width, size), ACTIVATIONS[activation]()]

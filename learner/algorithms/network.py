@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from learner.algorithms.optimiser import FlatAdam
 from penstock.policy.networks import Inputs
-from penstock.policy.policy import Outputs, Policy
+from penstock.policy.policy import Outputs, Policy, masked
 
 _REMEMBERED_SIZES = 16
 
@@ -62,7 +62,7 @@ class DenseNetwork:
         views = {id(own): view for own, view in zip(optimiser.own, optimiser.gradient_views, strict=True)}
         self._others = list(policy.heads.parameters())
         self._other_views = [views[id(own)] for own in self._others]
-        trunk = list(policy.actor_body.layers)
+        trunk = list(policy.actor_body.chain or ())
         if policy.critic_body is None:
             self._trunk: Chain | None = Chain(trunk, views)
             self._actor = Chain([policy.actor_head], views)
@@ -70,7 +70,7 @@ class DenseNetwork:
         else:
             self._trunk = None
             self._actor = Chain([*trunk, policy.actor_head], views)
-            self._critic = Chain([*policy.critic_body.layers, policy.critic_head], views)
+            self._critic = Chain([*(policy.critic_body.chain or ()), policy.critic_head], views)
         self._leaves: tuple[Tensor, ...] = ()
 
     def outputs(self, inputs: Inputs) -> Outputs:
@@ -79,7 +79,7 @@ class DenseNetwork:
             rows = inputs.vector if self._trunk is None else self._trunk.forward(inputs.vector)
             parameters, value = self._actor.forward(rows), self._critic.forward(rows).squeeze(1)
         self._leaves = (parameters.detach().requires_grad_(), value.detach().requires_grad_())
-        return Outputs(*self._leaves)
+        return Outputs(masked(self._leaves[0], inputs.forbidden), self._leaves[1])
 
     def gradient(self, built: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
         """See `Network`."""
@@ -179,13 +179,12 @@ class Chain:
 def network_of(policy: Policy, optimiser: FlatAdam) -> Network:
     """The fastest that can handle the policy where it lies."""
     bodies = [body for body in (policy.actor_body, policy.critic_body) if body is not None]
-    layers = [layer for body in bodies for layer in body.layers]
-    dense = all(isinstance(layer, nn.Linear | nn.Tanh | nn.ReLU) for layer in layers)
-    if (
-        dense
-        and not policy.combines_heads
-        and not policy.reader.images
-        and optimiser.parameters.device.type == "cpu"
-    ):
+    chains = [body.chain for body in bodies]
+    dense = all(
+        chain is not None and all(isinstance(layer, nn.Linear | nn.Tanh | nn.ReLU) for layer in chain)
+        for chain in chains
+    )
+    by_hand = dense and not policy.memory.is_recurrent and not policy.combines_heads
+    if by_hand and optimiser.parameters.device.type == "cpu":
         return DenseNetwork(policy, optimiser)
     return AutogradNetwork(policy, optimiser)

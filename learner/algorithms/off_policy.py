@@ -26,9 +26,10 @@ from learner.batch import Batch
 from learner.replay.memory import Prioritisation, Replay, Sample
 from learner.replay.rate_limiter import Counts, SampleToInsertRatio
 from learner.replay.transitions import fragments, transitions
+from penstock.policy.layers import BatchNorm
 from penstock.policy.normaliser import Moments, moments
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import ReplaySection
+from penstock.runtime.settings import ConfigurationError, ReplaySection
 from penstock.wire.schema import TensorRule
 
 
@@ -58,6 +59,7 @@ class OffPolicy(ABC):
     settles = Settles.ON_INSERT
 
     def __init__(self, policy: Policy, section: ReplaySection, *, seed: int) -> None:
+        _check(policy, section.name)
         self.policy = policy
         self.section: ReplaySection = section
         self.device = policy.actor_head.weight.device
@@ -308,6 +310,20 @@ class OffPolicy(ABC):
         self.replay.load(_under(state.tensors, "replay/"), held)
         self.limiter.counts = Counts(inserted=int(held["inserted"]), sampled=int(held["sampled"]))
         self._updates, self._unpublished = int(numbers["updates"]), int(numbers["unpublished"])
+
+
+def _check(policy: Policy, name: str) -> None:
+    """Raise ConfigurationError for policies that replay cannot train: it samples single steps, one at a time."""
+    if policy.state_space.spaces:
+        raise ConfigurationError(
+            f"algorithm.name={name!r}: replay holds single steps, and policy.recurrent or policy.frame_stack needs those "
+            "before them; leave both out, or use 'ppo'"
+        )
+    if policy.dropouts or any(isinstance(module, BatchNorm) for module in policy.modules()):
+        raise ConfigurationError(
+            f"algorithm.name={name!r}: policy.dropout and policy.hidden_norm='batch' are for algorithms that learn from "
+            "whole batches of new experience; leave them out, or use hidden_norm='layer'"
+        )
 
 
 def _load(module: nn.Module, name: str, weights: Mapping[str, Tensor]) -> None:

@@ -127,7 +127,7 @@ class SAC(OffPolicy):
         """y, [n]."""
         inputs = self.policy.read(rows.following)
         action, log_prob = self._draw(inputs)
-        value = self._target.module(inputs, action).amin(0) - temperature * log_prob
+        value: Tensor = self._target.module(inputs, action).amin(0) - temperature * log_prob
         return rows.reward.to(value.dtype) + rows.discount.to(value.dtype) * value
 
     def _learn_values(

@@ -23,7 +23,7 @@ from learner.batch import Batch, Source
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """observation, action, following: by path, [M, *shape], raw.   reward, discount: float32 [M].
+    """observation, action, following: by path, [M, *shape], raw, with action masks.   reward, discount: float32 [M].
 
     reward: discounted sum over the steps looked ahead.   discount: what the value of `following` is multiplied by.
     """
@@ -77,10 +77,18 @@ def transitions(fragment: Batch, *, discount: float, steps: int) -> Transitions:
         reward=ahead.reward.flatten()[rows],
         discount=ahead.discount.flatten()[rows],
         following={
-            path: torch.cat([part.flatten(0, 1), fragment.final_observation[path]])[following]
+            path: torch.cat([part.flatten(0, 1), _finals(fragment, path)])[following]
             for path, part in fragment.observation.items()
         },
     )
+
+
+def _finals(fragment: Batch, path: str) -> Tensor:
+    """Of a path, [K, *shape]; nobody acts at a final observation, so its masks allow everything."""
+    if path in fragment.final_observation:
+        return fragment.final_observation[path]
+    part = fragment.observation[path]
+    return part.new_ones((len(fragment.final_slot), *part.shape[2:]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,8 @@ class Categorical(ActionHead):
     def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
         """A logit of minus infinity where nothing is allowed."""
         if not allowed.any(-1).all():
-            raise ValueError(f"{self.path}: a mask that allows nothing")
+            row = int(allowed.any(-1).argmin())
+            raise ValueError(f"{self.path}: the mask of row {row} allows nothing")
         return np.where(allowed, parameters, parameters.dtype.type(-np.inf))
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
@@ -255,6 +256,11 @@ class MultiCategorical(ActionHead):
         pieces = zip(self.parts, self.cuts, strict=True)
         shares = [part.describe(parameters[:, cut])["probability"] for part, cut in pieces]
         return {"probability": np.concatenate(shares, -1)}
+
+    def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
+        """Each choice on its own."""
+        pieces = zip(self.parts, self.cuts, strict=True)
+        return np.concatenate([part.masked(parameters[:, cut], allowed[:, cut]) for part, cut in pieces], -1)
 
     def _join(self, drawn: Sequence[tuple[Array, Reals]]) -> tuple[Array, Reals]:
         action = np.stack([a for a, _ in drawn], -1).astype(self.action_dtype, copy=False)

@@ -3,13 +3,15 @@
 Observations and actions are dictionaries by the paths of `penstock.wire.spaces.leaves`:
 "observation", "observation/camera", "action", "action/0". An action is stored and sent as it was
 drawn (index from 0, unclipped Gaussian, unsquashed Gaussian); `environment_action` turns it into
-what an environment takes. Nothing here waits or touches a file; a policy is used by one thread.
+what an environment takes. Beside the observation a row may hold action masks (`mask/action`, bool, true where
+allowed) and the policy's state (`state/…`, see `penstock.policy.memory`); without them everything is allowed,
+and an episode begins. Nothing here waits or touches a file; a policy is used by one thread.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,23 +19,41 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from penstock.policy.acting import NumpyForward, numpy_forward
+from penstock.policy.custom_network import body_of
 from penstock.policy.distributions import ActionHead, Place, Reals, head_of
+from penstock.policy.layers import dropouts
+from penstock.policy.memory import Look, Memory
 from penstock.policy.networks import Body, Inputs, Reader, initialise
 from penstock.policy.normaliser import Normaliser
+from penstock.policy.trajectory import Trajectory
 from penstock.runtime.settings import PolicySection
-from penstock.wire.spaces import Space, leaves, unflatten
+from penstock.wire.schema import choices
+from penstock.wire.spaces import Dict, Space, leaves, unflatten
 from penstock.wire.tensor import Array
 
 POLICY_GAIN = 0.01
 HIDDEN_GAIN = math.sqrt(2.0)
+_NO_STATE: Final[dict[str, Array]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """action: by path, [N, *shape] in the dtype of its leaf, as drawn. log_prob: float32 [N], joint."""
+    """action: by path, [N, *shape] in the dtype of its leaf, as drawn. log_prob: float32 [N], joint.
+
+    state: after this step, by path, [N, ...]; new arrays.
+    """
 
     action: dict[str, Array]
     log_prob: NDArray[np.float32]
+    state: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """parameters: [N, P], what actions are drawn from.   state: after this step, by path, [N, ...]."""
+
+    parameters: Reals
+    state: Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +67,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """parameters: [M, P], those of every action head behind one another.   value: [M]."""
+    """Of M rows. parameters: [M, P], of every action head behind one another, masked.   value: [M]."""
 
     parameters: Tensor
     value: Tensor
@@ -63,17 +83,25 @@ class Policy(nn.Module):
         super().__init__()
         self.observation_space = observation_space
         self.action_space = action_space
-        self.reader = Reader(observation_space, section)
+        self.memory = Memory(observation_space, section)
+        self.reader = Reader(self.memory.frames.space, section)
         heads = [head_of(path, leaf, section) for path, leaf in leaves(action_space, "action")]
         self.heads = nn.ModuleList(heads)
         # Plain tuples beside the module list: looking a submodule up costs more than using it.
         self.action_heads: tuple[ActionHead, ...] = tuple(heads)
         ends = np.cumsum([head.size for head in heads]).tolist()
         self._cuts = tuple(slice(end - head.size, end) for head, end in zip(heads, ends, strict=True))
-        self.actor_body = Body(self.reader, section)
-        self.critic_body = None if section.shared_trunk else Body(self.reader, section)
-        self.actor_head = nn.Linear(self.actor_body.width, ends[-1])
-        self.critic_head = nn.Linear(self.actor_body.width, 1)
+        self.actor_body = body_of(self.reader, section)
+        self.critic_body = None if section.shared_trunk else body_of(self.reader, section)
+        width = self.memory.add_cores(self.actor_body.width)
+        self.actor_head = nn.Linear(width, ends[-1])
+        self.critic_head = nn.Linear(width, 1)
+        self._remembers = bool(self.memory.state_space.spaces)
+        maskable = [
+            head.path for head, (_, leaf) in zip(heads, leaves(action_space), strict=True) if choices(leaf)
+        ]
+        self._masks = tuple((path, f"mask/{path}") for path in maskable)
+        self.dropouts = dropouts(self)
         self._random = np.random.default_rng(0)
         self._fast: NumpyForward | None = None
 
@@ -81,6 +109,15 @@ class Policy(nn.Module):
     def normaliser(self) -> Normaliser | None:
         """Statistics of the observations, where the section asks for them."""
         return self.reader.normaliser
+
+    @property
+    def state_space(self) -> Dict:
+        """Parts by path below `state`; without parts for a policy that remembers nothing."""
+        return self.memory.state_space
+
+    def initial_state(self, count: int) -> dict[str, Array]:
+        """What an episode begins with, by path, [count, ...]: zeros."""
+        return self.memory.initial(count)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -102,8 +139,23 @@ class Policy(nn.Module):
         observation: by path, [N, *shape], raw, in the dtype of the leaf. N may change between calls.
         The arrays returned are the caller's. Uses the weights of this moment, no gradients.
         """
-        parameters = self.action_parameters(observation)
-        return self.choose(parameters, self._random, deterministic=deterministic)
+        step = self.step(observation)
+        masks: Any = {path: observation[name] for path, name in self._masks if name in observation}
+        acted = self.choose(step.parameters, self._random, deterministic=deterministic, masks=masks)
+        return replace(acted, state=step.state) if step.state else acted
+
+    def step(self, row: Mapping[str, Array]) -> Step:
+        """What actions are drawn from, and what is remembered; no gradients."""
+        if not self._remembers:
+            return Step(self._actor_outputs(row), _NO_STATE)
+        seen, state = self.memory.frames.push(row) if self.memory.frames.depth > 1 else (row, _NO_STATE)
+        if not self.memory.is_recurrent:
+            return Step(self._actor_outputs(seen), state)
+        with torch.inference_mode():
+            inputs = self.read(self._tensors(row))
+            actor, _, after = self._features(inputs)
+            parameters: Reals = self.actor_head(actor).cpu().numpy()
+        return Step(parameters, {**state, **{path: one.float().cpu().numpy() for path, one in after.items()}})
 
     def choose(
         self,
@@ -152,13 +204,17 @@ class Policy(nn.Module):
         return values
 
     def action_parameters(self, observation: Mapping[str, Array]) -> Reals:
-        """Outputs of the actor network, [N, P], with the weights of this moment; no gradients."""
+        """Outputs of the actor network, [N, P], not masked, with the weights of this moment; no gradients."""
+        return self.step(observation).parameters
+
+    def _actor_outputs(self, observation: Mapping[str, Array]) -> Reals:
+        """Of what the reader reads: stacks, where frames are stacked."""
         if self._fast is None or not self._fast.is_current():
-            self._fast = numpy_forward(self.reader, [*self.actor_body.layers, self.actor_head])
+            self._fast = numpy_forward(self.reader, self.actor_body.chain, self.actor_head)
         if self._fast is not None:
             return self._fast(observation)
         with torch.inference_mode():
-            inputs = self.read(self._tensors(observation))
+            inputs = self.reader.read(self._tensors(observation), self.dtype)
             parameters: Reals = self.actor_head(self.actor_body(inputs)).cpu().numpy()
         return parameters
 
@@ -171,8 +227,7 @@ class Policy(nn.Module):
         """Joint log-probability float32 [N] of stored actions by torch, as in training; no gradients."""
         with torch.inference_mode():
             inputs = self.read(self._tensors(observation))
-            parameters = self.actor_head(self.actor_body(inputs))
-            answer = self.joint_log_prob(parameters, self._tensors(action))
+            answer = self.joint_log_prob(self._acting(inputs), self._tensors(action))
         result: NDArray[np.float32] = answer.float().cpu().numpy()
         return result
 
@@ -182,19 +237,68 @@ class Policy(nn.Module):
         """`log_prob` under the very outputs that `act` draws from, for the probe."""
         parameters = torch.from_numpy(self.action_parameters(observation)).to(self.actor_head.weight.device)
         with torch.inference_mode():
-            answer = self.joint_log_prob(parameters, self._tensors(action))
+            forbidden = self._forbidden(self._tensors(observation), parameters)
+            answer = self.joint_log_prob(masked(parameters, forbidden), self._tensors(action))
         result: NDArray[np.float32] = answer.float().cpu().numpy()
         return result
 
     def read(self, observation: Mapping[str, Tensor]) -> Inputs:
         """Normalised inputs of raw observations [..., *shape], leading axes flattened to M rows."""
-        return self.reader.read(observation, self.dtype)
+        if self._remembers:
+            inputs = self.memory.read(observation, self.reader, self.dtype)
+        else:
+            inputs = self.reader.read(observation, self.dtype)
+        return self._masked_by(inputs, observation)
+
+    def look(self, seen: Trajectory) -> Look:
+        """Inputs of everything that a trajectory shows, each row with what was remembered before it."""
+        look = self.memory.look(seen, self.reader, self.dtype)
+        return replace(look, inputs=self._masked_by(look.inputs, seen.observation))
+
+    def _masked_by(self, inputs: Inputs, observation: Mapping[str, Tensor]) -> Inputs:
+        forbidden = self._forbidden(observation, inputs.vector)
+        return inputs if forbidden is None else replace(inputs, forbidden=forbidden)
+
+    def _forbidden(self, observation: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
+        """What the masks of an observation rule out, bool [M, P]; rows behind theirs are free. None: no masks."""
+        given = {path: observation[name] for path, name in self._masks if name in observation}
+        if not given:
+            return None
+        forbidden = torch.zeros((len(rows), self._cuts[-1].stop), dtype=torch.bool, device=rows.device)
+        for head, cut in zip(self.action_heads, self._cuts, strict=True):
+            if head.path in given:
+                allowed = given[head.path].reshape(-1, head.size)
+                forbidden[: len(allowed), cut] = ~allowed
+        return forbidden
+
+    def bodies(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Features of actor and critic before the recurrent cores, [M, F] each."""
+        actor = self.actor_body(inputs)
+        return actor, actor if self.critic_body is None else self.critic_body(inputs)
+
+    def _features(self, inputs: Inputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """What the heads read, and the newest state."""
+        return self.memory.recall(*self.bodies(inputs), inputs)
 
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Both networks on M rows."""
-        features = self.actor_body(inputs)
-        critic_features = features if self.critic_body is None else self.critic_body(inputs)
-        return Outputs(self.actor_head(features), self.critic_head(critic_features).squeeze(-1))
+        """Both networks on the wanted rows."""
+        actor, critic, _ = self._features(inputs)
+        parameters = masked(self.actor_head(actor), inputs.forbidden)
+        return Outputs(parameters, self.critic_head(critic).squeeze(-1))
+
+    def _acting(self, inputs: Inputs) -> Tensor:
+        """The actor alone, [M, P]."""
+        if inputs.time is not None:
+            return self.outputs(inputs).parameters
+        return masked(self.actor_head(self.actor_body(inputs)), inputs.forbidden)
+
+    def value_of(self, inputs: Inputs) -> Tensor:
+        """The critic alone, [M]."""
+        if inputs.time is not None:
+            return self.outputs(inputs).value
+        body = self.actor_body if self.critic_body is None else self.critic_body
+        value: Tensor = self.critic_head(body(inputs))
+        return value.squeeze(-1)
 
     def joint_log_prob(self, parameters: Tensor, action: Mapping[str, Tensor]) -> Tensor:
         """Parameters [..., P], stored actions [..., *shape] → [...]: the sum over action heads."""
@@ -218,9 +322,7 @@ class Policy(nn.Module):
 
     def value(self, observation: Mapping[str, Tensor]) -> Tensor:
         """The critic alone, [...]."""
-        body = self.actor_body if self.critic_body is None else self.critic_body
-        value: Tensor = self.critic_head(body(self.read(observation)))
-        return value.reshape(self._leading(observation))
+        return self.value_of(self.read(observation)).reshape(self._leading(observation))
 
     def _leading(self, observation: Mapping[str, Tensor]) -> tuple[int, ...]:
         path, leaf = next(leaves(self.observation_space, "observation"))
@@ -245,32 +347,51 @@ class QPolicy(Policy):
         self.combines_heads = section.dueling
 
     def outputs(self, inputs: Inputs) -> Outputs:
-        """parameters: Q of every action.   value: the largest."""
-        heads = super().outputs(inputs)
-        values = heads.parameters
+        """parameters: Q of every action, masked.   value: the largest."""
+        actor, critic, _ = self._features(inputs)
+        values: Tensor = self.actor_head(actor)
         if self.combines_heads:
-            values = heads.value.unsqueeze(-1) + values - values.mean(-1, keepdim=True)
+            values = self.critic_head(critic) + values - values.mean(-1, keepdim=True)
+        values = masked(values, inputs.forbidden)
         return Outputs(values, values.amax(-1))
 
-    def value(self, observation: Mapping[str, Tensor]) -> Tensor:
-        """Of the best action, [...]."""
-        return self.outputs(self.read(observation)).value.reshape(self._leading(observation))
+    def value_of(self, inputs: Inputs) -> Tensor:
+        """Of the best action, [M]."""
+        return self.outputs(inputs).value
+
+
+def masked(parameters: Tensor, forbidden: Tensor | None) -> Tensor:
+    """Parameters [M, P] that leave what is `forbidden` (bool [M, P]) no probability.
+
+    The lowest finite logit: its exponential is 0 beside any other, while log-probability, entropy and their
+    gradients stay finite, as they do not with minus infinity.
+    """
+    if forbidden is None:
+        return parameters
+    return parameters.masked_fill(forbidden, torch.finfo(parameters.dtype).min)
 
 
 def build(observation_space: Space, action_space: Space, section: PolicySection, seed: int) -> Policy:
     """A policy with freshly initialised weights; equal arguments give equal weights.
 
     Orthogonal weights with gain √2 in hidden layers, 0.01 before the actions, 1 before the value
-    (Andrychowicz et al. 2021), zero biases. Raises ValueError that names field and space when a space
-    cannot be handled, and what can.
+    (Andrychowicz et al. 2021), zero biases; a custom network initialises itself. Raises ValueError that names
+    field and space when a space cannot be handled, and what can, and ConfigurationError for a custom network
+    that breaks its contract.
     """
     kind = QPolicy if section.discrete == "epsilon_greedy" else Policy
-    policy = kind(observation_space, action_space, section)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        policy = kind(observation_space, action_space, section)
     generator = torch.Generator().manual_seed(seed)
     for body in (policy.actor_body, policy.critic_body):
-        if body is not None:
+        if isinstance(body, Body):
             initialise(body, HIDDEN_GAIN, generator)
+    for core in (policy.memory.actor_core, policy.memory.critic_core):
+        if core is not None:
+            core.initialise(generator)
     initialise(policy.actor_head, POLICY_GAIN, generator)
     initialise(policy.critic_head, 1.0, generator)
     policy.seed_actions(seed)
-    return policy
+    # For good: whatever differs in training mode would fake a ratio between actor and learner.
+    return policy.eval()

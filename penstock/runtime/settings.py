@@ -14,7 +14,14 @@ from pydantic import Field, ValidationError
 
 from penstock.runtime.redis_url import split_password
 from penstock.runtime.sections.actor import ActorSection
-from penstock.runtime.sections.algorithm import AlgorithmSection, AnyAlgorithm
+from penstock.runtime.sections.algorithm import (
+    AnyAlgorithm,
+    ImpalaSection,
+    OnPolicySection,
+    PPOSection,
+    ReinforceSection,
+)
+from penstock.runtime.sections.algorithm_section import AlgorithmSection
 from penstock.runtime.sections.broker import BrokerSection
 from penstock.runtime.sections.environment import EnvironmentSection
 from penstock.runtime.sections.learner import EvaluationSection, LearnerSection
@@ -34,10 +41,14 @@ __all__ = [
     "DQNSection",
     "EnvironmentSection",
     "EvaluationSection",
+    "ImpalaSection",
     "LearnerSection",
     "LogsSection",
     "MetricsSection",
+    "OnPolicySection",
+    "PPOSection",
     "PolicySection",
+    "ReinforceSection",
     "ReplaySection",
     "SACSection",
     "Section",
@@ -72,7 +83,7 @@ class Settings(Section):
     """Installed workload."""
     environment: EnvironmentSection = EnvironmentSection()
     policy: PolicySection = PolicySection()
-    algorithm: AnyAlgorithm = AlgorithmSection()
+    algorithm: AnyAlgorithm = PPOSection()
     actor: ActorSection = ActorSection()
     broker: BrokerSection = BrokerSection()
     learner: LearnerSection = LearnerSection()
@@ -167,13 +178,16 @@ def _without_url_password(merged: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explain(error: dict[str, Any]) -> str:
-    place = [str(part) for part in error["loc"]]
+    place, chosen = [str(part) for part in error["loc"]], ""
     if place[0] == "algorithm" and len(place) > 1:
-        del place[1]  # pydantic names the chosen member of the union there
+        # Pydantic names the chosen member of the union there, too.
+        chosen = f" of algorithm.name={place.pop(1)!r}"
     key = ".".join(place)
-    if error["type"] == "extra_forbidden":
-        return f"{key}: unknown key; `penstock train --print-config` lists the known ones"
-    if error["type"] == "union_tag_invalid":
-        return f"{key}.name={error['ctx']['tag']!r}: not known; use {error['ctx']['expected_tags']}"
-    shown = "**********" if key in _SECRETS else repr(error["input"])
-    return f"{key}={shown}: {error['msg']}"
+    match error["type"]:
+        case "extra_forbidden":
+            return f"{key}: unknown key; `penstock train --print-config` lists the known ones{chosen}"
+        case "union_tag_invalid":
+            return f"{key}.name={error['ctx']['tag']!r}: not known; use {error['ctx']['expected_tags']}"
+        case _:
+            shown = "**********" if key in _SECRETS else repr(error["input"])
+            return f"{key}={shown}: {error['msg']}"

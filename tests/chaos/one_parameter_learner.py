@@ -29,7 +29,7 @@ from learner.model import Model, model_of
 from learner.service import main
 from penstock.runtime import settings as configuration
 from penstock.runtime.lifecycle import Lifecycle, leave, run_service
-from penstock.runtime.settings import AlgorithmSection, Settings
+from penstock.runtime.settings import OnPolicySection, Settings
 from penstock.wire.schema import TensorRule
 from penstock.wire.spaces import Box, Discrete, Space
 from penstock.wire.specification import Probe
@@ -64,7 +64,7 @@ class OneParameter:
 
     lock_step = False
 
-    def __init__(self, section: AlgorithmSection, pace: Path | None = None) -> None:
+    def __init__(self, section: OnPolicySection, pace: Path | None = None) -> None:
         self.hard_staleness = section.stale_after
         self.settles = Settles.ON_PUBLISH
         self._section = section

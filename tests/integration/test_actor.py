@@ -3,6 +3,7 @@
 import gc
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -172,29 +173,36 @@ def test_an_actor_keeps_nothing_of_the_sessions_that_it_lost(
     """Each holds the weights it was told of; an actor may lose thousands."""
     course = begin(session_timeout_ms=3_000)
     stub = experience_pb2_grpc.ExperienceServiceStub(channel := open_channel(broker.address, Credentials()))
-    others = sessions()
-
-    def numbers() -> list[int]:
-        return [session.number for session in sessions() if session not in others]
 
     def newest() -> int:
         course.learn()
-        return max(numbers(), default=0)
+        return max(session_numbers(), default=0)
 
-    with actors(ActorThread(broker.address, "actor-0", role)):
+    with only_new_objects(), actors(ActorThread(broker.address, "actor-0", role)):
         for _ in range(3):
             eventually(newest, "a session")
             number = newest()
             stub.CloseSession(experience_pb2.CloseSessionRequest(session=number), timeout=5)
             eventually(lambda at=number: newest() > at, "the next session")  # type: ignore[misc]
-        eventually(lambda: newest() and len(numbers()) == 1, "the end of the lost sessions")
+        eventually(lambda: newest() and len(session_numbers()) == 1, "the end of the lost sessions")
     channel.close()
 
 
-def sessions() -> list[Session]:
-    """Those that live in this process."""
+@contextmanager
+def only_new_objects() -> Iterator[None]:
+    """The garbage collector sees what is made from now on: all that a thousand tests left takes it seconds."""
     gc.collect()
-    return [found for found in gc.get_objects() if type(found) is Session]
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def session_numbers() -> list[int]:
+    """Of the sessions that live in this process."""
+    gc.collect()
+    return [found.number for found in gc.get_objects() if type(found) is Session]
 
 
 def test_an_actor_that_was_frozen_or_killed_comes_back_in_a_new_session(

@@ -5,7 +5,9 @@ After the tuned ones of RL Baselines3 Zoo, where it has some; steps of one envir
 
 from typing import Any, Final
 
-DQN_BASE: Final[dict[str, Any]] = {
+GENERAL: Final = ""
+
+_DQN: Final[dict[str, Any]] = {
     "environment": {"count": 8},
     "actor": {"count": 1, "unroll_length": 16},
     "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
@@ -16,6 +18,7 @@ DQN_BASE: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 DQN: Final[dict[str, dict[str, Any]]] = {
+    GENERAL: _DQN,
     "CartPole": {
         "environment": {"count": 8},
         "actor": {"count": 1, "unroll_length": 16},
@@ -48,7 +51,7 @@ DQN: Final[dict[str, dict[str, Any]]] = {
     },
 }  # fmt: skip
 
-SAC_BASE: Final[dict[str, Any]] = {
+_SAC: Final[dict[str, Any]] = {
     "environment": {"count": 4},
     "actor": {"count": 1, "unroll_length": 16},
     "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
@@ -57,6 +60,7 @@ SAC_BASE: Final[dict[str, Any]] = {
 }
 
 SAC: Final[dict[str, dict[str, Any]]] = {
+    GENERAL: _SAC,
     "Pendulum": {
         "environment": {"count": 4},
         "actor": {"count": 1, "unroll_length": 8},
@@ -68,11 +72,11 @@ SAC: Final[dict[str, dict[str, Any]]] = {
         "learner": {"total_steps": 20_000, "target_return": -180.0},
     },
     "HalfCheetah": {
-        **SAC_BASE,
+        **_SAC,
         "learner": {"total_steps": 300_000, "target_return": 4000.0},
     },
     "Hopper": {
-        **SAC_BASE,
+        **_SAC,
         "learner": {"total_steps": 200_000, "target_return": 1500.0},
     },
 }  # fmt: skip

@@ -21,3 +21,5 @@ class EnvironmentSection(Section):
     """sync: one loop in the actor; vector: the environment's own vector entry point; async: one process each; auto: vector where the environment has one, else sync."""
     max_episode_steps: Positive | None = None
     """Overrides the time limit of the registered environment, in steps."""
+    mask_key: str = ""
+    """Where the environment says which actions are allowed: a key of its Dict observation, which the policy is then not shown, else of `info`, such as action_mask; empty: all are."""

@@ -1,17 +1,15 @@
 """How the learner learns from replay: a section each for DQN and SAC, chosen by `algorithm.name`."""
 
-import math
 from typing import Literal
 
+from penstock.runtime.sections.algorithm_section import AlgorithmSection
 from penstock.runtime.sections.policy import PolicySection
-from penstock.runtime.sections.section import Fraction, NonNegative, Positive, PositiveReal, Section
+from penstock.runtime.sections.section import Fraction, NonNegative, Positive, PositiveReal
 
 
-class ReplaySection(Section):
+class ReplaySection(AlgorithmSection):
     """What algorithms have in common that learn many times from what they remember."""
 
-    discount: Fraction = 0.99
-    """γ, per step."""
     capacity: Positive = 100_000
     """Transitions in replay; the log keeps what they were made of, see `broker.max_log_entries`."""
     capacity_bytes: Positive = 128 * 1024 * 1024
@@ -47,27 +45,12 @@ class ReplaySection(Section):
     publish_period: Positive = 32
     """Gradient steps between two publications, at least."""
 
-    @property
-    def lock_step(self) -> bool:
-        """Never: experience is remembered, so nothing waits for its update."""
-        return False
-
-    @property
-    def begun_lag(self) -> float:
-        """No bound: experience of any age is learned from."""
-        return math.inf
-
-    @property
-    def update_steps(self) -> int:
-        """None: gradient steps sample from memory."""
-        return 0
-
 
 class DQNSection(ReplaySection):
     """Deep Q-network: value-based, for one choice of n."""
 
     name: Literal["dqn"] = "dqn"
-    """Which algorithm."""
+    """Which algorithm, a choice."""
     double: bool = True
     """The learned network chooses the next action that the target network values (van Hasselt et al. 2016)."""
     max_gradient_norm: NonNegative = 10.0
@@ -95,7 +78,7 @@ class SACSection(ReplaySection):
     """Soft actor-critic: for continuous actions between bounds."""
 
     name: Literal["sac"] = "sac"
-    """Which algorithm."""
+    """Which algorithm, a choice."""
     batch_size: Positive = 256
     """Transitions of a gradient step."""
     critic_hidden_sizes: tuple[Positive, ...] = (256, 256)

@@ -149,17 +149,20 @@ def test_a_space_that_no_fragment_carries_is_named(space: Any, words: str) -> No
         to_space("action_space", space)
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "impala", "reinforce"])
 @pytest.mark.parametrize(
     "environment_id", ["CartPole-v1", "mine:Thing-v0", "ALE/Pong-v5", "Pendulum-v1", "HalfCheetah-v5"]
 )
-def test_defaults_are_valid_settings_for_any_environment(environment_id: str) -> None:
+def test_defaults_are_valid_settings_for_any_environment_and_algorithm(
+    environment_id: str, algorithm: str
+) -> None:
     """The layer under file and flags."""
-    layer = load(find("control").defaults)(environment_id, "ppo")
-    made = settings.load([layer, {"environment": {"id": environment_id}}])
+    layer = load(find("control").defaults)(environment_id, algorithm)
+    made = settings.load([layer, {"environment": {"id": environment_id}, "algorithm": {"name": algorithm}}])
     assert made.environment.id == environment_id
     assert made.learner.total_steps is not None
     full = made.actor.unroll_length * made.environment.count
-    assert isinstance(made.algorithm, settings.AlgorithmSection)
+    assert isinstance(made.algorithm, settings.OnPolicySection)
     assert (made.algorithm.staleness + 1) * made.algorithm.batch_steps >= full
 
 
