@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from learner.algorithm import AlgorithmState, Charged, Update
+from learner.algorithm import AlgorithmState, Charged, Retained, Settles, Update
 from learner.algorithms.advantage import Advantages, Unrolls
 from learner.algorithms.loss import (
     Sloped,
@@ -88,6 +88,7 @@ class OnPolicy(ABC, Generic[SectionT]):
         self.policy = policy
         self.section = section
         self.lock_step = section.lock_step
+        self.settles = Settles.ON_PUBLISH
         self.hard_staleness: int | None = section.stale_after or 4 * (section.staleness + 1)
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
         self._network = network_of(policy, self._optimiser)
@@ -179,6 +180,17 @@ class OnPolicy(ABC, Generic[SectionT]):
     def retain_from(self) -> int | None:
         """Nothing behind the settled position."""
         return None
+
+    def retains(self, fragment_bytes: int) -> Retained:
+        """Nothing."""
+        return Retained()
+
+    def recall(self, batch: Batch) -> None:
+        """Never asked: it retains nothing."""
+
+    def end_recall(self) -> int:
+        """Nothing was needed."""
+        return 0
 
     # ---- an update
 

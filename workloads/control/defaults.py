@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from penstock.runtime.settings import merge
+from workloads.control import replay_defaults
 
 _GENERAL: Final = ""
 
@@ -92,6 +93,8 @@ _PPO: Final[dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 _ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {"ppo": _PPO}
+_LAYERS: Final = {"dqn": replay_defaults.DQN, "sac": replay_defaults.SAC}
+"""Algorithms that want other networks, fragments and numbers of actors, too."""
 
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
@@ -100,6 +103,9 @@ def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
     Those of the id's family (`CartPole` of `CartPole-v1`), else general ones; likewise the algorithm's section.
     """
     family = environment_id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
+    if algorithm in _LAYERS:
+        layers = _LAYERS[algorithm]
+        return layers.get(family, layers[replay_defaults.GENERAL])
     sections = _ALGORITHMS.get(algorithm, {})
     section = sections.get(family, sections.get(_GENERAL, {}))
     return merge(_TASKS.get(family, _TASKS[_GENERAL]), {"algorithm": section})
