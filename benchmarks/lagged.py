@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actor import run as actor_run
-from actor.fragment_builder import FragmentBuilder, Stamp
-from actor.seeds import action_seed, environment_seeds
+from benchmarks.experience import Experience
 from learner.batch import Batch, assemble
 from learner.model import make_model
-from penstock.policy.weights import encode, load_into
+from penstock.policy.weights import encode
 from penstock.runtime.settings import Settings
 from penstock.wire.fragment import Fragment
-from penstock.wire.messages import Episode, Publication
+from penstock.wire.messages import Episode
 
 WINDOW = 100
 
@@ -34,42 +33,12 @@ class Learned:
     metrics: list[dict[str, float]]
 
 
-class Experience:
-    """An actor of the project without its network: weights in, fragments and ended episodes out."""
-
-    def __init__(self, run: actor_run.Run, seed: int) -> None:
-        count = run.environment.count
-        self.episodes: list[Episode] = []
-        self._specification = run.specification
-        self._stepper = run.make_environment(run.environment, count, seed)
-        self._policy = run.make_policy(seed).policy
-        self._policy.seed_actions(action_seed(seed, "staleness", 0))
-        self._builder = FragmentBuilder(run.specification.schema, run.specification.unroll_length, count)
-        self._builder.start(self._stepper.reset(environment_seeds(seed, "staleness", 0, count)))
-        self._sequence = 0
-
-    def fragment(self, weights: bytes, update: int) -> Fragment:
-        """The next unroll, acted with `weights`, those of update number `update`."""
-        load_into(self._policy, weights)
-        for _ in range(self._builder.unroll_length):
-            acted = self._policy.act(self._builder.observation())
-            stepped = self._stepper.step(self._policy.environment_action(acted.action))
-            self._builder.record(acted.action, acted.log_prob, stepped)
-        self._sequence += 1
-        publication = Publication(version=update + 1, update=update)
-        run = self._specification.run
-        stamp = Stamp(run=run, session=1, sequence=self._sequence, weights=publication, round=0)
-        fragment, episodes = self._builder.cut(stamp)
-        self.episodes += episodes
-        return fragment
-
-
 def learn(settings: Settings, staleness: int) -> Learned:
     """`learner.total_steps` environment steps; raises RuntimeError when an update was not applied."""
     model, total_steps = make_model(settings), settings.learner.total_steps
     assert total_steps is not None, "say learner.total_steps"
     algorithm = model.algorithm
-    experience = Experience(actor_run.read(model.specification, settings.actor), settings.seed)
+    experience = Experience(actor_run.read(model.specification, settings.actor), settings.seed, "staleness")
     waiting = deque([(encode(algorithm.published_modules()["default"]), 0)], maxlen=staleness + 1)
     steps, learned = 0, Learned(curve=[(0, math.nan)], metrics=[])
     while steps < total_steps:

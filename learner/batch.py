@@ -15,6 +15,16 @@ Fragments = Sequence[tuple[FragmentHeader, Mapping[str, Array]]]
 _FINAL = "final/"
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A fragment of a batch: number of its log entry, bytes of its payload, and the steps and columns it has."""
+
+    number: int
+    size: int
+    steps: int
+    columns: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """T: longest unroll in it. B: slots of all its fragments, in order. K: ended episodes.
@@ -27,6 +37,7 @@ class Batch:
         both empty where the policy remembers nothing.
     update: int64 [B], update count of the oldest weights of the column.
     slots: (session, slot id) of each column, to follow an environment across batches.
+    sources: the fragments, in the order of their columns.
     """
 
     observation: dict[str, Tensor]
@@ -41,17 +52,22 @@ class Batch:
     final_step: Tensor
     update: Tensor
     slots: tuple[tuple[int, int], ...]
+    sources: tuple[Source, ...] = ()
     state: dict[str, Tensor] = field(default_factory=dict)
     begins: Tensor | None = None
 
 
-def assemble(fragments: Fragments, device: torch.device) -> Batch:
+def assemble(
+    fragments: Fragments, device: torch.device, entries: Sequence[tuple[int, int]] | None = None
+) -> Batch:
     """One batch of checked fragments (`penstock.wire.fragment.check`), on `device`.
 
-    Raises ValueError for no fragments. Call `check_meaning` on each fragment first.
+    entries: number and payload bytes of each one's log entry; None: they have none. Raises ValueError for no
+    fragments. Call `check_meaning` on each fragment first.
     """
     if not fragments:
         raise ValueError("a batch of no fragments; wait until the algorithm takes at least one")
+    entries = [(0, 0)] * len(fragments) if entries is None else entries
     columns = _Columns(fragments, device)
     valid = columns.padded("valid")
     masks, state = columns.under("mask"), columns.under("state")
@@ -68,6 +84,10 @@ def assemble(fragments: Fragments, device: torch.device) -> Batch:
         final_step=columns.rows("final/step").long(),
         update=columns.updates(),
         slots=tuple((header.session, slot.slot_id) for header, _ in fragments for slot in header.slots),
+        sources=tuple(
+            Source(number, size, header.steps, len(header.slots))
+            for (number, size), (header, _) in zip(entries, fragments, strict=True)
+        ),
         state={name: columns.rows(name) for name in state},
         begins=columns.padded("begins", 1) if state else None,
     )

@@ -238,10 +238,7 @@ class Feed:
     def _open(self, entry: LogEntry, payload: bytes) -> Loaded | None:
         header = _header(entry)
         try:
-            fragment = wire.Fragment(header, payload)
-            wire.check(fragment, self._schema, self._run_name)
-            arrays = fragment.arrays()
-            check_meaning(header, arrays)
+            loaded = opened(header, payload, self._schema, self._run_name)
         except ValueError as error:
             words = {"number": entry.number, "why": str(error)}
             log.error("fragment dropped as invalid", extra=words)  # noqa: TRY400 - the text says it all
@@ -249,7 +246,7 @@ class Feed:
             return None
         if self._take_digests:
             self._digests[entry.number] = hashlib.sha256(payload).digest()[:DIGEST_BYTES]
-        return header, arrays
+        return loaded
 
     # ---- out
 
@@ -267,7 +264,7 @@ class Feed:
             steps=sum(int(arrays["valid"].sum()) for _, arrays in loaded),
             updates=tuple(header.oldest_update for header in headers),
             versions=tuple(header.oldest_version for header in headers),
-            batch=assemble(loaded, self._device) if loaded else None,
+            batch=assemble(loaded, self._device, [(e.number, e.size) for e in chosen]) if loaded else None,
             round=self._round if self._algorithm.lock_step else None,
             size=sum(self._undelivered[number].size for number in numbers),
             created_us=min((header.created_us for header in headers), default=0),
@@ -302,6 +299,15 @@ class Feed:
         if chosen:
             with self._turn_lock:
                 self._turn += 1
+
+
+def opened(header: FragmentHeader, payload: bytes, schema: FragmentSchema, run_name: str) -> Loaded:
+    """A fragment that can be trained on; raises ValueError that says why it cannot."""
+    fragment = wire.Fragment(header, payload)
+    wire.check(fragment, schema, run_name)
+    arrays = fragment.arrays()
+    check_meaning(header, arrays)
+    return header, arrays
 
 
 def _trace(chosen: Sequence[LogEntry], took_s: float) -> tuple[str, ...]:

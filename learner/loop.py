@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from typing import Final, NoReturn
 
-from learner.algorithm import Update
+from learner.algorithm import Settles, Update
 from learner.delivery import Delivery
 from learner.evidence import keep_evidence
 from learner.ledger import Drop
@@ -45,6 +45,7 @@ class Loop:
         self._round = round_
         self._nan_in_a_row = 0
         self._evidence = ""
+        self._holds_back = False
         self._waited_since = time.perf_counter()
         self._dropped: Counter[str] = Counter()
         self.stalled = ""
@@ -67,6 +68,8 @@ class Loop:
         ending = self._learn()
         log.info("learning ended", extra={"why": ending.value, "env_steps": self._parts.ledger.env_steps})
         self._parts.health.suspend(UPDATE)
+        if self._holds_back:
+            self._parts.publisher.offer(self._offer(evaluate=False))
         self._parts.publisher.flush()
         if ending is Ending.STEPS:
             self._evaluate_last()
@@ -176,6 +179,9 @@ class Loop:
         if delivery.batch is None:
             return None
         failpoint("update.before", delivery.last)
+        if self._parts.algorithm.settles is Settles.ON_INSERT:
+            # Actors go on while gradient steps are made; a crash sets the settled position back.
+            self._parts.publisher.offer(Offer(settled=delivery.last))
         update = self._parts.algorithm.update(delivery.batch, progress=self._progress())
         failpoint("update.after", delivery.last)
         if update.applied:
@@ -233,7 +239,8 @@ class Loop:
         if self._is_catching_up():
             parts.publisher.offer(Offer(settled=parts.ledger.position))
             return
-        applied = update is not None and update.applied
+        applied = update is not None and update.applied and update.publish
+        self._holds_back = not applied and (self._holds_back or (update is not None and update.applied))
         evaluate = applied and parts.evaluation.wanted(
             parts.episodes.recent(), update=parts.algorithm.updates, env_steps=parts.ledger.env_steps
         )

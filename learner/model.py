@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from broker.state import Pacing
-from learner.algorithm import Algorithm
+from learner.algorithm import Algorithm, Retained
 from learner.algorithms.registry import ALGORITHMS
 from learner.keeper import Room
 from learner.probe import Quarantine, Replica, make_probe
@@ -56,6 +56,7 @@ def make_model(settings: Settings) -> Model:
     """Raises ConfigurationError for settings that do not fit together."""
     workload = find(settings.workload)
     observation, action = load(workload.spaces)(settings.environment)
+    settings = settings.model_copy(update={"policy": settings.algorithm.policy_section(settings.policy)})
     policies = [_build(workload, settings, observation, action) for _ in range(2)]
     device = _device(settings)
     algorithm = ALGORITHMS[settings.algorithm.name](
@@ -89,7 +90,7 @@ def model_of(
         specification=specification,
         quarantine=Quarantine(probe, replica, settings.learner.probe_tolerance),
         pacing=pacing,
-        room=_room(settings, schema, pacing),
+        room=_room(settings, schema, pacing, algorithm),
         weight_bytes=len(weights.encode(algorithm.published_modules()["default"])),
         device=device,
         target=target,
@@ -231,19 +232,31 @@ def _pacing(settings: Settings, algorithm: Algorithm) -> Pacing:
     )
 
 
-def _room(settings: Settings, schema: FragmentSchema, pacing: Pacing) -> Room:
-    """What the log holds beside the budget; refused when that is not two intervals' worth of anything."""
+def _room(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorithm: Algorithm) -> Room:
+    """What the log holds beside the budget and what the algorithm retains; refused when that is not two intervals' worth."""
     count = settings.environment.count
     fragment = schema.fragment_bytes(settings.actor.unroll_length, count, count)
     fragments = -(-pacing.budget // pacing.fragment_charge) + settings.actor.count
     in_flight = fragments * fragment
-    size, entries = pacing.max_log_bytes - in_flight, pacing.max_log_entries - fragments
+    retained = _retained(algorithm, fragment)
+    size = pacing.max_log_bytes - in_flight - retained.size
+    entries = pacing.max_log_entries - fragments - retained.entries
     if size < _INTERVALS * in_flight or entries < _INTERVALS * fragments:
+        kept = f" and replay {retained.size} bytes in at most {retained.entries}" if retained.entries else ""
+        least = Retained(retained.size + 3 * in_flight, retained.entries + 3 * fragments)
         raise ConfigurationError(
             f"broker.max_log_bytes={pacing.max_log_bytes}, max_log_entries={pacing.max_log_entries}: the "
-            f"budget alone is {in_flight} bytes in {fragments} fragments; give three times that"
+            f"budget alone is {in_flight} bytes in {fragments} fragments{kept}; give three times the budget"
+            f"{' and what replay keeps' if kept else ''}: {least.size} bytes and {least.entries} entries"
         )
     return Room(size=size, entries=entries)
+
+
+def _retained(algorithm: Algorithm, fragment_bytes: int) -> Retained:
+    try:
+        return algorithm.retains(fragment_bytes)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def check_memory(settings: Settings, weight_bytes: int, limit: int) -> None:

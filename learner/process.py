@@ -27,6 +27,7 @@ from learner.model import Model
 from learner.parts import Ending, Parts, Plan
 from learner.progress import Progress, sections
 from learner.publisher import Publisher
+from learner.recall import recall
 from learner.recorder import Recorder, Staleness, ledger_json
 from learner.resume import Beginning
 from learner.shelf import Shelf
@@ -105,6 +106,15 @@ class Process:
     def _start(self) -> None:
         parts = self._parts
         self._crew.start("lease", parts.lease.run, parts.lease.wake)
+        recall(
+            self._base.learner_log,
+            parts.lease,
+            self._base.model.algorithm,
+            run_name=self._base.settings.run,
+            schema=self._base.model.specification.schema,
+            device=self._base.model.device,
+            position=parts.ledger.position,
+        )
         self._crew.start("publisher", parts.publisher.run, parts.publisher.wake)
         self._kept.begin()
         self._loop.publish_first()
@@ -192,6 +202,7 @@ class Process:
             lineage_path=base.run_dir / "lineage.jsonl",
             interval_s=base.settings.learner.checkpoint_interval_s,
             room=base.model.room,
+            retain_from=base.model.algorithm.retain_from,
         )
 
     def _make_kept(self, progress: Progress) -> KeptVersions:

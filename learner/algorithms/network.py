@@ -184,6 +184,7 @@ def network_of(policy: Policy, optimiser: FlatAdam) -> Network:
         chain is not None and all(isinstance(layer, nn.Linear | nn.Tanh | nn.ReLU) for layer in chain)
         for chain in chains
     )
-    if dense and not policy.memory.is_recurrent and optimiser.parameters.device.type == "cpu":
+    by_hand = dense and not policy.memory.is_recurrent and not policy.combines_heads
+    if by_hand and optimiser.parameters.device.type == "cpu":
         return DenseNetwork(policy, optimiser)
     return AutogradNetwork(policy, optimiser)

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from learner.algorithm import AlgorithmState, Charged, Update
+from learner.algorithm import AlgorithmState, Charged, Retained, Settles, Update
 from learner.algorithms.advantage import Advantages, Unrolls
 from learner.algorithms.loss import (
     Sloped,
@@ -88,6 +88,7 @@ class OnPolicy(ABC, Generic[Own]):
         self.policy = policy
         self.section = section
         self.lock_step = section.lock_step
+        self.settles = Settles.ON_PUBLISH
         self.hard_staleness: int | None = section.stale_after or 4 * (section.staleness + 1)
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
         self._network = network_of(policy, self._optimiser)
@@ -180,6 +181,17 @@ class OnPolicy(ABC, Generic[Own]):
         """Nothing behind the settled position."""
         return None
 
+    def retains(self, fragment_bytes: int) -> Retained:
+        """Nothing."""
+        return Retained()
+
+    def recall(self, batch: Batch) -> None:
+        """Never asked: it retains nothing."""
+
+    def end_recall(self) -> int:
+        """Nothing was needed."""
+        return 0
+
     # ---- an update
 
     def update(self, batch: Batch, *, progress: float) -> Update:
@@ -191,9 +203,7 @@ class OnPolicy(ABC, Generic[Own]):
         with torch.no_grad():
             scaled = self._reward_scale.scale(batch) if self._reward_scale is not None else None
             rewards = scaled.rewards if scaled else batch.reward
-            prepared = prepare(
-                self.policy, self._network, batch, rewards, trained, self._advantages, self._weigh
-            )
+            prepared = self.prepare(batch, rewards, trained)
         if not len(prepared.rows):
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
         backup = self._optimiser.backup()
@@ -212,6 +222,10 @@ class OnPolicy(ABC, Generic[Own]):
             gradient_steps=len(trace.norms),
             metrics=metrics if finite else {},
         )
+
+    def prepare(self, batch: Batch, rewards: Tensor, trained: Tensor) -> Prepared:
+        """What is computed once per batch; call it without gradients. See `preparation.prepare`."""
+        return prepare(self.policy, self._network, batch, rewards, trained, self._advantages, self._weigh)
 
     def _weigh(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
         chosen = standardise(advantage) if self.section.normalise_advantages else advantage

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from learner.algorithm import Algorithm
+from learner.algorithms.dqn import DQN
 from learner.algorithms.impala import Impala
 from learner.algorithms.ppo import PPO
 from learner.algorithms.reinforce import Reinforce
+from learner.algorithms.sac import SAC
 from penstock.policy.policy import Policy
 
 
@@ -18,4 +20,10 @@ class Maker(Protocol):
         ...
 
 
-ALGORITHMS: Final[Mapping[str, Maker]] = {"ppo": PPO, "impala": Impala, "reinforce": Reinforce}
+ALGORITHMS: Final[Mapping[str, Maker]] = {
+    "ppo": PPO,
+    "impala": Impala,
+    "reinforce": Reinforce,
+    "dqn": DQN,
+    "sac": SAC,
+}

@@ -34,7 +34,7 @@ class Network(Protocol):
     In `forward` a row must not depend on its neighbours, on earlier calls or on training mode, and inputs
     are not written to: actor, π_prox and every gradient step must get the same features of the same
     observation. `penstock.policy.layers` has dropout and batch normalisation that hold to that.
-    Parameters and buffers are float32 (buffers may be integers) and all parameters are trained.
+    Parameters are float32 and all are trained; buffers are published and kept with them.
     """
 
     width: int
@@ -111,10 +111,11 @@ def _width(name: str, network: nn.Module) -> int:
 
 
 def _check_weights(name: str, network: nn.Module) -> None:
-    for key, tensor in network.state_dict().items():
-        if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype != torch.float32:
-            raise ConfigurationError(f"{name}: {key} is {tensor.dtype}; parameters and buffers are float32")
-    frozen = [key for key, parameter in network.named_parameters() if not parameter.requires_grad]
+    parameters = dict(network.named_parameters())
+    other = [f"{key} {tensor.dtype}" for key, tensor in parameters.items() if tensor.dtype != torch.float32]
+    if other:
+        raise ConfigurationError(f"{name}: parameters {other[:4]}, must be torch.float32")
+    frozen = [key for key, parameter in parameters.items() if not parameter.requires_grad]
     if frozen:
         raise ConfigurationError(f"{name}: parameters {frozen[:4]} take no gradient; make them buffers")
     try:

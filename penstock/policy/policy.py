@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from penstock.policy.acting import NumpyForward, numpy_forward
 from penstock.policy.custom_network import body_of
-from penstock.policy.distributions import ActionHead, Reals, head_of
+from penstock.policy.distributions import ActionHead, Place, Reals, head_of
 from penstock.policy.layers import dropouts
 from penstock.policy.memory import Look, Memory
 from penstock.policy.networks import Body, Inputs, Reader, initialise
@@ -76,16 +76,16 @@ class Outputs:
 class Policy(nn.Module):
     """Actor-critic over fixed-size observations. Make one with `build`."""
 
+    combines_heads = False
+    """Whether `outputs` are more than what the two last layers give, each by itself."""
+
     def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
         super().__init__()
         self.observation_space = observation_space
         self.action_space = action_space
         self.memory = Memory(observation_space, section)
         self.reader = Reader(self.memory.frames.space, section)
-        heads = [
-            head_of(path, leaf, section.continuous, section.initial_log_std)
-            for path, leaf in leaves(action_space, "action")
-        ]
+        heads = [head_of(path, leaf, section) for path, leaf in leaves(action_space, "action")]
         self.heads = nn.ModuleList(heads)
         # Plain tuples beside the module list: looking a submodule up costs more than using it.
         self.action_heads: tuple[ActionHead, ...] = tuple(heads)
@@ -127,6 +127,11 @@ class Policy(nn.Module):
     def seed_actions(self, seed: int) -> None:
         """Start the generator that actions are drawn from (it is not part of the weights)."""
         self._random = np.random.default_rng(seed)
+
+    def explore(self, scalars: Mapping[str, float], place: Place) -> None:
+        """Draw as the numbers say that came with the weights (`Algorithm.scalars`). place: of this policy's rows."""
+        for head in self.action_heads:
+            head.explore(scalars, place)
 
     def act(self, observation: Mapping[str, Array], *, deterministic: bool = False) -> Acted:
         """Draw one action per row; the mode where `deterministic`.
@@ -330,6 +335,31 @@ class Policy(nn.Module):
         return unflatten(self.action_space, ready, "action")
 
 
+class QPolicy(Policy):
+    """Values of actions in place of logits; the value of an observation is that of its best action.
+
+    Dueling (Wang et al. 2016, eq. 9): the critic's V and the actor's A make Q = V + A − mean A. Acting needs A alone, since
+    V is the same for all actions; so `action_parameters` are A, and the forward pass stays a chain of layers.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
+        super().__init__(observation_space, action_space, section)
+        self.combines_heads = section.dueling
+
+    def outputs(self, inputs: Inputs) -> Outputs:
+        """parameters: Q of every action, masked.   value: the largest."""
+        actor, critic, _ = self._features(inputs)
+        values: Tensor = self.actor_head(actor)
+        if self.combines_heads:
+            values = self.critic_head(critic) + values - values.mean(-1, keepdim=True)
+        values = masked(values, inputs.forbidden)
+        return Outputs(values, values.amax(-1))
+
+    def value_of(self, inputs: Inputs) -> Tensor:
+        """Of the best action, [M]."""
+        return self.outputs(inputs).value
+
+
 def masked(parameters: Tensor, forbidden: Tensor | None) -> Tensor:
     """Parameters [M, P] that leave what is `forbidden` (bool [M, P]) no probability.
 
@@ -349,9 +379,10 @@ def build(observation_space: Space, action_space: Space, section: PolicySection,
     field and space when a space cannot be handled, and what can, and ConfigurationError for a custom network
     that breaks its contract.
     """
+    kind = QPolicy if section.discrete == "epsilon_greedy" else Policy
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        policy = Policy(observation_space, action_space, section)
+        policy = kind(observation_space, action_space, section)
     generator = torch.Generator().manual_seed(seed)
     for body in (policy.actor_body, policy.critic_body):
         if isinstance(body, Body):

@@ -15,18 +15,19 @@ from pydantic import Field, ValidationError
 from penstock.runtime.redis_url import split_password
 from penstock.runtime.sections.actor import ActorSection
 from penstock.runtime.sections.algorithm import (
-    AlgorithmSection,
     AnyAlgorithm,
     ImpalaSection,
     OnPolicySection,
     PPOSection,
     ReinforceSection,
 )
+from penstock.runtime.sections.algorithm_section import AlgorithmSection
 from penstock.runtime.sections.broker import BrokerSection
 from penstock.runtime.sections.environment import EnvironmentSection
 from penstock.runtime.sections.learner import EvaluationSection, LearnerSection
 from penstock.runtime.sections.observability import LogsSection, MetricsSection, TracingSection
 from penstock.runtime.sections.policy import PolicySection
+from penstock.runtime.sections.replay import DQNSection, ReplaySection, SACSection
 from penstock.runtime.sections.section import Section
 from penstock.runtime.sections.security import SecuritySection
 from penstock.runtime.sections.serving import ServingSection
@@ -37,6 +38,7 @@ __all__ = [
     "AlgorithmSection",
     "BrokerSection",
     "ConfigurationError",
+    "DQNSection",
     "EnvironmentSection",
     "EvaluationSection",
     "ImpalaSection",
@@ -47,6 +49,8 @@ __all__ = [
     "PPOSection",
     "PolicySection",
     "ReinforceSection",
+    "ReplaySection",
+    "SACSection",
     "Section",
     "SecuritySection",
     "ServingSection",

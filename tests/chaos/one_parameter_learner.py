@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from launch import toml
-from learner.algorithm import AlgorithmState, Charged, Update
+from learner.algorithm import AlgorithmState, Charged, Retained, Settles, Update
 from learner.batch import Batch
 from learner.model import Model, model_of
 from learner.service import main
@@ -66,6 +66,7 @@ class OneParameter:
 
     def __init__(self, section: OnPolicySection, pace: Path | None = None) -> None:
         self.hard_staleness = section.stale_after
+        self.settles = Settles.ON_PUBLISH
         self._section = section
         self._pace = pace
         self._parameter = Parameter()
@@ -131,6 +132,17 @@ class OneParameter:
     def retain_from(self) -> int | None:
         """Nothing behind the settled position."""
         return None
+
+    def retains(self, fragment_bytes: int) -> Retained:
+        """Nothing."""
+        return Retained()
+
+    def recall(self, batch: Batch) -> None:
+        """Never asked: it retains nothing."""
+
+    def end_recall(self) -> int:
+        """Nothing was needed."""
+        return 0
 
 
 def spaces(observation_floats: int) -> tuple[Space, Space]:

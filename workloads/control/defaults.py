@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from penstock.runtime.settings import merge
+from workloads.control import policy_gradient_defaults, replay_defaults
 
 _GENERAL: Final = ""
 
@@ -53,6 +54,18 @@ _TASKS: Final[dict[str, dict[str, Any]]] = {
         "policy": {"normalise_observations": True},
         "learner": {"total_steps": 5_000_000, "target_return": 200.0},
     },
+    "Catch": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 32},
+        "policy": {"hidden_sizes": [], "shared_trunk": True},
+        "learner": {"total_steps": 200_000},
+    },
+    "Courier": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 32},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 200_000},
+    },
 }
 
 _PPO: Final[dict[str, dict[str, Any]]] = {
@@ -89,41 +102,34 @@ _PPO: Final[dict[str, dict[str, Any]]] = {
         "batch_steps": 8192, "epochs": 10, "minibatches": 64, "discount": 0.99, "gae_lambda": 0.95,
         "clip_range": 0.18, "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
     },
-}  # fmt: skip
-
-_IMPALA: Final[dict[str, dict[str, Any]]] = {
-    _GENERAL: {
-        "batch_steps": 1024, "entropy_coefficient": 0.01, "learning_rate": 1e-3,
-        "learning_rate_schedule": "linear", "normalise_advantages": True, "scale_rewards": True,
+    "Catch": {
+        "batch_steps": 1024, "epochs": 4, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+        "entropy_coefficient": 0.01, "learning_rate": 5e-4, "learning_rate_schedule": "linear",
     },
-    "CartPole": {
-        "batch_steps": 512, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 5e-3,
-        "learning_rate_schedule": "linear", "normalise_advantages": True,
-    },
-}  # fmt: skip
-
-_REINFORCE: Final[dict[str, dict[str, Any]]] = {
-    _GENERAL: {
-        "batch_steps": 2048, "entropy_coefficient": 0.01, "learning_rate": 1e-3,
-        "learning_rate_schedule": "linear", "scale_rewards": True,
-    },
-    "CartPole": {
-        "batch_steps": 512, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 5e-3,
-        "learning_rate_schedule": "linear",
+    "Courier": {
+        "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+        "entropy_coefficient": 0.01, "learning_rate": 2e-3, "learning_rate_schedule": "linear",
     },
 }  # fmt: skip
 
 _ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {
-    "ppo": _PPO, "impala": _IMPALA, "reinforce": _REINFORCE,
-}  # fmt: skip
+    "ppo": {family: {"algorithm": section} for family, section in _PPO.items()},
+    "impala": policy_gradient_defaults.IMPALA,
+    "reinforce": policy_gradient_defaults.REINFORCE,
+}
+"""What lies over the task's settings."""
+_LAYERS: Final = {"dqn": replay_defaults.DQN, "sac": replay_defaults.SAC}
+"""Algorithms that want other networks, fragments and numbers of actors, too."""
 
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
     """Nested settings for any Gymnasium id and any algorithm.
 
-    Those of the id's family (`CartPole` of `CartPole-v1`), else general ones; likewise the algorithm's section.
+    Those of the id's family (`CartPole` of `CartPole-v1`), else general ones; likewise what the algorithm lays over them.
     """
     family = environment_id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
-    sections = _ALGORITHMS.get(algorithm, {})
-    section = sections.get(family, sections.get(_GENERAL, {}))
-    return merge(_TASKS.get(family, _TASKS[_GENERAL]), {"algorithm": section})
+    if algorithm in _LAYERS:
+        layers = _LAYERS[algorithm]
+        return layers.get(family, layers[replay_defaults.GENERAL])
+    known = _ALGORITHMS.get(algorithm, {})
+    return merge(_TASKS.get(family, _TASKS[_GENERAL]), known.get(family, known.get(_GENERAL, {})))

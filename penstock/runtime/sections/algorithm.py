@@ -1,42 +1,20 @@
 """How the learner learns: a section for each algorithm, chosen by `algorithm.name`.
 
 The core reads an `AlgorithmSection`; all else is between a section and its algorithm. A new algorithm
-adds its section here, to `AnyAlgorithm`, and its class to `learner.algorithms`.
+adds its section here, to `AnyAlgorithm`, and its class to `learner.algorithms`. Those that learn from replay are in
+`penstock.runtime.sections.replay`.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 
+from penstock.runtime.sections.algorithm_section import AlgorithmSection
+from penstock.runtime.sections.replay import DQNSection, SACSection
 from penstock.runtime.sections.section import Count, Fraction, NonNegative, Positive, PositiveReal, Section
 
 DEFAULT_ALGORITHM: Final = "ppo"
-
-
-class AlgorithmSection(Section):
-    """What the core reads of every algorithm."""
-
-    name: str
-    """Which algorithm, a choice."""
-    discount: Fraction = 0.99
-    """γ, per step."""
-
-    @property
-    def lock_step(self) -> bool:
-        """Rounds replace the budget."""
-        return False
-
-    @property
-    def begun_lag(self) -> float:
-        """Updates that experience may lag behind when it is begun; ∞ where experience is remembered."""
-        return math.inf
-
-    @property
-    def update_steps(self) -> int:
-        """Steps that an update takes from the log; 0 where it samples from memory."""
-        return 0
 
 
 class OnPolicySection(AlgorithmSection):
@@ -188,7 +166,9 @@ def _tag(value: Any) -> str:
 AnyAlgorithm = Annotated[
     Annotated[PPOSection, Tag("ppo")]
     | Annotated[ImpalaSection, Tag("impala")]
-    | Annotated[ReinforceSection, Tag("reinforce")],
+    | Annotated[ReinforceSection, Tag("reinforce")]
+    | Annotated[DQNSection, Tag("dqn")]
+    | Annotated[SACSection, Tag("sac")],
     Field(description="How the learner learns; `algorithm.name` says which of the sections it is."),
     Discriminator(_tag),
 ]

@@ -34,6 +34,12 @@ class PolicySection(Section):
     """clipped: diagonal Gaussian, actions clipped to the bounds by the environment side; squashed: tanh of a Gaussian."""
     initial_log_std: float = 0.0
     """Initial log standard deviation of Gaussian actions."""
+    state_dependent_std: bool = False
+    """Standard deviations of squashed Gaussian actions are outputs of the network; false: parameters of their own. SAC sets it."""
+    discrete: Literal["categorical", "epsilon_greedy"] = "categorical"
+    """What outputs for a choice of n are. categorical: logits; epsilon_greedy: action values, the best is taken but for a share ε. DQN sets it."""
+    dueling: bool = False
+    """Action values are the critic's value plus advantages (Wang et al. 2016); with `shared_trunk` both are read from one trunk."""
     recurrent: Literal["none", "lstm", "gru"] = "none"
     """A recurrent core between the hidden layers and what comes out; with separate trunks one for each."""
     recurrent_size: Positive = 64

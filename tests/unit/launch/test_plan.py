@@ -132,6 +132,13 @@ def test_the_module_of_a_named_environment_may_be_imported_by_its_actors(
     assert plan.target == 7
 
 
+def test_the_module_of_a_named_network_may_be_imported_by_its_actors(tmp_path: Path) -> None:
+    """Beside those that were allowed already; nobody imports it to make a plan."""
+    ask = ("policy.network=absent_networks:Mine", 'actor.allow_modules=["other"]')
+    plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=ask))
+    assert plan.settings.actor.allow_modules == ("other", "absent_networks")
+
+
 def test_files_of_traces_lie_with_the_run_unless_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from learner.model import make_model
 from penstock.runtime import settings
 from penstock.runtime.settings import ConfigurationError, EnvironmentSection
 from penstock.runtime.workload import find, load
@@ -161,7 +162,30 @@ def test_defaults_are_valid_settings_for_any_environment_and_algorithm(
     assert made.environment.id == environment_id
     assert made.learner.total_steps is not None
     full = made.actor.unroll_length * made.environment.count
+    assert isinstance(made.algorithm, settings.OnPolicySection)
     assert (made.algorithm.staleness + 1) * made.algorithm.batch_steps >= full
+
+
+@pytest.mark.parametrize(
+    ("environment_id", "algorithm"),
+    [
+        *((name, "dqn") for name in ("CartPole-v1", "MountainCar-v0", "Acrobot-v1", "mine:Thing-v0")),
+        *((name, "sac") for name in ("Pendulum-v1", "mine:Thing-v0")),
+    ],
+)
+def test_defaults_of_replay_are_admitted_by_the_rate_limiter(environment_id: str, algorithm: str) -> None:
+    """And by the log's ceilings; known tasks and any other."""
+    layer = load(find("control").defaults)(environment_id, algorithm)
+    known = {"mine:Thing-v0": "Acrobot-v1" if algorithm == "dqn" else "Pendulum-v1"}.get(
+        environment_id, environment_id
+    )
+    made = settings.load(
+        [layer, {"run": "a", "environment": {"id": known}, "algorithm": {"name": algorithm}}]
+    )
+    full = made.actor.unroll_length * made.environment.count
+    model = make_model(made)
+    assert model.pacing.budget >= 2 * full
+    assert model.algorithm.hard_staleness is None
 
 
 def test_the_actor_side_imports_no_learner() -> None:
