@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks import synchronous
+from benchmarks.proofs import Proof
 from benchmarks.results import Record, append
 from penstock.runtime.settings import OnPolicySection, load
 from tests.unit.benchmarks.test_learn import RECORD
@@ -35,7 +36,7 @@ def test_there_are_three_tasks_and_five_seeds_in_both_arms_at_equal_steps() -> N
 
 
 @pytest.mark.parametrize("proof", synchronous.RUNS[::10], ids=lambda proof: proof.task)
-def test_a_round_of_lock_step_is_as_large_as_a_batch(proof: synchronous.Proof) -> None:
+def test_a_round_of_lock_step_is_as_large_as_a_batch(proof: Proof) -> None:
     """One fragment of every worker."""
     settings = load([for_environment(proof.task, "ppo")])
     workers = int(proof.options[proof.options.index("--actors") + 1])
