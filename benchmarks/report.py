@@ -27,6 +27,8 @@ The settings of each task were tuned beforehand on seeds that overlap those of t
 | algorithm | what it is |
 |---|---|
 | `ppo` | PPO with a decoupled objective (Hilton, Cobbe and Schulman 2021): clipped around the policy at the start of the batch, weighted by its ratio to the behaviour policy. GAE or V-trace once per batch with the current critic. `algorithm.objective=coupled` gives the original form. |
+| `dqn` | Deep Q-network (Mnih et al. 2015), double (van Hasselt et al. 2016), from [replay](replay.md); n-step, dueling and prioritised on request. |
+| `sac` | Soft actor-critic (Haarnoja et al. 2018b) from [replay](replay.md), with a temperature that tunes itself. |
 
 ## Learning proofs
 
