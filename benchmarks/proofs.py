@@ -133,6 +133,17 @@ def _actors() -> list[Proof]:
     ]
 
 
+def _replay(
+    task: str, algorithm: str, threshold: float, total_steps: int, seeds: tuple[int, ...] = SEEDS
+) -> list[Proof]:
+    """DQN: the environment's own threshold, and that of PPO. SAC: a little below RL Baselines3 Zoo's table."""
+    options = ("--set", f"algorithm.name={algorithm}")
+    return [
+        replace(proof, algorithm=algorithm, options=options)
+        for proof in _task(task, threshold, total_steps, seeds)
+    ]
+
+
 PROOFS: tuple[Proof, ...] = (
     *_task("CartPole-v1", 475, 150_000),
     *_actors(),
@@ -146,4 +157,9 @@ PROOFS: tuple[Proof, ...] = (
     *_task("Hopper-v5", 1_500, 1_000_000, seeds=(1, 2)),
     *_seeing(),
     *_layers(),
+    *_replay("MountainCar-v0", "dqn", -110, 120_000),
+    *_replay("LunarLander-v3", "dqn", 200, 300_000),
+    *_replay("Pendulum-v1", "sac", -180, 20_000),
+    *_replay("HalfCheetah-v5", "sac", 4_000, 300_000, seeds=(1,)),
+    *_replay("Hopper-v5", "sac", 1_500, 200_000, seeds=(1,)),
 )

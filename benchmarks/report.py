@@ -27,6 +27,8 @@ The settings of each task were tuned beforehand on seeds that overlap those of t
 | `ppo` | PPO with a decoupled objective (Hilton, Cobbe and Schulman 2021): clipped around the policy at the start of the batch, weighted by its ratio to the behaviour policy. GAE or V-trace once per batch with the current critic. `algorithm.objective=coupled` gives the original form. |
 | `impala` | V-trace actor-critic (Espeholt et al. 2018): targets and policy gradient corrected for the policy that acted, by truncated ratios; one gradient step on each batch, nothing clipped. |
 | `reinforce` | The policy gradient with a learned baseline (Williams 1992): Monte-Carlo returns or GAE, one gradient step on each batch, nothing corrected or clipped. |
+| `dqn` | Deep Q-network (Mnih et al. 2015), double (van Hasselt et al. 2016), from [replay](replay.md); n-step, dueling and prioritised on request. |
+| `sac` | Soft actor-critic (Haarnoja et al. 2018b) from [replay](replay.md), with a temperature that tunes itself. |
 
 `algorithm.name` chooses one; `penstock train TASK --set algorithm.name=impala --print-config` shows its knobs, and
 `penstock/runtime/sections/algorithm.py` says what each means. All of these are figures of `metrics.jsonl` and of Prometheus:

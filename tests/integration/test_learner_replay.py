@@ -67,6 +67,20 @@ def test_experience_is_settled_when_it_enters_replay(redis_url: str, tmp_path: P
         learner.drain()
 
 
+def test_what_was_learned_last_is_published_when_the_learner_ends(redis_url: str, tmp_path: Path) -> None:
+    """However long the period is: the final policy is a version that actors could have had."""
+    given = replaying(algorithm={"publish_period": 10**6}, learner={"total_steps": 20 * CHARGE})
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        producer.drive([session], lambda: learner.ended or producer.status().settled >= 15)
+        assert producer.status().latest.version == 1
+        producer.control("stop")
+        result = learner.finish()
+        latest = producer.status().latest
+    assert result["updates"] >= 15
+    assert (latest.version, latest.update) == (2, result["updates"])
+
+
 def run_whole(url: str, run_dir: Path) -> Checkpoint:
     """To its end, without a stop."""
     with LearnerThread(url, run_dir, replaying()) as learner, Producer(url) as producer:

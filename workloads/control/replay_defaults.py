@@ -56,7 +56,7 @@ _SAC: Final[dict[str, Any]] = {
     "actor": {"count": 1, "unroll_length": 16},
     "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
     "algorithm": {"learning_starts": 5_000, "error_steps": 512, "capacity": 300_000},
-    "learner": {"total_steps": 300_000},
+    "learner": {"total_steps": 300_000, "threads": 2},
 }
 
 SAC: Final[dict[str, dict[str, Any]]] = {
@@ -73,10 +73,10 @@ SAC: Final[dict[str, dict[str, Any]]] = {
     },
     "HalfCheetah": {
         **_SAC,
-        "learner": {"total_steps": 300_000, "target_return": 4000.0},
+        "learner": {"total_steps": 300_000, "target_return": 4000.0, "threads": 2},
     },
     "Hopper": {
         **_SAC,
-        "learner": {"total_steps": 200_000, "target_return": 1500.0},
+        "learner": {"total_steps": 200_000, "target_return": 1500.0, "threads": 2},
     },
 }  # fmt: skip

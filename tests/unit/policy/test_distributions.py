@@ -54,9 +54,11 @@ def reference_log_prob(name: str, params: Tensor, action: Tensor) -> Tensor:
             expected = _normal(params).log_prob(action).sum(-1)
         case _:
             tanh = distributions.TanhTransform(cache_size=1)
-            normal = _conditional(params) if name == "squashed, conditional" else _normal(params)
+            # In float32 the tanh of a wide draw is 1 already.
+            wide = params.double()
+            normal = _conditional(wide) if name == "squashed, conditional" else _normal(wide)
             squashed = distributions.TransformedDistribution(normal, [tanh])
-            expected = squashed.log_prob(action.tanh()).sum(-1)
+            expected = squashed.log_prob(action.double().tanh()).sum(-1).float()
     return expected
 
 

@@ -56,7 +56,7 @@ def corridor(number: int, *, steps: int = 8, slots: int = 4) -> Batch:
         action = random.integers(0, 2, slots)
         at = np.where(action == 1, at + 1, np.maximum(at - 1, 0))
         done = at == STATES - 1
-        finals += [(slot, step) for slot in np.flatnonzero(done)]
+        finals += [(slot, step) for slot in np.flatnonzero(done).tolist()]
         actions.append(action)
         rewards.append(done.astype(np.float32))
         ended.append(done)

@@ -11,6 +11,7 @@ import torch
 from learner.algorithm import Algorithm, Settles
 from learner.algorithms.dqn import DQN, METRICS, epsilon, huber
 from learner.batch import Batch
+from learner.replay.transitions import fragments, transitions
 from penstock.policy import weights
 from penstock.policy.policy import build
 from penstock.runtime.settings import ConfigurationError, DQNSection, PolicySection
@@ -227,6 +228,49 @@ def test_huber_and_its_slope_are_torchs() -> None:
     given = huber(error.detach(), weight)
     torch.testing.assert_close(given.loss, (weight * each).mean())
     torch.testing.assert_close(given.slope, slope)
+
+
+def test_what_a_mask_forbids_is_no_next_action() -> None:
+    """Where only the worse one is allowed at the next step, its value is what the target is made of."""
+    algorithm, batch = make(learning_rate=0.0, target_period=1), corridor(1)
+    allowed = torch.ones(*batch.observation["observation"].shape[:2], 2, dtype=torch.bool)
+    free, bound = (
+        replace(batch, observation=batch.observation | {"mask/action": mask})
+        for mask in (allowed, allowed & torch.tensor([False, True]))
+    )
+    targets = []
+    for given in (free, bound):
+        ((_, fragment),) = fragments(given)
+        rows = transitions(fragment, discount=DISCOUNT, steps=1)
+        targets.append(algorithm._targets(rows) - rows.reward)
+        values = algorithm.policy.outputs(
+            algorithm.policy.read({"observation": rows.following["observation"]})
+        )
+        expected = values.parameters[:, 1] if given is bound else values.parameters.amax(1)
+        torch.testing.assert_close(targets[-1], rows.discount * expected.detach())
+    assert (targets[0] > targets[1]).any()
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({"recurrent": "gru"}, "policy.recurrent or policy.frame_stack"),
+        ({"frame_stack": 4}, "policy.recurrent or policy.frame_stack"),
+        ({"dropout": 0.1}, "policy.dropout"),
+        ({"hidden_norm": "batch"}, "hidden_norm='layer'"),
+    ],
+)
+def test_policies_that_single_steps_cannot_train_are_refused(policy: dict[str, Any], message: str) -> None:
+    """With what to leave out."""
+    with pytest.raises(ConfigurationError, match=message):
+        make(policy=policy)
+
+
+def test_layer_normalisation_is_learned() -> None:
+    """By autograd: a network that is not computed by hand."""
+    algorithm = make(policy={"hidden_norm": "layer"})
+    for number in (1, 2, 3):
+        assert algorithm.update(corridor(number), progress=0.0).applied
 
 
 def test_other_actions_are_refused_with_what_takes_them() -> None:

@@ -6,9 +6,12 @@ parameters move in proportion to gradients: with the usual one every tiny gradie
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+import stable_baselines3
 import torch
+from stable_baselines3.common.logger import Logger
 from torch import Tensor, nn
 
 from learner.algorithms.dqn import DQN
@@ -19,9 +22,6 @@ from penstock.policy.policy import build
 from penstock.runtime.settings import DQNSection, PolicySection, SACSection
 from penstock.wire.spaces import Box, Discrete
 from tests.experience import box
-
-stable_baselines3 = pytest.importorskip("stable_baselines3", reason="the extra `dev` installs it")
-gymnasium = pytest.importorskip("gymnasium")
 
 ROWS, STORED = 64, 200
 EPSILON, RATE, DISCOUNT = 1e-2, 3e-3, 0.97
@@ -52,7 +52,7 @@ def theirs(kind: str, action: Any, **options: Any) -> Any:
         policy_kwargs={"net_arch": [32, 32], "optimizer_kwargs": {"eps": EPSILON}},
         **options,
     )
-    model.set_logger(stable_baselines3.common.logger.Logger(folder=None, output_formats=[]))
+    model.set_logger(Logger(folder=None, output_formats=[]))
     random = np.random.default_rng(1)
     for _ in range(STORED):
         observations = random.uniform(-1, 1, (2, 1, 3)).astype(np.float32)
