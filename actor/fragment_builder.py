@@ -26,7 +26,9 @@ from penstock.wire.tensor import DTYPES, Array
 
 _OBSERVATION, _ACTION, _FINAL, _MASK, _STATE = "observation", "action", "final", "mask", "state"
 _HEADS = frozenset({_OBSERVATION, _ACTION, _FINAL, _MASK, _STATE})
-_FIXED = frozenset({"reward", "terminated", "truncated", "valid", "log_prob", "begins", "final/slot", "final/step"})
+_FIXED = frozenset(
+    {"reward", "terminated", "truncated", "valid", "log_prob", "begins", "final/slot", "final/step"}
+)
 _NOTHING: Mapping[str, Array] = {}
 
 

@@ -75,8 +75,12 @@ def _joined(space: Space, given: Any, slots: int) -> NDArray[np.bool_]:
         width = max(row.shape[1] for row in rows)
         return np.concatenate([row if row.shape[1] else np.zeros((1, width), np.bool_) for row in rows])
     if isinstance(space, Dict | Tuple) and isinstance(given, dict | tuple):
-        named = given if isinstance(given, dict) else dict(zip(map(str, range(len(given))), given, strict=True))
-        pieces = [_joined(part, named[name], slots) for name, part in parts(space) if _takes(part, named, name)]
+        named = (
+            given if isinstance(given, dict) else dict(zip(map(str, range(len(given))), given, strict=True))
+        )
+        pieces = [
+            _joined(part, named[name], slots) for name, part in parts(space) if _takes(part, named, name)
+        ]
         return np.concatenate([np.zeros((slots, 0), np.bool_), *pieces], 1)
     if isinstance(given, tuple | list):
         return np.concatenate([_joined(space, one, slots) for one in given], 1)

@@ -37,7 +37,8 @@ def make_probe(observation_space: Space, policy: Policy, seed: int) -> Probe:
     """
     generator = np.random.default_rng(seed)
     before, observation = (
-        {path: _draw(leaf, generator) for path, leaf in leaves(observation_space, "observation")} for _ in range(2)
+        {path: _draw(leaf, generator) for path, leaf in leaves(observation_space, "observation")}
+        for _ in range(2)
     )
     if policy.state_space.spaces:
         observation |= policy.act(before | policy.initial_state(ROWS), deterministic=True).state

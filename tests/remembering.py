@@ -58,7 +58,9 @@ class Wandering(gymnasium.Env[Any, Any]):
 
 def remembering(seed: int = 0, **section: Any) -> Policy:
     """A small policy over `Wandering`, with weights large enough that what is remembered matters."""
-    policy = build(OBSERVATION, ACTION, PolicySection(**({"hidden_sizes": (8,), "recurrent_size": 5} | section)), seed)
+    policy = build(
+        OBSERVATION, ACTION, PolicySection(**({"hidden_sizes": (8,), "recurrent_size": 5} | section)), seed
+    )
     with torch.no_grad():
         policy.actor_head.weight.mul_(100)
     return policy

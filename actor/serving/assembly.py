@@ -77,7 +77,8 @@ def assemble(
     _check_range(section)
     traffic = _traffic(section, source, following)
     fetch = _no_weights if following is None else following.fetch
-    shelf = Shelf(policy_maker(specification), fetch if traffic is None else traffic.fetch, section)
+    make_policy = policy_maker(specification)
+    shelf = Shelf(make_policy, fetch if traffic is None else traffic.fetch, section)
     batcher = Batcher(
         max_rows=section.max_batch_rows,
         max_wait_s=section.max_wait_ms / 1000,
@@ -87,7 +88,8 @@ def assemble(
     episodes = Episodes(section, specification.unroll_length)
     learning = None if following is None else _learning(settings, specification, following)
     spaces = (specification.observation_space, specification.action_space)
-    desk = Desk(spaces, shelf, batcher, section, _draws(section, specification))
+    draws = _draws(section, specification)
+    desk = Desk(spaces, shelf, batcher, section, draws, make_policy().state_space)
     slow_s = section.canary_slow_ms / 1000
     feedback = None if traffic is None else traffic.keep_feedback
     episode_desk = EpisodeDesk(desk, episodes, learning, feedback, trial, slow_s)

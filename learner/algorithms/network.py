@@ -181,6 +181,11 @@ def network_of(policy: Policy, optimiser: FlatAdam) -> Network:
     bodies = [body for body in (policy.actor_body, policy.critic_body) if body is not None]
     layers = [layer for body in bodies for layer in body.layers]
     dense = all(isinstance(layer, nn.Linear | nn.Tanh | nn.ReLU) for layer in layers)
-    if dense and not policy.reader.images and not policy.memory.is_recurrent and optimiser.parameters.device.type == "cpu":
+    if (
+        dense
+        and not policy.reader.images
+        and not policy.memory.is_recurrent
+        and optimiser.parameters.device.type == "cpu"
+    ):
         return DenseNetwork(policy, optimiser)
     return AutogradNetwork(policy, optimiser)

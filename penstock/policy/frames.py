@@ -51,7 +51,9 @@ class FrameStack:
                 past: Any = row[f"state/frames/{name}"]
                 stack[held, :-1] = past[held].reshape(-1, self.depth - 1, *frame.shape[1:])
             seen[name] = _arranged(leaf, stack)
-            state[f"state/frames/{name}"] = stack[:, 1:].reshape(len(frame), *_joined(leaf, self.depth - 1).shape)
+            state[f"state/frames/{name}"] = stack[:, 1:].reshape(
+                len(frame), *_joined(leaf, self.depth - 1).shape
+            )
         state[HELD] = np.ones(len(frame), np.bool_)
         return seen, state
 

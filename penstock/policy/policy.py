@@ -95,7 +95,9 @@ class Policy(nn.Module):
         self.actor_head = nn.Linear(width, ends[-1])
         self.critic_head = nn.Linear(width, 1)
         self._remembers = bool(self.memory.state_space.spaces)
-        maskable = [head.path for head, (_, leaf) in zip(heads, leaves(action_space), strict=True) if choices(leaf)]
+        maskable = [
+            head.path for head, (_, leaf) in zip(heads, leaves(action_space), strict=True) if choices(leaf)
+        ]
         self._masks = tuple((path, f"mask/{path}") for path in maskable)
         self._random = np.random.default_rng(0)
         self._fast: NumpyForward | None = None

@@ -101,12 +101,16 @@ def _pack(starts: NDArray[np.bool_], first: int, end: int, finals: Index, device
             last_row[sequence] = steps * columns + k
     longest = np.argsort(-length, kind="stable")
     place = np.arange(length.max())[:, np.newaxis]
-    rows = np.where(place < own[longest], (first + begin[longest] + place) * columns + column[longest], last_row[longest])
+    rows = np.where(
+        place < own[longest], (first + begin[longest] + place) * columns + column[longest], last_row[longest]
+    )
     is_there = place < length[longest]
     source = np.where((begin == 0) & ~starts[first, column], column, columns)
     rank = np.argsort(longest)
     as_tensors = (rows[is_there], source[longest], rank[number[:, -1]])
-    order, source_, last = (torch.from_numpy(np.ascontiguousarray(a)).to(device, non_blocking=True) for a in as_tensors)
+    order, source_, last = (
+        torch.from_numpy(np.ascontiguousarray(a)).to(device, non_blocking=True) for a in as_tensors
+    )
     return Packed(order, torch.from_numpy(is_there.sum(1)), source_, last)
 
 

@@ -18,7 +18,11 @@ POLICIES: dict[str, dict[str, Any]] = {
     "lstm": {"recurrent": "lstm"},
     "gru of a shared trunk": {"recurrent": "gru", "shared_trunk": True},
     "stack": {"frame_stack": 3},
-    "stack before an lstm, normalised": {"frame_stack": 2, "recurrent": "lstm", "normalise_observations": True},
+    "stack before an lstm, normalised": {
+        "frame_stack": 2,
+        "recurrent": "lstm",
+        "normalise_observations": True,
+    },
 }
 UNROLL = 8
 

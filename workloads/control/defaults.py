@@ -63,6 +63,25 @@ _BY_NAME: Final[dict[str, dict[str, Any]]] = {
         },
         "learner": {"total_steps": 1_000_000, "target_return": 1500.0},
     },
+    "Recall": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 32},
+        "policy": {"recurrent": "gru", "recurrent_size": 32, "hidden_sizes": [32], "shared_trunk": True},
+        "algorithm": {
+            "batch_steps": 2048, "epochs": 4, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+            "entropy_coefficient": 0.01, "learning_rate": 3e-3, "learning_rate_schedule": "linear",
+        },
+        "learner": {"total_steps": 300_000},
+    },
+    "Menu": {
+        "environment": {"count": 16, "mask_key": "action_mask"},
+        "actor": {"unroll_length": 32},
+        "algorithm": {
+            "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.9, "gae_lambda": 0.8,
+            "entropy_coefficient": 0.01, "learning_rate": 2e-3, "learning_rate_schedule": "linear",
+        },
+        "learner": {"total_steps": 100_000},
+    },
 }  # fmt: skip
 
 

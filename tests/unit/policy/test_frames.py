@@ -51,7 +51,10 @@ def test_the_learner_rebuilds_the_stacks_that_gymnasium_makes() -> None:
         expected = np.ravel(stacked.reset(seed=5 + slot)[0])
         for batch in batches:
             look = see(policy, batch)
-            finals = {(int(t), int(b)): k for k, (t, b) in enumerate(zip(batch.final_step, batch.final_slot, strict=True))}
+            finals = {
+                (int(t), int(b)): k
+                for k, (t, b) in enumerate(zip(batch.final_step, batch.final_slot, strict=True))
+            }
             for t in range(len(batch.valid)):
                 np.testing.assert_array_equal(look.observation["observation"][t, slot], expected)
                 observation, _, over, cut, _ = stacked.step(int(batch.action["action"][t, slot]))
@@ -120,7 +123,10 @@ def test_a_frame_travels_once() -> None:
     ours = fragment_schema(image(84, 84), Discrete(2), state_rules(policy_state))
     rest = single.fragment_bytes(steps, slots, 0) - (steps + 1) * slots * 84 * 84
     state = slots * ((depth - 1) * 84 * 84 + 1) + (steps + 1) * slots
-    assert ours.fragment_bytes(steps, slots, 0) <= (pictures.fragment_bytes(steps, slots, 0) - rest) / depth + rest + state
+    assert (
+        ours.fragment_bytes(steps, slots, 0)
+        <= (pictures.fragment_bytes(steps, slots, 0) - rest) / depth + rest + state
+    )
     assert ours.fragment_bytes(steps, slots, 0) < 0.3 * pictures.fragment_bytes(steps, slots, 0)
 
 
@@ -131,7 +137,9 @@ def test_a_stack_is_all_that_the_network_sees() -> None:
     row: dict[str, Any] = {"observation": np.ones((4, 3), np.float32)} | policy.initial_state(4)
     row = {"observation": np.full((4, 3), 2, np.float32)} | dict(policy.act(row).state)
     stacked = torch.cat([torch.ones(4, 3), torch.full((4, 3), 2.0)], 1)
-    expected = policy.actor_head(policy.actor_body(policy.reader.read({"observation": stacked}, torch.float32)))
+    expected = policy.actor_head(
+        policy.actor_body(policy.reader.read({"observation": stacked}, torch.float32))
+    )
     np.testing.assert_allclose(policy.action_parameters(row), expected.numpy(), rtol=1e-5)
 
 

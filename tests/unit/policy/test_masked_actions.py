@@ -51,7 +51,9 @@ def test_a_forbidden_action_is_never_drawn_and_has_probability_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    "action", [Discrete(5), MultiDiscrete((3, 4)), Tuple((Discrete(3), box(2)))], ids=["one", "several", "hybrid"]
+    "action",
+    [Discrete(5), MultiDiscrete((3, 4)), Tuple((Discrete(3), box(2)))],
+    ids=["one", "several", "hybrid"],
 )
 def test_actor_and_learner_agree_on_the_log_probability(action: Space) -> None:
     """Of what was drawn under the mask."""

@@ -27,7 +27,7 @@ def cell_of(core: Core) -> nn.LSTMCell | nn.GRUCell:
 
 
 def step(cell: Any, rows: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """h first."""
+    """The new h, then what else is kept."""
     result = cell(rows, state if len(state) > 1 else state[0])
     return result if isinstance(result, tuple) else (result,)
 
@@ -76,7 +76,11 @@ def test_gradients_stop_at_the_burn_in_and_at_starts(kind: str) -> None:
     found, _ = core(features, unroll(starts, state, burn_in=2))
     found[5 * B].sum().backward()
     # An episode of column 0 began at row 4.
-    assert (features.grad[: T * B].view(T, B, F).abs().sum(2) > 0)[:, 0].tolist() == [False] * 4 + [True, True, False]
+    assert (features.grad[: T * B].view(T, B, F).abs().sum(2) > 0)[:, 0].tolist() == [False] * 4 + [
+        True,
+        True,
+        False,
+    ]
 
 
 def values_by_hand(policy: Policy, batch: Batch) -> tuple[Tensor, list[Tensor]]:
@@ -96,7 +100,9 @@ def values_by_hand(policy: Policy, batch: Batch) -> tuple[Tensor, list[Tensor]]:
     finals = []
     for k, (t, b) in enumerate(zip(batch.final_step, batch.final_slot, strict=True)):
         rows = body(policy.read({"observation": batch.final_observation["observation"][k : k + 1]}))
-        finals.append(policy.critic_head(step(cell, rows, tuple(one[b][None] for one in states[int(t)]))[0])[0, 0])
+        finals.append(
+            policy.critic_head(step(cell, rows, tuple(one[b][None] for one in states[int(t)]))[0])[0, 0]
+        )
     return torch.stack(values), finals
 
 
