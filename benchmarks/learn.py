@@ -71,7 +71,7 @@ def run(proof: Proof, program: Sequence[str]) -> Record:
         commit=commit(),
         date=datetime.now(UTC).date().isoformat(),
         machine=machine(),
-        passed=evaluation is not None and evaluation >= proof.threshold,
+        passed=proof.passes(evaluation),
         result=summary,
         curve=curve,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 class Proof:
     """One run of `penstock train` that must end with an evaluation of at least `threshold`.
 
+    at_most: instead, what the evaluation must not exceed: the run shows what cannot be learned.
     variant: what differs from the plain run of that task, "" for nothing. options: further arguments.
     """
 
@@ -17,6 +18,18 @@ class Proof:
     total_steps: int
     variant: str = ""
     options: tuple[str, ...] = ()
+    at_most: float | None = None
+
+    def passes(self, evaluation: float | None) -> bool:
+        """Whether a mean return, None for no evaluation, is what must come of it."""
+        if evaluation is None:
+            return False
+        return evaluation >= self.threshold if self.at_most is None else evaluation <= self.at_most
+
+    @property
+    def wanted(self) -> str:
+        """The bound, for people."""
+        return f"≥ {self.threshold:g}" if self.at_most is None else f"≤ {self.at_most:g}"
 
     @property
     def key(self) -> tuple[str, str, str, int]:
@@ -26,7 +39,8 @@ class Proof:
     @property
     def title(self) -> str:
         """Task and variant, for people."""
-        return f"{self.task}, {self.variant}" if self.variant else self.task
+        name = self.task.rpartition(":")[2]
+        return f"{name}, {self.variant}" if self.variant else name
 
     @property
     def command(self) -> str:
@@ -144,6 +158,28 @@ def _replay(
     ]
 
 
+TASKS = "workloads.control.tasks"
+
+
+def _without(
+    task: str, threshold: float, at_most: float, total_steps: int, missing: str, knob: str
+) -> list[Proof]:
+    """The same task without what it needs, which must not be learned."""
+    return [
+        Proof(
+            task=f"{TASKS}:{task}",
+            algorithm="ppo",
+            variant=f"without {missing}",
+            seed=seed,
+            threshold=threshold,
+            at_most=at_most,
+            total_steps=total_steps,
+            options=("--set", knob),
+        )
+        for seed in SEEDS
+    ]
+
+
 PROOFS: tuple[Proof, ...] = (
     *_task("CartPole-v1", 475, 150_000),
     *_actors(),
@@ -162,4 +198,9 @@ PROOFS: tuple[Proof, ...] = (
     *_replay("Pendulum-v1", "sac", -180, 20_000),
     *_replay("HalfCheetah-v5", "sac", 4_000, 300_000, seeds=(1,)),
     *_replay("Hopper-v5", "sac", 1_500, 200_000, seeds=(1,)),
+    *_task(f"{TASKS}:Recall-v0", 0.95, 300_000),
+    # A quarter of 100 questions, and three standard deviations.
+    *_without("Recall-v0", 0.95, 0.38, 300_000, "memory", "policy.recurrent=none"),
+    *_task(f"{TASKS}:Menu-v0", 7.78, 100_000),
+    *_without("Menu-v0", 7.78, 1.0, 100_000, "masks", "environment.mask_key="),
 )

@@ -74,7 +74,7 @@ def _row(group: list[Proof], records: Records) -> str:
     cells = [
         first.title,
         f"`{first.algorithm}`",
-        f"≥ {first.threshold:g} within {first.total_steps:,}",
+        f"{first.wanted} within {first.total_steps:,}",
         f"{passed} of {len(group)}",
         _median([record.result["evaluation"]["mean"] for record in ended], "{:,.1f}"),
         _median([record.result["env_steps"] for record in ended], "{:,.0f}"),

@@ -143,7 +143,7 @@ def check_meaning(header: FragmentHeader, arrays: Mapping[str, Array]) -> None:
 
     That is: a truncated step without its final observation, a final row that points outside or at a step
     that did not end, a `reward`, `log_prob` or floating observation or action that is not finite where valid, a
-    state that is not finite, a mask that allows nothing where a step is valid. The caller books `invalid`.
+    state that is not finite, a mask that allows nothing or forbids the index that was taken where a step is valid. The caller books `invalid`.
     """
     valid = arrays["valid"].astype(bool)
     _check_finals(header, arrays, valid)
@@ -158,11 +158,22 @@ def check_meaning(header: FragmentHeader, arrays: Mapping[str, Array]) -> None:
 
 def _check_masks(arrays: Mapping[str, Array], valid: Array) -> None:
     for name, mask in arrays.items():
-        if name.startswith("mask/") and not mask[:-1].any(-1)[valid].all():
-            step, slot = np.argwhere(valid & ~mask[:-1].any(-1))[0]
-            raise ValueError(
-                f"{name}: allows nothing at step {step} of slot {slot}; a step needs an allowed action"
-            )
+        if not name.startswith("mask/"):
+            continue
+        barred = valid & ~mask[:-1].any(-1)
+        if barred.any():
+            raise ValueError(f"{name}: allows nothing at {_first(barred)}; a step needs an allowed action")
+        action = arrays[name.removeprefix("mask/")]
+        if action.ndim == valid.ndim:
+            index = np.clip(action, 0, mask.shape[-1] - 1)[..., np.newaxis]
+            barred = valid & ~np.take_along_axis(mask[:-1], index, -1)[..., 0]
+            if barred.any():
+                raise ValueError(f"{name}: forbids the action that was taken at {_first(barred)}")
+
+
+def _first(where: Array) -> str:
+    step, slot = np.argwhere(where)[0]
+    return f"step {step} of slot {slot}"
 
 
 def _check_finals(header: FragmentHeader, arrays: Mapping[str, Array], valid: Array) -> None:

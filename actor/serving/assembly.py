@@ -88,7 +88,8 @@ def assemble(
     episodes = Episodes(section, specification.unroll_length)
     learning = None if following is None else _learning(settings, specification, following)
     spaces = (specification.observation_space, specification.action_space)
-    desk = Desk(spaces, shelf, batcher, section, _draws(section, specification))
+    draws = _draws(section, specification)
+    desk = Desk(spaces, shelf, batcher, section, draws, make_policy().state_space)
     slow_s = section.canary_slow_ms / 1000
     feedback = None if traffic is None else traffic.keep_feedback
     episode_desk = EpisodeDesk(desk, episodes, learning, feedback, trial, slow_s)

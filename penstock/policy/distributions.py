@@ -83,6 +83,10 @@ class ActionHead(nn.Module):
         """
         raise ValueError(f"{self.path}: only a choice of one of n takes an action mask")
 
+    def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Whether a mask [size] holds each choice of an action as drawn, [*shape]."""
+        raise ValueError(f"{self.path}: only a choice of one of n takes an action mask")
+
     def describe(self, parameters: Reals) -> dict[str, Reals]:
         """What `draw` draws from, by name: arrays [N, size]."""
         raise NotImplementedError
@@ -135,6 +139,10 @@ class Categorical(ActionHead):
             row = int(allowed.any(-1).argmin())
             raise ValueError(f"{self.path}: the mask of row {row} allows nothing")
         return np.where(allowed, parameters, parameters.dtype.type(-np.inf))
+
+    def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """The element at the index."""
+        return allowed[np.atleast_1d(action).astype(np.intp)]
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
         """Softmax."""
@@ -250,6 +258,10 @@ class MultiCategorical(ActionHead):
         """Checked part by part."""
         columns = zip(self.parts, np.moveaxis(action, -1, 0), strict=True)
         return np.stack([part.from_environment(column) for part, column in columns], -1)
+
+    def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Each choice in its own cut."""
+        return allowed[action.astype(np.intp) + [cut.start for cut in self.cuts]]
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
         """The parts' softmaxes behind one another."""

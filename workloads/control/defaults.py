@@ -66,6 +66,17 @@ _TASKS: Final[dict[str, dict[str, Any]]] = {
         "policy": {"normalise_observations": True},
         "learner": {"total_steps": 200_000},
     },
+    "Recall": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 32},
+        "policy": {"recurrent": "gru", "recurrent_size": 32, "hidden_sizes": [32], "shared_trunk": True},
+        "learner": {"total_steps": 300_000},
+    },
+    "Menu": {
+        "environment": {"count": 16, "mask_key": "action_mask"},
+        "actor": {"unroll_length": 32},
+        "learner": {"total_steps": 100_000},
+    },
 }
 
 _PPO: Final[dict[str, dict[str, Any]]] = {
@@ -108,6 +119,14 @@ _PPO: Final[dict[str, dict[str, Any]]] = {
     },
     "Courier": {
         "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+        "entropy_coefficient": 0.01, "learning_rate": 2e-3, "learning_rate_schedule": "linear",
+    },
+    "Recall": {
+        "batch_steps": 2048, "epochs": 4, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+        "entropy_coefficient": 0.01, "learning_rate": 3e-3, "learning_rate_schedule": "linear",
+    },
+    "Menu": {
+        "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.9, "gae_lambda": 0.8,
         "entropy_coefficient": 0.01, "learning_rate": 2e-3, "learning_rate_schedule": "linear",
     },
 }  # fmt: skip

@@ -27,7 +27,7 @@ def cell_of(core: Core) -> nn.LSTMCell | nn.GRUCell:
 
 
 def step(cell: Any, rows: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """H first."""
+    """The new h, then what else is kept."""
     result = cell(rows, state if len(state) > 1 else state[0])
     return result if isinstance(result, tuple) else (result,)
 

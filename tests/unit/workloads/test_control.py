@@ -194,3 +194,53 @@ def test_the_actor_side_imports_no_learner() -> None:
     for path in (workload.environment, workload.spaces, workload.policy, workload.defaults, workload.target):
         assert not path.startswith("learner")
         load(path)
+
+
+class Inside(Counting):
+    """Its mask is a part of what it shows."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        count: Any = self.observation_space
+        self.observation_space = gymnasium.spaces.Dict(count=count, mask=gymnasium.spaces.MultiBinary(2))
+
+    def _observe(self) -> Any:
+        return {"count": super()._observe(), "mask": np.ones(2, np.int8)}
+
+
+def test_the_part_of_an_observation_that_is_the_mask_is_not_shown() -> None:
+    """Where the section names it; what is left must be something."""
+    gymnasium.register("Inside-v7", Inside)
+    try:
+        shown, _ = spaces(EnvironmentSection(id="Inside-v7", mask_key="mask"))
+        assert isinstance(shown, Dict)
+        assert [key for key, _ in shown.spaces] == ["count"]
+        whole, _ = spaces(EnvironmentSection(id="Inside-v7"))
+        assert isinstance(whole, Dict)
+        assert len(whole.spaces) == 2
+    finally:
+        gymnasium.registry.pop("Inside-v7")
+
+
+def test_the_optimum_of_each_task_is_what_it_says() -> None:
+    """Recall: the cue. Menu: the best dish that is offered, 8.19 in ten meals."""
+    recall: Any = gymnasium.make("workloads.control.tasks:Recall-v0")
+    for seed in range(20):
+        cue, total, over, steps = int(recall.reset(seed=seed)[0].argmax()), 0.0, False, 0
+        while not over:
+            _, reward, over, _, _ = recall.step(cue)
+            total, steps = total + reward, steps + 1
+        assert total == 1
+        assert 7 <= steps <= 13
+    menu: Any = gymnasium.make("workloads.control.tasks:Menu-v0")
+    total = 0.0
+    for seed in range(300):
+        mood, info = menu.reset(seed=seed)
+        over = False
+        while not over:
+            ranks = np.arange(6) if mood == 0 else np.arange(6)[::-1]
+            mood, reward, over, _, info = menu.step(np.where(info["action_mask"], ranks, -1).argmax())
+            total += reward
+    expected = 10 * sum(i * 2**i for i in range(6)) / 63 / 5
+    assert expected == pytest.approx(8.19, abs=0.005)
+    assert total / 300 == pytest.approx(expected, abs=0.15)
