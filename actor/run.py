@@ -6,13 +6,14 @@ of this process (never of the specification) holds it.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from actor.acting import LocalPolicy
+from actor.reward import potential_modules
 from actor.vector import Stepper
 from penstock.policy.policy import Policy
 from penstock.runtime.exit import Fatal
@@ -70,13 +71,14 @@ def read(specification: RunSpecification, local: ActorSection) -> Run:
     """
     run = Run(
         specification=specification,
-        environment=_section(EnvironmentSection, "environment", specification.environment_json),
+        environment=environment_section(specification),
         policy=_section(PolicySection, "policy", specification.policy_json),
         actor=_overlay(_section(ActorSection, "actor", specification.actor_json), local),
         evaluation=_section(EvaluationSection, "evaluation", specification.evaluation_json),
         workload=find(specification.workload),
     )
-    _check_module(run.environment.id, local.allow_modules)
+    check_modules("environment.id", [run.environment.id.rpartition(":")[0]], local.allow_modules)
+    check_modules("environment.reward", potential_modules(run.environment), local.allow_modules)
     _check_spaces(run)
     return run
 
@@ -93,6 +95,11 @@ def policy_maker(specification: RunSpecification) -> Callable[[], Policy]:
 def actor_section(specification: RunSpecification) -> ActorSection:
     """The run's own; raises Fatal for another version of penstock."""
     return _section(ActorSection, "actor", specification.actor_json)
+
+
+def environment_section(specification: RunSpecification) -> EnvironmentSection:
+    """The run's own; raises Fatal for another version of penstock."""
+    return _section(EnvironmentSection, "environment", specification.environment_json)
 
 
 def probe_answer(policy: Policy, probe: Probe) -> tuple[float, ...]:
@@ -123,13 +130,14 @@ def _overlay(told: ActorSection, local: ActorSection) -> ActorSection:
     return told.model_copy(update=own)
 
 
-def _check_module(environment_id: str, allowed: tuple[str, ...]) -> None:
-    module = environment_id.rpartition(":")[0]
-    if module and module not in allowed:
-        raise ConfigurationError(
-            f"environment.id={environment_id!r}: the run asks this actor to import {module!r}; "
-            f"say --set 'actor.allow_modules=[\"{module}\"]' if you trust it"
-        )
+def check_modules(field: str, modules: Iterable[str], allowed: tuple[str, ...]) -> None:
+    """Raise ConfigurationError for a module that the run's `field` names and this process does not allow."""
+    for module in modules:
+        if module and module not in allowed:
+            raise ConfigurationError(
+                f"{field}: the run asks this actor to import {module!r}; "
+                f"say --set 'actor.allow_modules=[\"{module}\"]' if you trust it"
+            )
 
 
 def _check_spaces(run: Run) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actor.reward import potential_modules
 from launch import toml
 from penstock.runtime import settings as configuration
 from penstock.runtime.settings import ActorSection, ConfigurationError, Section, ServingSection, Settings
@@ -162,11 +163,11 @@ def prepare_folder(plan: Plan) -> None:
 
 
 def _allowing_module(settings: Settings) -> ActorSection:
-    """The user named the environment's module here, so the actors that we start may import it."""
-    module = settings.environment.id.rpartition(":")[0]
-    if not module or module in settings.actor.allow_modules:
-        return settings.actor
-    return settings.actor.model_copy(update={"allow_modules": (*settings.actor.allow_modules, module)})
+    """The user named the environment's modules here, so the actors that we start may import them."""
+    known = settings.actor.allow_modules
+    named = [settings.environment.id.rpartition(":")[0], *potential_modules(settings.environment)]
+    new = [module for module in dict.fromkeys(named) if module and module not in known]
+    return settings.actor.model_copy(update={"allow_modules": (*known, *new)}) if new else settings.actor
 
 
 def _with_absolute_folders(settings: Settings, run_dir: Path) -> Settings:

@@ -17,7 +17,7 @@ from learner.probe import Quarantine, Replica, make_probe
 from penstock.policy import weights
 from penstock.policy.policy import Policy
 from penstock.registry.records import MAX_PINNED
-from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.runtime.settings import ConfigurationError, EnvironmentSection, Settings
 from penstock.runtime.workload import Workload, find, load
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_TENSORS, MESSAGE_OVERHEAD_BYTES, MIB
 from penstock.wire.schema import FragmentSchema, fragment_schema, payload_room
@@ -125,7 +125,7 @@ def _specification(
         RunSpecification(
             run=settings.run,
             seed=settings.seed,
-            environment_json=settings.environment.canonical_json(),
+            environment_json=_environment(settings).canonical_json(),
             policy_json=settings.policy.canonical_json(),
             # Where this machine keeps its journals is nothing to the actors of others.
             actor_json=settings.actor.model_copy(update={"ack_journal": None}).canonical_json(),
@@ -165,6 +165,22 @@ def _check_fragment(settings: Settings, schema: FragmentSchema) -> None:
         f"actor.unroll_length={length}: a fragment of {count} environments has "
         f"{schema.fragment_bytes(length, count, count)} bytes, a message holds {payload_room(count)}; {remedy}"
     )
+
+
+def _environment(settings: Settings) -> EnvironmentSection:
+    """What the actors are told: shaping with the discount that is learned with, where it names none."""
+    told = []
+    for wrapper in settings.environment.reward:
+        if wrapper.shape is None:
+            told.append(wrapper)
+            continue
+        try:
+            load(wrapper.shape)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"environment.reward: shape={error}") from error
+        discount = settings.algorithm.discount if wrapper.discount is None else wrapper.discount
+        told.append(wrapper.model_copy(update={"discount": discount}))
+    return settings.environment.model_copy(update={"reward": tuple(told)})
 
 
 def check_specification(specification: RunSpecification) -> RunSpecification:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actor.run import actor_section, policy_maker
+from actor.reward import learner_reward, potential_modules
+from actor.run import actor_section, check_modules, environment_section, policy_maker
 from actor.serving import fallback
 from actor.serving.batcher import Batcher
 from actor.serving.desk import Desk
@@ -139,7 +140,10 @@ def _learning(settings: Settings, specification: RunSpecification, following: Fo
     _check_window(section, specification)
     queue = following.queue = Queue(section.outbox_fragments, specification.hard_staleness)
     compress = actor_section(specification).compress == "lz4"
-    return Learning(specification, section, queue, following.wake, compress=compress)
+    environment = environment_section(specification)
+    check_modules("environment.reward", potential_modules(environment), settings.actor.allow_modules)
+    reward = learner_reward(environment)
+    return Learning(specification, section, queue, following.wake, compress=compress, reward=reward)
 
 
 def _check_range(section: ServingSection) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from learner.model import check_memory, check_schema, check_specification, make_model
 from penstock.runtime import settings as configuration
-from penstock.runtime.settings import ConfigurationError
+from penstock.runtime.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.limits import MIB
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Dict, Discrete
@@ -24,6 +24,21 @@ def test_a_fragment_that_no_message_holds_is_refused_with_the_length_that_fits()
         make_model(made)
     fits = int(str(error.value).rpartition(" ")[2])
     assert 1 < fits < 4096
+
+
+def test_actors_are_told_to_shape_rewards_with_the_discount_that_is_learned_with() -> None:
+    """Where the wrapper names none; a potential that is not there is refused."""
+    wrappers = [{"shape": "math:fabs"}, {"shape": "math:fabs", "discount": 0.5}, {"scale": 2.0}]
+    made = configuration.load(
+        [{"run": "a", "environment": {"reward": wrappers}, "algorithm": {"discount": 0.875}}]
+    )
+    told = EnvironmentSection.model_validate_json(make_model(made).specification.environment_json)
+    assert [one.discount for one in told.reward] == [0.875, 0.5, None]
+    made = configuration.load([{"run": "a", "environment": {"reward": [{"shape": "math:potential"}]}}])
+    with pytest.raises(
+        ConfigurationError, match=r"environment\.reward: shape='math:potential' cannot be loaded"
+    ):
+        make_model(made)
 
 
 def test_a_specification_that_no_reply_holds_is_refused() -> None:
