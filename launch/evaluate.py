@@ -42,7 +42,7 @@ def main(run: Path, *, episodes: int | None, seed: int | None, deterministic: bo
         final = read_final(run)
     except ValueError as error:
         raise ConfigurationError(f"{run}: {error}") from error
-    result = evaluate(final, _local(run), episodes=episodes, seed=seed, deterministic=deterministic)
+    result = evaluate(final, local_section(run), episodes=episodes, seed=seed, deterministic=deterministic)
     how = "deterministic" if deterministic else "sampled"
     text = (
         f"{result.mean:.1f} ± {result.std:.1f} over {result.episodes} {how} episodes of version "
@@ -82,7 +82,7 @@ def evaluate(
     )
 
 
-def _local(run: Path) -> ActorSection:
+def local_section(run: Path) -> ActorSection:
     """What this machine allows the run to import: its own configuration, where it is here."""
     config = run / CONFIG_FILE
     return load([parse_toml(config)]).actor if config.exists() else ActorSection()

@@ -13,6 +13,7 @@ from typing import Any
 
 from actor.reward import potential_modules
 from launch import toml
+from learner.recording.index import DESCRIPTION
 from penstock.runtime import settings as configuration
 from penstock.runtime.settings import ActorSection, ConfigurationError, Section, ServingSection, Settings
 from penstock.runtime.workload import find, load
@@ -31,12 +32,14 @@ class Request:
     run_dir: Path | None = None
     resume: bool = False
     allow_loss: bool = False
+    best: bool = False
     actors: int | None = None
     serve_at: str | None = None
     seed: int | None = None
     target_return: float | None = None
     total_steps: int | None = None
     redis: str | None = None
+    recording: Path | None = None
     assignments: tuple[str, ...] = ()
 
 
@@ -48,6 +51,7 @@ class Plan:
     run_dir: Path
     resume: bool
     allow_loss: bool
+    best: bool
     target: float | None
 
     @property
@@ -58,6 +62,8 @@ class Plan:
 
 def make_plan(request: Request) -> Plan:
     """Resolve a request; touches no file."""
+    if request.best and not request.resume:
+        raise ConfigurationError("--best: goes back in a run that is resumed; add --resume")
     if request.resume:
         run_dir = _resumed_folder(request)
         settings = resolve(configuration.parse_toml(run_dir / CONFIG_FILE), request)
@@ -66,6 +72,7 @@ def make_plan(request: Request) -> Plan:
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
         sections = {"actor": _allowing_module(settings), "serving": _following_the_learner(settings)}
         settings = settings.model_copy(update={"run": name, **sections})
+        settings = settings.model_copy(update=_from_recording(settings, request.recording))
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
     settings = _with_absolute_folders(settings, run_dir)
     _check_actors(settings)
@@ -76,6 +83,7 @@ def make_plan(request: Request) -> Plan:
         run_dir=run_dir,
         resume=request.resume,
         allow_loss=request.allow_loss,
+        best=request.best,
         target=known if target is None else target,
     )
 
@@ -88,7 +96,22 @@ def _following_the_learner(settings: Settings) -> ServingSection:
     return section.model_copy(update={"activate_first": False})
 
 
+def _from_recording(settings: Settings, recording: Path | None) -> dict[str, Section]:
+    """Nobody acts, and what is read is not recorded again."""
+    if recording is None:
+        return {}
+    if not (recording / DESCRIPTION).is_file():
+        raise ConfigurationError(f"--from {recording}: holds no {DESCRIPTION}, so no recording")
+    source = {"feed_from": recording.absolute(), "record": None}
+    return {
+        "actor": settings.actor.model_copy(update={"count": 0}),
+        "learner": settings.learner.model_copy(update=source),
+    }
+
+
 def _check_actors(settings: Settings) -> None:
+    if settings.learner.feed_from is not None:
+        return
     if settings.actor.count == 0 and not settings.serving.listen:
         raise ConfigurationError(
             "actor.count=0: nobody would act; say --actors N, or --serve ADDRESS for clients that do"
@@ -111,6 +134,9 @@ def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
     """The layers over the workload's defaults for the environment that they name."""
     asked = configuration.load(layers)
     defaults = load(find(asked.workload).defaults)(asked.environment.id)
+    if asked.algorithm.name != defaults.get("algorithm", {}).get("name", "ppo"):
+        # What is known to learn is known of another algorithm.
+        defaults = {name: section for name, section in defaults.items() if name != "algorithm"}
     return configuration.load([defaults, *layers])
 
 
@@ -176,6 +202,9 @@ def _with_absolute_folders(settings: Settings, run_dir: Path) -> Settings:
     if settings.actor.ack_journal is not None:
         journal = {"ack_journal": settings.actor.ack_journal.absolute()}
         sections["actor"] = settings.actor.model_copy(update=journal)
+    if settings.learner.record is not None:
+        record = {"record": settings.learner.record.absolute()}
+        sections["learner"] = settings.learner.model_copy(update=record)
     if settings.tracing.exporter == "file":
         folder = {"folder": (settings.tracing.folder or run_dir / TRACES).absolute()}
         sections["tracing"] = settings.tracing.model_copy(update=folder)

@@ -7,10 +7,12 @@ only, so that one damaged checkpoint costs nothing. Runs in the loop's thread, b
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from torch import Tensor
 
 from broker.learner_log import LearnerLog
 from broker.state import Commit, Renewal
@@ -60,7 +62,10 @@ class Keeper:
         self._interval_s = interval_s
         self._room = room
         self._serial = 0
+        self._spared: frozenset[str] = frozenset()
         self._at_s = time.monotonic()
+        # Something was learned that no checkpoint holds.
+        self._is_behind = not self._lineage
         self._revision = lease.renewal.checkpoint_revision
         self._trim = self._lineage[-1].trim if self._lineage else 0
         # What lies in front of the start is not known exactly: all of the log is its upper bound.
@@ -68,23 +73,35 @@ class Keeper:
         self._bytes_at: dict[int, int] = {self._trim: 0, ledger.position: self._consumed_bytes}
 
     def consumed(self, size: int) -> None:
-        """The ledger moved over entries of `size` payload bytes."""
+        """The ledger moved over entries of `size` payload bytes; 0 where they were not the log's."""
         self._consumed_bytes += size
+        self._is_behind = True
 
     def due(self, renewal: Renewal) -> bool:
         """An operator asked, the interval is over, or the log is filling up."""
         asked = renewal.checkpoint_revision != self._revision
         return asked or self._is_time() or self._is_pressed()
 
-    def save(self, algorithm: Algorithm, progress: Progress) -> None:
-        """Make a checkpoint that counts; a second one where the first freed nothing and room is short."""
+    def spare(self, best: str, candidate: str) -> None:
+        """Checkpoints that stay however old they are: of the best evaluation and of the one under way; "" for none."""
+        if best:
+            self._store.name_best(best)
+        self._spared = frozenset({best, candidate})
+
+    def save(
+        self, algorithm: Algorithm, progress: Progress, beside: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Make a checkpoint that counts; a second one where the first freed nothing and room is short.
+
+        beside: tensors that are not the algorithm's.
+        """
         started = time.perf_counter()
         self._revision = self._lease.renewal.checkpoint_revision
         trim = self._trim
-        self._save(algorithm, progress)
+        self._save(algorithm, progress, beside or {})
         if self._trim == trim and self._is_pressed():
-            self._save(algorithm, progress)
-        self._at_s = time.monotonic()
+            self._save(algorithm, progress, beside or {})
+        self._at_s, self._is_behind = time.monotonic(), False
         metrics.CHECKPOINT_SECONDS.observe(time.perf_counter() - started)
 
     @property
@@ -92,13 +109,13 @@ class Keeper:
         """Id of the newest checkpoint of this lineage, "" without one."""
         return self._lineage[-1].checkpoint_id if self._lineage else ""
 
-    def _save(self, algorithm: Algorithm, progress: Progress) -> None:
+    def _save(self, algorithm: Algorithm, progress: Progress, beside: Mapping[str, Tensor]) -> None:
         self._serial += 1
         checkpoint_id = f"{self._log.epoch:012d}-{self._serial:08d}"
         state = algorithm.state()
         try:
             digest = self._store.write(
-                checkpoint_id, state.tensors, progress.to_json() | {"numbers": state.numbers}
+                checkpoint_id, {**state.tensors, **beside}, progress.to_json() | {"numbers": state.numbers}
             )
         except FileNotFoundError:
             # A learner that has taken over clears away what is half-written.
@@ -122,7 +139,7 @@ class Keeper:
         self._bytes_at[commit.position] = self._consumed_bytes
         self._bytes_at = {at: size for at, size in self._bytes_at.items() if at >= commit.trim}
         self._lineage = self._lineage[-self._store.keep :]
-        self._store.prune([kept.checkpoint_id for kept in self._lineage])
+        self._store.prune([kept.checkpoint_id for kept in self._lineage], self._spared)
         metrics.CHECKPOINTS.inc()
         log.info("checkpoint committed", extra={"checkpoint": checkpoint_id, "position": commit.position})
 
@@ -134,8 +151,7 @@ class Keeper:
         return max(wanted, self._trim)
 
     def _is_time(self) -> bool:
-        saved = self._lineage[-1].position if self._lineage else -1
-        return time.monotonic() - self._at_s >= self._interval_s and self._ledger.position > saved
+        return time.monotonic() - self._at_s >= self._interval_s and self._is_behind
 
     def _is_pressed(self) -> bool:
         retained = self._consumed_bytes - self._bytes_at.get(self._trim, 0)

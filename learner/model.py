@@ -10,10 +10,13 @@ from typing import Any, Final
 import torch
 
 from broker.state import Pacing
-from learner.algorithm import Algorithm
+from learner.algorithm import Algorithm, Imitator
+from learner.algorithms.clone import Clone
 from learner.algorithms.ppo import PPO
+from learner.early_stopping import check_patience
 from learner.keeper import Room
 from learner.probe import Quarantine, Replica, make_probe
+from learner.recording.reader import Recording
 from penstock.policy import weights
 from penstock.policy.policy import Policy
 from penstock.registry.records import MAX_PINNED
@@ -24,7 +27,7 @@ from penstock.wire.schema import FragmentSchema, fragment_schema, payload_room
 from penstock.wire.spaces import Space
 from penstock.wire.specification import Probe, RunSpecification
 
-ALGORITHMS: Final = {"ppo": PPO}
+ALGORITHMS: Final[dict[str, Any]] = {"ppo": PPO, "clone": Clone}
 _WEIGHT_GENERATIONS: Final = 3
 _PINS: Final = 2 + MAX_PINNED + 1
 """Evaluated ones; those that the registry keeps, and a copy that takes the place of one of them."""
@@ -44,10 +47,13 @@ class Model:
     weight_bytes: int
     device: torch.device
     target: float | None
+    recording: Recording | None = None
+    """What is learned from in place of actors."""
 
 
 def make_model(settings: Settings) -> Model:
     """Raises ConfigurationError for settings that do not fit together."""
+    check_patience(settings.evaluation)
     workload = find(settings.workload)
     observation, action = load(workload.spaces)(settings.environment)
     policies = [_build(workload, settings, observation, action) for _ in range(2)]
@@ -82,7 +88,24 @@ def model_of(
         weight_bytes=len(weights.encode(algorithm.published_modules()["default"])),
         device=device,
         target=target,
+        recording=_recording(settings, algorithm, schema),
     )
+
+
+def _recording(settings: Settings, algorithm: Algorithm, schema: FragmentSchema) -> Recording | None:
+    """The one that is learned from; refused when it is of other spaces, or none where there must be one."""
+    folder = settings.learner.feed_from
+    if folder is None:
+        if isinstance(algorithm, Imitator):
+            raise ConfigurationError(
+                f"algorithm.name={settings.algorithm.name!r}: imitates a recording; name it with --from"
+            )
+        return None
+    recording = Recording(folder)
+    recording.check_schema(schema.schema_id)
+    if not recording.fragments:
+        raise ConfigurationError(f"learner.feed_from={str(folder)!r}: holds no fragment")
+    return recording
 
 
 def _build(workload: Workload, settings: Settings, observation: Space, action: Space) -> Policy:
@@ -144,6 +167,22 @@ def _specification(
     )
 
 
+def _environment(settings: Settings) -> EnvironmentSection:
+    """What the actors are told: shaping with the discount that is learned with, where it names none."""
+    told = []
+    for wrapper in settings.environment.reward:
+        if wrapper.shape is None:
+            told.append(wrapper)
+            continue
+        try:
+            load(wrapper.shape)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"environment.reward: shape={error}") from error
+        discount = settings.algorithm.discount if wrapper.discount is None else wrapper.discount
+        told.append(wrapper.model_copy(update={"discount": discount}))
+    return settings.environment.model_copy(update={"reward": tuple(told)})
+
+
 def check_schema(schema: FragmentSchema) -> FragmentSchema:
     """Raises ConfigurationError for more tensors than a fragment may have."""
     if len(schema.tensors) > MAX_TENSORS:
@@ -165,22 +204,6 @@ def _check_fragment(settings: Settings, schema: FragmentSchema) -> None:
         f"actor.unroll_length={length}: a fragment of {count} environments has "
         f"{schema.fragment_bytes(length, count, count)} bytes, a message holds {payload_room(count)}; {remedy}"
     )
-
-
-def _environment(settings: Settings) -> EnvironmentSection:
-    """What the actors are told: shaping with the discount that is learned with, where it names none."""
-    told = []
-    for wrapper in settings.environment.reward:
-        if wrapper.shape is None:
-            told.append(wrapper)
-            continue
-        try:
-            load(wrapper.shape)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"environment.reward: shape={error}") from error
-        discount = settings.algorithm.discount if wrapper.discount is None else wrapper.discount
-        told.append(wrapper.model_copy(update={"discount": discount}))
-    return settings.environment.model_copy(update={"reward": tuple(told)})
 
 
 def check_specification(specification: RunSpecification) -> RunSpecification:

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Discriminator, Field, Tag, ValidationError
 
 from penstock.runtime.redis_url import split_password
 from penstock.runtime.sections.actor import ActorSection
-from penstock.runtime.sections.algorithm import AlgorithmSection
+from penstock.runtime.sections.algorithm import AlgorithmSection, CloneSection
 from penstock.runtime.sections.broker import BrokerSection
 from penstock.runtime.sections.environment import EnvironmentSection
 from penstock.runtime.sections.learner import EvaluationSection, LearnerSection
@@ -29,6 +29,7 @@ __all__ = [
     "ActorSection",
     "AlgorithmSection",
     "BrokerSection",
+    "CloneSection",
     "ConfigurationError",
     "EnvironmentSection",
     "EvaluationSection",
@@ -57,6 +58,12 @@ class ConfigurationError(ValueError):
     """A configuration that cannot be used; the message names key, value and remedy."""
 
 
+def _algorithm_name(value: Any) -> str:
+    """Which section the algorithm's is; PPO's where it does not say."""
+    name = value.get("name", "ppo") if isinstance(value, Mapping) else getattr(value, "name", "ppo")
+    return str(name)
+
+
 class Settings(Section):
     """The whole configuration of a run."""
 
@@ -68,7 +75,10 @@ class Settings(Section):
     """Installed workload."""
     environment: EnvironmentSection = EnvironmentSection()
     policy: PolicySection = PolicySection()
-    algorithm: AlgorithmSection = AlgorithmSection()
+    algorithm: Annotated[
+        Annotated[AlgorithmSection, Tag("ppo")] | Annotated[CloneSection, Tag("clone")],
+        Discriminator(_algorithm_name),
+    ] = AlgorithmSection()
     actor: ActorSection = ActorSection()
     broker: BrokerSection = BrokerSection()
     learner: LearnerSection = LearnerSection()
@@ -163,7 +173,11 @@ def _without_url_password(merged: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explain(error: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in error["loc"])
+    # The tag of a union is no part of what the user wrote.
+    parts = [str(part) for part in error["loc"]]
+    key = ".".join(
+        part for place, part in enumerate(parts) if (place, parts[0]) != (1, "algorithm") or len(parts) < 3
+    )
     if error["type"] == "extra_forbidden":
         return f"{key}: unknown key; `penstock train --print-config` lists the known ones"
     shown = "**********" if key in _SECRETS else repr(error["input"])

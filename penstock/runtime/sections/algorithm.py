@@ -62,3 +62,30 @@ class AlgorithmSection(Section):
     """Gradients are scaled down to this norm; 0: off."""
     target_kl: NonNegative | None = None
     """Stop the epochs of an update when KL(π_prox‖π_θ) exceeds 1.5 times this; none: off."""
+
+
+class CloneSection(Section):
+    """How a policy is cloned from a recording (`penstock train --from`): the actions in it are made likely."""
+
+    name: Literal["clone"] = "clone"
+    """Which algorithm."""
+    batch_steps: Positive = 1024
+    """Steps of one update."""
+    staleness: Literal[1] = 1
+    """Nobody acts while a recording is read, so nothing lags behind."""
+    passes: Positive = 20
+    """Passes over the recording, each in another order."""
+    minibatches: Positive = 4
+    """Gradient steps of an update."""
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Share of the recording's fragments that is never trained on, and measured after every update."""
+    learning_rate: NonNegative = 1e-3
+    """Step size of Adam."""
+    adam_epsilon: NonNegative = 1e-8
+    """ε of Adam."""
+    max_gradient_norm: NonNegative = 0.0
+    """Gradients are scaled down to this norm; 0: off."""
+    value_coefficient: NonNegative = 0.0
+    """Weight of fitting the critic to the returns; 0: it is left as it is."""
+    discount: Fraction = 0.99
+    """γ of those returns, per step."""
