@@ -9,6 +9,7 @@ been taken is counted by batches and kept in checkpoints.
 """
 
 import itertools
+import logging
 import queue
 import threading
 import time
@@ -29,6 +30,8 @@ from penstock.runtime import metrics
 _PUT_WAIT_S: Final = 0.2
 _VALIDATION_STEPS: Final = 8192
 """Most steps that are held out: they are looked at after every update."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,13 @@ class RecordedFeed:
 
     def run(self) -> None:
         """Read until the recording is at its end, or `stop`."""
+        batches = self._recording.batches
+        if batches and batches[0].place.update:
+            words = {"first_update": batches[0].place.update}
+            log.warning(
+                "the recording begins in the middle of a run: it can be learned from, not repeated",
+                extra=words,
+            )
         for planned in itertools.islice(self._plan(), self.taken, None):
             if not self._put(self._deliver(planned)):
                 return

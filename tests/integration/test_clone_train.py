@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,6 +50,13 @@ def penstock_json(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+def entropy(recording: Path) -> float:
+    """Mean of −log μ over what was recorded, in nats."""
+    content = Recording(recording)
+    arrays: list[Any] = [one for _, one in content.load(content.fragments)]
+    return -float(np.concatenate([one["log_prob"][one["valid"]] for one in arrays]).mean())
+
+
 def test_the_clone_of_a_solved_policy_solves_the_task(tmp_path: Path) -> None:
     """Recorded at play, 8,192 steps; trained without actors, broker and Redis with nothing in their books."""
     teacher, recording, run = tmp_path / "teacher", tmp_path / "recording", tmp_path / "run"
@@ -60,24 +68,21 @@ def test_the_clone_of_a_solved_policy_solves_the_task(tmp_path: Path) -> None:
     assert Recording(recording).batches == ()
     summary = penstock_json(
         "train", "CartPole-v1", "--from", str(recording), "--run-dir", str(run), "--seed", "1",
-        "--set", "algorithm.name=clone", "--set", "learner.total_steps=100000", "--set", "evaluation.both=true",
+        "--set", "algorithm.name=clone", "--set", "learner.total_steps=80000", "--set", "evaluation.both=true",
+        "--set", "evaluation.episodes=20",
     )  # fmt: skip
     assert (summary["solved"], summary["ending"]) in ((True, "recording"), (True, "steps"))
     assert summary["evaluation"]["mean"] >= 475
-    assert summary["evaluation"]["deterministic"]["episodes"] == 100
+    assert summary["evaluation"]["deterministic"]["episodes"] == 20
     assert summary["evaluation"]["sampled"]["mean"] >= 475
     assert summary["ledger"] == {"acked": 0, "trained": 0, "dropped": {}, "resident": 0, "balanced": True}
     assert summary["recording"]["fragments"] == made["fragments"]
-    assert {one["role"] for one in summary["processes"]} == {
-        "launcher",
-        "redis",
-        "broker",
-        "learner",
-        "evaluator",
-    }
+    roles = {one["role"] for one in summary["processes"]}
+    assert roles == {"launcher", "redis", "broker", "learner", "evaluator"}
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["validation_accuracy"] > 0.95
-    assert last["validation_nll"] < 0.2
+    # The teacher draws its actions: nobody predicts them better than the teacher's own probabilities.
+    assert 0.95 * entropy(recording) < last["validation_nll"] < 1.15 * entropy(recording)
+    assert last["validation_accuracy"] > 0.8
     assert last["evaluation_sampled"] == summary["evaluation"]["sampled"]["mean"]
 
 

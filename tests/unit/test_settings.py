@@ -24,6 +24,7 @@ def test_later_layers_win_key_by_key() -> None:
             parse_assignment("seed=2"),
         ]
     )
+    assert settings.algorithm.name == "ppo"
     assert (settings.algorithm.batch_steps, settings.algorithm.epochs, settings.seed) == (512, 3, 2)
 
 

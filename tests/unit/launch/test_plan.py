@@ -21,6 +21,7 @@ def test_layers_lie_over_one_another_in_order(tmp_path: Path, monkeypatch: pytes
     request = Request(what=str(file), seed=9, actors=3, assignments=("algorithm.minibatches=9",))
     settings = make_plan(request).settings
     assert settings.algorithm.discount == 0.7
+    assert settings.algorithm.name == "ppo"
     assert settings.algorithm.epochs == 8
     assert settings.algorithm.minibatches == 9
     assert (settings.seed, settings.actor.count) == (9, 3)

@@ -63,7 +63,7 @@ def reference(
                 )
                 loss = nll.sum(-1).mean()
             optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
     return [parameter.detach() for parameter in parameters]
 

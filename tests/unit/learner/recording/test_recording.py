@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from learner.recording.frames import FRAME_BYTES, Frame, Kind, Torn, read_frame
-from learner.recording.index import INDEX, frames_file
+from learner.recording.index import INDEX, Place, frames_file
 from learner.recording.reader import Recording
 from learner.recording.writer import RecordingWriter
 from penstock.runtime.exit import Fatal
@@ -115,7 +115,7 @@ def test_a_full_recording_ends_with_a_whole_batch(tmp_path: Path) -> None:
     assert sequences(Recording(folder)) == [(2, [1, 2])]
 
 
-def _places(folder: Path) -> list[object]:
+def _places(folder: Path) -> list[Place]:
     write(folder, [batch(2, (1, 2))])
     recording = Recording(folder)
     return [*recording.fragments, *(one.place for one in recording.batches)]
