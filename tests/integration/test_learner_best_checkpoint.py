@@ -1,6 +1,8 @@
 """The checkpoint of the best evaluation outlives the newest ones, and a run can go back to it."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,19 +52,24 @@ def test_the_best_checkpoint_is_kept_and_gone_back_to(redis_url: str, tmp_path: 
         blob = tensor_bytes(stopped.tensors[BEST])
         assert policy_bytes(store, kept) == blob
         assert stopped.state["evaluation"]["best"]["candidate"]["version"] == best
-        epoch = producer.status().epoch
+        before, update = producer.status().latest.version, store.read(kept).state["updates"]
         again = LearnerThread(redis_url, tmp_path, keeping(), resume=True, allow_loss=True, best=True)
         with again as learner:
-            until(lambda: producer.status().epoch > epoch and producer.status().latest.version, "the lease")
-            producer.drive(
-                [judge.rollout], lambda: producer.status().latest.update >= stopped.state["updates"]
-            )
+            producer.drive([judge.rollout], lambda: producer.status().latest.version > before + 1)
+            assert producer.status().latest.update < stopped.state["updates"], "counted on from the best one"
             resumed = learner.drain()
         audited(tmp_path, redis_url)
     assert resumed["ledger"]["balanced"]
     assert resumed["ledger"]["dropped"]["log_lost"] > 0
-    assert store.read(store.ids()[0]).state["numbers"]["updates"] >= stopped.state["updates"]
-    assert store.read(kept).state["updates"] == stopped.state["evaluation"]["best"]["candidate"]["update"]
+    assert update == stopped.state["evaluation"]["best"]["candidate"]["update"]
+    new = [entry["parent"] for entry in lineage(tmp_path) if entry["checkpoint"] > stopped.id]
+    assert new[0] == kept, "what was made since is no part of the lineage any more"
+    assert update < store.read(store.ids()[0]).state["updates"] < stopped.state["updates"]
+
+
+def lineage(run_dir: Path) -> list[dict[str, Any]]:
+    """Lines of `lineage.jsonl`."""
+    return [json.loads(line) for line in (run_dir / "lineage.jsonl").read_text().splitlines()]
 
 
 def learner_saw(producer: Producer, mean: float) -> bool:
