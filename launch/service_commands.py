@@ -128,6 +128,10 @@ def learner(
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", help="With --resume: fall back behind what the log still holds.")
     ] = False,
+    best: Annotated[
+        bool,
+        typer.Option("--best/--newest", help="With --resume: from the checkpoint of the best evaluation."),
+    ] = False,
     stay: Annotated[
         bool,
         typer.Option(
@@ -142,7 +146,15 @@ def learner(
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from learner.service import main
 
-        code = main(lifecycle, settings, redis_url=url, run_dir=run_dir, resume=resume, allow_loss=allow_loss)
+        code = main(
+            lifecycle,
+            settings,
+            redis_url=url,
+            run_dir=run_dir,
+            resume=resume,
+            allow_loss=allow_loss,
+            best=best,
+        )
         if stay:
             lifecycle.draining.wait()
         return code

@@ -29,6 +29,21 @@ def test_a_fragment_that_no_message_holds_is_refused_with_the_length_that_fits()
     assert 1 < fits < 4096
 
 
+def test_actors_are_told_to_shape_rewards_with_the_discount_that_is_learned_with() -> None:
+    """Where the wrapper names none; a potential that is not there is refused."""
+    wrappers = [{"shape": "math:fabs"}, {"shape": "math:fabs", "discount": 0.5}, {"scale": 2.0}]
+    made = configuration.load(
+        [{"run": "a", "environment": {"reward": wrappers}, "algorithm": {"discount": 0.875}}]
+    )
+    told = EnvironmentSection.model_validate_json(make_model(made).specification.environment_json)
+    assert [one.discount for one in told.reward] == [0.875, 0.5, None]
+    made = configuration.load([{"run": "a", "environment": {"reward": [{"shape": "math:potential"}]}}])
+    with pytest.raises(
+        ConfigurationError, match=r"environment\.reward: shape='math:potential' cannot be loaded"
+    ):
+        make_model(made)
+
+
 def test_a_specification_that_no_reply_holds_is_refused() -> None:
     """Bounds of every pixel as numbers: actors would ask for it for ever."""
     pixels = np.zeros((1024, 1024), np.float32)
