@@ -4,7 +4,6 @@ Everything that cannot work is refused here, before the lease is taken, by a Con
 names the setting, the figure and what would fit.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from penstock.runtime.sections.algorithm_section import AlgorithmSection
 from penstock.runtime.sections.replay import DQNSection, SACSection
-from penstock.runtime.sections.section import Count, Fraction, NonNegative, Positive, PositiveReal, Section
+from penstock.runtime.sections.section import Count, Fraction, NonNegative, Positive, PositiveReal
 
 DEFAULT_ALGORITHM: Final = "ppo"
 
