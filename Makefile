@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-slow mutations soak learn staleness check format bench bench-peers protos dashboards
+.PHONY: train test test-slow mutations soak learn staleness synchronous check format bench bench-peers protos dashboards
 
 train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
@@ -34,6 +34,11 @@ learn: .venv/installed-learn
 # Both objectives on experience that lags behind, drawn; resumable as well.
 staleness: .venv/installed
 	$(BIN)/python -m benchmarks.staleness $(ARGS)
+	$(BIN)/python -m benchmarks.learn --report
+
+# Default staleness beside lock-step at equal steps; resumable as well.
+synchronous: .venv/installed
+	$(BIN)/python -m benchmarks.synchronous $(ARGS)
 	$(BIN)/python -m benchmarks.learn --report
 
 check: .venv/installed

@@ -61,7 +61,7 @@ METRICS = (
 epoch, `entropy` (nats) and `explained_variance` of the batch's start, losses and `gradient_norm` means
 over gradient steps."""
 
-SectionT = TypeVar("SectionT", bound=OnPolicySection)
+Own = TypeVar("Own", bound=OnPolicySection)
 Course = Mapping[str, float]
 """The scheduled numbers of one update, by the name of their metric."""
 
@@ -81,10 +81,10 @@ class Trace:
     numbers: dict[str, float] = field(default_factory=dict)
 
 
-class OnPolicy(ABC, Generic[SectionT]):
+class OnPolicy(ABC, Generic[Own]):
     """An `Algorithm`. Owns the policy's weights from now on: do not convert or move the policy."""
 
-    def __init__(self, policy: Policy, section: SectionT, *, seed: int) -> None:
+    def __init__(self, policy: Policy, section: Own, *, seed: int) -> None:
         self.policy = policy
         self.section = section
         self.lock_step = section.lock_step
@@ -203,9 +203,7 @@ class OnPolicy(ABC, Generic[SectionT]):
         with torch.no_grad():
             scaled = self._reward_scale.scale(batch) if self._reward_scale is not None else None
             rewards = scaled.rewards if scaled else batch.reward
-            prepared = prepare(
-                self.policy, self._network, batch, rewards, trained, self._advantages, self._weigh
-            )
+            prepared = self.prepare(batch, rewards, trained)
         if not len(prepared.rows):
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
         backup = self._optimiser.backup()
@@ -224,6 +222,10 @@ class OnPolicy(ABC, Generic[SectionT]):
             gradient_steps=len(trace.norms),
             metrics=metrics if finite else {},
         )
+
+    def prepare(self, batch: Batch, rewards: Tensor, trained: Tensor) -> Prepared:
+        """What is computed once per batch; call it without gradients. See `preparation.prepare`."""
+        return prepare(self.policy, self._network, batch, rewards, trained, self._advantages, self._weigh)
 
     def _weigh(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
         chosen = standardise(advantage) if self.section.normalise_advantages else advantage

@@ -29,7 +29,8 @@ def settings_of(task: str, seed: int, total_steps: int, **sections: Any) -> Sett
         "actor": {"allow_modules": [module] if module else []},
         "learner": {"device": "cpu", "total_steps": total_steps},
     }
-    return load([for_environment(task), over, sections])
+    algorithm = sections.get("algorithm", {}).get("name", "ppo")
+    return load([for_environment(task, algorithm), over, sections])
 
 
 def learned(settings: Settings) -> float:

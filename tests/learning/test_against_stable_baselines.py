@@ -21,7 +21,7 @@ from penstock.wire.spaces import Space
 from tests.experience import Collector, Environment, box, cartpoles, small_policy
 
 STEPS, COLUMNS, EPOCHS = 48, 4, 5
-NUMBERS: dict[str, float] = {"discount": 0.97, "gae_lambda": 0.9, "clip_range": 0.1, "learning_rate": 3e-3}
+NUMBERS: dict[str, Any] = {"discount": 0.97, "gae_lambda": 0.9, "clip_range": 0.1, "learning_rate": 3e-3}
 LAYERS = {
     "actor_body.layers.0": "mlp_extractor.policy_net.0",
     "actor_body.layers.2": "mlp_extractor.policy_net.2",

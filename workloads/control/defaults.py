@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from penstock.runtime.settings import merge
-from workloads.control import replay_defaults
+from workloads.control import policy_gradient_defaults, replay_defaults
 
 _GENERAL: Final = ""
 
@@ -41,6 +41,18 @@ _TASKS: Final[dict[str, dict[str, Any]]] = {
         "actor": {"unroll_length": 64},
         "policy": {"normalise_observations": True},
         "learner": {"total_steps": 1_000_000, "target_return": 1500.0},
+    },
+    "Hopper": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 64},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 1_000_000, "target_return": 1500.0},
+    },
+    "BipedalWalker": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 128},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 5_000_000, "target_return": 200.0},
     },
     "Catch": {
         "environment": {"count": 16},
@@ -82,6 +94,14 @@ _PPO: Final[dict[str, dict[str, Any]]] = {
         "batch_steps": 4096, "epochs": 10, "minibatches": 32, "discount": 0.99, "gae_lambda": 0.95,
         "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
     },
+    "Hopper": {
+        "batch_steps": 2048, "epochs": 10, "minibatches": 32, "discount": 0.99, "gae_lambda": 0.95,
+        "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
+    },
+    "BipedalWalker": {
+        "batch_steps": 8192, "epochs": 10, "minibatches": 64, "discount": 0.99, "gae_lambda": 0.95,
+        "clip_range": 0.18, "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
+    },
     "Catch": {
         "batch_steps": 1024, "epochs": 4, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
         "entropy_coefficient": 0.01, "learning_rate": 5e-4, "learning_rate_schedule": "linear",
@@ -92,7 +112,12 @@ _PPO: Final[dict[str, dict[str, Any]]] = {
     },
 }  # fmt: skip
 
-_ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {"ppo": _PPO}
+_ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {
+    "ppo": {family: {"algorithm": section} for family, section in _PPO.items()},
+    "impala": policy_gradient_defaults.IMPALA,
+    "reinforce": policy_gradient_defaults.REINFORCE,
+}
+"""What lies over the task's settings."""
 _LAYERS: Final = {"dqn": replay_defaults.DQN, "sac": replay_defaults.SAC}
 """Algorithms that want other networks, fragments and numbers of actors, too."""
 
@@ -100,12 +125,11 @@ _LAYERS: Final = {"dqn": replay_defaults.DQN, "sac": replay_defaults.SAC}
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
     """Nested settings for any Gymnasium id and any algorithm.
 
-    Those of the id's family (`CartPole` of `CartPole-v1`), else general ones; likewise the algorithm's section.
+    Those of the id's family (`CartPole` of `CartPole-v1`), else general ones; likewise what the algorithm lays over them.
     """
     family = environment_id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
     if algorithm in _LAYERS:
         layers = _LAYERS[algorithm]
         return layers.get(family, layers[replay_defaults.GENERAL])
-    sections = _ALGORITHMS.get(algorithm, {})
-    section = sections.get(family, sections.get(_GENERAL, {}))
-    return merge(_TASKS.get(family, _TASKS[_GENERAL]), {"algorithm": section})
+    known = _ALGORITHMS.get(algorithm, {})
+    return merge(_TASKS.get(family, _TASKS[_GENERAL]), known.get(family, known.get(_GENERAL, {})))

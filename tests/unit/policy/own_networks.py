@@ -151,7 +151,7 @@ class Frozen(Good):
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
-        self.layer.weight.requires_grad_(requires_grad=False)
+        self.layer.weight.requires_grad = False
 
 
 class NoWidth(nn.Module):

@@ -11,7 +11,7 @@ from learner.algorithm import Algorithm, AlgorithmState
 from learner.algorithms import ppo as module
 from learner.algorithms.on_policy import Course, Trace
 from learner.algorithms.ppo import METRICS, PPO
-from learner.algorithms.preparation import Rows
+from learner.algorithms.rows import Rows
 from learner.batch import Batch
 from penstock.policy import weights
 from penstock.runtime.settings import PPOSection
