@@ -42,7 +42,8 @@ The settings of each task were tuned beforehand on seeds that overlap those of t
 
 Losses and gradients are compared with other people's code on the same tensors: PPO with Stable-Baselines3
 (`tests/learning/test_against_stable_baselines.py`), GAE, V-trace, IMPALA and REINFORCE with TorchRL
-(`tests/learning/test_against_torchrl.py`), twenty updates of PPO with a plain one (`tests/learning/test_oracle.py`).
+(`tests/learning/test_against_torchrl.py`), DQN and SAC with Stable-Baselines3
+(`tests/learning/test_replay_against_stable_baselines.py`), twenty updates of PPO with a plain one (`tests/learning/test_oracle.py`).
 
 ## Learning proofs
 
