@@ -176,7 +176,7 @@ class Grid(gymnasium.Env[Any, Any]):
 def test_state_and_masks_that_cannot_be_are_refused(layer: dict[str, Any], message: str) -> None:
     """By the setting to change, before anything begins."""
     if "Grid-v7" not in gymnasium.registry:
-        gymnasium.register("Grid-v7", Grid)
+        gymnasium.register("Grid-v7", lambda **_: Grid())
     with pytest.raises(ConfigurationError, match=message):
         make_model(configuration.load([{"run": "a"}, layer]))
 

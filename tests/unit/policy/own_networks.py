@@ -73,7 +73,8 @@ class Raises(Good):
 
     def forward(self, inputs: Inputs) -> Tensor:
         """A matrix product of shapes that do not fit."""
-        return self.layer(inputs.vector) @ torch.zeros(3, 3)
+        result: Tensor = self.layer(inputs.vector) @ torch.zeros(3, 3)
+        return result
 
 
 class RaisesAtOnce(Good):

@@ -136,4 +136,4 @@ def test_environment_gets_actions_within_bounds() -> None:
 def test_a_space_that_cannot_be_drawn_from_is_refused(leaf: Leaf, continuous: str, message: str) -> None:
     """The error names the path, the space and what works."""
     with pytest.raises(ValueError, match=rf"'action/0'.*Box.*{message}"):
-        head_of("action/0", leaf, PolicySection(continuous=continuous))
+        head_of("action/0", leaf, PolicySection.model_validate({"continuous": continuous}))

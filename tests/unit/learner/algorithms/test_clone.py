@@ -34,7 +34,7 @@ def expert(action: Any = None) -> tuple[Policy, Batch]:
 def network(policy: Policy) -> tuple[nn.Sequential, nn.Parameter | None]:
     """The actor as plain layers with the same weights, and the logarithms of a Gaussian's deviations."""
     layers: list[nn.Module] = []
-    for layer in [*policy.actor_body.layers, policy.actor_head]:
+    for layer in [*(policy.actor_body.chain or ()), policy.actor_head]:
         copy = nn.Linear(layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else nn.Tanh()
         copy.load_state_dict(layer.state_dict())
         layers.append(copy)
@@ -83,7 +83,7 @@ def test_ten_updates_give_the_weights_of_plain_pytorch(action: Any) -> None:
     for _ in range(10):
         update = clone.update(batch, progress=0.0)
         assert (update.applied, update.steps, update.gradient_steps) == (True, count, 4)
-    actor = [p for layer in [*policy.actor_body.layers, policy.actor_head] for p in layer.parameters()]
+    actor = [p for layer in [*(policy.actor_body.chain or ()), policy.actor_head] for p in layer.parameters()]
     spread = [p for name, p in policy.named_parameters() if "log_std" in name]
     for found, wanted in zip([*actor, *spread], expected, strict=True):
         torch.testing.assert_close(found.detach(), wanted, rtol=1e-9, atol=1e-12)

@@ -18,7 +18,7 @@ from learner.recording.feed import RecordedFeed
 from learner.recording.reader import Recording
 from learner.recording.writer import RecordingWriter
 from penstock.policy.policy import build
-from penstock.runtime.settings import AlgorithmSection, CloneSection, PolicySection
+from penstock.runtime.settings import CloneSection, PolicySection, PPOSection
 from penstock.wire.spaces import Discrete
 from tests.small_run import CHARGE, OBSERVATION, specification
 from tests.unit.learner.recording.recorded import LARGE, batch, numbered, write
@@ -57,7 +57,7 @@ def policy() -> Any:
 
 def ppo(**section: Any) -> PPO:
     """Two fragments make a batch."""
-    return PPO(policy(), AlgorithmSection(batch_steps=2 * CHARGE, **section), seed=0)
+    return PPO(policy(), PPOSection(batch_steps=2 * CHARGE, **section), seed=0)
 
 
 def clone(**section: Any) -> Clone:
