@@ -42,7 +42,9 @@ class Rating:
                 f"rating score={self.score} rejected={self.rejected!r}: give one of the two: a score, or the response that is worse"
             )
         if self.score is not None and not math.isfinite(self.score):
-            raise ValueError(f"rating score={self.score}: must be finite; leave a rating out that nobody gave")
+            raise ValueError(
+                f"rating score={self.score}: must be finite; leave a rating out that nobody gave"
+            )
         if not 1 <= len(self.key) <= MAX_KEY_LENGTH:
             raise ValueError(f"rating key={self.key[:80]!r}: must have 1 to {MAX_KEY_LENGTH} characters")
 

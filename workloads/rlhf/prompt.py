@@ -44,5 +44,5 @@ def identity(prompt: Prompt) -> str:
 def _turn(value: Any) -> Turn:
     role, content = (value.get("role"), value.get("content")) if isinstance(value, dict) else (None, None)
     if not isinstance(role, str) or not isinstance(content, str):
-        raise ValueError("prompt holds a message without a text under `role` and one under `content`")
+        raise ValueError("prompt holds a message without a text under `role` and one under `content`")  # noqa: TRY004
     return Turn(role, content)

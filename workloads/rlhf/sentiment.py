@@ -11,7 +11,7 @@ This file says what nobody can beat; it imports nothing that learns.
 """
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -66,15 +66,19 @@ class Sentiment:
 
     def prompt(self, rng: np.random.Generator) -> str:
         """Two neutral words."""
-        return " ".join(rng.choice(NEUTRAL, 2))
+        return " ".join(NEUTRAL[index] for index in rng.integers(len(NEUTRAL), size=2))
 
     def response(self, rng: np.random.Generator) -> str:
         """A response of the reference policy."""
-        kinds = (POSITIVE, NEGATIVE, NEUTRAL)
-        chances = (self.positive, self.negative, 1 - self.positive - self.negative)
         low, high = self.lengths
-        drawn = rng.choice(3, int(rng.integers(low, high + 1)), p=chances)
-        return " ".join(str(rng.choice(kinds[kind])) for kind in drawn)
+        drawn = rng.random(int(rng.integers(low, high + 1)))
+        return " ".join(self._word(rng, chance) for chance in drawn)
+
+    def _word(self, rng: np.random.Generator, chance: float) -> str:
+        kind: tuple[str, ...] = NEUTRAL
+        if chance < self.positive + self.negative:
+            kind = POSITIVE if chance < self.positive else NEGATIVE
+        return kind[rng.integers(len(kind))]
 
     def scored(self, rng: np.random.Generator, count: int) -> Iterator[dict[str, Any]]:
         """Rows of feedback with a score of 0 to 100 (scale `percent`)."""
@@ -120,7 +124,7 @@ class Sentiment:
     def rewards(self) -> Distribution:
         """Of the reference policy: r takes few values, each with the chance of its counts."""
         low, high = self.lengths
-        found: Counter[float] = Counter()
+        found: dict[float, float] = defaultdict(float)
         for length in range(low, high + 1):
             for up in range(length + 1):
                 for down in range(length - up + 1):
@@ -154,7 +158,9 @@ def optimum(reference: Distribution, beta: float) -> Optimum:
     return Optimum(reward=reward, kl=(reward - value) / beta, value=value)
 
 
-def expected_pair_accuracy(task: Sentiment, responses: Sequence[str], scores: Sequence[float]) -> tuple[float, float]:
+def expected_pair_accuracy(
+    task: Sentiment, responses: Sequence[str], scores: Sequence[float]
+) -> tuple[float, float]:
     """How often the order of `scores` agrees with what somebody says, over all pairs of these, and the ceiling of it.
 
     Expected over the noise of the opinions, so only the scores are judged. Equal scores agree in half of the cases.
@@ -190,4 +196,5 @@ def _normal_pdf(x: Array) -> Array:
 
 
 def _normal_cdf(x: Array) -> Array:
-    return (1 + np.vectorize(math.erf, otypes=[np.float64])(np.asarray(x) / math.sqrt(2))) / 2
+    share: Array = (1 + np.vectorize(math.erf, otypes=[np.float64])(np.asarray(x) / math.sqrt(2))) / 2
+    return share

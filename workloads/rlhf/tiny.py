@@ -1,9 +1,9 @@
 """A language model of some 0.1 million parameters, made and pre-trained on the spot: nothing is downloaded.
 
-    tokenizer = build_tokenizer(words)                  one token per word; <pad>, <bos>, <eos> are three tokens
-    model = build_model(tokenizer, seed=0)
-    pretrain(model, tokenizer, texts, steps=200, seed=0)
-    save(model, tokenizer, folder)                      a folder that any `from_pretrained` takes
+tokenizer = build_tokenizer(words)                  one token per word; <pad>, <bos>, <eos> are three tokens
+model = build_model(tokenizer, seed=0)
+pretrain(model, tokenizer, texts, steps=200, seed=0)
+save(model, tokenizer, folder)                      a folder that any `from_pretrained` takes
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from tokenizers import models, pre_tokenizers, processors
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, get_scheduler
 
-from workloads.rlhf.tokens import Encoder, Tokenizer, pad
 from workloads.rlhf.prompt import Prompt
+from workloads.rlhf.tokens import Encoder, Tokenizer, pad
 
 SPECIAL: Final = ("<pad>", "<bos>", "<eos>", "<unk>")
 MAX_TOKENS: Final = 64
@@ -91,7 +91,7 @@ def pretrain(
         optimiser.step()
         schedule.step()
     model.eval()
-    return float(loss)
+    return float(loss.detach())
 
 
 def save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:

@@ -44,7 +44,9 @@ def load_tokenizer(place: str) -> Tokenizer:
         raise ConfigurationError(f"model={place}: no tokenizer: {error}") from error
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
     if eos is None:
-        raise ConfigurationError(f"model={place}: its tokenizer has no eos token: set one and save it with the model")
+        raise ConfigurationError(
+            f"model={place}: its tokenizer has no eos token: set one and save it with the model"
+        )
     if pad is None or pad == eos:
         what = "no pad token" if pad is None else "the pad token of eos"
         raise ConfigurationError(
@@ -69,7 +71,9 @@ class Encoder:
             # Some tokenizers also end a text; the answer goes on here.
             return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
         if self.tokenizer.chat_template is None:
-            raise ValueError("the prompt is a conversation and the tokenizer has no chat template: give it as text")
+            raise ValueError(
+                "the prompt is a conversation and the tokenizer has no chat template: give it as text"
+            )
         text = self.tokenizer.apply_chat_template(plain(prompt), tokenize=False, add_generation_prompt=True)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 

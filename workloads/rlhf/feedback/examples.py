@@ -1,7 +1,7 @@
 """What a reward model learns from: scored responses, and pairs of which one is better."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -65,16 +65,16 @@ def to_example(row: Mapping[str, Any], scale: Scale, where: str) -> Example:
     if is_pair and row.get("score") is not None:
         raise ValueError("holds a score and a pair: make two rows of it")
     if is_pair:
-        chosen, rejected = _response(row, "chosen"), _response(row, "rejected")
+        chosen, rejected = response_of(row, "chosen"), response_of(row, "rejected")
         if chosen == rejected:
             raise ValueError("chosen and rejected are the same")
         return Preference(prompt=prompt, chosen=chosen, rejected=rejected, where=where)
-    response = _response(row, "response")
+    response = response_of(row, "response")
     raw = _present(row, "score")
     return Scored(prompt=prompt, response=response, score=scale.to_score(raw), raw=raw, where=where)
 
 
-def summary(examples: "tuple[Example, ...]") -> dict[str, int]:
+def summary(examples: Sequence[Example]) -> dict[str, int]:
     """How many of each kind."""
     kinds = Counter(type(example).__name__ for example in examples)
     return {"scored": kinds["Scored"], "pairs": kinds["Preference"]}
@@ -86,8 +86,8 @@ def _present(row: Mapping[str, Any], name: str) -> Any:
     return row[name]
 
 
-def _response(row: Mapping[str, Any], name: str) -> str:
-    """Text, or a conversation of one message."""
+def response_of(row: Mapping[str, Any], name: str) -> str:
+    """A response as text, also where it is a conversation of one message; raises ValueError."""
     value = _present(row, name)
     if isinstance(value, str):
         return value

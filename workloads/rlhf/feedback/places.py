@@ -1,9 +1,9 @@
 """Rows of feedback from where they lie, each with the words that name it.
 
-    FILE.jsonl, .json, .ndjson     an object per line
-    FILE.parquet                   columns
-    FOLDER                         a Hugging Face dataset as `save_to_disk` writes it
-    sqlite:///…, postgresql://…    the ratings of a registry
+FILE.jsonl, .json, .ndjson     an object per line
+FILE.parquet                   columns
+FOLDER                         a Hugging Face dataset as `save_to_disk` writes it
+sqlite:///…, postgresql://…    the ratings of a registry
 """
 
 import json
@@ -36,9 +36,14 @@ def rows_of(place: str, part: str | None = None) -> Iterator[Row]:
         raise ConfigurationError(f"feedback={place}: no such file or folder")
     if path.is_dir():
         return _dataset(path, part)
-    readers: dict[str, Callable[[Path], Iterator[Row]]] = {".parquet": _parquet, **dict.fromkeys(LINES, _lines)}
+    readers: dict[str, Callable[[Path], Iterator[Row]]] = {
+        ".parquet": _parquet,
+        **dict.fromkeys(LINES, _lines),
+    }
     if path.suffix not in readers:
-        raise ConfigurationError(f"feedback={place}: use {', '.join(LINES)}, .parquet, a dataset's folder, or a registry's URL")
+        raise ConfigurationError(
+            f"feedback={place}: use {', '.join(LINES)}, .parquet, a dataset's folder, or a registry's URL"
+        )
     if part is not None:
         raise ConfigurationError(f"--part {part!r}: {place} has no parts")
     return readers[path.suffix](path)
@@ -85,7 +90,9 @@ def _dataset(path: Path, part: str | None) -> Iterator[Row]:
     if isinstance(loaded, datasets.DatasetDict):
         name = part or "train"
         if name not in loaded:
-            raise ConfigurationError(f"feedback={path}: no split {name!r}; --part takes one of {', '.join(loaded)}")
+            raise ConfigurationError(
+                f"feedback={path}: no split {name!r}; --part takes one of {', '.join(loaded)}"
+            )
         loaded = loaded[name]
     elif part is not None:
         raise ConfigurationError(f"--part {part!r}: {path} has no splits")

@@ -1,10 +1,10 @@
 """Scores of a source's own scale, mapped to [−1, 1].
 
-    thumbs      true, 1, "up" → 1;  false, −1, "down" → −1
-    stars       1 … 5        → (x − 3) / 2
-    percent     0 … 100      → (x − 50) / 50
-    LOW:HIGH    low … high   → 2 (x − low) / (high − low) − 1
-    none        any finite number, as it is
+thumbs      true, 1, "up" → 1;  false, −1, "down" → −1
+stars       1 … 5        → (x − 3) / 2
+percent     0 … 100      → (x − 50) / 50
+LOW:HIGH    low … high   → 2 (x − low) / (high − low) − 1
+none        any finite number, as it is
 """
 
 import math
@@ -60,7 +60,9 @@ def _thumb(value: Any) -> float:
     if isinstance(value, int | float) and value in (1, -1):
         return float(value)
     # A 0 is a thumb down to some and no opinion to others.
-    raise ValueError(f"score={value!r} is no thumb: use true, false, 1, -1, up or down (for 0 and 1 scale 0:1)")
+    raise ValueError(
+        f"score={value!r} is no thumb: use true, false, 1, -1, up or down (for 0 and 1 scale 0:1)"
+    )
 
 
 def _number(value: Any) -> float:

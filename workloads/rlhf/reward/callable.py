@@ -46,7 +46,9 @@ def _listed(values: Any, whose: str) -> list[Any]:
     if hasattr(values, "tolist"):
         values = values.tolist()
     if not isinstance(values, list | tuple):
-        raise BadReward(f"{whose}: returned {type(values).__name__}: return a list with a reward for each response")
+        raise BadReward(
+            f"{whose}: returned {type(values).__name__}: return a list with a reward for each response"
+        )
     return list(values)
 
 

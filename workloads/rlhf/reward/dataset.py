@@ -1,6 +1,6 @@
 """Examples as token ids, and batches of them.
 
-    scored rows …, chosen rows …, rejected rows …      one forward pass for all rows of a batch
+scored rows …, chosen rows …, rejected rows …      one forward pass for all rows of a batch
 """
 
 from collections.abc import Sequence

@@ -40,7 +40,7 @@ class HttpRewards:
     ) -> None:
         """Raises ConfigurationError for what is no http:// or https:// URL."""
         parsed = _parse(url)
-        self._url, self._shown = parsed, f"{parsed.scheme}://{parsed.host}{parsed.path}"
+        self._url, self._shown = parsed, f"{parsed.scheme}://{_place(parsed)}"
         self._deadline_s = deadline_s
         self._closed = threading.Event()
         self._client = httpx2.Client(timeout=attempt_s or deadline_s / 2, headers=dict(headers or {}))
@@ -95,6 +95,12 @@ def _parse(url: str) -> httpx2.URL:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigurationError(f"reward={url!r}: write http://HOST/PATH or https://HOST/PATH")
     return parsed
+
+
+def _place(url: httpx2.URL) -> str:
+    """What messages show of it: no name, no password, no query."""
+    port = "" if url.port is None else f":{url.port}"
+    return f"{url.host}{port}{url.path}"
 
 
 def _read(reply: httpx2.Response, whose: str) -> bytes:

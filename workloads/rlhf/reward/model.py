@@ -55,7 +55,9 @@ def build(base: str, settings: RewardTraining, pad_id: int) -> Network:
         return network
     heads = [name for name in HEADS if hasattr(network, name)]
     if not heads:
-        raise ConfigurationError(f"model={base}: {type(network).__name__} has none of the heads {', '.join(HEADS)}")
+        raise ConfigurationError(
+            f"model={base}: {type(network).__name__} has none of the heads {', '.join(HEADS)}"
+        )
     return get_peft_model(
         network,
         LoraConfig(
@@ -76,7 +78,9 @@ def _classifier(base: str, **said: Any) -> Network:
             place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **said
         )
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"model={base}: cannot be read as a model for classification: {error}") from error
+        raise ConfigurationError(
+            f"model={base}: cannot be read as a model for classification: {error}"
+        ) from error
 
 
 def max_tokens_of(network: Network, wanted: int) -> int:
@@ -85,7 +89,9 @@ def max_tokens_of(network: Network, wanted: int) -> int:
     return wanted if not known else min(wanted, known)
 
 
-def score_rows(network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS) -> list[float]:
+def score_rows(
+    network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS
+) -> list[float]:
     """Scores of rows of token ids in their order, in batches of rows of similar length. Leaves the mode as it is."""
     training = network.training
     network.eval()
@@ -94,8 +100,12 @@ def score_rows(network: Network, rows: Sequence[Sequence[int]], batch_tokens: in
     try:
         with torch.inference_mode():
             for batch in _batches(by_length, rows, batch_tokens):
-                ids, mask = pad([rows[index] for index in batch], network.config.get_text_config().pad_token_id)
-                logits = network(input_ids=ids.to(network.device), attention_mask=mask.to(network.device)).logits
+                ids, mask = pad(
+                    [rows[index] for index in batch], network.config.get_text_config().pad_token_id
+                )
+                logits = network(
+                    input_ids=ids.to(network.device), attention_mask=mask.to(network.device)
+                ).logits
                 for index, score in zip(batch, logits[:, 0].float().cpu().tolist(), strict=True):
                     scores[index] = score
     finally:
@@ -178,7 +188,9 @@ class RewardModel:
             raise BadSample(str(error)) from error
         highest = max(ids)
         if highest >= self.vocabulary or min(ids) < 0:
-            raise BadSample(f"token id {highest} of a vocabulary of {self.vocabulary}: use this model's tokenizer")
+            raise BadSample(
+                f"token id {highest} of a vocabulary of {self.vocabulary}: use this model's tokenizer"
+            )
         return ids
 
     def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
@@ -212,7 +224,9 @@ def _load_network(folder: Path, base: str | None) -> Network:
     try:
         network = _classifier(place, config=config)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{folder}: the base model of its adapter: {error}; say where it is with --base") from error
+        raise ConfigurationError(
+            f"{folder}: the base model of its adapter: {error}; say where it is with --base"
+        ) from error
     return PeftModel.from_pretrained(network, folder)
 
 
@@ -228,7 +242,9 @@ def _read_card(folder: Path) -> Card:
             trained=text["trained"],
         )
     except FileNotFoundError as error:
-        raise ConfigurationError(f"{folder}: holds no {CARD}: name a folder that `penstock reward train` wrote") from error
+        raise ConfigurationError(
+            f"{folder}: holds no {CARD}: name a folder that `penstock reward train` wrote"
+        ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{folder / CARD}: cannot be read: {error}") from error
 
@@ -241,4 +257,3 @@ def _check(folder: Path, network: Network, card: Card) -> None:
                 f"{folder}: gives {score:.4f} where it gave {expected:.4f} when it was trained: is its base model "
                 f"({card.base}) another one now? Say where the right one is with --base"
             )
-

@@ -93,5 +93,7 @@ def _reward(value: Any, index: int, whose: str) -> float | None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value):
-        raise BadReward(f"{whose}: reward {index} is {value!r}: give a finite number, or none where there is no reward")
+        raise BadReward(
+            f"{whose}: reward {index} is {value!r}: give a finite number, or none where there is no reward"
+        )
     return float(value)

@@ -31,7 +31,6 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer_utils import get_last_checkpoint
-from transformers.utils import logging as transformers_logging
 
 from penstock.runtime.settings import ConfigurationError
 from workloads.rlhf.feedback.examples import BadRows, summary
@@ -83,7 +82,6 @@ def train(order: Order, stop: threading.Event) -> dict[str, Any] | None:
     Raises ConfigurationError for feedback, a model or a folder that cannot be used.
     """
     began = time.monotonic()
-    transformers_logging.set_verbosity_error()
     checkpoint = _prepare(order)
     tokenizer = load_tokenizer(order.base)
     network = reward_model.build(order.base, order.settings, tokenizer.pad_token_id)
@@ -204,7 +202,7 @@ def _arguments(order: Order, *, validates: bool) -> TrainingArguments:
         max_grad_norm=settings.max_gradient_norm,
         bf16=on_gpu and torch.cuda.is_bf16_supported(),
         use_cpu=not on_gpu,
-        gradient_checkpointing=settings.gradient_checkpointing,
+        activation_checkpointing=settings.gradient_checkpointing,
         eval_strategy="epoch" if validates else "no",
         save_strategy="epoch",
         save_total_limit=2,
@@ -250,11 +248,17 @@ def _prepare(order: Order) -> str | None:
     folder = order.out / CHECKPOINTS
     last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
     if (order.out / CARD).exists():
-        raise ConfigurationError(f"--out {order.out}: holds a trained reward model already: choose another folder")
+        raise ConfigurationError(
+            f"--out {order.out}: holds a trained reward model already: choose another folder"
+        )
     if last is not None and not order.resume:
-        raise ConfigurationError(f"--out {order.out}: holds an interrupted training: go on with --resume, or choose another folder")
+        raise ConfigurationError(
+            f"--out {order.out}: holds an interrupted training: go on with --resume, or choose another folder"
+        )
     if last is None and order.resume:
-        raise ConfigurationError(f"--resume: {order.out} holds no checkpoint; one is written after each epoch and on Ctrl-C")
+        raise ConfigurationError(
+            f"--resume: {order.out} holds no checkpoint; one is written after each epoch and on Ctrl-C"
+        )
     return last
 
 
@@ -271,9 +275,11 @@ def _same_plan(order: Order, data: Data) -> None:
     file = order.out / PLAN
     if order.resume:
         was = json.loads(file.read_text())
-        for name in plan:
-            if plan[name] != was.get(name):
-                raise ConfigurationError(f"--resume: {name}={plan[name]!r}, and it was begun with {was.get(name)!r}")
+        for name, value in plan.items():
+            if value != was.get(name):
+                raise ConfigurationError(
+                    f"--resume: {name}={value!r}, and it was begun with {was.get(name)!r}"
+                )
         return
     order.out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(plan, indent=1) + "\n")
@@ -284,14 +290,19 @@ def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder)
     if data.validation:
         trainer.evaluate()  # of the best weights, which are loaded now
     state = trainer.state
-    examples = {side: [item.example for item in items] for side, items in (("train", data.train), ("validation", data.validation))}
+    examples = {
+        side: [item.example for item in items]
+        for side, items in (("train", data.train), ("validation", data.validation))
+    }
     mean, std = _reference(order, trainer, data, encoder)
     return {
         "model": order.base,
         "scale": order.source.scale.name,
         "feedback": {
-            "place": order.source.place.partition("://")[0] + "://…" if "://" in order.source.place else order.source.place,
-            **{side: summary(tuple(found)) for side, found in examples.items()},
+            "place": order.source.place.partition("://")[0] + "://…"
+            if "://" in order.source.place
+            else order.source.place,
+            **{side: summary(found) for side, found in examples.items()},
             "bad_rows": data.bad.count,
             "bad_rows_shown": data.bad.lines(),
             "prompts_cut": data.cut,
@@ -325,7 +336,12 @@ def _reference(order: Order, trainer: RewardTrainer, data: Data, encoder: Encode
 
 
 def _save(
-    order: Order, network: Network, tokenizer: Tokenizer, encoder: Encoder, data: Data, results: dict[str, Any]
+    order: Order,
+    network: Network,
+    tokenizer: Tokenizer,
+    encoder: Encoder,
+    data: Data,
+    results: dict[str, Any],
 ) -> dict[str, Any]:
     """Write model and results; the checkpoints, which hold the optimiser too, are then worth nothing."""
     rows = [item.rows[0] for item in data.train[:CHECKED]]
@@ -344,4 +360,3 @@ def _save(
     (order.out / RESULTS).write_text(json.dumps(results, indent=1, default=str) + "\n")
     shutil.rmtree(order.out / CHECKPOINTS, ignore_errors=True)
     return results
-
