@@ -13,6 +13,7 @@ import typer
 from launch.ending import finish
 from launch.options import AsJson, Assignments, ConfigFile, Insecure, Runs, assigned
 from launch.policy_commands import policy_commands
+from launch.reward_commands import reward_commands
 from launch.service_commands import actor, broker, learner, redis, serve
 
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin.
@@ -113,6 +114,7 @@ for command in (redis, broker, actor, learner, serve):
     app.command()(command)
 
 app.add_typer(policy_commands, name="policy")
+app.add_typer(reward_commands, name="reward")
 
 
 @app.command()

@@ -24,8 +24,8 @@ from prometheus_client.registry import Collector
 
 from penstock.wire.refusal import Reason
 
-_ALL: Final = tuple(CollectorRegistry() for _ in range(9))
-_ACTING, _UNROLLING, _EXCHANGE, _LOG, _SERVING, _LOOPING, _ANSWERING, _LEARNING, _LAUNCHING = _ALL
+_ALL: Final = tuple(CollectorRegistry() for _ in range(10))
+_ACTING, _UNROLLING, _EXCHANGE, _LOG, _SERVING, _LOOPING, _ANSWERING, _LEARNING, _LAUNCHING, _SCORING = _ALL
 _GROUPS: Final = {
     "actor": (_ACTING, _UNROLLING, _EXCHANGE),
     "evaluator": (_ACTING, _EXCHANGE),
@@ -33,6 +33,7 @@ _GROUPS: Final = {
     "server": (_ACTING, _UNROLLING, _EXCHANGE, _LOOPING, _ANSWERING),
     "learner": (_LOG, _LEARNING),
     "launcher": (_LAUNCHING,),
+    "reward": (_EXCHANGE, _LOOPING, _SCORING),
     "redis": (),
 }
 
@@ -331,3 +332,14 @@ LEASE_EPOCH = _learning.gauge("lease_epoch", "Epoch of this learner's lease")
 # Launcher
 _launching = _Declare(_LAUNCHING)
 RESTARTS = _launching.counter("restarts", "Services started again after they died", "role")
+
+# Reward service
+_scoring = _Declare(_SCORING)
+REWARDS = _scoring.counter("rewards", "Responses that were scored")
+REWARD_VALUE = _scoring.summary("reward_value", "Scores, as the reward model gives them")
+REWARD_BATCH_ROWS = _scoring.histogram(
+    "reward_batch_rows", "Responses that were scored together", (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
+)
+REWARD_PASS_SECONDS = _scoring.histogram(
+    "reward_pass_seconds", "How long it took to score such a batch", _LATENCY
+)
