@@ -1,20 +1,22 @@
 """What the feed hands to the loop: a stretch of the log in which every entry is decided."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from learner.batch import Batch
 from learner.ledger import Drop, Origin
+from learner.upload import in_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """Entries up to `last`, all of them decided.
 
-    trained: numbers in `batch`, in its order. dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment. batch: None when
+    trained: numbers in `batch`, in its order; of several ranks this one's batch is a part of it. dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment. batch: None when
     everything was dropped. round: of lock-step. size: payload bytes of all entries.
     created_us: oldest creation time, 0 without a fragment. assemble_s: time it took.
     origins: number → who sent it, of trained and dropped. traces: of the fragments that are traced, for links.
+    arrive: see `learner.upload.Staged`.
     """
 
     last: int
@@ -30,3 +32,4 @@ class Delivery:
     assemble_s: float
     origins: Mapping[int, Origin]
     traces: tuple[str, ...] = ()
+    arrive: Callable[[], None] = in_place

@@ -176,7 +176,10 @@ class Loop:
         if delivery.batch is None:
             return None
         failpoint("update.before", delivery.last)
-        update = self._parts.algorithm.update(delivery.batch, progress=self._progress())
+        progress = self._progress()
+        self._parts.ranks.turn(progress)
+        update = self._parts.algorithm.update(delivery.batch, progress=progress)
+        self._parts.ranks.agree(self._parts.algorithm, update)
         failpoint("update.after", delivery.last)
         if update.applied:
             self._nan_in_a_row = 0

@@ -11,6 +11,8 @@ import torch
 
 from broker.state import Pacing
 from learner.algorithm import Algorithm
+from learner.algorithms.group import Group, Solo
+from learner.algorithms.hardware import Hardware
 from learner.algorithms.ppo import PPO
 from learner.keeper import Room
 from learner.probe import Quarantine, Replica, make_probe
@@ -25,6 +27,8 @@ from penstock.wire.spaces import Space
 from penstock.wire.specification import Probe, RunSpecification
 
 ALGORITHMS: Final = {"ppo": PPO}
+ON_SEVERAL_RANKS: Final = frozenset({"ppo"})
+"""Those that divide an update through `Hardware.group`."""
 _WEIGHT_GENERATIONS: Final = 3
 _PINS: Final = 2 + MAX_PINNED + 1
 """Evaluated ones; those that the registry keeps, and a copy that takes the place of one of them."""
@@ -46,14 +50,26 @@ class Model:
     target: float | None
 
 
-def make_model(settings: Settings) -> Model:
-    """Raises ConfigurationError for settings that do not fit together."""
+def make_model(settings: Settings, group: Group | None = None, device: torch.device | None = None) -> Model:
+    """Raises ConfigurationError for settings that do not fit together.
+
+    group: the ranks that learn it together; None: this process alone. device: None: as the settings say.
+    """
+    group = group or Solo()
+    if group.size > 1 and settings.algorithm.name not in ON_SEVERAL_RANKS:
+        raise ConfigurationError(
+            f"algorithm.name={settings.algorithm.name!r}: runs on one rank only, and there are {group.size}; "
+            f"use {' or '.join(sorted(ON_SEVERAL_RANKS))}, or learner.ranks=1"
+        )
     workload = find(settings.workload)
     observation, action = load(workload.spaces)(settings.environment)
     policies = [_build(workload, settings, observation, action) for _ in range(2)]
-    device = _device(settings)
+    device = device or device_of(settings)
     algorithm: Algorithm = ALGORITHMS[settings.algorithm.name](
-        policies[0].to(device), settings.algorithm, seed=settings.seed
+        policies[0].to(device),
+        settings.algorithm,
+        seed=settings.seed,
+        hardware=_hardware(settings, group),
     )
     probe = make_probe(observation, policies[1], settings.seed)
     target = _target(settings, workload)
@@ -96,13 +112,29 @@ def _build(workload: Workload, settings: Settings, observation: Space, action: S
     return policy
 
 
-def _device(settings: Settings) -> torch.device:
+def _hardware(settings: Settings, group: Group) -> Hardware:
+    section = settings.learner
+    return Hardware(group=group, bfloat16=section.precision == "bfloat16", compiled=section.compile)
+
+
+def device_of(settings: Settings, index: int = 0) -> torch.device:
+    """Where a process learns. index: which of this machine's ranks it is; each has a GPU of its own.
+
+    Raises ConfigurationError when there is no such GPU.
+    """
     name = settings.learner.device
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("learner.device='cuda': torch sees no CUDA device; use 'auto' or 'cpu'")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    if name == "cpu":
+        return torch.device(name)
+    if index >= torch.cuda.device_count():
+        raise ConfigurationError(
+            f"learner.device={settings.learner.device!r}: rank {index} of this machine has no GPU of its own, "
+            f"torch sees {torch.cuda.device_count()}; start as many ranks as there are, or say device=cpu"
+        )
+    return torch.device(name, index)
 
 
 def _target(settings: Settings, workload: Workload) -> float | None:

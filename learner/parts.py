@@ -15,6 +15,7 @@ from learner.keeper import Keeper
 from learner.lease import LeaseKeeper
 from learner.ledger import Ledger
 from learner.publisher import Publisher
+from learner.ranks.leading import Ranks
 from learner.recorder import Recorder
 from learner.training_clock import TrainingClock
 from penstock.runtime.health import Health
@@ -41,6 +42,7 @@ class Parts:
 
     algorithm: Algorithm
     feed: Feed
+    ranks: Ranks
     publisher: Publisher
     lease: LeaseKeeper
     ledger: Ledger

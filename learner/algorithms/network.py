@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from learner.algorithms.hardware import Hardware
 from learner.algorithms.optimiser import FlatAdam
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Outputs, Policy
@@ -37,15 +38,30 @@ class Network(Protocol):
 
 
 class AutogradNetwork:
-    """All of it by autograd."""
+    """All of it by autograd, where asked for in mixed precision and compiled.
 
-    def __init__(self, policy: Policy, optimiser: FlatAdam) -> None:
+    In mixed precision (autocast) matrix products and convolutions are in bfloat16; weights, what comes out
+    here and gradients keep their dtype.
+    """
+
+    def __init__(self, policy: Policy, optimiser: FlatAdam, hardware: Hardware | None = None) -> None:
+        hardware = hardware or Hardware()
         self._policy = policy
         self._optimiser = optimiser
+        self._device = optimiser.parameters.device.type
+        self._bfloat16 = hardware.bfloat16
+        self._forward = torch.compile(self._plain) if hardware.compiled else self._plain
 
     def outputs(self, inputs: Inputs) -> Outputs:
         """`Policy.outputs`."""
-        return self._policy.outputs(inputs)
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._bfloat16):
+            parameters, value = self._forward(inputs.vector, inputs.images)
+        return Outputs(parameters.to(self._policy.dtype), value.to(self._policy.dtype))
+
+    def _plain(self, vector: Tensor, images: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Tensors in and out, as the compiler wants them."""
+        outputs = self._policy.outputs(Inputs(vector, images))
+        return outputs.parameters, outputs.value
 
     def gradient(self, built: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
         """See `Network`."""
@@ -120,7 +136,7 @@ class Chain:
             else:
                 self._layers.append(layer)
         self._rows: list[Tensor] = []
-        self._capacity = 0
+        self._capacity = -1  # of several ranks one may have no rows
         self._whole: list[tuple[Tensor, Tensor]] = []
         self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._buffers: list[tuple[Tensor, Tensor]] = []
@@ -176,11 +192,13 @@ class Chain:
         self._buffers = self._views[count]
 
 
-def network_of(policy: Policy, optimiser: FlatAdam) -> Network:
-    """The fastest that can handle the policy where it lies."""
+def network_of(policy: Policy, optimiser: FlatAdam, hardware: Hardware | None = None) -> Network:
+    """The fastest that can handle the policy where it lies, in the way that was asked for."""
+    hardware = hardware or Hardware()
     bodies = [body for body in (policy.actor_body, policy.critic_body) if body is not None]
     layers = [layer for body in bodies for layer in body.layers]
     dense = all(isinstance(layer, nn.Linear | nn.Tanh | nn.ReLU) for layer in layers)
-    if dense and not policy.reader.images and optimiser.parameters.device.type == "cpu":
+    asked_for = hardware.bfloat16 or hardware.compiled
+    if dense and not asked_for and not policy.reader.images and optimiser.parameters.device.type == "cpu":
         return DenseNetwork(policy, optimiser)
-    return AutogradNetwork(policy, optimiser)
+    return AutogradNetwork(policy, optimiser, hardware)

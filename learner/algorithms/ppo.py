@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from learner.algorithm import AlgorithmState, Charged, Update
+from learner.algorithms.group import Deal, Share
+from learner.algorithms.hardware import Hardware
 from learner.algorithms.loss import (
     clip_fraction,
     divergence,
@@ -28,7 +30,7 @@ from learner.algorithms.optimiser import FlatAdam
 from learner.algorithms.preparation import Prepared, Rows, prepare
 from learner.algorithms.reward_scale import RewardScale, Scaled
 from learner.algorithms.schedule import factor, warmup
-from learner.batch import Batch
+from learner.batch import Batch, send
 from penstock.policy.policy import Policy
 from penstock.runtime.settings import AlgorithmSection
 from penstock.wire.schema import TensorRule
@@ -54,32 +56,41 @@ METRICS = (
 `explained_variance` of the batch's start, losses and `gradient_norm` means over gradient steps."""
 
 _KL_TOLERANCE = 1.5
+_SUMMED = ("policy_loss", "value_loss", "entropy", "checksum")
 
 
 @dataclass(slots=True)
 class _Trace:
-    """What the gradient steps leave behind, on the device. `rows`: of the last epoch, as permuted."""
+    """What the gradient steps leave behind, on the device. `rows`, `deal`: of the last epoch, as permuted.
+
+    Losses are this rank's shares of the means over all ranks.
+    """
 
     policy_losses: list[Tensor] = field(default_factory=list)
     value_losses: list[Tensor] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
     log_prob: list[Tensor] = field(default_factory=list)
     rows: Rows | None = None
+    deal: Deal | None = None
     epochs: int = 0
 
 
 class PPO:
     """An `Algorithm`. Owns the policy's weights from now on: do not convert or move the policy."""
 
-    def __init__(self, policy: Policy, section: AlgorithmSection, *, seed: int) -> None:
+    def __init__(
+        self, policy: Policy, section: AlgorithmSection, *, seed: int, hardware: Hardware | None = None
+    ) -> None:
+        hardware = hardware or Hardware()
         self.policy = policy
         self.section = section
         self.lock_step = section.staleness == 0
         self.hard_staleness: int | None = section.stale_after or 4 * (section.staleness + 1)
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
-        self._network = network_of(policy, self._optimiser)
+        self._network = network_of(policy, self._optimiser, hardware)
+        self._group = hardware.group
         self._permutations = torch.Generator().manual_seed(seed)
-        self._reward_scale = RewardScale(section.discount) if section.scale_rewards else None
+        self._reward_scale = RewardScale(section.discount, self._group) if section.scale_rewards else None
         self._updates = 0
 
     @property
@@ -124,16 +135,16 @@ class PPO:
 
     def update(self, batch: Batch, *, progress: float) -> Update:
         """Consume one batch with all its epochs."""
-        if not bool(batch.valid.any()):
+        share = self._group.share(batch.valid)
+        if not share.total:
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
         rate, clip = self._rate(progress), self._clip(progress)
         with torch.no_grad():
             scaled = self._reward_scale.scale(batch) if self._reward_scale is not None else None
-            prepared = prepare(
-                self.policy, self._network, self.section, batch, scaled.rewards if scaled else batch.reward
-            )
+            rewards = scaled.rewards if scaled else batch.reward
+            prepared = prepare(self.policy, self._network, self.section, batch, rewards, self._group, share)
         backup = self._optimiser.backup()
-        trace = self._train(prepared.rows, rate, clip)
+        trace = self._train(prepared.rows, share, rate, clip)
         with torch.no_grad():
             finite, metrics = self._measure(prepared, trace, clip)
         if finite:
@@ -144,7 +155,7 @@ class PPO:
         return Update(
             applied=finite,
             reason="" if finite else "nan",
-            steps=len(prepared.rows),
+            steps=share.total,
             gradient_steps=len(trace.norms),
             metrics=metrics if finite else {},
         )
@@ -156,71 +167,78 @@ class PPO:
     def _clip(self, progress: float) -> float:
         return self.section.clip_range * factor(self.section.clip_schedule, progress)
 
-    def _train(self, rows: Rows, rate: float, clip: float) -> _Trace:
+    def _train(self, rows: Rows, share: Share, rate: float, clip: float) -> _Trace:
         trace = _Trace()
         for _ in range(self.section.epochs):
-            order = torch.randperm(len(rows), generator=self._permutations).to(rows.columns.device)
-            trace.rows = rows.select(order)
+            order = torch.randperm(share.total, generator=self._permutations)
+            trace.deal = deal = share.deal(order, self.section.minibatches)
+            trace.rows = rows.select(send(deal.index, rows.columns.device))
+            parts = trace.rows.cut(own for own, _ in deal.sizes)
             trace.log_prob = [
-                self._gradient_step(part, rate, clip, trace)
-                for part in trace.rows.cut(self.section.minibatches)
+                self._gradient_step(part, total, rate, clip, trace)
+                for part, (_, total) in zip(parts, deal.sizes, strict=True)
             ]
             trace.epochs += 1
-            if self._moved_far(trace.rows, trace.log_prob):
+            if self._moved_far(trace.rows, trace.log_prob, deal):
                 break
         return trace
 
-    def _gradient_step(self, rows: Rows, rate: float, clip: float, trace: _Trace) -> Tensor:
-        """One minibatch; returns its log-probabilities [m] from before the step."""
+    def _gradient_step(self, rows: Rows, total: int, rate: float, clip: float, trace: _Trace) -> Tensor:
+        """One minibatch of `total` rows on all ranks; returns log-probabilities [m] of these from before."""
         section = self.section
         outputs = self._network.outputs(rows.inputs)
         log_prob = self.policy.joint_log_prob(outputs.parameters, rows.action)
         before = log_prob.detach()
-        surrogate = policy_loss(before, rows.anchor, rows.weighted_advantage, clip)
-        error = value_loss(outputs.value.detach(), rows.target, rows.old_value, section.value_clip)
+        surrogate = policy_loss(before, rows.anchor, rows.weighted_advantage, clip, total)
+        error = value_loss(outputs.value.detach(), rows.target, rows.old_value, section.value_clip, total)
         built = [log_prob, outputs.value]
         slopes = [surrogate.slope, error.slope.mul_(section.value_coefficient)]
         if section.entropy_coefficient:
             entropy = self.policy.joint_entropy(outputs.parameters)
             built.append(entropy)
-            slopes.append(torch.full_like(entropy, -section.entropy_coefficient / len(entropy)))
-        gradient = self._network.gradient(built, slopes)
+            slopes.append(torch.full_like(entropy, -section.entropy_coefficient / total))
+        gradient = self._group.sum_(self._network.gradient(built, slopes))
         trace.norms.append(self._optimiser.step(gradient, rate, section.max_gradient_norm))
         trace.policy_losses.append(surrogate.loss)
         trace.value_losses.append(error.loss)
         return before
 
-    def _moved_far(self, rows: Rows, log_prob: list[Tensor]) -> bool:
+    def _moved_far(self, rows: Rows, log_prob: list[Tensor], deal: Deal) -> bool:
         """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""
         target = self.section.target_kl
-        return target is not None and bool(
-            divergence(rows.proximal, torch.cat(log_prob)) > _KL_TOLERANCE * target
-        )
+        if target is None:
+            return False
+        proximal, now = deal.gather(torch.stack([rows.proximal, torch.cat(log_prob)]))
+        return bool(divergence(proximal, now) > _KL_TOLERANCE * target)
 
     def _measure(self, prepared: Prepared, trace: _Trace, clip: float) -> tuple[bool, dict[str, float]]:
-        """The one read of the device: is everything finite, and the metrics."""
-        rows = trace.rows
+        """The one read of the device: is everything finite, on every rank, and the metrics."""
+        rows, deal = trace.rows, trace.deal
         assert rows is not None, "an update has at least one epoch"
-        log_prob = torch.cat(trace.log_prob)
-        tensors = {
-            "policy_loss": torch.stack(trace.policy_losses).mean(),
-            "value_loss": torch.stack(trace.value_losses).mean(),
+        assert deal is not None, "an update has at least one epoch"
+        log_prob = deal.gather(torch.cat(trace.log_prob))
+        anchor, _, target, old_value, behaviour, proximal = deal.gather(rows.columns)
+        tensors = dict(zip(_SUMMED, self._group.sum_(self._summed(prepared, trace)), strict=True))
+        tensors |= {
             "gradient_norm": torch.stack(trace.norms).mean(),
-            "entropy": prepared.entropy,
-            "kl_behaviour": divergence(rows.behaviour, log_prob),
-            "kl_proximal": divergence(rows.proximal, log_prob),
-            "clip_fraction": clip_fraction(log_prob, rows.anchor, clip),
-            "effective_sample_size": effective_sample_size(rows.behaviour, log_prob),
-            "max_ratio": (log_prob - rows.behaviour).max().exp(),
-            "explained_variance": explained_variance(rows.old_value, rows.target),
-            "mean_value": rows.old_value.mean(),
-            "checksum": self._optimiser.checksum(),
+            "kl_behaviour": divergence(behaviour, log_prob),
+            "kl_proximal": divergence(proximal, log_prob),
+            "clip_fraction": clip_fraction(log_prob, anchor, clip),
+            "effective_sample_size": effective_sample_size(behaviour, log_prob),
+            "max_ratio": (log_prob - behaviour).max().exp(),
+            "explained_variance": explained_variance(old_value, target),
+            "mean_value": old_value.mean(),
         }
         if prepared.observed is not None:
             tensors["observed"] = prepared.observed.checksum().to(log_prob.dtype)
         numbers = dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))
         finite = all(math.isfinite(number) for number in numbers.values())
         return finite, {name: numbers[name] for name in METRICS if name in numbers}
+
+    def _summed(self, prepared: Prepared, trace: _Trace) -> Tensor:
+        """What is added up over the ranks, in the order of `_SUMMED`: one that is not finite anywhere is so everywhere."""
+        losses = [torch.stack(trace.policy_losses).mean(), torch.stack(trace.value_losses).mean()]
+        return torch.stack([*losses, prepared.entropy, self._optimiser.checksum()])
 
     def _commit(self, prepared: Prepared, scaled: Scaled | None) -> None:
         if prepared.observed is not None and self.policy.normaliser is not None:

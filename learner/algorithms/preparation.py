@@ -4,14 +4,15 @@ Everything that later minibatches need lies in `Rows`: the valid steps, flat, in
 epochs permute. Called without gradients.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from learner.algorithms.advantage import Advantages, carries, gae, next_values, vtrace
+from learner.algorithms.group import Group, Share
 from learner.algorithms.loss import Surrogate, coupled, decoupled, standardise
 from learner.algorithms.network import Network
 from learner.batch import Batch
@@ -68,18 +69,16 @@ class Rows:
         action = {path: values.index_select(0, index) for path, values in self.action.items()}
         return Rows(self.inputs.select(index), action, self.columns.index_select(1, index))
 
-    def cut(self, pieces: int) -> Iterator["Rows"]:
-        """As many nearly equal parts, in order, as views; fewer when there are fewer rows."""
-        pieces = min(pieces, len(self))
-        edges = [len(self) * i // pieces for i in range(pieces + 1)]
-        for start, end in pairwise(edges):
+    def cut(self, sizes: Iterable[int]) -> Iterator["Rows"]:
+        """Parts of these sizes, in order, as views."""
+        for start, end in pairwise(accumulate(sizes, initial=0)):
             action = {path: values[start:end] for path, values in self.action.items()}
             yield Rows(self.inputs.narrow(start, end - start), action, self.columns[:, start:end])
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """rows: of the batch.   entropy: scalar, mean of π_prox.   observed: for the normaliser, if any."""
+    """rows: of this rank.   entropy: scalar, their share of the mean of π_prox.   observed: for the normaliser, if any."""
 
     rows: Rows
     entropy: Tensor
@@ -87,9 +86,18 @@ class Prepared:
 
 
 def prepare(
-    policy: Policy, network: Network, section: AlgorithmSection, batch: Batch, rewards: Tensor
+    policy: Policy,
+    network: Network,
+    section: AlgorithmSection,
+    batch: Batch,
+    rewards: Tensor,
+    group: Group,
+    share: Share,
 ) -> Prepared:
-    """Prepare a batch with at least one valid step. rewards: [T, B], scaled where that is asked for."""
+    """Prepare a rank's share of a batch with at least one valid step.
+
+    rewards: [T, B], scaled where that is asked for. share: of `batch.valid`, by `group`.
+    """
     steps, columns = batch.valid.shape
     count = steps * columns
     inputs = policy.read(batch.observation)
@@ -110,9 +118,10 @@ def prepare(
         inputs, flat, entropy = inputs.select(index), flat[:, index], entropy[index]
         action = {path: rows[index] for path, rows in action.items()}
     return Prepared(
-        rows=Rows(inputs, action, _columns(section, *flat.unbind(0))),
-        entropy=entropy.mean(),
-        observed=_observed(policy, batch),
+        # Advantages are standardised over the rows of all ranks.
+        rows=Rows(inputs, action, share.own(_columns(section, *share.gather(flat).unbind(0)))),
+        entropy=entropy.sum().div_(share.total),
+        observed=_observed(policy, batch, group),
     )
 
 
@@ -158,8 +167,8 @@ def _columns(
     return torch.stack([surrogate.anchor, surrogate.weighted_advantage, target, value, behaviour, proximal])
 
 
-def _observed(policy: Policy, batch: Batch) -> Moments | None:
+def _observed(policy: Policy, batch: Batch, group: Group) -> Moments | None:
     if policy.normaliser is None:
         return None
     reals = policy.reader.raw_reals(batch.observation, torch.float64)
-    return moments(reals[: batch.valid.numel()][batch.valid.flatten()])
+    return group.moments(moments(reals[: batch.valid.numel()][batch.valid.flatten()]))
