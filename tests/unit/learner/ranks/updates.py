@@ -1,6 +1,6 @@
-"""Twenty updates of PPO by one rank or by several, for the comparison of the two.
+"""Updates of PPO by one rank or by several, for the comparison of the two.
 
-python -m tests.unit.learner.ranks.updates FOLDER CASE…      as one rank of several, by the environment
+`python -m tests.unit.learner.ranks.updates FOLDER UPDATES CASE…` is one rank of several, by its environment.
 """
 
 import sys
@@ -26,7 +26,6 @@ from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
 from tests.experience import Collector, Fragment, cartpoles, small_policy
 
-UPDATES = 20
 SCHEMA = fragment_schema(Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32)), Discrete(2))
 SHAPES = ((16, 3), (9, 1), (12, 2), (16, 2))
 """Steps and slots of the fragments of a batch."""
@@ -48,12 +47,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """By name: what differs from the defaults of the algorithm and of the policy."""
 
 
-def batches() -> list[list[Fragment]]:
+def batches(updates: int) -> list[list[Fragment]]:
     """Ragged fragments of one behaviour policy, some steps not valid; environments move from rank to rank."""
     behaviour = small_policy(7)
     collectors = [Collector(cartpoles(slots, max_episode_steps=30), n) for n, (_, slots) in enumerate(SHAPES)]
     made = []
-    for update in range(UPDATES):
+    for update in range(updates):
         fragments = [
             _gap(collector.fragment(behaviour, steps), update)
             for collector, (steps, _) in zip(collectors, SHAPES, strict=True)
@@ -71,7 +70,7 @@ def _gap(fragment: Fragment, update: int) -> Fragment:
     return header, arrays | {"valid": valid}
 
 
-def learn(name: str, group: Group, rank: int) -> dict[str, Tensor]:
+def learn(name: str, updates: int, group: Group, rank: int) -> dict[str, Tensor]:
     """The gradient of the first minibatch and the state after all updates, with what each update reported."""
     section, policy = CASES[name]
     ppo = PPO(
@@ -89,7 +88,7 @@ def learn(name: str, group: Group, rank: int) -> dict[str, Tensor]:
 
     ppo._optimiser.step = noting  # type: ignore[method-assign]
     metrics = []
-    for fragments in batches():
+    for fragments in batches(updates):
         mine = divide([header.charge for header, _ in fragments], group.size)[rank]
         batch = assemble(fragments[mine] or [nothing(SCHEMA)], torch.device("cpu"))
         update = ppo.update(batch, progress=0.0)
@@ -98,16 +97,16 @@ def learn(name: str, group: Group, rank: int) -> dict[str, Tensor]:
     return ppo.state().tensors | {"gradient": gradients[0], "metrics": torch.tensor(metrics)}
 
 
-def main(folder: Path, names: list[str]) -> None:
+def main(folder: Path, updates: int, names: list[str]) -> None:
     """Cases, as a rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     assert dist.group.WORLD is not None
     group = TorchGroup(dist.group.WORLD)
     for name in names:
-        save_file(learn(name, group, group.rank), folder / f"{name}-{group.rank}.safetensors")
+        save_file(learn(name, updates, group, group.rank), folder / f"{name}-{group.rank}.safetensors")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
