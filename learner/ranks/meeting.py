@@ -5,7 +5,9 @@ within `learner.rank_timeout_s`, or were given different configurations, end wit
 """
 
 import os
+import secrets
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +27,7 @@ from penstock.runtime.exit import Fatal
 from penstock.runtime.settings import ConfigurationError, Settings
 
 _LOOPBACK: Final = "lo"
+_ASK_S: Final = 0.05
 _INTEGERS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -85,13 +88,17 @@ def meet(place: Place, settings: Settings, device: torch.device) -> Meeting:
     """Wait for the other ranks; raises Fatal when they do not come, ConfigurationError when they differ."""
     _check_network(place, settings)
     timeout_s = settings.learner.rank_timeout_s
+    timeout = timedelta(seconds=timeout_s)
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if is_gpu else "gloo",
-            timeout=timedelta(seconds=timeout_s),
+            store=_agreed(next(dist.rendezvous("env://", timeout=timeout))[0], place, timeout_s),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=timeout,
             device_id=device if is_gpu else None,
         )
         # In this order on every rank.
@@ -104,6 +111,31 @@ def meet(place: Place, settings: Settings, device: torch.device) -> Meeting:
     metrics.RANKS.set(place.size)
     metrics.RANK.set(place.rank)
     return Meeting(place, group, turns, feed)
+
+
+def _agreed(store: dist.Store, place: Place, timeout_s: float) -> dist.Store:
+    """A part of the store that only the processes of this attempt use.
+
+    torchrun keeps one store over all its restarts, with what dead ranks have left there, and its agents on
+    several machines do not count restarts alike. So rank 0 draws a name and says who has answered to it; whoever
+    finds himself not among these has read a name from before.
+    """
+    me, deadline = secrets.token_hex(8), time.monotonic() + timeout_s
+    if place.rank == 0:
+        name = me
+        store.set("name", name)
+        answers = [f"{name}/answer/{rank}" for rank in range(1, place.size)]
+        store.wait(answers, timedelta(seconds=timeout_s))
+        store.set(f"{name}/present", b" ".join(store.get(answer) for answer in answers))
+        return dist.PrefixStore(f"{name}/", store)
+    while time.monotonic() < deadline:
+        # Asked again and again: torch logs every wait that is not granted.
+        name = store.get("name").decode()
+        store.set(f"{name}/answer/{place.rank}", me)
+        if store.check([f"{name}/present"]) and me.encode() in store.get(f"{name}/present").split():
+            return dist.PrefixStore(f"{name}/", store)
+        time.sleep(_ASK_S)
+    raise RuntimeError("rank 0 has not called")
 
 
 def _check_network(place: Place, settings: Settings) -> None:

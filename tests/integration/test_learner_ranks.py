@@ -13,10 +13,11 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from launch.audit.command import audit
 from launch.toml import dump
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from penstock.runtime.settings import Settings
-from tests.integration.broker_process import BrokerProcess
+from tests.integration.broker_process import BrokerProcess, eventually
 from tests.integration.learner_run import (
     BATCH,
     SLOTS,
@@ -27,11 +28,11 @@ from tests.integration.learner_run import (
     settings,
     until,
 )
-from tests.integration.training import is_alive
+from tests.integration.training import Training, is_alive, wait_until_gone
 
 LEARNER: Final = (sys.executable, "-P", "-m", "launch.cli", "learner")
 TORCHRUN: Final = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3")
-PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 200.0
 
 
 def endless(**learner: Any) -> Settings:
@@ -68,6 +69,11 @@ class TwoRanks:
         """A page of a rank's HTTP port."""
         return BrokerProcess(process=self.process, endpoint_file=self._file(rank), log=self.log).get(path)
 
+    def are_ready(self) -> bool:
+        """Both."""
+        assert self.process.poll() is None
+        return all(self._file(rank).exists() and self.page(rank, "/readyz")[0] == 200 for rank in (0, 1))
+
     def end(self) -> int:
         """Ask all to end; exit code."""
         self.process.send_signal(signal.SIGTERM)
@@ -82,6 +88,7 @@ def two_ranks(folder: Path, url: str, given: Settings, *, torchrun: bool = False
     """Killed at the end, with all that they have started."""
     ranks = TwoRanks(folder, url, given, torchrun=torchrun)
     try:
+        eventually(ranks.are_ready, "both ranks", PATIENCE_S)
         yield ranks
     except BaseException:
         sys.stderr.write(ranks.log.read_text()[-8000:])
@@ -116,7 +123,7 @@ def test_two_ranks_train_one_run_and_drain_together(redis_url: str, tmp_path: Pa
             "a rank has no run of its own"
         )
         assert ranks.end() == 0
-        until(lambda: not is_alive(others), "the end of the other rank")
+        eventually(lambda: not is_alive(others), "the end of the other rank", PATIENCE_S)
     assert account(tmp_path)["ledger"]["balanced"]
     assert account(tmp_path)["ledger"]["dropped"]["invalid"] >= 1
     assert (tmp_path / "checkpoints").exists()
@@ -132,12 +139,13 @@ def test_a_rank_that_dies_takes_the_other_along(redis_url: str, tmp_path: Path, 
         other = ranks.pid(1 - victim)
         os.kill(ranks.pid(victim), signal.SIGKILL)
         assert ranks.process.wait(PATIENCE_S) != 0
-        until(lambda: not is_alive(other), "the end of the other rank")
+        eventually(lambda: not is_alive(other), "the end of the other rank", PATIENCE_S)
     if victim:
         assert "rank 1 of this learner ended (-9)" in ranks.log.read_text()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_torchrun_starts_all_ranks_again_from_the_checkpoint(
     redis_url: str, tmp_path: Path, victim: int
@@ -154,10 +162,41 @@ def test_torchrun_starts_all_ranks_again_from_the_checkpoint(
         producer.drive([session], lambda: producer.status().latest.update >= 5)
         status, before = producer.status(), {ranks.pid(0), ranks.pid(1)}
         os.kill(ranks.pid(victim), signal.SIGKILL)
-        until(lambda: producer.status().epoch > status.epoch, "the learner's return")
+        eventually(lambda: producer.status().epoch > status.epoch, "the learner's return", PATIENCE_S)
         producer.drive([session], lambda: producer.status().latest.update >= status.latest.update + 3)
         assert not before & {ranks.pid(0), ranks.pid(1)}
         ranks.end()
         until(lambda: (tmp_path / "learner.json").exists(), "the account")
     assert json.loads((tmp_path / "learner.json").read_text())["ledger"]["balanced"]
     assert audited(tmp_path, redis_url)["trained"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_train_goes_on_when_a_rank_of_its_learner_is_killed(tmp_path: Path) -> None:
+    """`penstock train --ranks 2`: the launcher starts the learner again with all its ranks, and the books are whole."""
+    training = Training(
+        tmp_path / "run",
+        *("CartPole-v1", "--ranks", "2", "--total-steps", "100000000"),
+        *("--set", f"actor.ack_journal={tmp_path / 'acknowledged'}"),
+        *("--set", "learner.stop_at_target=false", "--set", "learner.checkpoint_interval_s=1"),
+    )
+    try:
+        training.until_steps(4_000)
+        file = training.run_dir / "endpoints" / "learner-1.json"
+        endpoint = read_endpoint(file)
+        assert endpoint is not None
+        os.kill(endpoint.pid, signal.SIGKILL)
+        training.until_steps(training.steps() + 8_000)
+        training.process.send_signal(signal.SIGINT)
+        code, _, err = training.end(PATIENCE_S)
+        assert code == 130, err
+    finally:
+        training.process.kill()
+        training.process.communicate()
+        wait_until_gone(training)
+    (learner,) = [one for one in training.summary()["processes"] if one["role"] == "learner"]
+    assert learner["restarts"] >= 1
+    verdict = audit(training.run_dir)
+    assert verdict.clean, verdict.problems
+    assert training.summary()["ledger"]["balanced"]
