@@ -18,6 +18,7 @@ from benchmarks import (
     capacity,
     experience_path,
     frames,
+    gpu,
     growth,
     many_actors,
     offer,
@@ -37,6 +38,7 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "startup": startup.table,
     "train": training.table,
     "update": update.table,
+    "gpu": gpu.table,
     "path": experience_path.table,
     "path-cpu": experience_path.cpu_table,
     "packing": packing.table,
@@ -64,9 +66,12 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=200, help="simulated actors at one broker")
     parser.add_argument("--rate", type=float, default=5.0, help="fragments of 64 KiB per second of each")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long they send")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of the part gpu")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables there as well")
     said = parser.parse_args()
-    options = Options(repeat=said.repeat, actors=said.actors, rate=said.rate, seconds=said.seconds)
+    options = Options(
+        repeat=said.repeat, actors=said.actors, rate=said.rate, seconds=said.seconds, device=said.device
+    )
     console = Console()
     console.print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")
     tables = {}

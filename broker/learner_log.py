@@ -198,6 +198,16 @@ class LearnerLog:
         self._memory.saw(entries)
         return entries
 
+    def entries(self, numbers: Sequence[int]) -> list[LogEntry]:
+        """Those of these numbers that are there, in order of number: for a reader that is told what to read."""
+        if not numbers:
+            return []
+        first, last = keys.entry_id(min(numbers)), keys.entry_id(max(numbers))
+        found: Any = self._calls.patient(lambda: self._redis.xrange(keys.LOG, min=first, max=last))
+        wanted = set(numbers)
+        entries = (replies.log_entry(*entry) for entry in found)
+        return [entry for entry in entries if entry.number in wanted]
+
     def fetch(self, numbers: Sequence[int]) -> list[bytes | None]:
         """The payloads of entries; None where there is none (ask `missing`)."""
         payloads: list[bytes | None] = []

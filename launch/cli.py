@@ -39,6 +39,9 @@ def train(
     actors: Annotated[
         int | None, typer.Option(min=0, help="Rollout workers; 0: only clients of --serve act.")
     ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Learner processes that share each update.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the run.")] = None,
     target_return: Annotated[float | None, typer.Option(help="Mean return that counts as solved.")] = None,
     total_steps: Annotated[int | None, typer.Option(min=1, help="Environment steps at most.")] = None,
@@ -87,6 +90,7 @@ def train(
         allow_loss=allow_loss,
         best=best,
         actors=actors,
+        ranks=ranks,
         serve_at=serve_at,
         seed=seed,
         target_return=target_return,

@@ -35,6 +35,7 @@ class Request:
     allow_loss: bool = False
     best: bool = False
     actors: int | None = None
+    ranks: int | None = None
     serve_at: str | None = None
     seed: int | None = None
     target_return: float | None = None
@@ -229,7 +230,11 @@ def _flags(request: Request) -> dict[str, Any]:
     flags = {
         "seed": request.seed,
         "actor": {"count": request.actors},
-        "learner": {"target_return": request.target_return, "total_steps": request.total_steps},
+        "learner": {
+            "target_return": request.target_return,
+            "total_steps": request.total_steps,
+            "ranks": request.ranks,
+        },
         "broker": {"redis": request.redis},
         "serving": {"listen": request.serve_at},
     }

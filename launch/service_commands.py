@@ -141,20 +141,22 @@ def learner(
     assignments: Assignments = None,
     endpoints: EndpointFile = None,
 ) -> None:
-    """Learn from the log of a run and publish weights."""
+    """Learn from the log of a run and publish weights; under torchrun as one of several ranks."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from launch.ranks import beside
         from learner.service import main
 
-        code = main(
-            lifecycle,
-            settings,
-            redis_url=url,
-            run_dir=run_dir,
-            resume=resume,
-            allow_loss=allow_loss,
-            best=best,
-        )
+        with beside(settings):
+            code = main(
+                lifecycle,
+                settings,
+                redis_url=url,
+                run_dir=run_dir,
+                resume=resume,
+                allow_loss=allow_loss,
+                best=best,
+            )
         if stay:
             lifecycle.draining.wait()
         return code

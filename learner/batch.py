@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.wire.fragment import FragmentHeader
-from penstock.wire.tensor import Array
+from penstock.wire.fragment import FragmentHeader, WeightSpan
+from penstock.wire.schema import Axes, FragmentSchema
+from penstock.wire.tensor import DTYPES, Array
 
 Fragments = Sequence[tuple[FragmentHeader, Mapping[str, Array]]]
 
@@ -63,8 +65,9 @@ def assemble(
 ) -> Batch:
     """One batch of checked fragments (`penstock.wire.fragment.check`), on `device`.
 
-    entries: number and payload bytes of each one's log entry; None: they have none. Raises ValueError for no
-    fragments. Call `check_meaning` on each fragment first.
+    entries: number and payload bytes of each one's log entry; None: they have none. For a GPU they are put
+    together in pinned memory and copied on the current stream without waiting (`learner.upload`). Raises
+    ValueError for no fragments. Call `check_meaning` on each fragment first.
     """
     if not fragments:
         raise ValueError("a batch of no fragments; wait until the algorithm takes at least one")
@@ -94,6 +97,25 @@ def assemble(
     )
 
 
+def nothing(schema: FragmentSchema) -> tuple[FragmentHeader, dict[str, Array]]:
+    """A fragment without slots: a rank that gets no other assembles a batch without columns from it."""
+    header = FragmentHeader(
+        run="",
+        session=0,
+        sequence=0,
+        schema_id=schema.schema_id,
+        steps=1,
+        slots=(),
+        weights=(WeightSpan(0, 0, 1, 0, 0),),
+        tensors=(),
+    )
+    leading = {Axes.STEP: (1, 0), Axes.STEP_PLUS_ONE: (2, 0), Axes.SLOT: (0,), Axes.END: (0,)}
+    arrays = {
+        rule.name: np.zeros((*leading[rule.axes], *rule.shape), DTYPES[rule.dtype]) for rule in schema.tensors
+    }
+    return header, arrays
+
+
 class _Columns:
     """The same tensor of every fragment, put together."""
 
@@ -110,17 +132,22 @@ class _Columns:
     def padded(self, name: str, more: int = 0) -> Tensor:
         """[max T + more, B, ...]; rows that a fragment lacks are zero."""
         arrays = [arrays[name] for _, arrays in self._fragments]
-        if len(set(self._steps)) == 1:
-            return self._tensor(np.concatenate(arrays, 1))
         shape = (max(self._steps) + more, int(self._starts[-1]), *arrays[0].shape[2:])
-        joined = np.zeros(shape, arrays[0].dtype)
+        room, joined = self._room(shape, arrays[0].dtype)
+        if len(set(self._steps)) == 1:
+            np.concatenate(arrays, 1, out=joined)
+            return self._sent(room)
+        joined[...] = 0
         for array, start in zip(arrays, self._starts, strict=False):
             joined[: len(array), start : start + array.shape[1]] = array
-        return self._tensor(joined)
+        return self._sent(room)
 
     def rows(self, name: str) -> Tensor:
         """Row by row, [Σ K, ...]."""
-        return self._tensor(np.concatenate([arrays[name] for _, arrays in self._fragments]))
+        arrays = [arrays[name] for _, arrays in self._fragments]
+        room, joined = self._room((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+        np.concatenate(arrays, out=joined)
+        return self._sent(room)
 
     def final_slots(self) -> Tensor:
         """`final/slot` counted over the columns of the batch."""
@@ -128,15 +155,28 @@ class _Columns:
             arrays["final/slot"].astype(np.int64) + start
             for (_, arrays), start in zip(self._fragments, self._starts, strict=False)
         ]
-        return self._tensor(np.concatenate(shifted))
+        return send(torch.from_numpy(np.concatenate(shifted)), self._device)
 
     def updates(self) -> Tensor:
         """The oldest update of each fragment, once per column."""
         oldest = [header.oldest_update for header, _ in self._fragments]
-        return self._tensor(np.repeat(np.asarray(oldest, np.int64), self._widths))
+        return send(torch.from_numpy(np.repeat(np.asarray(oldest, np.int64), self._widths)), self._device)
 
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+    def _room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Tensor, Array]:
+        """An empty tensor to be filled and sent, and its memory as an array."""
+        kind = torch.from_numpy(np.empty(0, dtype)).dtype
+        room = torch.empty(shape, dtype=kind, pin_memory=self._device.type == "cuda")
+        return room, room.numpy()
+
+    def _sent(self, room: Tensor) -> Tensor:
+        return room.to(self._device, non_blocking=True)
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A CPU tensor on `device`, without waiting for the copy; what follows on the current stream sees it."""
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def check_meaning(header: FragmentHeader, arrays: Mapping[str, Array]) -> None:

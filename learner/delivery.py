@@ -1,10 +1,11 @@
 """What the feed hands to the loop: a stretch of the log in which every entry is decided."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from learner.batch import Batch
 from learner.ledger import Drop, Origin
+from learner.upload import in_place
 from penstock.wire.fragment import Fragment
 from penstock.wire.tensor import Array
 
@@ -13,11 +14,12 @@ from penstock.wire.tensor import Array
 class Delivery:
     """Entries up to `last`, all of them decided.
 
-    trained: numbers in `batch`, in its order. dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment. batch: None when
+    trained: numbers in `batch`, in its order; of several ranks this one's batch is a part of it. dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment. batch: None when
     everything was dropped. round: of lock-step. size: payload bytes of all entries.
     created_us: oldest creation time, 0 without a fragment. assemble_s: time it took.
     origins: number → who sent it, of trained and dropped. traces: of the fragments that are traced, for links.
     reward: sum over the batch's steps. fragments: of the batch as they came, where the learner records.
+    arrive: see `learner.upload.Staged`.
     """
 
     last: int
@@ -35,6 +37,7 @@ class Delivery:
     traces: tuple[str, ...] = ()
     reward: float = 0.0
     fragments: tuple[Fragment, ...] = ()
+    arrive: Callable[[], None] = in_place
 
 
 def reward_of(arrays: Mapping[str, Array]) -> float:

@@ -10,41 +10,34 @@ In lock-step a batch is one round: everything stamped with it once every session
 appended, in order of actor id.
 """
 
-import hashlib
 import logging
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-
-import torch
 
 from broker.learner_log import LearnerLog
 from broker.state import LogEntry, Verdict
 from learner.algorithm import Algorithm
-from learner.batch import assemble, check_meaning
-from learner.delivery import Delivery, reward_of
+from learner.delivery import Delivery
 from learner.lease import LeaseKeeper
-from learner.ledger import DIGEST_BYTES, Drop, Origin
+from learner.ledger import Drop, Origin
+from learner.payloads import Found, Payloads, State
 from learner.probe import Quarantine
+from learner.upload import in_place
 from penstock.runtime import metrics, tracing
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
-from penstock.wire import fragment as wire
 from penstock.wire.header import FragmentHeader
-from penstock.wire.schema import FragmentSchema
-from penstock.wire.tensor import Array
 
 _READ: Final = 256
 _BLOCK_MS: Final = 200
 _PUT_WAIT_S: Final = 0.2
 
 log = logging.getLogger(__name__)
-
-Loaded = tuple[FragmentHeader, Mapping[str, Array]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,26 +58,19 @@ class Feed:
         lease: LeaseKeeper,
         algorithm: Algorithm,
         quarantine: Quarantine,
+        payloads: Payloads,
         *,
-        run_name: str,
-        schema: FragmentSchema,
         budget: int,
-        device: torch.device,
         prefetch: int,
         start: FeedStart,
         stop: threading.Event,
-        take_digests: bool = False,
-        keep_fragments: bool = False,
     ) -> None:
-        """take_digests: of every payload that is used, for the lineage. keep_fragments: for the recording."""
         self._log = learner_log
         self._lease = lease
         self._algorithm = algorithm
         self._quarantine = quarantine
-        self._run_name = run_name
-        self._schema = schema
+        self._payloads = payloads
         self._budget = budget
-        self._device = device
         self._stop = stop
         self._queue: queue.Queue[Delivery] = queue.Queue(maxsize=prefetch)
         self._read = start.position
@@ -97,11 +83,7 @@ class Feed:
         self._undelivered: dict[int, LogEntry] = {}
         self._steps_delivered: int | None = None
         self._steps_read = 0
-        self._loaded: dict[int, Loaded] = {}
-        self._take_digests = take_digests
-        self._digests: dict[int, bytes] = {}
-        self._keep_fragments = keep_fragments
-        self._fragments: dict[int, wire.Fragment] = {}
+        self._found: dict[int, Found] = {}
 
     taken: Final = 0
     """Of a recording; a log has none."""
@@ -113,9 +95,11 @@ class Feed:
     def take(self, timeout_s: float) -> Delivery | None:
         """The next delivery in order; None when there is none within `timeout_s`."""
         try:
-            return self._queue.get(timeout=timeout_s)
+            delivery = self._queue.get(timeout=timeout_s)
         except queue.Empty:
             return None
+        delivery.arrive()
+        return delivery
 
     def skipped(self) -> None:
         """A batch made no update: the ones that follow have their turn one update earlier."""
@@ -213,9 +197,7 @@ class Feed:
 
     def _drop(self, number: int, reason: Drop) -> None:
         self._dropped[number] = reason
-        self._loaded.pop(number, None)
-        self._digests.pop(number, None)
-        self._fragments.pop(number, None)
+        self._found.pop(number, None)
 
     def _drop_missing(self, number: int) -> None:
         match self._lease.patiently(lambda: self._log.missing(number)):
@@ -231,33 +213,19 @@ class Feed:
 
     def _load(self, chosen: Sequence[LogEntry]) -> bool:
         """Fetch and check; False when something had to be dropped and the choice must be made again."""
-        wanted = [entry for entry in chosen if entry.number not in self._loaded]
-        payloads = self._log.fetch([entry.number for entry in wanted]) if wanted else []
+        wanted = [entry for entry in chosen if entry.number not in self._found]
         whole = True
-        for entry, payload in zip(wanted, payloads, strict=True):
-            if payload is None:
-                self._drop_missing(entry.number)
-            elif (loaded := self._open(entry, payload)) is not None:
-                self._loaded[entry.number] = loaded
+        for entry, found in zip(wanted, self._payloads.check(wanted) if wanted else (), strict=True):
+            if found.state is State.GOOD:
+                self._found[entry.number] = found
                 continue
+            if found.state is State.MISSING:
+                self._drop_missing(entry.number)
+            else:
+                self._drop(entry.number, Drop.INVALID)
             self._pending.remove(entry)
             whole = False
         return whole
-
-    def _open(self, entry: LogEntry, payload: bytes) -> Loaded | None:
-        header = _header(entry)
-        try:
-            loaded = opened(header, payload, self._schema, self._run_name)
-        except ValueError as error:
-            words = {"number": entry.number, "why": str(error)}
-            log.error("fragment dropped as invalid", extra=words)  # noqa: TRY400 - the text says it all
-            self._drop(entry.number, Drop.INVALID)
-            return None
-        if self._take_digests:
-            self._digests[entry.number] = hashlib.sha256(payload).digest()[:DIGEST_BYTES]
-        if self._keep_fragments:
-            self._fragments[entry.number] = wire.Fragment(header, payload)
-        return loaded
 
     # ---- out
 
@@ -265,25 +233,27 @@ class Feed:
         started = time.perf_counter()
         last = self._last(chosen)
         numbers = range(self._delivered + 1, last + 1)
-        loaded = [self._loaded.pop(entry.number) for entry in chosen]
-        headers = [header for header, _ in loaded]
+        staged = self._payloads.batch(chosen) if chosen else None
+        headers = [_header(entry) for entry in chosen]
+        found = [self._found[entry.number] for entry in chosen]
         dropped = {number: self._dropped.pop(number) for number in sorted(self._dropped) if number <= last}
         delivery = Delivery(
             last=last,
             trained=tuple(entry.number for entry in chosen),
             dropped=dropped,
-            steps=sum(int(arrays["valid"].sum()) for _, arrays in loaded),
+            steps=sum(one.steps for one in found),
             updates=tuple(header.oldest_update for header in headers),
             versions=tuple(header.oldest_version for header in headers),
-            batch=assemble(loaded, self._device, [(e.number, e.size) for e in chosen]) if loaded else None,
+            batch=None if staged is None else staged.batch,
+            arrive=in_place if staged is None else staged.arrive,
             round=self._round if self._algorithm.lock_step else None,
             size=sum(self._undelivered[number].size for number in numbers),
             created_us=min((header.created_us for header in headers), default=0),
             assemble_s=time.perf_counter() - started,
             origins={number: origin for number in numbers if (origin := self._origin(number)) is not None},
             traces=_trace(chosen, time.perf_counter() - started) if tracing.is_on() else (),
-            reward=sum(reward_of(arrays) for _, arrays in loaded),
-            fragments=tuple(self._fragments.pop(e.number) for e in chosen) if self._keep_fragments else (),
+            reward=sum(one.reward for one in found),
+            fragments=tuple(one.fragment for one in found if one.fragment is not None),
         )
         self._forget(chosen, last)
         metrics.UPDATE_SECONDS.labels("assemble").observe(delivery.assemble_s)
@@ -293,7 +263,8 @@ class Feed:
         header = self._undelivered[number].header
         if header is None:
             return None
-        return Origin(header.session, header.sequence, self._digests.pop(number, b""))
+        found = self._found.get(number)
+        return Origin(header.session, header.sequence, b"" if found is None else found.digest)
 
     def _last(self, chosen: Sequence[LogEntry]) -> int:
         """Everything up to here is decided: the batch's newest entry, and drops that follow it directly."""
@@ -305,6 +276,7 @@ class Feed:
     def _forget(self, chosen: Sequence[LogEntry], last: int) -> None:
         for entry in chosen:
             self._pending.remove(entry)
+            del self._found[entry.number]
         for number in range(self._delivered + 1, last + 1):
             self._steps_delivered = self._undelivered.pop(number).steps_total
         self._delivered = last
@@ -312,15 +284,6 @@ class Feed:
         if chosen:
             with self._turn_lock:
                 self._turn += 1
-
-
-def opened(header: FragmentHeader, payload: bytes, schema: FragmentSchema, run_name: str) -> Loaded:
-    """A fragment that can be trained on; raises ValueError that says why it cannot."""
-    fragment = wire.Fragment(header, payload)
-    wire.check(fragment, schema, run_name)
-    arrays = fragment.arrays()
-    check_meaning(header, arrays)
-    return header, arrays
 
 
 def _trace(chosen: Sequence[LogEntry], took_s: float) -> tuple[str, ...]:

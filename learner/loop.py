@@ -200,7 +200,10 @@ class Loop:
         if self._parts.algorithm.settles is Settles.ON_INSERT:
             # Actors go on while gradient steps are made; a crash sets the settled position back.
             self._parts.publisher.offer(Offer(settled=delivery.last))
-        update = self._parts.algorithm.update(delivery.batch, progress=self._progress())
+        progress = self._progress()
+        self._parts.ranks.turn(progress)
+        update = self._parts.algorithm.update(delivery.batch, progress=progress)
+        self._parts.ranks.agree(self._parts.algorithm, update)
         failpoint("update.after", delivery.last)
         if update.applied:
             self._nan_in_a_row = 0

@@ -11,7 +11,9 @@ import torch
 
 from broker.state import Pacing
 from learner.algorithm import Algorithm, Imitator, Retained
-from learner.algorithms.registry import ALGORITHMS
+from learner.algorithms.group import Group, Solo
+from learner.algorithms.hardware import Hardware
+from learner.algorithms.registry import check_hardware, make
 from learner.early_stopping import check_patience
 from learner.keeper import Room
 from learner.probe import Quarantine, Replica, make_probe
@@ -56,16 +58,21 @@ class Model:
     """What is learned from in place of actors."""
 
 
-def make_model(settings: Settings) -> Model:
-    """Raises ConfigurationError for settings that do not fit together."""
+def make_model(settings: Settings, group: Group | None = None, device: torch.device | None = None) -> Model:
+    """Raises ConfigurationError for settings that do not fit together.
+
+    group: the ranks that learn it together; None: this process alone. device: None: as the settings say.
+    """
     check_patience(settings.evaluation)
+    group = group or Solo()
+    check_hardware(settings, group.size)
     workload = find(settings.workload)
     observation, action = load(workload.spaces)(settings.environment)
     settings = settings.model_copy(update={"policy": settings.algorithm.policy_section(settings.policy)})
     policies = [_build(workload, settings, observation, action) for _ in range(2)]
-    device = _device(settings)
-    algorithm = ALGORITHMS[settings.algorithm.name](
-        policies[0].to(device), settings.algorithm, seed=settings.seed
+    device = device or device_of(settings)
+    algorithm = make(
+        policies[0].to(device), settings.algorithm, seed=settings.seed, hardware=_hardware(settings, group)
     )
     probe = make_probe(observation, policies[1], settings.seed)
     target = _target(settings, workload)
@@ -155,13 +162,29 @@ def _check_state(settings: Settings) -> None:
         )
 
 
-def _device(settings: Settings) -> torch.device:
+def _hardware(settings: Settings, group: Group) -> Hardware:
+    section = settings.learner
+    return Hardware(group=group, bfloat16=section.precision == "bfloat16", compiled=section.compile)
+
+
+def device_of(settings: Settings, index: int = 0) -> torch.device:
+    """Where a process learns. index: which of this machine's ranks it is; each has a GPU of its own.
+
+    Raises ConfigurationError when there is no such GPU.
+    """
     name = settings.learner.device
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("learner.device='cuda': torch sees no CUDA device; use 'auto' or 'cpu'")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    if name == "cpu":
+        return torch.device(name)
+    if index >= torch.cuda.device_count():
+        raise ConfigurationError(
+            f"learner.device={settings.learner.device!r}: rank {index} of this machine has no GPU of its own, "
+            f"torch sees {torch.cuda.device_count()}; start as many ranks as there are, or say device=cpu"
+        )
+    return torch.device(name, index)
 
 
 def _target(settings: Settings, workload: Workload) -> float | None:

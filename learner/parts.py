@@ -15,6 +15,7 @@ from learner.keeper import Keeper
 from learner.lease import LeaseKeeper
 from learner.ledger import Ledger
 from learner.publisher import Publisher
+from learner.ranks.leading import Ranks
 from learner.recorder import Recorder
 from learner.recording.feed import RecordedFeed
 from learner.recording.writer import RecordingWriter
@@ -46,6 +47,7 @@ class Parts:
 
     algorithm: Algorithm
     feed: Feed | RecordedFeed
+    ranks: Ranks
     tee: RecordingWriter | None
     """None: nothing is recorded."""
     publisher: Publisher

@@ -25,8 +25,10 @@ from learner.ledger import Balance
 from learner.loop import UPDATE, Loop
 from learner.model import Model
 from learner.parts import Ending, Parts, Plan
+from learner.payloads import OwnPayloads
 from learner.progress import Progress, sections
 from learner.publisher import Publisher
+from learner.ranks.leading import Ranks
 from learner.recall import recall
 from learner.recorder import Recorder, Staleness, ledger_json
 from learner.recording.feed import RecordedFeed
@@ -36,6 +38,7 @@ from learner.resume import Beginning
 from learner.shelf import Shelf
 from learner.tracking.tracker import Place, make_tracking
 from learner.training_clock import TrainingClock
+from learner.upload import upload_to
 from learner.worthy import last, lineage_of
 from penstock.policy import weights
 from penstock.runtime import metrics
@@ -62,6 +65,7 @@ class Foundation:
     run_dir: Path
     health: Health
     draining: threading.Event
+    ranks: Ranks
     catch_up_through: int
     resumed: bool = False
 
@@ -122,6 +126,7 @@ class Process:
         self._crew.start("publisher", parts.publisher.run, parts.publisher.wake)
         self._kept.begin()
         self._loop.publish_first()
+        parts.ranks.start(parts.algorithm)
         self._crew.start("feed", parts.feed.run)
         self._crew.start("episodes", parts.episodes.run)
         self._crew.start("versions", self._kept.run, self._kept.wake)
@@ -151,6 +156,7 @@ class Process:
         return Parts(
             algorithm=base.model.algorithm,
             feed=self._make_feed(progress),
+            ranks=base.ranks,
             tee=self._make_tee(),
             publisher=Publisher(
                 base.learner_log,
@@ -194,22 +200,26 @@ class Process:
             )
             feed.hold_out()
             return feed
+        own = OwnPayloads(
+            base.learner_log,
+            run_name=base.settings.run,
+            schema=base.model.specification.schema,
+            upload=upload_to(base.model.device),
+            take_digests=base.settings.actor.ack_journal is not None,
+            keep_fragments=base.settings.learner.record is not None,
+        )
         return Feed(
             base.learner_log,
             self._lease,
             base.model.algorithm,
             base.model.quarantine,
-            run_name=base.settings.run,
-            schema=base.model.specification.schema,
+            base.ranks.payloads(own),
             budget=base.model.pacing.budget,
-            device=base.model.device,
             prefetch=base.settings.learner.prefetch_batches,
             start=FeedStart(
                 position=base.beginning.ledger.position, turn=base.model.algorithm.updates, round=round_
             ),
             stop=self._crew.stop,
-            take_digests=base.settings.actor.ack_journal is not None,
-            keep_fragments=base.settings.learner.record is not None,
         )
 
     def _make_tee(self) -> RecordingWriter | None:

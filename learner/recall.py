@@ -13,8 +13,8 @@ from broker.learner_log import LearnerLog
 from broker.state import LogEntry
 from learner.algorithm import Algorithm
 from learner.batch import assemble
-from learner.feed import opened
 from learner.lease import LeaseKeeper
+from learner.payloads import opened
 from penstock.runtime.failpoint import failpoint
 from penstock.wire.schema import FragmentSchema
 

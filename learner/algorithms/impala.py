@@ -38,4 +38,4 @@ class Impala(OnPolicy[ImpalaSection]):
         return weighted(behaviour, proximal, advantage, self.section.rho_clip)
 
     def _policy_loss(self, log_prob: Tensor, rows: Rows, course: Course) -> Sloped:
-        return policy_gradient(log_prob, rows.weighted_advantage)
+        return policy_gradient(log_prob, rows.weighted_advantage, rows.total)

@@ -58,10 +58,14 @@ class Sloped:
     slope: Tensor
 
 
-def policy_gradient(log_prob: Tensor, weighted_advantage: Tensor) -> Sloped:
-    """−mean w A log π_θ, and its slope by log π_θ (Williams 1992, eq. 11; Espeholt et al. 2018, section 4.2)."""
-    loss = (log_prob * weighted_advantage).mean().neg_()
-    return Sloped(loss, weighted_advantage * (-1.0 / len(log_prob)))
+def policy_gradient(log_prob: Tensor, weighted_advantage: Tensor, total: int | None = None) -> Sloped:
+    """−mean w A log π_θ, and its slope by log π_θ (Williams 1992, eq. 11; Espeholt et al. 2018, section 4.2).
+
+    total: rows that the mean is over, where these are one rank's share of them; None: these.
+    """
+    count = len(log_prob) if total is None else total
+    loss = (log_prob * weighted_advantage).sum().div_(-count)
+    return Sloped(loss, weighted_advantage * (-1.0 / count))
 
 
 def policy_loss(
@@ -70,9 +74,11 @@ def policy_loss(
     weighted_advantage: Tensor,
     clip_range: float,
     dual_clip: float | None = None,
+    total: int | None = None,
 ) -> Sloped:
     """−mean min(r A, clip(r, 1−ε, 1+ε) A), r = π_θ/π_anchor, and its slope by log π_θ.
 
+    total: as in `policy_gradient`.
     ∂(r A)/∂log π_θ = r A where the first is the smaller; where it is not, the clipped one is constant.
     With `dual_clip` c > 1 the smaller one is held above c A where A < 0 (Ye et al. 2020, eq. 5), so that an
     action that became very likely since does not push without limit.
@@ -81,29 +87,34 @@ def policy_loss(
     clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range).mul_(weighted_advantage)
     unclipped = ratio.mul_(weighted_advantage)
     smaller = torch.minimum(unclipped, clipped)
-    slope = unclipped.mul_(unclipped <= clipped).mul_(-1.0 / len(log_prob))
+    count = len(log_prob) if total is None else total
+    slope = unclipped.mul_(unclipped <= clipped).mul_(-1.0 / count)
     if dual_clip is not None:
         floor = weighted_advantage.clamp(max=0.0).mul_(dual_clip)
         slope.mul_(smaller >= floor)
         smaller = torch.maximum(smaller, floor)
-    return Sloped(smaller.mean().neg_(), slope)
+    return Sloped(smaller.sum().div_(-count), slope)
 
 
-def value_loss(value: Tensor, target: Tensor, old_value: Tensor, clip: float | None) -> Sloped:
-    """½ mean squared error, and its slope by the value.
+def value_loss(
+    value: Tensor, target: Tensor, old_value: Tensor, clip: float | None, total: int | None = None
+) -> Sloped:
+    """½ mean squared error, and its slope by the value. total: as in `policy_gradient`.
 
     With `clip` the larger of that and the error of the value held within ± clip of `old_value`, as in
-    the code published with Schulman et al. 2017; where the held one is the larger, it is constant.
+    the code published with Schulman et al. 2017; where that is the larger and is held, it is constant.
     """
     difference = value - target
     error = difference.square()
-    slope = difference.mul_(1.0 / len(value))
+    count = len(value) if total is None else total
+    slope = difference.mul_(1.0 / count)
     if clip is not None:
-        held = old_value + (value - old_value).clamp_(-clip, clip)
-        held_error = (held - target).square_()
-        slope = slope.mul_(error >= held_error)
+        moved = value - old_value
+        held_error = (old_value + moved.clamp(-clip, clip) - target).square_()
+        # Within ± clip both errors are one, but for rounding, which must not decide.
+        slope = slope.mul_((error >= held_error).logical_or_(moved.abs() <= clip))
         error = torch.maximum(error, held_error)
-    return Sloped(error.mean().mul_(0.5), slope)
+    return Sloped(error.sum().div_(count).mul_(0.5), slope)
 
 
 def standardise(advantage: Tensor) -> Tensor:

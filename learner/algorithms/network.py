@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from learner.algorithms.hardware import Hardware
 from learner.algorithms.optimiser import FlatAdam
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Outputs, Policy, masked
@@ -37,15 +38,36 @@ class Network(Protocol):
 
 
 class AutogradNetwork:
-    """All of it by autograd."""
+    """All of it by autograd, where asked for in mixed precision and compiled.
 
-    def __init__(self, policy: Policy, optimiser: FlatAdam) -> None:
+    In mixed precision (autocast) matrix products and convolutions are in bfloat16; weights, what comes out
+    here and gradients keep their dtype. Neither is for a policy with a recurrent core
+    (`learner.algorithms.registry.check_hardware` refuses them at start).
+    """
+
+    def __init__(self, policy: Policy, optimiser: FlatAdam, hardware: Hardware | None = None) -> None:
+        hardware = hardware or Hardware()
         self._policy = policy
         self._optimiser = optimiser
+        self._device = optimiser.parameters.device.type
+        self._bfloat16 = hardware.bfloat16
+        self._is_plain = not (hardware.bfloat16 or hardware.compiled)
+        self._forward = torch.compile(self._unmasked) if hardware.compiled else self._unmasked
 
     def outputs(self, inputs: Inputs) -> Outputs:
         """`Policy.outputs`."""
-        return self._policy.outputs(inputs)
+        if self._is_plain:
+            return self._policy.outputs(inputs)
+        assert inputs.time is None, "a recurrent core is neither compiled nor in mixed precision"
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._bfloat16):
+            parameters, value = self._forward(inputs.vector, inputs.images)
+        parameters = masked(parameters.to(self._policy.dtype), inputs.forbidden)
+        return Outputs(parameters, value.to(self._policy.dtype))
+
+    def _unmasked(self, vector: Tensor, images: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Tensors in and out, as the compiler wants them."""
+        outputs = self._policy.outputs(Inputs(vector, images))
+        return outputs.parameters, outputs.value
 
     def gradient(self, built: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
         """See `Network`."""
@@ -120,7 +142,7 @@ class Chain:
             else:
                 self._layers.append(layer)
         self._rows: list[Tensor] = []
-        self._capacity = 0
+        self._capacity = -1  # of several ranks one may have no rows
         self._whole: list[tuple[Tensor, Tensor]] = []
         self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._buffers: list[tuple[Tensor, Tensor]] = []
@@ -176,15 +198,17 @@ class Chain:
         self._buffers = self._views[count]
 
 
-def network_of(policy: Policy, optimiser: FlatAdam) -> Network:
-    """The fastest that can handle the policy where it lies."""
+def network_of(policy: Policy, optimiser: FlatAdam, hardware: Hardware | None = None) -> Network:
+    """The fastest that can handle the policy where it lies, in the way that was asked for."""
+    hardware = hardware or Hardware()
     bodies = [body for body in (policy.actor_body, policy.critic_body) if body is not None]
     chains = [body.chain for body in bodies]
     dense = all(
         chain is not None and all(isinstance(layer, nn.Linear | nn.Tanh | nn.ReLU) for layer in chain)
         for chain in chains
     )
-    by_hand = dense and not policy.memory.is_recurrent and not policy.combines_heads
+    asked_for = hardware.bfloat16 or hardware.compiled
+    by_hand = dense and not asked_for and not policy.memory.is_recurrent and not policy.combines_heads
     if by_hand and optimiser.parameters.device.type == "cpu":
         return DenseNetwork(policy, optimiser)
-    return AutogradNetwork(policy, optimiser)
+    return AutogradNetwork(policy, optimiser, hardware)

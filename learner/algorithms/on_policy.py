@@ -7,7 +7,8 @@ surrogate, and which gradient steps are made with which loss:
     read → values, log π → `_advantages` → `_surrogate` → `_train`: `_policy_loss`, `_value_loss` → finite?
                                                         merge the statistics ←  yes ┘   └ no: everything back
 
-An update reads the device once, at its end.
+An update reads the device once, at its end. Whatever is defined over the whole batch or minibatch goes through
+the `Group` of ranks, so that several of them make the update that one would make.
 """
 
 import math
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 
 from learner.algorithm import AlgorithmState, Charged, Retained, Settles, Update
 from learner.algorithms.advantage import Advantages, Unrolls
+from learner.algorithms.group import Deal, Share
+from learner.algorithms.hardware import Hardware
 from learner.algorithms.loss import (
     Sloped,
     Surrogate,
@@ -34,7 +37,7 @@ from learner.algorithms.network import network_of
 from learner.algorithms.optimiser import FlatAdam
 from learner.algorithms.preparation import Prepared, prepare
 from learner.algorithms.reward_scale import RewardScale, Scaled
-from learner.algorithms.rows import Rows, Steps
+from learner.algorithms.rows import Gathered, Rows, Steps
 from learner.algorithms.schedule import decayed, factor, warmup
 from learner.algorithms.sequences import Sequences
 from learner.batch import Batch
@@ -59,7 +62,10 @@ METRICS = (
 )
 """`kl_behaviour` is KL(μ‖π_θ) in nats; it, `effective_sample_size` and `max_ratio` (π_θ/μ) are of the last
 epoch, `entropy` (nats) and `explained_variance` of the batch's start, losses and `gradient_norm` means
-over gradient steps."""
+over gradient steps. All of them are of the rows of all ranks."""
+
+_SUMMED = ("policy_loss", "value_loss", "entropy", "optimiser")
+"""Of which every rank holds a share. The last is no metric: not finite on one rank, it is so on all."""
 
 Own = TypeVar("Own", bound=OnPolicySection)
 Course = Mapping[str, float]
@@ -68,8 +74,9 @@ Course = Mapping[str, float]
 
 @dataclass(slots=True)
 class Trace:
-    """What the gradient steps leave behind, on the device. `rows`: of the last epoch, as permuted.
+    """What the gradient steps leave behind, on the device. `rows`, `deal`: of the last epoch, as permuted.
 
+    Losses are this rank's shares of the means over all ranks. used: steps of all ranks that gradient steps were of.
     numbers: more metrics.
     """
 
@@ -78,23 +85,27 @@ class Trace:
     norms: list[Tensor] = field(default_factory=list)
     log_prob: list[Tensor] = field(default_factory=list)
     rows: Rows | Sequences | None = None
+    deal: Deal | None = None
+    used: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
 
 
 class OnPolicy(ABC, Generic[Own]):
     """An `Algorithm`. Owns the policy's weights from now on: do not convert or move the policy."""
 
-    def __init__(self, policy: Policy, section: Own, *, seed: int) -> None:
+    def __init__(self, policy: Policy, section: Own, *, seed: int, hardware: Hardware | None = None) -> None:
+        hardware = hardware or Hardware()
         self.policy = policy
         self.section = section
         self.lock_step = section.lock_step
         self.settles = Settles.ON_PUBLISH
         self.hard_staleness: int | None = section.stale_after or 4 * (section.staleness + 1)
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
-        self._network = network_of(policy, self._optimiser)
+        self._network = network_of(policy, self._optimiser, hardware)
+        self._group = hardware.group
         self._seed = seed
         self._permutations = torch.Generator().manual_seed(seed)
-        self._reward_scale = RewardScale(section.discount) if section.scale_rewards else None
+        self._reward_scale = RewardScale(section.discount, self._group) if section.scale_rewards else None
         self._updates = 0
 
     # ---- what an algorithm says of itself
@@ -113,12 +124,14 @@ class OnPolicy(ABC, Generic[Own]):
 
     def _value_loss(self, value: Tensor, rows: Rows) -> Sloped:
         """Of a gradient step. value: [m], without gradient."""
-        return value_loss(value, rows.target, rows.old_value, None)
+        return value_loss(value, rows.target, rows.old_value, None, rows.total)
 
     def _train(self, batch: Batch, prepared: Prepared, course: Course) -> Trace:
         """One gradient step on the whole batch."""
-        trace = Trace(rows=prepared.rows)
-        trace.log_prob = [self._gradient_step(rows, course, trace) for rows in prepared.rows.cut(1)]
+        share = prepared.share
+        deal = share.deal(torch.arange(share.total), 1)
+        trace = Trace(rows=prepared.rows, deal=deal)
+        trace.log_prob = [self._gradient_step(rows, course, trace) for rows in prepared.rows.cut(deal.sizes)]
         return trace
 
     def _trained(self, batch: Batch) -> Tensor:
@@ -136,7 +149,7 @@ class OnPolicy(ABC, Generic[Own]):
         }
 
     def _watch(self, batch: Batch, rows: Steps, log_prob: Tensor, course: Course) -> dict[str, Tensor]:
-        """More metrics, of the last epoch, scalars on the device."""
+        """More metrics, of the last epoch, scalars on the device. batch: this rank's; rows, log_prob: of all ranks."""
         return {}
 
     # ---- batches
@@ -196,19 +209,21 @@ class OnPolicy(ABC, Generic[Own]):
 
     def update(self, batch: Batch, *, progress: float) -> Update:
         """Consume one batch with all its gradient steps."""
-        trained = self._trained(batch)
-        if not bool(trained.any()):
+        share = self._group.share(self._trained(batch))
+        if not share.total:
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
         course = self._course(progress)
         with torch.no_grad():
             scaled = self._reward_scale.scale(batch) if self._reward_scale is not None else None
             rewards = scaled.rewards if scaled else batch.reward
-            prepared = self.prepare(batch, rewards, trained)
-        if not len(prepared.rows):
+            prepared = self.prepare(batch, rewards, share)
+        if not prepared.share.total:
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
         backup = self._optimiser.backup()
         trace = self._train(batch, prepared, course)
-        activations = measure(self.policy, lambda: self.policy.bodies(prepared.rows.alone()))
+        activations = measure(
+            self.policy, lambda: self.policy.bodies(prepared.rows.alone()), self._group.moments
+        )
         with torch.no_grad():
             finite, metrics = self._measure(batch, prepared, activations, trace, course)
         if finite:
@@ -218,21 +233,30 @@ class OnPolicy(ABC, Generic[Own]):
         return Update(
             applied=finite,
             reason="" if finite else "nan",
-            steps=prepared.rows.steps,
+            steps=prepared.steps,
             gradient_steps=len(trace.norms),
             metrics=metrics if finite else {},
         )
 
-    def prepare(self, batch: Batch, rewards: Tensor, trained: Tensor) -> Prepared:
+    def prepare(self, batch: Batch, rewards: Tensor, share: Share) -> Prepared:
         """What is computed once per batch; call it without gradients. See `preparation.prepare`."""
-        return prepare(self.policy, self._network, batch, rewards, trained, self._advantages, self._weigh)
+        return prepare(
+            self.policy,
+            self._network,
+            batch,
+            rewards,
+            self._group,
+            share,
+            self._advantages,
+            self._weigh,
+        )
 
     def _weigh(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
         chosen = standardise(advantage) if self.section.normalise_advantages else advantage
         return self._surrogate(behaviour, proximal, chosen)
 
     def _gradient_step(self, rows: Rows, course: Course, trace: Trace) -> Tensor:
-        """One minibatch; returns its log-probabilities [m] from before the step."""
+        """One minibatch; returns log-probabilities [m] of this rank's rows from before the step."""
         section = self.section
         outputs = self._network.outputs(rows.inputs)
         log_prob = self.policy.joint_log_prob(outputs.parameters, rows.action)
@@ -249,11 +273,12 @@ class OnPolicy(ABC, Generic[Own]):
         if coefficient:
             entropy = self.policy.joint_entropy(outputs.parameters)
             built.append(entropy)
-            slopes.append(torch.full_like(entropy, -coefficient / len(entropy)))
-        gradient = self._network.gradient(built, slopes)
+            slopes.append(torch.full_like(entropy, -coefficient / rows.total))
+        gradient = self._group.sum_(self._network.gradient(built, slopes))
         trace.norms.append(self._optimiser.step(gradient, course["learning_rate"], section.max_gradient_norm))
         trace.policy_losses.append(surrogate.loss)
         trace.value_losses.append(error.loss)
+        trace.used += rows.total
         return before
 
     def _thinned(self, inputs: Inputs) -> Outputs:
@@ -265,15 +290,16 @@ class OnPolicy(ABC, Generic[Own]):
     def _measure(
         self, batch: Batch, prepared: Prepared, activations: Measured | None, trace: Trace, course: Course
     ) -> tuple[bool, dict[str, float]]:
-        """The one read of the device: is everything finite, and the metrics."""
-        rows = trace.rows
-        assert rows is not None, "an update has at least one epoch"
-        log_prob = torch.cat(trace.log_prob)
+        """The one read of the device: is everything finite, on every rank, and the metrics."""
+        assert trace.rows is not None, "an update has at least one epoch"
+        assert trace.deal is not None, "an update has at least one epoch"
+        log_prob = trace.deal.gather(torch.cat(trace.log_prob))
+        rows = Gathered(trace.deal.gather(trace.rows.columns))
+        summed = dict(zip(_SUMMED, self._group.sum_(self._summed(prepared, trace)), strict=True))
+        judged = {"optimiser": summed.pop("optimiser")}
         tensors = {
-            "policy_loss": torch.stack(trace.policy_losses).mean(),
-            "value_loss": torch.stack(trace.value_losses).mean(),
+            **summed,
             "gradient_norm": torch.stack(trace.norms).mean(),
-            "entropy": prepared.entropy,
             "kl_behaviour": divergence(rows.behaviour, log_prob),
             "effective_sample_size": effective_sample_size(rows.behaviour, log_prob),
             "max_ratio": (log_prob - rows.behaviour).max().exp(),
@@ -281,7 +307,6 @@ class OnPolicy(ABC, Generic[Own]):
             "mean_value": rows.old_value.mean(),
             **self._watch(batch, rows, log_prob, course),
         }
-        judged = {"optimiser": self._optimiser.checksum()}
         if prepared.observed is not None:
             judged["observed"] = prepared.observed.checksum().to(log_prob.dtype)
         if activations is not None:
@@ -289,6 +314,11 @@ class OnPolicy(ABC, Generic[Own]):
         numbers = torch.stack([*tensors.values(), *judged.values()]).tolist()
         metrics = dict(zip(tensors, numbers, strict=False))
         return all(map(math.isfinite, numbers)), {**metrics, **course, **trace.numbers}
+
+    def _summed(self, prepared: Prepared, trace: Trace) -> Tensor:
+        """This rank's share of `_SUMMED`, [4]."""
+        losses = [torch.stack(trace.policy_losses).mean(), torch.stack(trace.value_losses).mean()]
+        return torch.stack([*losses, prepared.entropy, self._optimiser.checksum()])
 
     def _commit(
         self,

@@ -18,6 +18,8 @@ from torch import Tensor
 from learner.algorithm import AlgorithmState
 from learner.algorithms import on_policy
 from learner.algorithms.advantage import Advantages, Unrolls, gae, vtrace
+from learner.algorithms.group import Deal, Share
+from learner.algorithms.hardware import Hardware
 from learner.algorithms.loss import (
     Sloped,
     Surrogate,
@@ -58,8 +60,10 @@ _KL_TOLERANCE = 1.5
 class PPO(OnPolicy[PPOSection]):
     """PPO (Schulman et al. 2017) with a decoupled objective (Hilton, Cobbe, Schulman 2021)."""
 
-    def __init__(self, policy: Policy, section: PPOSection, *, seed: int) -> None:
-        super().__init__(policy, section, seed=seed)
+    def __init__(
+        self, policy: Policy, section: PPOSection, *, seed: int, hardware: Hardware | None = None
+    ) -> None:
+        super().__init__(policy, section, seed=seed, hardware=hardware)
         self._steered_rate = section.learning_rate
 
     def _advantages(self, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
@@ -82,39 +86,44 @@ class PPO(OnPolicy[PPOSection]):
 
     def _policy_loss(self, log_prob: Tensor, rows: Rows, course: Course) -> Sloped:
         return policy_loss(
-            log_prob, rows.anchor, rows.weighted_advantage, course["clip_range"], self.section.dual_clip
+            log_prob,
+            rows.anchor,
+            rows.weighted_advantage,
+            course["clip_range"],
+            self.section.dual_clip,
+            rows.total,
         )
 
     def _value_loss(self, value: Tensor, rows: Rows) -> Sloped:
-        return value_loss(value, rows.target, rows.old_value, self.section.value_clip)
+        return value_loss(value, rows.target, rows.old_value, self.section.value_clip, rows.total)
 
     # ---- the epochs
 
     def _train(self, batch: Batch, prepared: Prepared, course: Course) -> Trace:
-        trace, rows = Trace(), prepared.rows
-        passes, used = 0, 0
+        trace, rows, share = Trace(), prepared.rows, prepared.share
+        passes = 0
         for epoch in range(self.section.epochs):
             if epoch == self.section.stale_epochs:
-                rows = self._fresh(batch, prepared)
-                if not len(rows):
+                rows, share = self._fresh(batch, prepared)
+                if not share.total:
                     break
-            order = torch.randperm(len(rows), generator=self._permutations)
-            trace.rows = rows.select(order)
-            trace.log_prob = [
-                self._gradient_step(part, course, trace) for part in trace.rows.cut(self.section.minibatches)
-            ]
-            passes, used = passes + 1, used + rows.steps
-            if self._moved_far(trace.rows, trace.log_prob):
+            order = torch.randperm(share.total, generator=self._permutations)
+            trace.deal = deal = share.deal(order, self.section.minibatches)
+            trace.rows = rows.select(deal.index)
+            trace.log_prob = [self._gradient_step(part, course, trace) for part in trace.rows.cut(deal.sizes)]
+            passes += 1
+            if self._moved_far(trace.rows, trace.log_prob, deal):
                 break
-        trace.numbers = {"epochs": float(passes), "sample_reuse": used / prepared.rows.steps}
+        trace.numbers = {"epochs": float(passes), "sample_reuse": trace.used / prepared.steps}
         return trace
 
-    def _moved_far(self, rows: Steps, log_prob: list[Tensor]) -> bool:
+    def _moved_far(self, rows: Steps, log_prob: list[Tensor], deal: Deal) -> bool:
         """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""
         target = self.section.target_kl
-        return target is not None and bool(
-            divergence(rows.proximal, torch.cat(log_prob)) > _KL_TOLERANCE * target
-        )
+        if target is None:
+            return False
+        proximal, now = deal.gather(torch.stack([rows.proximal, torch.cat(log_prob)]))
+        return bool(divergence(proximal, now) > _KL_TOLERANCE * target)
 
     # ---- steps that lag behind
 
@@ -123,10 +132,12 @@ class PPO(OnPolicy[PPOSection]):
         limit = self.section.mask_after
         return batch.valid if limit is None else batch.valid & (self._lags(batch) <= limit)
 
-    def _fresh(self, batch: Batch, prepared: Prepared) -> Rows | Sequences:
+    def _fresh(self, batch: Batch, prepared: Prepared) -> tuple[Rows | Sequences, Share]:
         """The rows that are at most `staleness` updates behind."""
-        lags = prepared.each(self._lags(batch), len(batch.valid))
-        return prepared.rows.select((lags <= self.section.staleness).nonzero().squeeze(1).cpu())
+        fresh = self._lags(batch) <= self.section.staleness
+        rows = prepared.rows.select(prepared.each(fresh, len(batch.valid)).nonzero().squeeze(1).cpu())
+        steps = prepared.share.steps
+        return rows, self._group.share(steps & fresh.to(steps.device))
 
     def _lags(self, batch: Batch) -> Tensor:
         """Updates that each column is behind, [B]."""
@@ -144,8 +155,12 @@ class PPO(OnPolicy[PPOSection]):
         return {
             "kl_proximal": divergence(rows.proximal, log_prob),
             "clip_fraction": clip_fraction(log_prob, rows.anchor, course["clip_range"]),
-            "masked_fraction": 1.0 - self._trained(batch).sum() / batch.valid.sum(),
+            "masked_fraction": 1.0 - self._trained_fraction(batch),
         }
+
+    def _trained_fraction(self, batch: Batch) -> Tensor:
+        trained, valid = self._group.sum_(torch.stack([self._trained(batch).sum(), batch.valid.sum()]))
+        return trained / valid
 
     def _commit(
         self,

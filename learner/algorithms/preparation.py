@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithms.advantage import Advantages, Unrolls, carries, next_values
+from learner.algorithms.group import Group, Share
 from learner.algorithms.loss import Surrogate
 from learner.algorithms.network import Network
 from learner.algorithms.rows import Rows
@@ -29,13 +30,15 @@ Weigh = Callable[[Tensor, Tensor, Tensor], Surrogate]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """rows: those of the batch that are trained.   entropy: scalar, mean of their π_prox.
+    """rows: those of this rank that are trained.   steps: of all ranks.   share: of what an epoch permutes, `rows`.
 
     index: int64, which of all T·B steps they are, or of B columns those of `Sequences`; None: all.
-    observed: for the normaliser, if any.
+    entropy: scalar, their share of the mean of π_prox.   observed: by all ranks, for the normaliser, if any.
     """
 
     rows: Rows | Sequences
+    steps: int
+    share: Share
     index: Tensor | None
     entropy: Tensor
     observed: Moments | None
@@ -51,14 +54,17 @@ def prepare(
     network: Network,
     batch: Batch,
     rewards: Tensor,
-    trained: Tensor,
+    group: Group,
+    share: Share,
     estimate: Estimate,
     weigh: Weigh,
 ) -> Prepared:
-    """Prepare a batch. rewards: [T, B], scaled where that is asked for. trained: bool [T, B], at least one.
+    """Prepare a rank's share of a batch. rewards: [T, B], scaled where that is asked for.
 
-    Its rows are empty where no trained step lies behind the burn-in.
+    share: by `group`, of the steps that are trained, at least one. There are no rows where none of them lies
+    behind the burn-in.
     """
+    trained = share.steps
     steps, columns = batch.valid.shape
     count = steps * columns
     look = see(policy, batch)
@@ -75,16 +81,18 @@ def prepare(
     fixed = [estimated.advantage, estimated.target, values[:-1]]
     flat = torch.stack([behaviour, proximal, *(tensor.flatten() for tensor in fixed)])
     entropy = policy.joint_entropy(parameters)
-    observed = _observed(policy, look, batch)
+    observed = _observed(policy, look, batch, group)
     if look.starts is not None:
-        return _in_sequences(policy, trained, look, weigh, (action, flat, entropy, observed))
+        return _in_sequences(policy, group, trained, look, weigh, (action, flat, entropy, observed))
     inputs, index = look.inputs.narrow(0, count), None
     if not bool(trained.all()):
         index = trained.flatten().nonzero().squeeze(1)
         inputs, flat, entropy = inputs.select(index), flat[:, index], entropy[index]
         action = {path: rows[index] for path, rows in action.items()}
-    rows = Rows(inputs, action, _columns(weigh, *flat.unbind(0)))
-    return Prepared(rows=rows, index=index, entropy=entropy.mean(), observed=observed)
+    # Advantages are standardised over the rows of all ranks.
+    rows = Rows(inputs, action, share.own(_columns(weigh, *share.gather(flat).unbind(0))))
+    mean = entropy.sum().div_(share.total)
+    return Prepared(rows=rows, steps=share.total, share=share, index=index, entropy=mean, observed=observed)
 
 
 def see(policy: Policy, batch: Batch) -> Look:
@@ -107,12 +115,13 @@ def see(policy: Policy, batch: Batch) -> Look:
 
 def _in_sequences(
     policy: Policy,
+    group: Group,
     trained: Tensor,
     look: Look,
     weigh: Weigh,
     of_rows: tuple[dict[str, Tensor], Tensor, Tensor, Moments | None],
 ) -> Prepared:
-    """Columns that have a trained step behind the burn-in."""
+    """Columns that have a trained step behind the burn-in; of a group of one rank."""
     assert look.starts is not None
     assert look.inputs.time is not None
     action, flat, entropy, observed = of_rows
@@ -135,6 +144,8 @@ def _in_sequences(
     used = torch.from_numpy(counts.nonzero()[0])
     return Prepared(
         rows=sequences.select(used),
+        steps=sequences.steps,
+        share=group.share(torch.from_numpy(counts > 0).unsqueeze(0)),
         index=used.to(trained.device),
         entropy=entropy[index].mean(),
         observed=observed,
@@ -155,8 +166,8 @@ def _columns(
     return torch.stack([surrogate.anchor, surrogate.weighted_advantage, target, value, behaviour, proximal])
 
 
-def _observed(policy: Policy, look: Look, batch: Batch) -> Moments | None:
+def _observed(policy: Policy, look: Look, batch: Batch, group: Group) -> Moments | None:
     if policy.normaliser is None:
         return None
     reals = policy.reader.raw_reals(look.observation, torch.float64)
-    return moments(reals[: batch.valid.numel()][batch.valid.flatten()])
+    return group.moments(moments(reals[: batch.valid.numel()][batch.valid.flatten()]))

@@ -29,4 +29,4 @@ class Reinforce(OnPolicy[ReinforceSection]):
         return coupled(behaviour, advantage)
 
     def _policy_loss(self, log_prob: Tensor, rows: Rows, course: Course) -> Sloped:
-        return policy_gradient(log_prob, rows.weighted_advantage)
+        return policy_gradient(log_prob, rows.weighted_advantage, rows.total)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from learner.algorithms.group import Group, Solo
 from learner.batch import Batch
 from penstock.policy.normaliser import Moments, combine, moments
 
@@ -33,20 +34,25 @@ class Scaled:
 
 
 class RewardScale:
-    """State: the running moments of discounted returns, and each environment's return so far."""
+    """State: the running moments of discounted returns, and each environment's return so far.
 
-    def __init__(self, discount: float) -> None:
+    The same on every rank: an environment's next columns may come to another one.
+    """
+
+    def __init__(self, discount: float, group: Group | None = None) -> None:
         self._discount = discount
+        self._group = group or Solo()
         self._returns: dict[SlotKey, float] = {}
         zero = torch.zeros(1, dtype=torch.float64)
         self._moments = Moments(torch.zeros((), dtype=torch.float64), zero, zero)
 
     def scale(self, batch: Batch) -> Scaled:
         """The batch's rewards by the deviation of all returns including its own."""
-        rewards = batch.reward.double().cpu().numpy()
-        ended = (batch.terminated | batch.truncated).cpu().numpy()
-        valid = batch.valid.cpu().numpy()
-        history, after = self._follow(rewards, ended, batch.slots)
+        rewards = self._group.columns(batch.reward.double()).numpy()
+        ended = self._group.columns(batch.terminated | batch.truncated).numpy()
+        valid = self._group.columns(batch.valid).numpy()
+        slots = self._group.columns(torch.tensor(batch.slots, dtype=torch.int64).reshape(-1, 2).t())
+        history, after = self._follow(rewards, ended, _keys(slots))
         seen = torch.from_numpy(history[valid]).unsqueeze(1)
         both = combine(self._moments, moments(seen)) if len(seen) else self._moments
         deviation = float((both.spread[0] / both.count.clamp(min=1.0) + _FLOOR).sqrt())
@@ -96,6 +102,11 @@ class RewardScale:
                 current = np.where(ended[t, columns], 0.0, current)
             after.update(zip(keys, current.tolist(), strict=True))
         return history, after
+
+
+def _keys(slots: Tensor) -> tuple[SlotKey, ...]:
+    """Session and slot id of each column, of an int64 [2, B]."""
+    return tuple((session, slot) for session, slot in slots.t().tolist())
 
 
 def _waves(slots: tuple[SlotKey, ...]) -> list[list[int]]:

@@ -1,11 +1,11 @@
 """Steps of a batch as the losses read them: flat, without those that are not experience."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from torch import Tensor
 
+from learner.batch import send
 from penstock.policy.networks import Inputs
 
 
@@ -52,12 +52,28 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
+class Gathered(Steps):
+    """Numbers of the steps of all ranks."""
+
+    columns: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Rows(Steps):
-    """Steps that stand alone, or of one minibatch. inputs: that give [n] outputs; action: by path, [n, *shape]."""
+    """Steps that stand alone, or of one minibatch. inputs: that give [n] outputs; action: by path, [n, *shape].
+
+    whole: rows of all ranks in the minibatch, where these may be one rank's share of them.
+    """
 
     inputs: Inputs
     action: dict[str, Tensor]
     columns: Tensor
+    whole: int | None = None
+
+    @property
+    def total(self) -> int:
+        """What a mean over the minibatch divides by."""
+        return self.steps if self.whole is None else self.whole
 
     def __len__(self) -> int:
         """What an epoch permutes: steps (n)."""
@@ -68,15 +84,16 @@ class Rows(Steps):
         return self.inputs
 
     def select(self, index: Tensor) -> "Rows":
-        """The rows at an int64 index [m], copied."""
-        index = index.to(self.columns.device)
+        """The rows at an int64 index [m] on the CPU, copied."""
+        index = send(index, self.columns.device)
         action = {path: values.index_select(0, index) for path, values in self.action.items()}
         return Rows(self.inputs.select(index), action, self.columns.index_select(1, index))
 
-    def cut(self, pieces: int) -> Iterator["Rows"]:
-        """As many nearly equal parts, in order, as views; fewer when there are fewer rows."""
-        pieces = min(pieces, len(self))
-        edges = [len(self) * i // pieces for i in range(pieces + 1)]
-        for start, end in pairwise(edges):
+    def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator["Rows"]:
+        """Minibatches in order, as views. sizes: of each, rows of this rank and of all (`group.Deal`)."""
+        start = 0
+        for own, total in sizes:
+            end = start + own
             action = {path: values[start:end] for path, values in self.action.items()}
-            yield Rows(self.inputs.narrow(start, end - start), action, self.columns[:, start:end])
+            yield Rows(self.inputs.narrow(start, own), action, self.columns[:, start:end], total)
+            start = end

@@ -4,9 +4,8 @@ A column is unrolled from the state that was sent with it through all of its ste
 behind the burn-in, carry loss. Where steps lie is known on the CPU, so that a minibatch asks no device for it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -72,15 +71,16 @@ class Sequences(Steps):
             counts=counts,
         )
 
-    def cut(self, pieces: int) -> Iterator[Rows]:
-        """As many nearly equal shares of the columns, in order; fewer when there are fewer columns."""
-        pieces = min(pieces, len(self))
-        edges = [len(self) * i // pieces for i in range(pieces + 1)]
+    def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator[Rows]:
+        """Minibatches in order. sizes: of each, columns of this rank, which is the only one (`group.Deal`)."""
         ends = np.concatenate([[0], np.cumsum(self.counts)])
-        for first, end in pairwise(edges):
+        first = 0
+        for own, _ in sizes:
+            end = first + own
             rows = slice(int(ends[first]), int(ends[end]))
             action = {path: values[rows] for path, values in self.action.items()}
             yield Rows(self._inputs(first, end, rows), action, self.columns[:, rows])
+            first = end
 
     def _inputs(self, first: int, end: int, rows: slice) -> Inputs:
         """What gives the outputs of those columns' steps."""

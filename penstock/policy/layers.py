@@ -42,14 +42,14 @@ class BatchNorm(nn.Module):
         self.register_buffer("merges", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(width, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(width, dtype=torch.float64))
-        self.is_measuring = False
+        self.measuring: Callable[[Moments], Moments] | None = None
         self.seen: Moments | None = None
 
     def forward(self, rows: Tensor) -> Tensor:
         """[M, F] → [M, F]; a row does not depend on its neighbours."""
         mean, variance = self.mean, self.variance
-        if self.is_measuring:
-            self.seen = moments(rows)
+        if self.measuring is not None:
+            self.seen = self.measuring(moments(rows))
             # The layers behind this one are measured as they will be fed.
             mean, variance = self._merged(self.seen)
         scale = (variance + _EPSILON).rsqrt().to(rows.dtype) * self.weight
@@ -83,13 +83,18 @@ class Measured:
             layer.merge(seen)
 
 
-def measure(module: nn.Module, forward: Callable[[], object]) -> Measured | None:
-    """Run `forward` without gradients and say what its layers of batch normalisation saw; None without any."""
+def measure(
+    module: nn.Module, forward: Callable[[], object], whole: Callable[[Moments], Moments] = lambda own: own
+) -> Measured | None:
+    """Run `forward` without gradients and say what its layers of batch normalisation saw; None without any.
+
+    whole: from the moments of a layer's rows here to those of its rows everywhere.
+    """
     layers = [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
     if not layers:
         return None
     for layer in layers:
-        layer.is_measuring = True
+        layer.measuring = whole
     try:
         with torch.no_grad():
             forward()
@@ -97,7 +102,7 @@ def measure(module: nn.Module, forward: Callable[[], object]) -> Measured | None
         return Measured(seen) if seen else None
     finally:
         for layer in layers:
-            layer.is_measuring, layer.seen = False, None
+            layer.measuring, layer.seen = None, None
 
 
 class Dropout(nn.Module):

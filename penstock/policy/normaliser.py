@@ -30,9 +30,9 @@ class Moments:
 
 
 def moments(rows: Tensor) -> Moments:
-    """Moments of rows [n, D], n ≥ 1."""
+    """Moments of rows [n, D]; of none all are 0."""
     wide = rows.double()
-    mean = wide.mean(0)
+    mean = wide.sum(0).div_(max(1, len(rows)))
     count = torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device)
     return Moments(count, mean, (wide - mean).square().sum(0))
 

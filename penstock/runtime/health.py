@@ -160,16 +160,23 @@ class Endpoint:
     server_pid: int | None = None
 
 
-def announce(role: str, *, metrics_port: int, address: str = "", server_pid: int | None = None) -> Endpoint:
-    """Write this process's endpoint to the file that the launcher named, if it named one."""
+def announce(
+    role: str, *, metrics_port: int, address: str = "", server_pid: int | None = None, rank: int = 0
+) -> Endpoint:
+    """Write this process's endpoint to the file that the launcher named, if it named one.
+
+    rank: of several that were given one name; beyond 0 it stands behind the file's stem.
+    """
     endpoint = Endpoint(
         role=role, pid=os.getpid(), metrics_port=metrics_port, address=address, server_pid=server_pid
     )
     name = os.environ.get(ENDPOINT_VARIABLE)
     if name:
-        temporary = Path(f"{name}.tmp")
+        file = Path(name)
+        file = file.with_stem(f"{file.stem}-{rank}") if rank else file
+        temporary = Path(f"{file}.tmp")
         temporary.write_text(json.dumps(asdict(endpoint)) + "\n")
-        temporary.replace(name)
+        temporary.replace(file)
     return endpoint
 
 

@@ -24,14 +24,27 @@ from prometheus_client.registry import Collector
 
 from penstock.wire.refusal import Reason
 
-_ALL: Final = tuple(CollectorRegistry() for _ in range(10))
-_ACTING, _UNROLLING, _EXCHANGE, _LOG, _SERVING, _LOOPING, _ANSWERING, _LEARNING, _LAUNCHING, _SCORING = _ALL
+_ALL: Final = tuple(CollectorRegistry() for _ in range(11))
+(
+    _ACTING,
+    _UNROLLING,
+    _EXCHANGE,
+    _LOG,
+    _SERVING,
+    _LOOPING,
+    _ANSWERING,
+    _LEARNING,
+    _RANKING,
+    _LAUNCHING,
+    _SCORING,
+) = _ALL
 _GROUPS: Final = {
     "actor": (_ACTING, _UNROLLING, _EXCHANGE),
     "evaluator": (_ACTING, _EXCHANGE),
     "broker": (_EXCHANGE, _LOG, _SERVING, _LOOPING),
     "server": (_ACTING, _UNROLLING, _EXCHANGE, _LOOPING, _ANSWERING),
-    "learner": (_LOG, _LEARNING),
+    "learner": (_LOG, _LEARNING, _RANKING),
+    "rank": (_RANKING,),
     "launcher": (_LAUNCHING,),
     "reward": (_EXCHANGE, _LOOPING, _SCORING),
     "redis": (),
@@ -328,6 +341,19 @@ IMITATION_ACCURACY = _learning.gauge(
     "imitation_accuracy_ratio", "Share of recorded actions that are the most likely one, by split", "split"
 )
 LEASE_EPOCH = _learning.gauge("lease_epoch", "Epoch of this learner's lease")
+
+# Every rank of a learner; those beyond rank 0 tell nothing else
+_ranking = _Declare(_RANKING)
+RANKS = _ranking.gauge("ranks", "Ranks of the learner that this process is one of")
+RANK = _ranking.gauge("rank", "Which rank this process is")
+RANK_UPDATES = _ranking.counter("rank_updates", "Updates of which this rank beyond 0 has computed its share")
+RANK_WAIT_SECONDS = _ranking.counter(
+    "rank_wait_seconds", "Time that a rank beyond 0 waited for the next update to begin, in seconds"
+)
+RANK_EXCHANGE_SECONDS = _ranking.summary(
+    "rank_exchange_seconds",
+    "Exchanges with the other ranks, in seconds; between GPUs only until they are under way",
+)
 
 # Launcher
 _launching = _Declare(_LAUNCHING)

@@ -211,9 +211,7 @@ def test_ppo_estimates_advantages_and_targets_as_torchrls_gae() -> None:
 
 def prepared_rows(ppo: PPO, batch: Batch) -> Any:
     """What the epochs of an update of this batch would begin with."""
-    from learner.algorithms.preparation import prepare
+    from learner.algorithms.group import Solo
 
     with torch.no_grad():
-        return prepare(
-            ppo.policy, ppo._network, batch, batch.reward, batch.valid, ppo._advantages, ppo._weigh
-        ).rows
+        return ppo.prepare(batch, batch.reward, Solo().share(batch.valid)).rows

@@ -8,6 +8,7 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from learner.algorithms.group import Solo, evenly
 from learner.algorithms.ppo import PPO
 from learner.algorithms.preparation import see
 from penstock.runtime.settings import PPOSection
@@ -57,9 +58,9 @@ def test_recorded_log_probabilities_are_the_learners(
         found = policy.joint_log_prob(parameters, {"action": batch.action["action"].flatten()})
         same = torch.isclose(found.view_as(batch.log_prob), batch.log_prob, rtol=1e-4, atol=1e-4)
         assert same[batch.valid].all()
-        rows = ppo.prepare(batch, batch.reward, batch.valid).rows
+        rows = ppo.prepare(batch, batch.reward, Solo().share(batch.valid)).rows
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-        for part in rows.select(order).cut(3) if len(rows) else ():
+        for part in rows.select(order).cut(evenly(len(rows), 3)) if len(rows) else ():
             outputs = ppo._network.outputs(part.inputs)
             again = policy.joint_log_prob(outputs.parameters, part.action)
             torch.testing.assert_close(again, part.behaviour, rtol=1e-4, atol=1e-4)

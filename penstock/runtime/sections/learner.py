@@ -32,6 +32,16 @@ class LearnerSection(Section):
     """Threads of the update."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where there is one."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: the networks of an update run in mixed precision; weights, losses and moments stay float32."""
+    compile: bool = False
+    """Compile the networks of an update with torch.compile: the first updates take minutes."""
+    ranks: Positive = 1
+    """Processes of this machine that share each update; under torchrun, which then says how many, 1."""
+    rank_timeout_s: PositiveReal = 120.0
+    """Ranks that do not meet, or a rank that does not answer another, end the learner after this long, in seconds."""
+    plaintext_ranks: bool = False
+    """Allow ranks on several machines, which exchange gradients and weights unencrypted."""
     stall_timeout_s: Positive = 300
     """Longest time without an update while not paused, in seconds: health turns red, and the run ends as failed."""
     keep_every_updates: Positive | None = None

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from learner.algorithms.registry import check_hardware
 from learner.model import check_memory, check_schema, check_specification, make_model
 from penstock.runtime import settings as configuration
 from penstock.runtime.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
@@ -197,3 +198,42 @@ def test_a_fragment_carries_what_the_policy_remembers_and_the_masks() -> None:
     assert "begins" in rules.schema.by_name
     plain = make_model(configuration.load([{"run": "a"}])).specification.schema
     assert plain == fragment_schema(*spaces(EnvironmentSection()))
+
+
+ON_HARDWARE: dict[str, tuple[int, dict[str, Any], str]] = {
+    "replay": (2, {"algorithm": {"name": "dqn"}}, r"algorithm.name='dqn': .*there are 2; use impala or"),
+    "clone": (2, {"algorithm": {"name": "clone"}}, r"algorithm.name='clone': .*learner.ranks=1"),
+    "recurrent": (2, {"policy": {"recurrent": "gru"}}, r"policy.recurrent='gru': .*learner.ranks=1"),
+    "dropout": (2, {"policy": {"dropout": 0.1}}, r"policy.dropout=0.1: .*learner.ranks=1"),
+    "record": (2, {"learner": {"record": "r"}}, r"learner.record='r': .*learner.ranks=1"),
+    "recording": (2, {"learner": {"feed_from": "r"}}, r"learner.feed_from='r': .*learner.ranks=1"),
+    "bfloat16-sac": (
+        1,
+        {"algorithm": {"name": "sac"}, "learner": {"precision": "bfloat16"}},
+        r"learner.precision='bfloat16': algorithm.name='sac'.*leave it at its default",
+    ),
+    "compiled-core": (
+        1,
+        {"policy": {"recurrent": "lstm"}, "learner": {"compile": True}},
+        r"learner.compile=true: .*policy.recurrent='lstm'",
+    ),
+    "compiled-dropout": (
+        1,
+        {"policy": {"dropout": 0.1}, "learner": {"compile": True}},
+        r"learner.compile=true: .*policy.dropout=0.1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ranks", "layer", "message"), ON_HARDWARE.values(), ids=ON_HARDWARE)
+def test_what_a_learners_hardware_cannot_is_refused(ranks: int, layer: dict[str, Any], message: str) -> None:
+    """By the setting to change, before ranks are started."""
+    with pytest.raises(ConfigurationError, match=message):
+        check_hardware(configuration.load([{"run": "a"}, layer]), ranks)
+
+
+def test_what_several_ranks_share_is_not_refused() -> None:
+    """Every algorithm that learns from each batch once, with any plain network."""
+    for name in ("ppo", "impala", "reinforce"):
+        policy = {"hidden_norm": "batch", "frame_stack": 2}
+        check_hardware(configuration.load([{"run": "a", "algorithm": {"name": name}, "policy": policy}]), 2)

@@ -201,3 +201,30 @@ def test_explained_variance() -> None:
     assert loss.explained_variance(target, target).item() == 1.0
     assert loss.explained_variance(torch.zeros(3), target).item() == pytest.approx(0.0)
     assert loss.explained_variance(torch.zeros(3), torch.ones(3)).item() == 0.0
+
+
+def test_rounding_does_not_stop_the_critic() -> None:
+    """Within ± clip both errors are one: the slope is the plain one, whichever is larger in its last bit."""
+    generator = torch.Generator().manual_seed(0)
+    value, old = (torch.randn(4096, generator=generator) * 0.01 for _ in range(2))
+    target = torch.randn(4096, generator=generator)
+    clipped, plain = loss.value_loss(value, target, old, 1.0), loss.value_loss(value, target, old, None)
+    assert bool((((old + (value - old)) - target).square() > (value - target).square()).any())
+    assert torch.equal(clipped.slope, plain.slope)
+
+
+def test_shares_of_a_minibatch_add_up_to_it() -> None:
+    """Losses and slopes of parts with the number of all rows, as several ranks compute them."""
+    value, target, old = (log_probs(seed, 1.0) for seed in (1, 2, 3))
+    parts = [slice(0, 3), slice(3, 3), slice(3, None)]
+    whole = (loss.policy_loss(value, old, target, CLIP), loss.value_loss(value, target, old, CLIP))
+    shared = [
+        (
+            loss.policy_loss(value[part], old[part], target[part], CLIP, total=len(value)),
+            loss.value_loss(value[part], target[part], old[part], CLIP, len(value)),
+        )
+        for part in parts
+    ]
+    for kind, expected in enumerate(whole):
+        torch.testing.assert_close(sum(part[kind].loss for part in shared), expected.loss)
+        assert torch.equal(torch.cat([part[kind].slope for part in shared]), expected.slope)

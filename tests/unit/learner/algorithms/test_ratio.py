@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from learner.algorithms.group import Solo
 from learner.algorithms.ppo import PPO
 from learner.batch import Batch
 from penstock.policy import weights
@@ -60,7 +61,7 @@ def trained(name: str, **algorithm: Any) -> tuple[Acting, PPO]:
 def first_epoch(ppo: PPO, batch: Batch) -> torch.Tensor:
     """π_θ / π_prox [n] of an epoch's gradient steps of length 0, as the surrogate computes it."""
     with torch.no_grad():
-        prepared = ppo.prepare(batch, batch.reward, batch.valid)
+        prepared = ppo.prepare(batch, batch.reward, Solo().share(batch.valid))
     trace = ppo._train(batch, prepared, ppo._course(0.0) | {"learning_rate": 0.0})
     assert trace.rows is not None
     return (torch.cat(trace.log_prob) - trace.rows.proximal).exp()
@@ -98,7 +99,7 @@ def test_the_statistics_stand_still_in_an_update_and_are_merged_after_it(name: s
     layers = [layer for layer in acting.policy.modules() if isinstance(layer, BatchNorm)]
     seen: list[list[torch.Tensor]] = []
     hook = layers[0].register_forward_hook(
-        lambda layer, *_: seen.append([layer.mean.clone()] if not layer.is_measuring else [])
+        lambda layer, *_: seen.append([layer.mean.clone()] if layer.measuring is None else [])
     )
     batch = acting.batch()
     assert ppo.update(batch, progress=0.0).applied

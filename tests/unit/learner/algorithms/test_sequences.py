@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from learner.algorithms.group import Solo, evenly
 from learner.algorithms.network import AutogradNetwork, DenseNetwork, network_of
 from learner.algorithms.optimiser import FlatAdam
 from learner.algorithms.ppo import PPO
@@ -30,7 +31,7 @@ def collected(policy: Policy, *lengths: int, **options: Any) -> Batch:
 def prepared(policy: Policy, batch: Batch, section: PPOSection = FRESH) -> Prepared:
     """Before the first gradient step."""
     with torch.no_grad():
-        return PPO(policy, section, seed=0).prepare(batch, batch.reward, batch.valid)
+        return PPO(policy, section, seed=0).prepare(batch, batch.reward, Solo().share(batch.valid))
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -67,7 +68,7 @@ def test_steps_of_the_burn_in_carry_no_loss() -> None:
     assert isinstance(rows, Sequences)
     assert rows.steps == int(kept.sum()) == 18
     assert len(rows) == int(kept.any(0).sum()) == 6
-    assert [part.steps for part in rows.cut(3)] == [8, 6, 4]
+    assert [part.steps for part in rows.cut(evenly(6, 3))] == [8, 6, 4]
 
 
 def test_a_batch_that_is_all_burn_in_is_skipped() -> None:
@@ -86,7 +87,7 @@ def test_minibatches_are_whole_columns_in_the_order_of_the_permutation() -> None
     batch = collected(policy, 8, 5, slots=2)
     rows = prepared(policy, batch).rows
     order = torch.tensor([2, 0, 3, 1])
-    first, second = rows.select(order).cut(2)
+    first, second = rows.select(order).cut(evenly(4, 2))
     expected = [batch.log_prob[:steps, column] for column, steps in ((2, 5), (0, 8), (3, 5), (1, 8))]
     torch.testing.assert_close(first.behaviour, torch.cat(expected[:2]))
     torch.testing.assert_close(second.behaviour, torch.cat(expected[2:]))
@@ -114,7 +115,8 @@ def test_gradients_reach_through_time() -> None:
     batch = collected(policy, 8, longest=40)
     core = policy.memory.actor_core
     assert core is not None
-    part = next(iter(prepared(policy, batch).rows.cut(1)))
+    rows = prepared(policy, batch).rows
+    part = next(iter(rows.cut(evenly(len(rows), 1))))
     adam = FlatAdam(policy, 1e-5)
     network = network_of(policy, adam)
     outputs = network.outputs(part.inputs)
@@ -132,7 +134,7 @@ def test_frame_stacks_are_rows_like_any_others() -> None:
     ppo = PPO(policy, PPOSection(epochs=1, minibatches=1, learning_rate=0.0), seed=0)
     assert isinstance(ppo._network, DenseNetwork)
     with torch.no_grad():
-        assert len(ppo.prepare(batch, batch.reward, batch.valid).rows) == int(batch.valid.sum())
+        assert len(ppo.prepare(batch, batch.reward, Solo().share(batch.valid)).rows) == int(batch.valid.sum())
     assert ppo.update(batch, progress=0.0).metrics["max_ratio"] == pytest.approx(1.0, abs=1e-4)
     assert policy.normaliser is not None
     newest = batch.observation["observation"][:-1].flatten(0, 1).double()

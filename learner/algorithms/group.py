@@ -1,0 +1,144 @@
+"""Who else computes the same update: the seam between an algorithm and the other ranks of its learner.
+
+Every rank holds some columns of the batch and the same weights. Whatever is defined over the batch as a
+whole goes through here (standardised advantages, minibatches, gradients, KL, moments), so that an update
+by several ranks is the one that a single rank would make. `Solo` is that single rank: it hands back what
+it is given.
+
+    share(steps) → rows of the batch, in the order of a single rank → deal(order, k) → one epoch's minibatches
+    sum_(gradient of own rows) → the gradient of the whole minibatch, on every rank
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from torch import Tensor
+
+from penstock.policy.normaliser import Moments
+
+
+class Deal(Protocol):
+    """One epoch: how the rows of the whole batch were dealt to minibatches and ranks."""
+
+    @property
+    def index(self) -> Tensor:
+        """This rank's own rows, int64 [n] on the CPU, minibatch by minibatch."""
+        ...
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Of each minibatch: rows of this rank, rows of all ranks."""
+        ...
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Rows [..., n] in the order of `index` → those of all ranks, [..., N], in one order for all."""
+        ...
+
+
+class Share(Protocol):
+    """Which rows (steps that were chosen) of one batch are this rank's: n of N."""
+
+    @property
+    def steps(self) -> Tensor:
+        """Those that were chosen of this rank's columns, bool [T, B]."""
+        ...
+
+    @property
+    def total(self) -> int:
+        """Rows of all ranks (N)."""
+        ...
+
+    def deal(self, order: Tensor, minibatches: int) -> Deal:
+        """Cut an epoch's `order`, a permutation int64 [N], into nearly equal parts; fewer when N is smaller."""
+        ...
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Own rows [..., n] → those of all ranks, [..., N], in the order that a single rank has them in."""
+        ...
+
+    def own(self, rows: Tensor) -> Tensor:
+        """Inverse of `gather`."""
+        ...
+
+
+class Group(Protocol):
+    """The ranks of a learner. All of them call the same methods in the same order."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def share(self, steps: Tensor) -> Share:
+        """Choose rows of a batch: bool [T, B] of this rank's columns; ranks follow one another in the batch."""
+        ...
+
+    def columns(self, values: Tensor) -> Tensor:
+        """Own columns [T, B] → those of all ranks side by side, rows that a rank lacks 0; on the CPU."""
+        ...
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Add up over all ranks, in place; equal bits on every rank."""
+        ...
+
+    def moments(self, own: Moments) -> Moments:
+        """Moments of the rows of all ranks."""
+        ...
+
+
+def edges(rows: int, pieces: int) -> list[int]:
+    """Where nearly equal parts begin and end; fewer parts when there are fewer rows."""
+    pieces = min(pieces, rows)
+    return [rows * i // pieces for i in range(pieces + 1)]
+
+
+def evenly(rows: int, pieces: int) -> list[tuple[int, int]]:
+    """`Deal.sizes` of nearly equal parts for one rank."""
+    return [(end - start, end - start) for start, end in pairwise(edges(rows, pieces))]
+
+
+@dataclass(frozen=True, slots=True)
+class _WholeDeal:
+    index: Tensor
+    sizes: list[tuple[int, int]]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _WholeShare:
+    steps: Tensor
+    total: int
+
+    def deal(self, order: Tensor, minibatches: int) -> Deal:
+        return _WholeDeal(order, evenly(len(order), minibatches))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def own(self, rows: Tensor) -> Tensor:
+        return rows
+
+
+class Solo:
+    """A learner of one rank."""
+
+    size = 1
+
+    def share(self, steps: Tensor) -> Share:
+        """All rows."""
+        return _WholeShare(steps, int(steps.sum()))
+
+    def columns(self, values: Tensor) -> Tensor:
+        """As they are."""
+        return values.cpu()
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """As it is."""
+        return tensor
+
+    def moments(self, own: Moments) -> Moments:
+        """As they are."""
+        return own

@@ -1,0 +1,127 @@
+"""`Group` of several processes, by torch.distributed: gloo between CPUs, NCCL between GPUs.
+
+Rows are put where a single rank has them and added up over the ranks, all others being 0: exact, and one
+kind of collective for everything. A rank that is gone ends the others here, with Fatal: a gloo connection
+that closes is noticed at once, whatever else within the group's timeout.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from learner.algorithms.group import Deal, Share, edges
+from learner.batch import send
+from penstock.policy.normaliser import Moments, combine
+from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
+
+
+class TorchGroup:
+    """`Group` of the ranks of a process group, in the thread of the loop."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+
+    def share(self, steps: Tensor) -> Share:
+        """Every rank learns which steps are chosen on all of them."""
+        whole, first = self._side_by_side(steps)
+        # Row numbers of a single rank: chosen steps, oldest first, then by column.
+        numbers = (whole.flatten().cumsum(0) - 1).view_as(whole)
+        mine = steps.cpu()
+        own = numbers[: len(mine), first : first + mine.shape[1]][mine]
+        return _Part(self, steps, int(whole.sum()), own, send(own, steps.device))
+
+    def columns(self, values: Tensor) -> Tensor:
+        """See `Group`."""
+        return self._side_by_side(values)[0]
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """See `Group`."""
+        with metrics.RANK_EXCHANGE_SECONDS.time():
+            try:
+                dist.all_reduce(tensor, group=self._group)
+            except RuntimeError as error:
+                raise lost(error) from error
+        return tensor
+
+    def moments(self, own: Moments) -> Moments:
+        """Combined in the order of the ranks, so that all get equal bits."""
+        row = torch.cat([own.count.reshape(1), own.mean, own.spread])
+        every = row.new_zeros((self.size, len(row)))
+        every[self.rank] = row
+        parts = [_moments(part) for part in self.sum_(every)]
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = combine(whole, part)
+        return whole
+
+    def placed(self, rows: Tensor, places: Tensor, total: int) -> Tensor:
+        """Rows [..., n] at int64 places [n] of [..., total], the other ranks' at theirs."""
+        whole = rows.new_zeros((*rows.shape[:-1], total))
+        whole.index_copy_(-1, places, rows)
+        return self.sum_(whole)
+
+    def _side_by_side(self, values: Tensor) -> tuple[Tensor, int]:
+        """The columns of all ranks on the CPU, and which is the first of this one's."""
+        shapes = torch.zeros((self.size, 2), dtype=torch.int64)
+        shapes[self.rank] = torch.tensor(values.shape)
+        self.sum_(shapes)
+        first = int(shapes[: self.rank, 1].sum())
+        kind = torch.uint8 if values.dtype is torch.bool else values.dtype
+        whole = torch.zeros((int(shapes[:, 0].max()), int(shapes[:, 1].sum())), dtype=kind)
+        whole[: len(values), first : first + values.shape[1]] = values.cpu()
+        return self.sum_(whole).to(values.dtype), first
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """numbers: of this rank's rows, int64 [n] on the CPU, rising; places: the same on the device."""
+
+    group: TorchGroup
+    steps: Tensor
+    total: int
+    numbers: Tensor
+    places: Tensor
+
+    def deal(self, order: Tensor, minibatches: int) -> Deal:
+        local = torch.full((self.total,), -1)
+        local[self.numbers] = torch.arange(len(self.numbers))
+        dealt = local[order]
+        is_mine = dealt >= 0
+        before = torch.cat([is_mine.new_zeros(1, dtype=torch.int64), is_mine.cumsum(0)]).tolist()
+        cuts = pairwise(edges(self.total, minibatches))
+        sizes = [(before[end] - before[start], end - start) for start, end in cuts]
+        index = dealt[is_mine]
+        return _Dealt(self, index, sizes, send(self.numbers[index], self.places.device))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        return self.group.placed(rows, self.places, self.total)
+
+    def own(self, rows: Tensor) -> Tensor:
+        return rows.index_select(-1, self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dealt:
+    part: _Part
+    index: Tensor
+    sizes: list[tuple[int, int]]
+    places: Tensor
+
+    def gather(self, rows: Tensor) -> Tensor:
+        return self.part.group.placed(rows, self.places, self.part.total)
+
+
+def lost(error: RuntimeError) -> Fatal:
+    """The end of a rank whose group has fallen apart."""
+    return Fatal(f"another rank of this learner is gone, so this one ends: {str(error).splitlines()[0]}")
+
+
+def _moments(row: Tensor) -> Moments:
+    width = (len(row) - 1) // 2
+    return Moments(row[0], row[1 : 1 + width], row[1 + width :])

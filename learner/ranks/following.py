@@ -1,0 +1,114 @@
+"""Every rank of a learner but rank 0: computes its share of each update and keeps nothing.
+
+    hear "state" → become it → [hear "update" → own part of the batch → update → agree] → hear "end"
+
+It connects to Redis to read payloads and writes nothing there. Asked to end by a signal it tells rank 0 with
+the next update, and ends with it; when rank 0 is gone it ends at once, with exit 1. Health watches that an
+update that has begun is made; waiting for rank 0 is no fault of this one.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from safetensors.torch import load
+
+from broker.learner_log import LearnerLog
+from learner.algorithm import AlgorithmState
+from learner.crew import Crew
+from learner.model import Model
+from learner.payloads import OwnPayloads
+from learner.ranks.meeting import Meeting
+from learner.ranks.sharing import FollowingFeed
+from learner.upload import Staged, upload_to
+from penstock.runtime import metrics
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
+from penstock.runtime.health import Health
+from penstock.runtime.lifecycle import Lifecycle, leave
+from penstock.runtime.settings import Settings
+
+UPDATE: Final = "update"
+_TAKE_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+def follow(
+    lifecycle: Lifecycle,
+    settings: Settings,
+    meeting: Meeting,
+    model: Model,
+    health: Health,
+    connect: Callable[[], LearnerLog],
+) -> int:
+    """Until rank 0 ends; exit code. Raises Fatal when it has failed or is gone."""
+    words, data = meeting.turns.hear()
+    if words["what"] == "end":
+        return _ended(words)
+    model.algorithm.load(AlgorithmState(tensors=load(data), numbers=words["numbers"]))
+    crew = Crew()
+    feed = _make_feed(settings, meeting, model, connect(), crew)
+    crew.start("feed", _ending_all(feed.run))
+    health.watch(UPDATE, settings.learner.stall_timeout_s)
+    health.suspend(UPDATE)
+    health.set_ready(True)
+    while (words := _hear(meeting))["what"] == "update":
+        health.expect(UPDATE, "its part of the batch did not come, or other ranks did not answer")
+        staged = _take(feed)
+        update = model.algorithm.update(staged.batch, progress=words["progress"])
+        meeting.agree(model.algorithm, update, draining=lifecycle.draining.is_set())
+        metrics.RANK_UPDATES.inc()
+        health.progress(UPDATE)
+        health.suspend(UPDATE)
+    return _ended(words)
+
+
+def _make_feed(
+    settings: Settings, meeting: Meeting, model: Model, learner_log: LearnerLog, crew: Crew
+) -> FollowingFeed:
+    own = OwnPayloads(
+        learner_log,
+        run_name=settings.run,
+        schema=model.specification.schema,
+        upload=upload_to(model.device),
+        take_digests=settings.actor.ack_journal is not None,
+    )
+    prefetch = settings.learner.prefetch_batches
+    return FollowingFeed(learner_log, own, meeting.feed, prefetch=prefetch, stop=crew.stop)
+
+
+def _hear(meeting: Meeting) -> dict[str, Any]:
+    began = time.perf_counter()
+    words, _ = meeting.turns.hear()
+    metrics.RANK_WAIT_SECONDS.inc(time.perf_counter() - began)
+    return words
+
+
+def _take(feed: FollowingFeed) -> Staged:
+    """Rank 0 has this batch, so it is there or on its way."""
+    while (staged := feed.take(_TAKE_S)) is None:
+        pass
+    return staged
+
+
+def _ended(words: dict[str, Any]) -> int:
+    if words["failed"]:
+        raise Fatal("rank 0 of this learner has failed, so this one ends; its log says why")
+    log.info("rank 0 has ended")
+    return EXIT_OK
+
+
+def _ending_all(body: Callable[[], None]) -> Callable[[], None]:
+    """The main thread may be waiting for rank 0, which waits for this one: nobody else can end the process."""
+
+    def run() -> None:
+        try:
+            body()
+        except Exception as error:
+            log.exception("a thread of this rank died")
+            sys.stderr.write(f"{error}\n")
+            leave(EXIT_FAILED)
+
+    return run

@@ -1,0 +1,137 @@
+"""A batch's payloads, divided among the ranks: rank 0 says who reads which, each fetches its own.
+
+    rank 0   check → "check" numbers of each rank → all answer, added up → what became of every entry
+             batch → "batch" numbers of each rank → every rank puts its own together, nobody waits
+
+Runs in the feed's thread of every rank, over a line of its own. A rank whose queue is full does not answer,
+which holds rank 0's feed up as well.
+"""
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from broker.learner_log import LearnerLog
+from broker.state import LogEntry
+from learner.ledger import DIGEST_BYTES
+from learner.payloads import Found, Payloads, State
+from learner.ranks.division import divide
+from learner.ranks.line import Line
+from learner.upload import Staged
+from penstock.runtime.exit import Fatal
+
+_PUT_WAIT_S: Final = 0.2
+_COLUMNS: Final = 5
+"""State, steps, bits of the reward, digest as a number, length of the digest."""
+
+
+class SharedPayloads:
+    """`Payloads` of rank 0."""
+
+    def __init__(self, own: Payloads, line: Line) -> None:
+        self._own = own
+        self._line = line
+
+    def check(self, entries: Sequence[LogEntry]) -> list[Found]:
+        """Each rank checks a part; nobody holds what another one checked."""
+        mine = entries[self._divided("check", entries)[0]]
+        numbers = torch.zeros((len(entries), _COLUMNS), dtype=torch.int64)
+        for row, found in zip(numbers, self._own.check(mine), strict=False):
+            row.copy_(_numbers(found))
+        return [_found(*row) for row in self._line.add_up(numbers).tolist()]
+
+    def batch(self, entries: Sequence[LogEntry]) -> Staged:
+        """Rank 0's own part."""
+        return self._own.batch(entries[self._divided("batch", entries)[0]])
+
+    def _divided(self, what: str, entries: Sequence[LogEntry]) -> list[slice]:
+        """Tell every rank its part: the number of its first entry among all, and its numbers."""
+        charges = [0 if entry.header is None else entry.header.charge for entry in entries]
+        parts = divide(charges, self._line.size)
+        numbers = [[entry.number for entry in entries[part]] for part in parts]
+        words = {
+            "what": what,
+            "of": len(entries),
+            "first": [part.start for part in parts],
+            "numbers": numbers,
+        }
+        self._line.say(words)
+        return parts
+
+
+class FollowingFeed:
+    """The feed of any other rank: `run` in a thread, `take` from its main one."""
+
+    def __init__(
+        self, learner_log: LearnerLog, own: Payloads, line: Line, *, prefetch: int, stop: threading.Event
+    ) -> None:
+        self._log = learner_log
+        self._own = own
+        self._line = line
+        self._stop = stop
+        self._queue: queue.Queue[Staged] = queue.Queue(maxsize=prefetch)
+
+    def take(self, timeout_s: float) -> Staged | None:
+        """This rank's part of the next batch; None when there is none within `timeout_s`."""
+        try:
+            staged = self._queue.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        staged.arrive()
+        return staged
+
+    def run(self) -> None:
+        """Do what rank 0 asks for until `stop`."""
+        while not self._stop.is_set():
+            words, _ = self._line.hear()
+            numbers = [int(number) for number in words["numbers"][self._line.rank]]
+            if words["what"] == "check":
+                self._check(numbers, int(words["first"][self._line.rank]), int(words["of"]))
+            else:
+                self._put(self._own.batch(self._all(numbers)))
+
+    def _check(self, numbers: list[int], first: int, of: int) -> None:
+        """An entry that is not there any more is missing as its payload would be."""
+        entries = self._entries(numbers)
+        found = dict(zip([entry.number for entry in entries], self._own.check(entries), strict=True))
+        answer = torch.zeros((of, _COLUMNS), dtype=torch.int64)
+        for row, number in enumerate(numbers, first):
+            answer[row] = _numbers(found.get(number, Found(State.MISSING)))
+        self._line.add_up(answer)
+
+    def _all(self, numbers: list[int]) -> list[LogEntry]:
+        entries = self._entries(numbers)
+        if len(entries) != len(numbers):
+            raise Fatal(f"of log entries {numbers[0]}..{numbers[-1]} some were good and are gone now")
+        return entries
+
+    def _entries(self, numbers: list[int]) -> list[LogEntry]:
+        """In the order of `numbers`."""
+        by_number = {entry.number: entry for entry in self._log.entries(numbers) if entry.header is not None}
+        return [by_number[number] for number in numbers if number in by_number]
+
+    def _put(self, staged: Staged) -> None:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(staged, timeout=_PUT_WAIT_S)
+            except queue.Full:
+                continue
+            return
+
+
+def _numbers(found: Found) -> torch.Tensor:
+    digest = int.from_bytes(found.digest, "little", signed=True)
+    reward = int(torch.tensor(found.reward, dtype=torch.float64).view(torch.int64))
+    return torch.tensor([found.state, found.steps, reward, digest, len(found.digest)])
+
+
+def _found(state: int, steps: int, reward: int, digest: int, digest_bytes: int) -> Found:
+    return Found(
+        State(state),
+        steps=steps,
+        reward=float(torch.tensor(reward).view(torch.float64)),
+        digest=digest.to_bytes(DIGEST_BYTES, "little", signed=True)[:digest_bytes],
+    )

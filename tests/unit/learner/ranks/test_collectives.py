@@ -1,0 +1,56 @@
+"""Several ranks make the updates that one rank makes; real processes, gloo."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from learner.algorithms.group import Solo
+from tests.ranks import run
+from tests.unit.learner.ranks.updates import CASES, learn
+
+RUNS = [*((2, name) for name in CASES), (3, "every-term"), (3, "batch-norm")]
+"""Ranks, and what they learn."""
+UPDATES = {2: 20, 3: 5}
+"""By ranks."""
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Where two and three ranks have left what they learned."""
+    folders = {size: tmp_path_factory.mktemp(f"ranks-{size}") for size, _ in RUNS}
+    for size, folder in folders.items():
+        names = [name for ranks, name in RUNS if ranks == size]
+        run(size, ["-m", "tests.unit.learner.ranks.updates", str(folder), str(UPDATES[size]), *names])
+    return folders
+
+
+@cache
+def alone(name: str, updates: int) -> dict[str, Tensor]:
+    """What one rank learns."""
+    return learn(name, updates, Solo(), 0)
+
+
+@pytest.mark.parametrize(("size", "name"), RUNS)
+def test_several_ranks_equal_one(several: dict[int, Path], size: int, name: str) -> None:
+    """In float64: the first gradient to 1e-10, everything after the last update to 1e-6, and what was reported.
+
+    Fragments are ragged, some steps are not experience, one batch leaves ranks without any, and environments
+    come to another rank with every update.
+    """
+    found, expected = load_file(several[size] / f"{name}-0.safetensors"), alone(name, UPDATES[size])
+    torch.testing.assert_close(found["gradient"], expected["gradient"], rtol=0.0, atol=1e-10)
+    assert found.keys() == expected.keys()
+    for key, tensor in expected.items():
+        torch.testing.assert_close(found[key], tensor, rtol=1e-6, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize(("size", "name"), RUNS)
+def test_all_ranks_are_the_same_bit_by_bit(several: dict[int, Path], size: int, name: str) -> None:
+    """Whatever rank writes the checkpoint."""
+    first, *others = [load_file(several[size] / f"{name}-{rank}.safetensors") for rank in range(size)]
+    for other in others:
+        assert all(torch.equal(first[key], other[key]) for key in first)

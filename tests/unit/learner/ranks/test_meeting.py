@@ -1,0 +1,28 @@
+"""What a process is told of the ranks that it is one of."""
+
+import pytest
+import torch
+
+from learner.ranks.meeting import Place, meet, place_of
+from penstock.runtime import settings as configuration
+from penstock.runtime.settings import ConfigurationError
+
+
+def test_without_torchrun_there_is_one_rank() -> None:
+    """And also where it starts a single one."""
+    assert place_of({}) == place_of({"RANK": "0", "WORLD_SIZE": "1"}) == Place()
+
+
+def test_torchrun_says_which_rank_this_is_and_how_many_share_the_machine() -> None:
+    """Third of four, on the second of two machines."""
+    place = place_of({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"})
+    assert place == Place(rank=2, size=4, on_host=0, size_on_host=2)
+    assert place.spans_machines
+    assert not Place(rank=1, size=2, on_host=1, size_on_host=2).spans_machines
+
+
+def test_ranks_on_several_machines_need_leave_to_speak_in_plaintext() -> None:
+    """Before anything is sent."""
+    place = Place(rank=0, size=2)
+    with pytest.raises(ConfigurationError, match=r"learner\.plaintext_ranks=false.*unencrypted"):
+        meet(place, configuration.load([{"run": "a"}]), torch.device("cpu"))
