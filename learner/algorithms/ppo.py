@@ -159,8 +159,8 @@ class PPO(OnPolicy[PPOSection]):
         }
 
     def _trained_fraction(self, batch: Batch) -> Tensor:
-        trained, valid = self._group.sum_(torch.stack([self._trained(batch).sum(), batch.valid.sum()]))
-        return trained / valid
+        counts = self._group.sum_(torch.stack([self._trained(batch).sum(), batch.valid.sum()]))
+        return counts[0] / counts[1]
 
     def _commit(
         self,
