@@ -210,7 +210,7 @@ def _copy_seconds(upload: Upload, fragments: Fragments) -> float:
         tensor.to(upload.device, non_blocking=True)
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / 1000
+    return float(begin.elapsed_time(end)) / 1000
 
 
 @contextmanager

@@ -16,6 +16,11 @@ from typing import Final
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed import (  # type: ignore[attr-defined] # public, by their documentation
+    PrefixStore,
+    Store,
+    rendezvous,
+)
 
 from learner.algorithm import Algorithm, Update
 from learner.algorithms.group import Group
@@ -95,7 +100,7 @@ def meet(place: Place, settings: Settings, device: torch.device) -> Meeting:
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if is_gpu else "gloo",
-            store=_agreed(next(dist.rendezvous("env://", timeout=timeout))[0], place, timeout_s),
+            store=_agreed(next(rendezvous("env://", timeout=timeout))[0], place, timeout_s),
             rank=place.rank,
             world_size=place.size,
             timeout=timeout,
@@ -113,7 +118,7 @@ def meet(place: Place, settings: Settings, device: torch.device) -> Meeting:
     return Meeting(place, group, turns, feed)
 
 
-def _agreed(store: dist.Store, place: Place, timeout_s: float) -> dist.Store:
+def _agreed(store: Store, place: Place, timeout_s: float) -> Store:
     """A part of the store that only the processes of this attempt use.
 
     torchrun keeps one store over all its restarts, with what dead ranks have left there, and its agents on
@@ -126,14 +131,14 @@ def _agreed(store: dist.Store, place: Place, timeout_s: float) -> dist.Store:
         store.set("name", name)
         answers = [f"{name}/answer/{rank}" for rank in range(1, place.size)]
         store.wait(answers, timedelta(seconds=timeout_s))
-        store.set(f"{name}/present", b" ".join(store.get(answer) for answer in answers))
-        return dist.PrefixStore(f"{name}/", store)
+        store.set(f"{name}/present", " ".join(store.get(answer).decode() for answer in answers))
+        return PrefixStore(f"{name}/", store)
     while time.monotonic() < deadline:
         # Asked again and again: torch logs every wait that is not granted.
         name = store.get("name").decode()
         store.set(f"{name}/answer/{place.rank}", me)
-        if store.check([f"{name}/present"]) and me.encode() in store.get(f"{name}/present").split():
-            return dist.PrefixStore(f"{name}/", store)
+        if store.check([f"{name}/present"]) and me in store.get(f"{name}/present").decode().split():
+            return PrefixStore(f"{name}/", store)
         time.sleep(_ASK_S)
     raise RuntimeError("rank 0 has not called")
 

@@ -29,7 +29,7 @@ class Reads(TorchDispatchMode):
     """Counts READS."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(
@@ -52,7 +52,7 @@ def reads(**section: Any) -> int:
     batch = collect(ppo.policy)
     with Reads() as counted:
         assert ppo.update(batch, progress=0.0).applied
-    return counted.count
+    return int(counted.count)
 
 
 def test_no_gradient_step_reads_the_device() -> None:

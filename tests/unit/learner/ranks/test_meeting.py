@@ -1,9 +1,12 @@
 """What a process is told of the ranks that it is one of."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined] # public, by its documentation
 
-from learner.ranks.meeting import Place, meet, place_of
+from learner.ranks.meeting import Place, _agreed, meet, place_of
 from penstock.runtime import settings as configuration
 from penstock.runtime.settings import ConfigurationError
 
@@ -26,3 +29,15 @@ def test_ranks_on_several_machines_need_leave_to_speak_in_plaintext() -> None:
     place = Place(rank=0, size=2)
     with pytest.raises(ConfigurationError, match=r"learner\.plaintext_ranks=false.*unencrypted"):
         meet(place, configuration.load([{"run": "a"}]), torch.device("cpu"))
+
+
+def test_ranks_that_are_started_again_do_not_read_what_dead_ones_have_left() -> None:
+    """Torchrun keeps its store: every attempt meets in a part of its own, whoever of it comes first."""
+    store = HashStore()
+    places = [Place(rank=rank, size=3) for rank in (1, 2, 0)]
+    for attempt in (b"first", b"second"):
+        with ThreadPoolExecutor(3) as pool:
+            met = list(pool.map(lambda place: _agreed(store, place, 30.0), places))
+        assert not any(part.check(["word"]) for part in met)
+        met[0].set("word", attempt.decode())
+        assert [part.get("word") for part in met] == [attempt] * 3
