@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from actor.vector import Stepped, Stepper
+from penstock.policy.memory import begun
 from penstock.policy.policy import Policy
 
 
@@ -39,15 +40,15 @@ def play(
     while len(played) < episodes:
         first = seed + len(played)
         wave = _Wave(stepper.slots)
-        observation = stepper.reset(range(first, first + stepper.slots))
+        observation = stepper.reset(range(first, first + stepper.slots)) | policy.initial_state(stepper.slots)
         while wave.is_running:
             if stop.is_set():
                 return None
-            action = policy.act(observation, deterministic=deterministic).action
-            stepped = stepper.step(policy.environment_action(action))
+            acted = policy.act(observation, deterministic=deterministic)
+            stepped = stepper.step(policy.environment_action(acted.action))
             wave.add(stepped)
             on_step()
-            observation = stepped.observation
+            observation = stepped.observation | begun(acted.state, stepped.begins)
         played += wave.episodes()
     return played[:episodes]
 

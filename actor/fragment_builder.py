@@ -1,29 +1,35 @@
 """Collects steps into arrays allocated once and cuts them into fragments.
 
-In: the action taken and `Stepped`, step by step.  Out: a Fragment of T' ≤ T rows that follows the run's
-schema, and the episodes that ended inside. Row T' of the observations is row 0 of the next fragment, so
-nothing is lost between two. A fragment's payload is a copy: the arrays are free again once it is cut.
+In: the action taken, `Stepped` and the policy's state, step by step.  Out: a Fragment of T' ≤ T rows that
+follows the run's schema, and the episodes that ended inside. Row T' of the observations, their masks and the
+state before it are row 0 of the next fragment, so nothing is lost between two. A fragment's payload is a copy: the arrays are free again once it is cut.
 Each end adds the true last observation, so a fragment of large observations and many ends `is_full` before
 row T: when one more step, in which every slot ends, might not fit into a message.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from actor.episodes import Ends, Episodes
 from actor.vector import Ended, Stepped
+from penstock.policy.memory import begun
 from penstock.runtime.settings import ConfigurationError
 from penstock.wire.fragment import Fragment, FragmentHeader, WeightSpan, build
 from penstock.wire.messages import Episode, Publication
 from penstock.wire.schema import Axes, FragmentSchema
 from penstock.wire.tensor import DTYPES, Array
 
-_OBSERVATION, _ACTION, _FINAL = "observation", "action", "final"
-_FIXED = frozenset({"reward", "terminated", "truncated", "valid", "log_prob", "final/slot", "final/step"})
+_OBSERVATION, _ACTION, _FINAL, _MASK, _STATE = "observation", "action", "final", "mask", "state"
+_HEADS = frozenset({_OBSERVATION, _ACTION, _FINAL, _MASK, _STATE})
+_FIXED = frozenset(
+    {"reward", "terminated", "truncated", "valid", "log_prob", "begins", "final/slot", "final/step"}
+)
+_NOTHING: Mapping[str, Array] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +48,14 @@ class FragmentBuilder:
     """Arrays [T, N] for the tensors of the schema; observations have one row more."""
 
     def __init__(
-        self, schema: FragmentSchema, unroll_length: int, slots: int, compress: bool = False
+        self,
+        schema: FragmentSchema,
+        unroll_length: int,
+        slots: int,
+        compress: bool = False,
+        reward: Callable[[Mapping[str, Array]], Array] | None = None,
     ) -> None:
+        """reward: what the learner is given, of a fragment's tensors; None: what the environment paid."""
         self._schema, self._slots = schema, slots
         self.unroll_length = unroll_length
         self.length = 0
@@ -54,31 +66,40 @@ class FragmentBuilder:
             for rule in _step_rules(schema)
         }
         self._observations = {rule.name: self._arrays[rule.name] for rule in schema.under(_OBSERVATION)}
+        masks = {rule.name: self._arrays[rule.name] for rule in schema.under(_MASK)}
+        self._shown = self._observations | masks
         self._actions = {rule.name: self._arrays[rule.name] for rule in schema.under(_ACTION)}
-        self._rows = [
-            {path: array[row] for path, array in self._observations.items()}
-            for row in range(unroll_length + 1)
+        self._state = [rule.name for rule in schema.under(_STATE)]
+        self._rows: list[dict[str, Any]] = [
+            {path: array[row] for path, array in self._shown.items()} for row in range(unroll_length + 1)
         ]
         self._reward: Any = self._arrays["reward"]
         self._terminated: Any = self._arrays["terminated"]
         self._truncated: Any = self._arrays["truncated"]
         self._valid: Any = self._arrays["valid"]
         self._log_prob: Any = self._arrays["log_prob"]
+        self._begins: Any = self._arrays.get("begins")
         self._ended: list[tuple[int, Ended]] = []
         self._ends = 0
         self._most_ends = [schema.most_ends(row + 1, slots) - slots for row in range(unroll_length)]
         self._compress = frozenset(self._observations) if compress else frozenset[str]()
+        self._learner_reward = reward
         self._episodes = Episodes(slots)
 
     def start(self, observation: Mapping[str, Any]) -> None:
-        """Begin at freshly reset environments: forget what was collected and all running episodes."""
+        """Begin at freshly reset environments: forget what was collected and all running episodes.
+
+        observation: with masks and initial state, where the schema has them.
+        """
         self.length = self._ends = 0
         self._ended.clear()
         self._episodes = Episodes(self._slots)
         self._put(0, observation)
+        self._rows[0].update({name: observation[name] for name in self._state})
+        self._note_begins(0, np.ones(self._slots, np.bool_))
 
     def observation(self) -> dict[str, Array]:
-        """What to act on: views by path, [N, ...], valid until the next `cut`."""
+        """What to act on, masks and state among it: views by path, [N, ...], valid until the next `cut`."""
         return self._rows[self.length]
 
     @property
@@ -87,8 +108,14 @@ class FragmentBuilder:
         row = self.length
         return row > 0 and (row == self.unroll_length or self._ends > self._most_ends[row])
 
-    def record(self, action: Mapping[str, Array], log_prob: Array, stepped: Stepped) -> None:
-        """Add the step that `action` [N, ...] by path led to."""
+    def record(
+        self,
+        action: Mapping[str, Array],
+        log_prob: Array,
+        stepped: Stepped,
+        state: Mapping[str, Array] = _NOTHING,
+    ) -> None:
+        """Add the step that `action` [N, ...] by path led to; state: the policy's after it, which is not changed."""
         row = self.length
         for path, array in action.items():
             self._actions[path][row] = array
@@ -101,6 +128,9 @@ class FragmentBuilder:
             self._ended.append((row, stepped.ended))
             self._ends += len(stepped.ended.slots)
         self._put(row + 1, stepped.observation)
+        if self._begins is not None:
+            self._rows[row + 1].update(begun(state, stepped.begins))
+            self._note_begins(row + 1, stepped.begins)
         self.length = row + 1
 
     def cut(self, stamp: Stamp) -> tuple[Fragment, list[Episode]]:
@@ -120,7 +150,10 @@ class FragmentBuilder:
             round=stamp.round,
             traceparent=stamp.traceparent,
         )
-        fragment = build(header, self._tensors(ends), self._compress)
+        tensors = self._tensors(ends)
+        if self._learner_reward is not None:
+            tensors["reward"] = self._learner_reward(tensors)
+        fragment = build(header, tensors, self._compress)
         episodes = self._episodes.advance(
             self._reward[:steps], self._valid[:steps], self._terminated[:steps], ends, stamp.weights.version
         )
@@ -128,8 +161,12 @@ class FragmentBuilder:
         return fragment, episodes
 
     def _put(self, row: int, observation: Mapping[str, Any]) -> None:
-        for path, array in self._observations.items():
+        for path, array in self._shown.items():
             array[row] = observation[path]
+
+    def _note_begins(self, row: int, begins: NDArray[np.bool_] | None) -> None:
+        if self._begins is not None:
+            self._begins[row] = False if begins is None else begins
 
     def _ends_in_order(self) -> Ends:
         if not self._ended:
@@ -140,8 +177,10 @@ class FragmentBuilder:
 
     def _tensors(self, ends: Ends) -> dict[str, Array]:
         steps = self.length
-        tensors: dict[str, Array] = {name: array[:steps] for name, array in self._arrays.items()}
-        tensors |= {path: array[: steps + 1] for path, array in self._observations.items()}
+        tensors: dict[str, Array] = {
+            name: array[: steps + len(array) - self.unroll_length] for name, array in self._arrays.items()
+        }
+        tensors |= {name: self._rows[0][name] for name in self._state}
         tensors |= {"final/slot": ends.slot, "final/step": ends.step}
         for path, array in self._observations.items():
             rows = [ended.observation[path] for _, ended in self._ended]
@@ -150,8 +189,11 @@ class FragmentBuilder:
         return tensors
 
     def _roll_over(self) -> None:
-        for array in self._observations.values():
+        for array in self._shown.values():
             array[0] = array[self.length]
+        self._rows[0].update({name: self._rows[self.length][name] for name in self._state})
+        if self._begins is not None:
+            self._begins[0] = self._begins[self.length]
         self._ended.clear()
         self.length = self._ends = 0
 
@@ -161,10 +203,10 @@ def _step_rules(schema: FragmentSchema) -> list[Any]:
     rules = []
     for rule in schema.tensors:
         head = rule.name.partition("/")[0]
-        if rule.name not in _FIXED and head not in (_OBSERVATION, _ACTION, _FINAL):
+        if rule.name not in _FIXED and head not in _HEADS:
             raise ConfigurationError(
                 f"schema: tensor {rule.name!r} is not made by a rollout worker; the workload needs its own rollout"
             )
-        if head != _FINAL:
+        if head not in (_FINAL, _STATE):
             rules.append(rule)
     return rules

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from actor.acting import LocalPolicy
+from actor.masks import Masks
+from actor.reward import potentials
 from actor.vector import Stepper
 from penstock.policy.policy import Policy
 from penstock.runtime.exit import Fatal
@@ -51,7 +53,8 @@ class Run:
     def make_environment(self, section: EnvironmentSection, count: int, seed: int) -> Stepper:
         """`count` environments; raises ConfigurationError when they cannot be made."""
         environment = load(self.workload.environment)(section, count, seed)
-        return Stepper(environment, self.specification.observation_space)
+        masks = Masks(section.mask_key, self.specification.action_space, count) if section.mask_key else None
+        return Stepper(environment, self.specification.observation_space, masks)
 
     def make_policy(self, seed: int) -> LocalPolicy:
         """A policy that waits for its first weights."""
@@ -70,7 +73,7 @@ def read(specification: RunSpecification, local: ActorSection) -> Run:
     """
     run = Run(
         specification=specification,
-        environment=_section(EnvironmentSection, "environment", specification.environment_json),
+        environment=environment_section(specification),
         policy=_section(PolicySection, "policy", specification.policy_json),
         actor=_overlay(_section(ActorSection, "actor", specification.actor_json), local),
         evaluation=_section(EvaluationSection, "evaluation", specification.evaluation_json),
@@ -78,6 +81,8 @@ def read(specification: RunSpecification, local: ActorSection) -> Run:
     )
     check_trusted("environment.id", run.environment.id, local.allow_modules)
     check_trusted("policy.network", run.policy.network, local.allow_modules)
+    for potential in potentials(run.environment):
+        check_trusted("environment.reward", potential, local.allow_modules)
     _check_spaces(run)
     return run
 
@@ -100,6 +105,11 @@ def policy_maker(
 def actor_section(specification: RunSpecification) -> ActorSection:
     """The run's own; raises Fatal for another version of penstock."""
     return _section(ActorSection, "actor", specification.actor_json)
+
+
+def environment_section(specification: RunSpecification) -> EnvironmentSection:
+    """The run's own; raises Fatal for another version of penstock."""
+    return _section(EnvironmentSection, "environment", specification.environment_json)
 
 
 def probe_answer(policy: Policy, probe: Probe) -> tuple[float, ...]:

@@ -8,8 +8,9 @@ Gymnasium 1.x resets an ended episode in one of three ways, named in `metadata["
               in `infos["final_obs"]`
   DISABLED    the step that ends returns the true last observation and the caller resets
 
-Whichever it is, `Stepped` says what to act on next, what was experience, and the true last
-observation of every episode that ended. Waits only for the environment; its errors pass through.
+Whichever it is, `Stepped` says what to act on next, what was experience, where episodes begin, and the true
+last observation of every episode that ended. Action masks, where the environment gives some, lie beside the
+observation to act on. Waits only for the environment; its errors pass through.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
+from actor.masks import Masks
 from penstock.runtime.settings import ConfigurationError
 from penstock.wire.spaces import Dict, Space, Tuple, flatten, leaves
 from penstock.wire.tensor import Array
@@ -40,10 +42,10 @@ class Ended:
 class Stepped:
     """One step of N slots.
 
-    observation: by path [N, ...], what to act on next; may be overwritten by the next step.
+    observation: by path [N, ...], what to act on next, masks among it; may be overwritten by the next step.
     reward: float [N].  terminated, truncated: bool [N].
     valid: bool [N], False where the step only reset; None: all are experience.
-    ended: None when no episode ended.
+    ended: None when no episode ended.   begins: bool [N], slots whose episode begins with `observation`; None: none.
     """
 
     observation: Observation
@@ -52,13 +54,17 @@ class Stepped:
     truncated: NDArray[np.bool_]
     valid: NDArray[np.bool_] | None
     ended: Ended | None
+    begins: NDArray[np.bool_] | None = None
 
 
 class Stepper:
-    """A vector environment whose observations are dictionaries by path."""
+    """A vector environment whose observations are dictionaries by path. masks: None where it gives none."""
 
-    def __init__(self, environment: VectorEnv[Any, Any, Any], observation_space: Space) -> None:
+    def __init__(
+        self, environment: VectorEnv[Any, Any, Any], observation_space: Space, masks: Masks | None = None
+    ) -> None:
         self.environment = environment
+        self._masks = masks
         self.slots = int(environment.num_envs)
         self._space = observation_space
         self._nested = isinstance(observation_space, Dict | Tuple)
@@ -70,21 +76,28 @@ class Stepper:
         """First observations; `seeds` one per slot, of which a vector entry point takes the first."""
         self._resetting = None
         own_loop = hasattr(self.environment, "env_fns")  # SyncVectorEnv and AsyncVectorEnv
-        observation, _ = self.environment.reset(seed=list(seeds) if own_loop else seeds[0])  # type: ignore[arg-type]
-        return self._flat(observation)
+        seed: Any = list(seeds) if own_loop else seeds[0]
+        first = self._flat(*self.environment.reset(seed=seed))
+        if self._masks is not None:
+            self._masks.check(first, np.ones(self.slots, np.bool_))
+        return first
 
     def step(self, action: Any) -> Stepped:
         """One step with actions as `VectorEnv.step` takes them."""
         observation, reward, terminated, truncated, infos = self.environment.step(action)
         slots = np.logical_or(terminated, truncated).nonzero()[0]
-        return self._finish(self._flat(observation), reward, terminated, truncated, infos, slots)
+        stepped = self._finish(self._flat(observation, infos), reward, terminated, truncated, infos, slots)
+        if self._masks is not None:
+            self._masks.check(stepped.observation, stepped.begins)
+        return stepped
 
     def close(self) -> None:
         """End the environments."""
         self.environment.close()
 
-    def _flat(self, observation: Any) -> Observation:
-        return flatten(self._space, observation, OBSERVATION) if self._nested else {OBSERVATION: observation}
+    def _flat(self, observation: Any, infos: dict[str, Any]) -> Observation:
+        flat = flatten(self._space, observation, OBSERVATION) if self._nested else {OBSERVATION: observation}
+        return flat if self._masks is None else flat | self._masks.read(observation, infos)
 
     def _finisher(self, mode: AutoresetMode) -> Callable[..., Stepped]:
         match mode:
@@ -98,22 +111,26 @@ class Stepper:
     def _next_step(
         self, observation: Observation, reward: Any, terminated: Any, truncated: Any, _: Any, slots: Any
     ) -> Stepped:
-        valid = self._resetting
+        valid, begins = self._resetting, None
         if valid is not None:
-            reward = np.where(valid, reward, 0.0)
+            reward, begins = np.where(valid, reward, 0.0), ~valid
         self._resetting = None
         ended = None
         if slots.size:
             ended = Ended(slots, _rows(observation, slots))
+            if self._masks is not None:
+                self._masks.free(observation, slots)
             self._resetting = np.ones(self.slots, np.bool_)
             self._resetting[slots] = False
-        return Stepped(observation, reward, terminated, truncated, valid, ended)
+        return Stepped(observation, reward, terminated, truncated, valid, ended, begins)
 
     def _same_step(
         self, observation: Observation, reward: Any, terminated: Any, truncated: Any, infos: Any, slots: Any
     ) -> Stepped:
-        ended = Ended(slots, self._final(infos, slots)) if slots.size else None
-        return Stepped(observation, reward, terminated, truncated, None, ended)
+        if not slots.size:
+            return Stepped(observation, reward, terminated, truncated, None, None)
+        ended = Ended(slots, self._final(infos, slots))
+        return Stepped(observation, reward, terminated, truncated, None, ended, self._are(slots))
 
     def _reset_ended(
         self, observation: Observation, reward: Any, terminated: Any, truncated: Any, _: Any, slots: Any
@@ -121,10 +138,16 @@ class Stepper:
         if not slots.size:
             return Stepped(observation, reward, terminated, truncated, None, None)
         ended = Ended(slots, _rows(observation, slots))
+        begins = self._are(slots)
+        first = self._flat(*self.environment.reset(options={"reset_mask": begins.copy()}))
+        if self._masks is not None:
+            self._masks.keep(first, observation, begins)
+        return Stepped(first, reward, terminated, truncated, None, ended, begins)
+
+    def _are(self, slots: NDArray[np.intp]) -> NDArray[np.bool_]:
         mask = np.zeros(self.slots, np.bool_)
         mask[slots] = True
-        first, _ = self.environment.reset(options={"reset_mask": mask})
-        return Stepped(self._flat(first), reward, terminated, truncated, None, ended)
+        return mask
 
     def _final(self, infos: dict[str, Any], slots: NDArray[np.intp]) -> Observation:
         """Stack `infos["final_obs"]`, an object array of single observations, by path."""

@@ -19,7 +19,8 @@ class Experience:
         self._policy = run.make_policy(seed).policy
         self._policy.seed_actions(action_seed(seed, actor_id, 0))
         self._builder = FragmentBuilder(run.specification.schema, run.specification.unroll_length, count)
-        self._builder.start(self._stepper.reset(environment_seeds(seed, actor_id, 0, count)))
+        first = self._stepper.reset(environment_seeds(seed, actor_id, 0, count))
+        self._builder.start(first | self._policy.initial_state(count))
         self._sequence = 0
 
     def fragment(self, weights: bytes, update: int) -> Fragment:
@@ -28,7 +29,7 @@ class Experience:
         while not self._builder.is_full:
             acted = self._policy.act(self._builder.observation())
             stepped = self._stepper.step(self._policy.environment_action(acted.action))
-            self._builder.record(acted.action, acted.log_prob, stepped)
+            self._builder.record(acted.action, acted.log_prob, stepped, acted.state)
         self._sequence += 1
         publication = Publication(version=update + 1, update=update)
         run = self._specification.run

@@ -1,10 +1,11 @@
 """Fragments side by side as one batch of tensors [T, B]; ragged ones are padded with `valid` False."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.wire.fragment import FragmentHeader
@@ -15,16 +16,29 @@ Fragments = Sequence[tuple[FragmentHeader, Mapping[str, Array]]]
 _FINAL = "final/"
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A fragment of a batch: number of its log entry, bytes of its payload, and the steps and columns it has."""
+
+    number: int
+    size: int
+    steps: int
+    columns: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """T: longest unroll in it. B: slots of all its fragments, in order. K: ended episodes.
 
-    observation: by path, [T+1, B, *shape], raw.   action: by path, [T, B, *shape], as drawn.
+    observation: by path, [T+1, B, *shape], raw; action masks too, as `mask/action`, bool.   action: by path, [T, B, *shape], as drawn.
     reward, log_prob: float32 [T, B], 0 where not valid.   terminated, truncated, valid: bool [T, B].
     final_observation: by path, [K, *shape]: the true last observation of the episode that ended in
         column final_slot[k] (int64, of this batch) with step final_step[k] (int64).
+    state: the policy's before row 0, by path, [B, ...].   begins: bool [T+1, B], the row is the first of an episode;
+        both empty where the policy remembers nothing.
     update: int64 [B], update count of the oldest weights of the column.
     slots: (session, slot id) of each column, to follow an environment across batches.
+    sources: the fragments, in the order of their columns.
     """
 
     observation: dict[str, Tensor]
@@ -39,19 +53,27 @@ class Batch:
     final_step: Tensor
     update: Tensor
     slots: tuple[tuple[int, int], ...]
+    sources: tuple[Source, ...] = ()
+    state: dict[str, Tensor] = field(default_factory=dict)
+    begins: Tensor | None = None
 
 
-def assemble(fragments: Fragments, device: torch.device) -> Batch:
+def assemble(
+    fragments: Fragments, device: torch.device, entries: Sequence[tuple[int, int]] | None = None
+) -> Batch:
     """One batch of checked fragments (`penstock.wire.fragment.check`), on `device`.
 
-    Raises ValueError for no fragments. Call `check_meaning` on each fragment first.
+    entries: number and payload bytes of each one's log entry; None: they have none. Raises ValueError for no
+    fragments. Call `check_meaning` on each fragment first.
     """
     if not fragments:
         raise ValueError("a batch of no fragments; wait until the algorithm takes at least one")
+    entries = [(0, 0)] * len(fragments) if entries is None else entries
     columns = _Columns(fragments, device)
     valid = columns.padded("valid")
+    masks, state = columns.under("mask"), columns.under("state")
     return Batch(
-        observation={name: columns.padded(name, 1) for name in columns.under("observation")},
+        observation={name: columns.padded(name, 1) for name in (*columns.under("observation"), *masks)},
         action={name: columns.padded(name) for name in columns.under("action")},
         reward=columns.padded("reward").where(valid, 0.0),
         terminated=columns.padded("terminated") & valid,
@@ -63,6 +85,12 @@ def assemble(fragments: Fragments, device: torch.device) -> Batch:
         final_step=columns.rows("final/step").long(),
         update=columns.updates(),
         slots=tuple((header.session, slot.slot_id) for header, _ in fragments for slot in header.slots),
+        sources=tuple(
+            Source(number, size, header.steps, len(header.slots))
+            for (number, size), (header, _) in zip(entries, fragments, strict=True)
+        ),
+        state={name: columns.rows(name) for name in state},
+        begins=columns.padded("begins", 1) if state else None,
     )
 
 
@@ -115,17 +143,39 @@ def check_meaning(header: FragmentHeader, arrays: Mapping[str, Array]) -> None:
     """Raise ValueError that says why when a well-formed fragment cannot be trained on.
 
     That is: a truncated step without its final observation, a final row that points outside or at a step
-    that did not end, a `reward`, `log_prob` or floating observation or action that is not finite where valid.
-    The caller books `invalid`.
+    that did not end, a `reward`, `log_prob` or floating observation or action that is not finite where valid, a
+    state that is not finite, a mask that allows nothing or forbids the index that was taken where a step is valid. The caller books `invalid`.
     """
     valid = arrays["valid"].astype(bool)
     _check_finals(header, arrays, valid)
+    _check_masks(arrays, valid)
     for name, array in arrays.items():
         if not np.issubdtype(array.dtype, np.floating):
             continue
-        whole = name.startswith(("observation", _FINAL)) or bool(valid.all())
+        whole = name.startswith(("observation", _FINAL, "state/")) or bool(valid.all())
         if not np.isfinite(array if whole else array[valid]).all():
             raise ValueError(f"{name}: holds NaN or infinity; the environment or the policy diverged")
+
+
+def _check_masks(arrays: Mapping[str, Array], valid: NDArray[np.bool_]) -> None:
+    for name, array in arrays.items():
+        if not name.startswith("mask/"):
+            continue
+        mask: NDArray[np.bool_] = array[:-1].astype(bool)
+        barred = valid & ~np.any(mask, -1)
+        if barred.any():
+            raise ValueError(f"{name}: allows nothing at {_first(barred)}; a step needs an allowed action")
+        action = arrays[name.removeprefix("mask/")]
+        if action.ndim == valid.ndim:
+            index = np.clip(action.astype(np.intp), 0, mask.shape[-1] - 1)[..., np.newaxis]
+            barred = valid & ~np.take_along_axis(mask, index, -1)[..., 0]
+            if barred.any():
+                raise ValueError(f"{name}: forbids the action that was taken at {_first(barred)}")
+
+
+def _first(where: Array) -> str:
+    step, slot = np.argwhere(where)[0]
+    return f"step {step} of slot {slot}"
 
 
 def _check_finals(header: FragmentHeader, arrays: Mapping[str, Array], valid: Array) -> None:

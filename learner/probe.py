@@ -29,11 +29,19 @@ log = logging.getLogger(__name__)
 
 
 def make_probe(observation_space: Space, policy: Policy, seed: int) -> Probe:
-    """The probe of a run: observations drawn within their bounds, and an action of the policy for each."""
+    """The probe of a run: observations drawn within their bounds, and an action of the policy for each.
+
+    With a policy that remembers, the state that it had after as many others: zeros would not show its weights.
+    """
     generator = np.random.default_rng(seed)
-    observation = {
-        path: sample(leaf, ROWS, generator) for path, leaf in leaves(observation_space, "observation")
-    }
+    before, observation = (
+        {path: sample(leaf, ROWS, generator) for path, leaf in leaves(observation_space, "observation")}
+        for _ in range(2)
+    )
+    if policy.state_space.spaces:
+        observation |= policy.act(before | policy.initial_state(ROWS), deterministic=True).state
+    else:
+        observation = before
     return Probe(observation=observation, action=policy.act(observation, deterministic=True).action)
 
 

@@ -25,7 +25,7 @@ class Loaded:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Question:
-    """A request, read. observation: by name, [rows, *shape]."""
+    """A request, read. observation: by name, [rows, *shape]; the policy's state too, where it remembers."""
 
     observation: Mapping[str, Array]
     rows: int
@@ -45,13 +45,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """action: by name, as drawn, [rows, *shape].   log_prob, value: float32 [rows].   distribution: by name."""
+    """action: by name, as drawn, [rows, *shape].   log_prob, value: float32 [rows].   distribution: by name.
+
+    state: the policy's after this step, by name, [rows, *shape].
+    """
 
     loaded: Loaded
     action: Mapping[str, Array]
     log_prob: NDArray[np.float32]
     distribution: Mapping[str, Reals] | None = None
     value: NDArray[np.float32] | None = None
+    state: Mapping[str, Array] = field(default_factory=dict)
 
 
 class NotFinite(ArithmeticError):
@@ -65,18 +69,20 @@ def answer(loaded: Loaded, questions: Sequence[Question]) -> list[Answer | NotFi
     """
     policy = loaded.policy
     observation = _together(questions)
-    parameters = policy.action_parameters(observation)
+    step = policy.step(observation)
+    parameters = step.parameters
     values = policy.values(observation) if any(question.value for question in questions) else None
     if all(question.is_plain and not question.distribution for question in questions):
         try:
-            return _split(loaded, questions, policy.choose(parameters, loaded.random), values)
+            return _split(loaded, questions, policy.choose(parameters, loaded.random), values, step.state)
         except FloatingPointError:
             pass  # Somebody's rows: each is answered on its own.
     start, answers = 0, list[Answer | NotFinite]()
     for question in questions:
         rows = slice(start, start + question.rows)
         part = None if values is None or not question.value else values[rows]
-        answers.append(_single(loaded, question, parameters[rows], part))
+        state = {name: array[rows] for name, array in step.state.items()}
+        answers.append(_single(loaded, question, parameters[rows], part, state))
         start += question.rows
     return answers
 
@@ -89,7 +95,11 @@ def _together(questions: Sequence[Question]) -> Mapping[str, Array]:
 
 
 def _split(
-    loaded: Loaded, questions: Sequence[Question], acted: Acted, values: NDArray[np.float32] | None
+    loaded: Loaded,
+    questions: Sequence[Question],
+    acted: Acted,
+    values: NDArray[np.float32] | None,
+    state: Mapping[str, Array],
 ) -> list[Answer | NotFinite]:
     start, answers = 0, list[Answer | NotFinite]()
     is_finite = _is_finite(acted.log_prob) and _is_finite(values)
@@ -97,14 +107,19 @@ def _split(
         end = start + question.rows
         action = {name: array[start:end] for name, array in acted.action.items()}
         value = values[start:end] if values is not None and question.value else None
-        given = Answer(loaded, action, acted.log_prob[start:end], None, value)
+        own = {name: array[start:end] for name, array in state.items()}
+        given = Answer(loaded, action, acted.log_prob[start:end], None, value, own)
         answers.append(given if is_finite else _finite(given))
         start = end
     return answers
 
 
 def _single(
-    loaded: Loaded, question: Question, parameters: Reals, value: NDArray[np.float32] | None
+    loaded: Loaded,
+    question: Question,
+    parameters: Reals,
+    value: NDArray[np.float32] | None,
+    state: Mapping[str, Array],
 ) -> Answer | NotFinite:
     policy = loaded.policy
     if question.taken is not None:
@@ -116,7 +131,7 @@ def _single(
     except FloatingPointError as error:
         return NotFinite(f"version {loaded.version}: {error}")
     described = policy.distribution(parameters, question.masks) if question.distribution else None
-    return _finite(Answer(loaded, acted.action, acted.log_prob, described, value))
+    return _finite(Answer(loaded, acted.action, acted.log_prob, described, value, state))
 
 
 def _finite(given: Answer) -> Answer | NotFinite:

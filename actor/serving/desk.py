@@ -23,13 +23,14 @@ from penstock.runtime import metrics
 from penstock.runtime.settings import ServingSection
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.refusal import Reason, Refusal, Refused
-from penstock.wire.spaces import Space
+from penstock.wire.spaces import Dict, Space, leaves, zeros
 from penstock.wire.tensor import Array
 
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_ID: Final = 128
 _COMPLAIN_EVERY_S: Final = 10.0
+_NO_STATE: Final = Dict(())
 ARMS: Final = {
     Arm.LATEST: pb.ARM_LATEST,
     Arm.ACTIVE: pb.ARM_ACTIVE,
@@ -80,10 +81,16 @@ class Desk:
         batcher: Batcher,
         section: ServingSection,
         draws: Mapping[str, Draw],
+        state_space: Dict = _NO_STATE,
     ) -> None:
-        """spaces: of observation and action. draws: the fallbacks that need no policy, by name."""
+        """spaces: of observation and action. draws: the fallbacks that need no policy, by name.
+
+        state_space: of what the policy remembers.
+        """
         self.observation, self.action = Layout("observation", spaces[0]), Layout("action", spaces[1])
         self.shelf, self._batcher, self._section, self._draws = shelf, batcher, section, draws
+        self._state, self._state_leaves = Layout("state", state_space), list(leaves(state_space, "state"))
+        self.remembers = bool(self._state_leaves)
         self._complained_s = -_COMPLAIN_EVERY_S
         self._answers = {
             (arm, name): metrics.ANSWERS.labels(arm, name or "none") for arm in Arm for name in FALLBACKS
@@ -109,10 +116,9 @@ class Desk:
         batch = request.batch
         if batch > self._section.max_request_rows:
             raise invalid(f"batch={batch}: at most {self._section.max_request_rows} rows in one request")
-        if request.state:
-            raise invalid("state: this policy has no recurrent state; leave it out")
+        observation = self.observation.read("observation", request.observation, batch)
         return Question(
-            observation=self.observation.read("observation", request.observation, batch),
+            observation=observation | self._read_state(request),
             rows=batch or 1,
             deterministic=request.deterministic,
             seed=request.seed if request.HasField("seed") else None,
@@ -120,6 +126,16 @@ class Desk:
             distribution=request.want_distribution,
             value=request.want_value,
         )
+
+    def _read_state(self, request: pb.ActRequest) -> dict[str, Array]:
+        """What the caller has kept; without it an episode begins."""
+        if request.state and not self.remembers:
+            raise invalid("state: this policy has no recurrent state; leave it out")
+        if request.state and request.episode_id:
+            raise invalid("state: the episode keeps it here; leave it out")
+        if request.state:
+            return self._state.read("state", request.state, request.batch)
+        return {name: zeros(leaf, (request.batch or 1,)) for name, leaf in self._state_leaves}
 
     def check_call(self, policy: str, request_id: str) -> None:
         """Raise Refused unless the policy is served and the id may be remembered."""
@@ -203,6 +219,10 @@ class Desk:
                 reply.distribution.extend(self.action.write_described(answer.distribution, batch))
             if answer.value is not None:
                 reply.value.extend(answer.value.tolist())
+        if self.remembers and not request.episode_id:
+            # Where no policy answered nothing was seen: the caller goes on with what it has.
+            kept = request.state if answer is None else self._state.write(answer.state, batch)
+            reply.state.extend(kept)
         return reply
 
     async def _outcome(self, loaded: Loaded, future: "asyncio.Future[Answer]") -> tuple[Answer | None, bool]:

@@ -7,13 +7,14 @@ refused finds the episode as it was, or finds the very reply that it lost.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from actor.serving.answering import Loaded
+from actor.serving.answering import Loaded, Question
 from actor.serving.desk import ARMS, Answered, Desk
 from actor.serving.episodes import Episode, Episodes
 from actor.serving.learning import Learning
@@ -22,6 +23,7 @@ from actor.serving.served_outbox import count_not_learned
 from actor.serving.shelf import Choice
 from actor.serving.trail import Row
 from actor.serving.trial import Trial
+from penstock.policy.distributions import ActionHead
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
@@ -102,6 +104,7 @@ class EpisodeDesk:
 
     async def _step(self, episode: Episode, request: pb.ActRequest, until_s: float) -> pb.ActReply:
         question = self._desk.read(request)
+        question.observation = {**question.observation, **episode.state}
         reward = _check_reward(episode, request)
         fresh = episode.loaded is None or episode.trail.is_due(self._now())
         choice = (
@@ -110,11 +113,11 @@ class EpisodeDesk:
             else Choice(episode.arm, episode.loaded)
         )
         taken = self._read_taken(request)
-        if taken is None or question.distribution or question.value:
+        if taken is None or question.distribution or question.value or self._desk.remembers:
             answered = await self._desk.answer(choice, question, until_s)
         else:
             answered = Answered(arm=episode.arm, action=taken, answer=None, fallback="", seconds=0.0)
-        played = _play(request, choice, answered, taken)
+        played = self._play(request, choice, answered, taken, question)
         if episode.ending is not None:
             raise Refused(Refusal(reason=Reason.EPISODE_UNKNOWN, detail="the episode has ended meanwhile"))
         # From here on nothing fails: the step has happened.
@@ -124,11 +127,45 @@ class EpisodeDesk:
         if taken is not None:
             self._replace_action(reply, request, choice, taken)
         reply.episode_id, reply.step = episode.id, episode.trail.length
-        self._record(episode, answered, question.observation, played)
+        self._record(episode, answered, question, played)
         episode.last_reply = reply
         if request.request_id:
             episode.acted.append(request.request_id)
         return reply
+
+    def _play(
+        self,
+        request: pb.ActRequest,
+        choice: Choice,
+        answered: Answered,
+        taken: Row | None,
+        question: Question,
+    ) -> "_Played":
+        """What the step was; raises Refused for an action that no policy could have taken."""
+        answer = answered.answer
+        loaded = choice.loaded if answer is None else answer.loaded
+        if taken is None and answer is not None:
+            unlearned_mask = request.action_mask and not (self._learning and self._learning.takes_masks)
+            drawn = not (answered.fallback or request.deterministic or unlearned_mask)
+            return _Played(loaded, answer.action, float(answer.log_prob[0]) if drawn else None)
+        if loaded is None:
+            return _Played(None, answered.action, None)
+        action = answered.action if taken is None else taken
+        try:
+            action = {
+                head.path: head.from_environment(action[head.path]) for head in loaded.policy.action_heads
+            }
+        except ValueError as error:
+            if taken is not None:
+                raise invalid(f"taken_action: {error}") from error
+            # A fallback's, on the bounds that a squashed policy never reaches: the step is not learned from.
+            action = {name: np.zeros_like(array) for name, array in action.items()}
+        if taken is not None:
+            _check_allowed(loaded.policy.action_heads, action, question.masks)
+        log_prob = (
+            request.taken_log_prob if taken is not None and request.HasField("taken_log_prob") else None
+        )
+        return _Played(loaded, action, log_prob)
 
     def _read_taken(self, request: pb.ActRequest) -> Row | None:
         if not request.taken_action:
@@ -145,7 +182,7 @@ class EpisodeDesk:
             reply.log_prob.append(request.taken_log_prob)
         reply.version = 0 if choice.loaded is None else choice.loaded.version
 
-    def _record(self, episode: Episode, answered: Answered, observation: Row, played: "_Played") -> None:
+    def _record(self, episode: Episode, answered: Answered, question: Question, played: "_Played") -> None:
         """The step has happened."""
         now, loaded = self._now(), played.loaded
         episode.answers += 1
@@ -154,8 +191,10 @@ class EpisodeDesk:
         episode.not_finite += answered.not_finite
         episode.loaded = None if answered.fallback else loaded
         episode.version = 0 if loaded is None else loaded.version
+        if answered.answer is not None:
+            episode.state = answered.answer.state
         if self._learning is not None and episode.learned and loaded is not None:
-            self._learning.step(episode, observation, played.action, played.log_prob, loaded, now)
+            self._learning.step(episode, question, played.action, played.log_prob, loaded, now)
             return
         episode.trail.skip(now)
         if self._learning is not None:
@@ -323,22 +362,14 @@ class _Played:
     log_prob: float | None
 
 
-def _play(request: pb.ActRequest, choice: Choice, answered: Answered, taken: Row | None) -> _Played:
-    """What the step was; raises Refused for an action that no policy could have taken."""
-    answer = answered.answer
-    loaded = choice.loaded if answer is None else answer.loaded
-    if taken is None and answer is not None:
-        drawn = not (answered.fallback or request.deterministic or request.action_mask)
-        return _Played(loaded, answer.action, float(answer.log_prob[0]) if drawn else None)
-    if loaded is None:
-        return _Played(None, answered.action, None)
-    action = answered.action if taken is None else taken
-    try:
-        action = {head.path: head.from_environment(action[head.path]) for head in loaded.policy.action_heads}
-    except ValueError as error:
-        if taken is not None:
-            raise invalid(f"taken_action: {error}") from error
-        # A fallback's, on the bounds that a squashed policy never reaches: the step is not learned from.
-        action = {name: np.zeros_like(array) for name, array in action.items()}
-    log_prob = request.taken_log_prob if taken is not None and request.HasField("taken_log_prob") else None
-    return _Played(loaded, action, log_prob)
+def _check_allowed(
+    heads: Sequence[ActionHead], action: Mapping[str, Any], masks: Mapping[str, NDArray[np.bool_]] | None
+) -> None:
+    """Raise Refused for an action, as drawn, that its own mask forbids."""
+    for head in heads:
+        if masks is None or head.path not in masks:
+            continue
+        if not all(head.allows(action[head.path][0], masks[head.path][0])):
+            raise invalid(
+                f"taken_action: {head.path} is one that action_mask forbids; send the mask that held"
+            )

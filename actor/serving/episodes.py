@@ -10,7 +10,7 @@ was not told an id cannot guess it. Memory is bounded: so many episodes are open
 import asyncio
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +23,7 @@ from penstock.runtime.settings import ServingSection
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.identity import CALLER, Identity
 from penstock.wire.refusal import Reason, Refusal, Refused
+from penstock.wire.tensor import Array
 
 REMEMBERED_REQUESTS: Final = 64
 """Of one episode, so that none of them counts twice."""
@@ -49,6 +50,8 @@ class Episode:
     learned: bool
     heard_s: float
     loaded: Loaded | None = None
+    state: Mapping[str, Array] = field(default_factory=dict)
+    """What the policy remembers of it, by name, [1, *shape]; empty before the first step."""
     total_return: float = 0.0
     version: int = 0
     answers: int = 0
@@ -162,7 +165,7 @@ class Episodes:
         if self._open.pop(episode.id, None) is None:
             return
         self._lanes.append(episode.lane)
-        episode.loaded = None
+        episode.loaded, episode.state = None, {}
         self._over[episode.id] = episode
         while len(self._over) > REMEMBERED_EPISODES:
             _, forgotten = self._over.popitem(last=False)

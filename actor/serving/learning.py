@@ -9,15 +9,18 @@ Production never waits for training. What cannot be learned from is answered all
     stale       it waited until the learner had gone too far
     abandoned   the client never said what came of it
     lost        the session ended while it was under way
+    reward      the potential that shapes its rewards gives no finite numbers
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 
-from actor.serving.answering import Loaded
+from actor.reward import LearnerReward, PotentialError
+from actor.serving.answering import Loaded, Question
 from actor.serving.episodes import Episode
 from actor.serving.served_outbox import Queue, count_not_learned
 from actor.serving.trail import Row, Segment
@@ -26,10 +29,12 @@ from penstock.runtime.settings import ServingSection
 from penstock.wire.messages import Episode as Played
 from penstock.wire.specification import RunSpecification
 
-REASONS: Final = ("arm", "unasked", "full", "too_large", "stale", "abandoned", "lost")
+REASONS: Final = ("arm", "unasked", "full", "too_large", "stale", "abandoned", "lost", "reward")
 
 MOST_OBSERVED: Final = 1e15
 """Whose square, summed over a batch, float32 can hold."""
+
+log = logging.getLogger(__name__)
 
 
 class Learning:
@@ -43,9 +48,14 @@ class Learning:
         wake: Callable[[], None],
         *,
         compress: bool,
+        reward: LearnerReward | None = None,
     ) -> None:
+        self._reward = reward
         self._specification, self._section, self._queue = specification, section, queue
         self._wake, self._compress = wake, compress
+        schema = specification.schema
+        self._state = [rule.name for rule in schema.under("state")]
+        self._masks = {rule.name: rule.shape for rule in schema.under("mask")}
         self._buffered = 0
         self._ripening: deque[tuple[float, Episode, Segment]] = deque()
         for reason in REASONS:
@@ -55,13 +65,16 @@ class Learning:
     def step(
         self,
         episode: Episode,
-        observation: Row,
+        question: Question,
         action: Row,
         log_prob: float | None,
         loaded: Loaded,
         now_s: float,
     ) -> None:
         """A step of an episode that is learned from, as long as there is memory for it."""
+        state = {name: question.observation[name] for name in self._state}
+        observation = {name: row for name, row in question.observation.items() if name not in state}
+        observation |= self._masks_of(question)
         if any(_is_too_large(array) for array in observation.values()):
             self.stop(episode, "too_large", now_s)
             return
@@ -70,10 +83,23 @@ class Learning:
             self.stop(episode, "full", now_s)
             return
         weights = (loaded.version, loaded.update)
-        self._take(episode, episode.trail.step(observation, action, log_prob, weights, now_s), now_s)
+        self._take(episode, episode.trail.step(observation, action, log_prob, weights, now_s, state), now_s)
         assert episode.trail.open is not None
         episode.trail.open.bytes += size
         self._buffered += size
+
+    @property
+    def takes_masks(self) -> bool:
+        """Whether what was drawn under an action mask can be learned from."""
+        return bool(self._masks)
+
+    def _masks_of(self, question: Question) -> dict[str, Any]:
+        """Masks by the schema's names, [1, n]; what came without one was free."""
+        given = question.masks or {}
+        return {
+            name: given.get(name.removeprefix("mask/"), np.ones((1, *shape), np.bool_))
+            for name, shape in self._masks.items()
+        }
 
     def end(self, episode: Episode, *, terminated: bool, final: Row | None, now_s: float) -> None:
         """The episode is over."""
@@ -142,13 +168,19 @@ class Learning:
 
     def _send(self, segment: Segment) -> None:
         self._buffered -= segment.bytes
-        with tracing.trace("server.cut"):
-            fragment = segment.to_fragment(
-                self._specification.schema,
-                self._specification.run,
-                self._section.policy,
-                compress=self._compress,
-            )
+        try:
+            with tracing.trace("server.cut"):
+                fragment = segment.to_fragment(
+                    self._specification.schema,
+                    self._specification.run,
+                    self._section.policy,
+                    compress=self._compress,
+                    reward=self._reward,
+                )
+        except PotentialError as error:
+            log.error("steps are not learned from", extra={"why": str(error)})  # noqa: TRY400 - the text says all
+            count_not_learned("reward", segment.steps)
+            return
         metrics.FRAGMENTS_BUILT.inc()
         if self._queue.offer(fragment):
             metrics.ENV_STEPS.inc(sum(segment.valid))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1 import tensor_pb2
 from penstock.wire.refusal import Reason, Refusal, Refused
+from penstock.wire.schema import choices
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
 from penstock.wire.tensor import DTYPES, Array, from_tensor
 
@@ -49,7 +50,7 @@ class Layout:
             for name, leaf in leaves(space, root)
         }
         self._masks = {
-            path: wanted.leaf.n for path, wanted in self._wanted.items() if isinstance(wanted.leaf, Discrete)
+            path: choices(wanted.leaf) for path, wanted in self._wanted.items() if choices(wanted.leaf)
         }
 
     def read(self, field: str, parts: Parts, batch: int) -> dict[str, Array]:
@@ -76,10 +77,14 @@ class Layout:
             shape = _lead(batch, (self._masks[part.path],))
             mask = _array(f"action_mask/{part.path}", part.value, "bool", shape)
             rows: NDArray[Any] = mask.reshape(-1, shape[-1])
-            if not rows.any(-1).all():
+            if not all(piece.any(-1).all() for piece in self._choices_of(part.path, rows)):
                 raise invalid(f"action_mask/{part.path}: allows nothing; allow at least one action")
             masks[self._wanted[part.path].name] = rows
         return masks
+
+    def _choices_of(self, path: str, rows: NDArray[Any]) -> list[NDArray[Any]]:
+        leaf = self._wanted[path].leaf
+        return np.split(rows, np.cumsum(leaf.nvec)[:-1], -1) if isinstance(leaf, MultiDiscrete) else [rows]
 
     def write(self, arrays: Mapping[str, Array], batch: int) -> list[pb.Part]:
         """The parts of arrays [max(batch, 1), *shape] by tensor name."""

@@ -7,7 +7,7 @@ rewards stay open until it becomes a fragment.
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ Row = Mapping[str, Array]
 class Segment:
     """T steps, T + 1 observations once it is cut. Rewards may still be added.
 
+    observations: with action masks, where the run has them. state: the policy's before the first step.
     final: the true last observation, where the episode ended with the last step.
     """
 
@@ -43,6 +44,7 @@ class Segment:
     valid: list[bool] = field(default_factory=list)
     terminated: bool = False
     truncated: bool = False
+    state: Row = field(default_factory=dict)
     final: Row | None = None
 
     @property
@@ -62,8 +64,16 @@ class Segment:
         """Forget a last step of which nobody knows what came of it; what was seen before it stays, as the end."""
         del self.actions[-1], self.log_probs[-1], self.rewards[-1], self.valid[-1]
 
-    def to_fragment(self, schema: FragmentSchema, run: str, policy: str, *, compress: bool) -> Fragment:
-        """As a fragment without session or number, which it gets when it is sent."""
+    def to_fragment(
+        self,
+        schema: FragmentSchema,
+        run: str,
+        policy: str,
+        *,
+        compress: bool,
+        reward: Callable[[Mapping[str, Array]], Array] | None = None,
+    ) -> Fragment:
+        """As a fragment without session or number, which it gets when it is sent. reward: see `FragmentBuilder`."""
         steps = self.steps
         header = FragmentHeader(
             run=run,
@@ -79,13 +89,18 @@ class Segment:
             traceparent=tracing.current(),
         )
         names = frozenset(self.observations[0]) if compress else frozenset[str]()
-        return build(header, self._tensors(), names)
+        tensors = self._tensors()
+        if reward is not None:
+            tensors["reward"] = reward(tensors)
+        return build(header, tensors, names)
 
     def _tensors(self) -> dict[str, Array]:
         steps = self.steps
         last = [self.terminated or self.truncated]
+        # What was seen last has no mask: nothing was done there.
         tensors: dict[str, Any] = {
-            name: np.stack([row[name] for row in self.observations]) for name in self.observations[0]
+            name: np.stack([row.get(name, np.ones_like(first)) for row in self.observations])
+            for name, first in self.observations[0].items()
         }
         tensors |= {name: np.stack([row[name] for row in self.actions]) for name in self.actions[0]}
         # Each reward is finite as a float32, their sum need not be; a fragment with infinity ends the session.
@@ -99,7 +114,12 @@ class Segment:
         tensors["final/slot"] = np.zeros(count, np.int32)
         tensors["final/step"] = np.full(count, steps - 1, np.int32)
         for name, row in self.observations[0].items():
-            tensors[f"final/{name}"] = row[:0] if self.final is None else self.final[name]
+            if not name.startswith("mask/"):
+                tensors[f"final/{name}"] = row[:0] if self.final is None else self.final[name]
+        if self.state:
+            tensors |= self.state
+            tensors["begins"] = np.zeros((steps + 1, 1), bool)
+            tensors["begins"][0] = self.slot.first_step == 0
         return tensors
 
 
@@ -130,16 +150,25 @@ class Trail:
         self.length += 1
 
     def step(
-        self, observation: Row, action: Row, log_prob: float | None, weights: tuple[int, int], now_s: float
+        self,
+        observation: Row,
+        action: Row,
+        log_prob: float | None,
+        weights: tuple[int, int],
+        now_s: float,
+        state: Row,
     ) -> Segment | None:
-        """An action was taken. log_prob None: it was not drawn from the policy. weights: version and update."""
+        """An action was taken. log_prob None: it was not drawn from the policy. weights: version and update.
+
+        state: the policy's before it.
+        """
         done = None
         if self.open is not None and (self.is_due(now_s) or self.open.version != weights[0]):
             done, self.open = self.open, None
             done.observations.append(observation)
         if self.open is None:
             slot = Slot(self._lane, self._number, self.length)
-            self.open = Segment(slot=slot, version=weights[0], update=weights[1])
+            self.open = Segment(slot=slot, version=weights[0], update=weights[1], state=state)
             self._begun, self._began_s = self.length, now_s
         segment = self.open
         segment.observations.append(observation)

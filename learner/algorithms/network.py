@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from learner.algorithms.optimiser import FlatAdam
 from penstock.policy.networks import Inputs
-from penstock.policy.policy import Outputs, Policy
+from penstock.policy.policy import Outputs, Policy, masked
 
 _REMEMBERED_SIZES = 16
 
@@ -79,7 +79,7 @@ class DenseNetwork:
             rows = inputs.vector if self._trunk is None else self._trunk.forward(inputs.vector)
             parameters, value = self._actor.forward(rows), self._critic.forward(rows).squeeze(1)
         self._leaves = (parameters.detach().requires_grad_(), value.detach().requires_grad_())
-        return Outputs(*self._leaves)
+        return Outputs(masked(self._leaves[0], inputs.forbidden), self._leaves[1])
 
     def gradient(self, built: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
         """See `Network`."""
@@ -184,6 +184,7 @@ def network_of(policy: Policy, optimiser: FlatAdam) -> Network:
         chain is not None and all(isinstance(layer, nn.Linear | nn.Tanh | nn.ReLU) for layer in chain)
         for chain in chains
     )
-    if dense and optimiser.parameters.device.type == "cpu":
+    by_hand = dense and not policy.memory.is_recurrent and not policy.combines_heads
+    if by_hand and optimiser.parameters.device.type == "cpu":
         return DenseNetwork(policy, optimiser)
     return AutogradNetwork(policy, optimiser)

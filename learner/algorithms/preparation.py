@@ -1,165 +1,162 @@
 """What is computed once per batch, before its epochs: values, π_prox, advantages, the fixed surrogate.
 
 Everything that later minibatches need lies in `Rows`: the valid steps, flat, in an order that the
-epochs permute. Called without gradients.
+epochs permute; for a recurrent policy in `Sequences`, whose columns they permute whole. Called without gradients.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from learner.algorithms.advantage import Advantages, carries, gae, next_values, vtrace
-from learner.algorithms.loss import Surrogate, coupled, decoupled, standardise
+from learner.algorithms.advantage import Advantages, Unrolls, carries, next_values
+from learner.algorithms.loss import Surrogate
 from learner.algorithms.network import Network
+from learner.algorithms.rows import Rows
+from learner.algorithms.sequences import Sequences, in_columns
 from learner.batch import Batch
-from penstock.policy.networks import Inputs
+from penstock.policy.memory import Look
 from penstock.policy.normaliser import Moments, moments
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import AlgorithmSection
+from penstock.policy.trajectory import Trajectory
 
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """n valid steps. inputs: [n, ...]; action: by path, [n, *shape]; columns: [6, n], named below."""
-
-    inputs: Inputs
-    action: dict[str, Tensor]
-    columns: Tensor
-
-    def __len__(self) -> int:
-        """Number of steps (n)."""
-        return self.columns.shape[1]
-
-    @property
-    def anchor(self) -> Tensor:
-        """Log-probability that the ratio is taken to."""
-        return self.columns[0]
-
-    @property
-    def weighted_advantage(self) -> Tensor:
-        """Advantage times behaviour weight."""
-        return self.columns[1]
-
-    @property
-    def target(self) -> Tensor:
-        """What the critic is drawn to."""
-        return self.columns[2]
-
-    @property
-    def old_value(self) -> Tensor:
-        """V at the start of the batch."""
-        return self.columns[3]
-
-    @property
-    def behaviour(self) -> Tensor:
-        """Log μ."""
-        return self.columns[4]
-
-    @property
-    def proximal(self) -> Tensor:
-        """Log π_prox."""
-        return self.columns[5]
-
-    def select(self, index: Tensor) -> "Rows":
-        """The rows at an int64 index [m], copied."""
-        action = {path: values.index_select(0, index) for path, values in self.action.items()}
-        return Rows(self.inputs.select(index), action, self.columns.index_select(1, index))
-
-    def cut(self, pieces: int) -> Iterator["Rows"]:
-        """As many nearly equal parts, in order, as views; fewer when there are fewer rows."""
-        pieces = min(pieces, len(self))
-        edges = [len(self) * i // pieces for i in range(pieces + 1)]
-        for start, end in pairwise(edges):
-            action = {path: values[start:end] for path, values in self.action.items()}
-            yield Rows(self.inputs.narrow(start, end - start), action, self.columns[:, start:end])
+Estimate = Callable[[Unrolls, Tensor], Advantages]
+"""Advantages and targets of unrolls, given log π/μ of each step, [T, B]."""
+Weigh = Callable[[Tensor, Tensor, Tensor], Surrogate]
+"""What stays fixed over a batch, given log μ, log π_prox and advantages, [n] each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """rows: of the batch.   entropy: scalar, mean of π_prox.   observed: for the normaliser, if any."""
+    """rows: those of the batch that are trained.   entropy: scalar, mean of their π_prox.
 
-    rows: Rows
+    index: int64, which of all T·B steps they are, or of B columns those of `Sequences`; None: all.
+    observed: for the normaliser, if any.
+    """
+
+    rows: Rows | Sequences
+    index: Tensor | None
     entropy: Tensor
     observed: Moments | None
 
+    def each(self, of_columns: Tensor, steps: int) -> Tensor:
+        """A number of every column, [B], as one of everything that an epoch permutes."""
+        every = of_columns if isinstance(self.rows, Sequences) else of_columns.repeat(steps)
+        return every if self.index is None else every[self.index]
+
 
 def prepare(
-    policy: Policy, network: Network, section: AlgorithmSection, batch: Batch, rewards: Tensor
+    policy: Policy,
+    network: Network,
+    batch: Batch,
+    rewards: Tensor,
+    trained: Tensor,
+    estimate: Estimate,
+    weigh: Weigh,
 ) -> Prepared:
-    """Prepare a batch with at least one valid step. rewards: [T, B], scaled where that is asked for."""
+    """Prepare a batch. rewards: [T, B], scaled where that is asked for. trained: bool [T, B], at least one.
+
+    Its rows are empty where no trained step lies behind the burn-in.
+    """
     steps, columns = batch.valid.shape
     count = steps * columns
-    inputs = policy.read(batch.observation)
-    outputs = network.outputs(inputs)
+    look = see(policy, batch)
+    outputs = network.outputs(look.inputs)
     action = {path: values.flatten(0, 1) for path, values in batch.action.items()}
     parameters = outputs.parameters[:count]
     proximal = policy.joint_log_prob(parameters, action)
     behaviour = batch.log_prob.flatten().to(proximal.dtype)
-    values = outputs.value.view(steps + 1, columns)
+    values = outputs.value[: count + columns].view(steps + 1, columns)
+    finals = outputs.value[count + columns :] if look.lasts is None else policy.value_of(look.lasts)
     log_ratios = (proximal - behaviour).view(steps, columns)
-    estimated = estimate(policy, section, batch, rewards.to(values.dtype), values, log_ratios)
+    unrolls = _unrolls(batch, rewards.to(values.dtype), values, finals)
+    estimated = estimate(unrolls, log_ratios)
     fixed = [estimated.advantage, estimated.target, values[:-1]]
     flat = torch.stack([behaviour, proximal, *(tensor.flatten() for tensor in fixed)])
     entropy = policy.joint_entropy(parameters)
-    inputs = inputs.narrow(0, count)
-    if not bool(batch.valid.all()):
-        index = batch.valid.flatten().nonzero().squeeze(1)
+    observed = _observed(policy, look, batch)
+    if look.starts is not None:
+        return _in_sequences(policy, trained, look, weigh, (action, flat, entropy, observed))
+    inputs, index = look.inputs.narrow(0, count), None
+    if not bool(trained.all()):
+        index = trained.flatten().nonzero().squeeze(1)
         inputs, flat, entropy = inputs.select(index), flat[:, index], entropy[index]
         action = {path: rows[index] for path, rows in action.items()}
-    return Prepared(
-        rows=Rows(inputs, action, _columns(section, *flat.unbind(0))),
-        entropy=entropy.mean(),
-        observed=_observed(policy, batch),
+    rows = Rows(inputs, action, _columns(weigh, *flat.unbind(0)))
+    return Prepared(rows=rows, index=index, entropy=entropy.mean(), observed=observed)
+
+
+def see(policy: Policy, batch: Batch) -> Look:
+    """Inputs of every observation of a batch, each with what the policy remembers before it."""
+    if batch.begins is None:
+        lasts = policy.read(batch.final_observation) if len(batch.final_slot) else None
+        return Look(batch.observation, policy.read(batch.observation), lasts)
+    return policy.look(
+        Trajectory(
+            observation=batch.observation,
+            state=batch.state,
+            begins=batch.begins,
+            ends=batch.terminated | batch.truncated,
+            final_observation=batch.final_observation,
+            final_slot=batch.final_slot,
+            final_step=batch.final_step,
+        )
     )
 
 
-def estimate(
+def _in_sequences(
     policy: Policy,
-    section: AlgorithmSection,
-    batch: Batch,
-    rewards: Tensor,
-    values: Tensor,
-    log_ratios: Tensor,
-) -> Advantages:
-    """Advantages and targets [T, B]. values: [T+1, B]; log_ratios: log π_prox/μ, [T, B]."""
-    finals = policy.value(batch.final_observation) if len(batch.final_slot) else values.new_empty(0)
+    trained: Tensor,
+    look: Look,
+    weigh: Weigh,
+    of_rows: tuple[dict[str, Tensor], Tensor, Tensor, Moments | None],
+) -> Prepared:
+    """Columns that have a trained step behind the burn-in."""
+    assert look.starts is not None
+    assert look.inputs.time is not None
+    action, flat, entropy, observed = of_rows
+    kept = trained.clone()
+    kept[: policy.memory.burn_in] = False
+    index, step, counts = in_columns(kept)
+    inputs = look.inputs.narrow(0, trained.numel())
+    if inputs.forbidden is not None:
+        inputs = replace(inputs, forbidden=inputs.forbidden[index])
+    sequences = Sequences(
+        inputs=inputs,
+        action={path: rows[index] for path, rows in action.items()},
+        columns=_columns(weigh, *flat[:, index].unbind(0)),
+        starts=look.starts[: len(trained)],
+        state=look.inputs.time.state,
+        step=step,
+        counts=counts,
+        burn_in=policy.memory.burn_in,
+    )
+    used = torch.from_numpy(counts.nonzero()[0])
+    return Prepared(
+        rows=sequences.select(used),
+        index=used.to(trained.device),
+        entropy=entropy[index].mean(),
+        observed=observed,
+    )
+
+
+def _unrolls(batch: Batch, rewards: Tensor, values: Tensor, finals: Tensor) -> Unrolls:
+    """values: [T+1, B]; finals: [K], of the last observations."""
     following = next_values(values, batch.terminated, batch.final_slot, batch.final_step, finals)
     carried = carries(batch.terminated, batch.truncated, batch.valid)
-    tensors = (rewards, values[:-1], following, carried, batch.valid)
-    if section.advantage == "gae":
-        return gae(*tensors, discount=section.discount, trace=section.gae_lambda)
-    return vtrace(
-        *tensors,
-        log_ratios,
-        discount=section.discount,
-        trace=section.gae_lambda,
-        rho_clip=section.rho_clip,
-        c_clip=section.c_clip,
-    )
+    return Unrolls(rewards, values[:-1], following, carried, batch.valid)
 
 
 def _columns(
-    section: AlgorithmSection,
-    behaviour: Tensor,
-    proximal: Tensor,
-    advantage: Tensor,
-    target: Tensor,
-    value: Tensor,
+    weigh: Weigh, behaviour: Tensor, proximal: Tensor, advantage: Tensor, target: Tensor, value: Tensor
 ) -> Tensor:
-    chosen = standardise(advantage) if section.normalise_advantages else advantage
-    surrogate: Surrogate
-    if section.objective == "coupled":
-        surrogate = coupled(behaviour, chosen)
-    else:
-        surrogate = decoupled(behaviour, proximal, chosen, section.behaviour_weight_cap)
+    surrogate = weigh(behaviour, proximal, advantage)
     return torch.stack([surrogate.anchor, surrogate.weighted_advantage, target, value, behaviour, proximal])
 
 
-def _observed(policy: Policy, batch: Batch) -> Moments | None:
+def _observed(policy: Policy, look: Look, batch: Batch) -> Moments | None:
     if policy.normaliser is None:
         return None
-    reals = policy.reader.raw_reals(batch.observation, torch.float64)
+    reals = policy.reader.raw_reals(look.observation, torch.float64)
     return moments(reals[: batch.valid.numel()][batch.valid.flatten()])

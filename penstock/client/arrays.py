@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.v1 import policy_pb2 as pb
+from penstock.wire.schema import choices
 from penstock.wire.spaces import Discrete, Leaf, MultiBinary, Space, flatten, leaves, unflatten
 from penstock.wire.tensor import Array, from_tensor, to_tensor
 
@@ -38,18 +39,16 @@ def to_parts(field: str, space: Space, value: Any, rows: int = 0) -> list[pb.Par
 
 
 def to_mask_parts(space: Space, mask: Any, rows: int = 0) -> list[pb.Part]:
-    """Which choices of an action are allowed: one mask for a bare Discrete space, or masks by path."""
+    """Which choices of an action are allowed: one mask for a bare space of choices, or masks by path."""
     masks: Mapping[str, Any] = mask if isinstance(mask, Mapping) else {"": mask}
-    choices = {
-        path: MultiBinary(leaf.n, "bool") for path, leaf in leaves(space) if isinstance(leaf, Discrete)
-    }
-    if not masks.keys() <= choices.keys():
+    wanted = {path: MultiBinary(choices(leaf), "bool") for path, leaf in leaves(space) if choices(leaf)}
+    if not masks.keys() <= wanted.keys():
         raise ValueError(
-            f"mask: {sorted(masks.keys() - choices.keys())} are no Discrete parts of the action space; "
-            f"those are {sorted(choices)}"
+            f"mask: {sorted(masks.keys() - wanted.keys())} are no choices of the action space; "
+            f"those are {sorted(wanted)}"
         )
     return [
-        pb.Part(path=path, value=to_tensor(_cast(_join("mask", path), choices[path], part, rows)))
+        pb.Part(path=path, value=to_tensor(_cast(_join("mask", path), wanted[path], part, rows)))
         for path, part in masks.items()
     ]
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from penstock.policy.layers import BatchNorm, Dropout
 from penstock.policy.normaliser import Normaliser
+from penstock.policy.recurrent import Unroll
 from penstock.policy.trunks import ImageEncoder, ResidualBlock
 from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
@@ -33,19 +34,29 @@ NORMALISATIONS: dict[str, type[nn.LayerNorm | BatchNorm]] = {"layer": nn.LayerNo
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """vector: [M, D] in the policy's dtype.   images: [M, *shape] each, raw uint8."""
+    """vector: [M, D] in the policy's dtype.   images: [M, *shape] each, raw uint8.
+
+    forbidden: bool [m, P], outputs of the policy that an action mask rules out; None: none.
+    time: how the rows follow one another, for a policy with a recurrent core.
+    wanted: int64 [m], rows whose outputs are wanted; None: all.
+    """
 
     vector: Tensor
     images: tuple[Tensor, ...] = ()
+    forbidden: Tensor | None = None
+    time: Unroll | None = None
+    wanted: Tensor | None = None
 
     def select(self, index: Tensor) -> "Inputs":
-        """The rows at an int64 index [m]."""
-        return Inputs(self.vector[index], tuple(image[index] for image in self.images))
+        """The rows at an int64 index [m], of rows without time."""
+        images = tuple(image[index] for image in self.images)
+        return Inputs(self.vector[index], images, None if self.forbidden is None else self.forbidden[index])
 
     def narrow(self, start: int, length: int) -> "Inputs":
-        """Rows [start, start + length), as views."""
-        images = tuple(image[start : start + length] for image in self.images)
-        return Inputs(self.vector[start : start + length], images)
+        """Rows [start, start + length), as views, of rows without time."""
+        rows = slice(start, start + length)
+        images = tuple(image[rows] for image in self.images)
+        return Inputs(self.vector[rows], images, None if self.forbidden is None else self.forbidden[rows])
 
 
 def is_image(leaf: Leaf) -> bool:

@@ -42,7 +42,16 @@ class Exported(nn.Module):
 
 
 def to_onnx(policy: Policy, metadata: Mapping[str, str]) -> bytes:
-    """The model's bytes; equal in what they compute to `policy` at this moment, which is left as it is."""
+    """The model's bytes; equal in what they compute to `policy` at this moment, which is left as it is.
+
+    Action masks are not in it: whoever uses its `parameters` masks them. Raises ValueError for a policy with state.
+    """
+    if policy.state_space.spaces:
+        remembered = ", ".join(path for path, _ in leaves(policy.state_space, "state"))
+        raise ValueError(
+            f"a policy that remembers ({remembered}) has no ONNX form here: export it as safetensors, or set "
+            "policy.recurrent='none' and policy.frame_stack=1"
+        )
     module = Exported(copy.deepcopy(policy).cpu()).eval()
     example = tuple(
         torch.zeros((_EXAMPLE_ROWS, *leaf.shape), dtype=getattr(torch, leaf.dtype))

@@ -3,13 +3,15 @@
 Observations and actions are dictionaries by the paths of `penstock.wire.spaces.leaves`:
 "observation", "observation/camera", "action", "action/0". An action is stored and sent as it was
 drawn (index from 0, unclipped Gaussian, unsquashed Gaussian); `environment_action` turns it into
-what an environment takes. Nothing here waits or touches a file; a policy is used by one thread.
+what an environment takes. Beside the observation a row may hold action masks (`mask/action`, bool, true where
+allowed) and the policy's state (`state/…`, see `penstock.policy.memory`); without them everything is allowed,
+and an episode begins. Nothing here waits or touches a file; a policy is used by one thread.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -18,24 +20,40 @@ from torch import Tensor, nn
 
 from penstock.policy.acting import NumpyForward, numpy_forward
 from penstock.policy.custom_network import body_of
-from penstock.policy.distributions import ActionHead, Reals, head_of
+from penstock.policy.distributions import ActionHead, Place, Reals, head_of
 from penstock.policy.layers import dropouts
+from penstock.policy.memory import Look, Memory
 from penstock.policy.networks import Body, Inputs, Reader, initialise
 from penstock.policy.normaliser import Normaliser
+from penstock.policy.trajectory import Trajectory
 from penstock.runtime.settings import PolicySection
-from penstock.wire.spaces import Space, leaves, unflatten
+from penstock.wire.schema import choices
+from penstock.wire.spaces import Dict, Space, leaves, unflatten
 from penstock.wire.tensor import Array
 
 POLICY_GAIN = 0.01
 HIDDEN_GAIN = math.sqrt(2.0)
+_NO_STATE: Final[dict[str, Array]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """action: by path, [N, *shape] in the dtype of its leaf, as drawn. log_prob: float32 [N], joint."""
+    """action: by path, [N, *shape] in the dtype of its leaf, as drawn. log_prob: float32 [N], joint.
+
+    state: after this step, by path, [N, ...]; new arrays.
+    """
 
     action: dict[str, Array]
     log_prob: NDArray[np.float32]
+    state: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """parameters: [N, P], what actions are drawn from.   state: after this step, by path, [N, ...]."""
+
+    parameters: Reals
+    state: Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +67,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """parameters: [M, P], those of every action head behind one another.   value: [M]."""
+    """Of M rows. parameters: [M, P], of every action head behind one another, masked.   value: [M]."""
 
     parameters: Tensor
     value: Tensor
@@ -58,15 +76,16 @@ class Outputs:
 class Policy(nn.Module):
     """Actor-critic over fixed-size observations. Make one with `build`."""
 
+    combines_heads = False
+    """Whether `outputs` are more than what the two last layers give, each by itself."""
+
     def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
         super().__init__()
         self.observation_space = observation_space
         self.action_space = action_space
-        self.reader = Reader(observation_space, section)
-        heads = [
-            head_of(path, leaf, section.continuous, section.initial_log_std)
-            for path, leaf in leaves(action_space, "action")
-        ]
+        self.memory = Memory(observation_space, section)
+        self.reader = Reader(self.memory.frames.space, section)
+        heads = [head_of(path, leaf, section) for path, leaf in leaves(action_space, "action")]
         self.heads = nn.ModuleList(heads)
         # Plain tuples beside the module list: looking a submodule up costs more than using it.
         self.action_heads: tuple[ActionHead, ...] = tuple(heads)
@@ -74,8 +93,14 @@ class Policy(nn.Module):
         self._cuts = tuple(slice(end - head.size, end) for head, end in zip(heads, ends, strict=True))
         self.actor_body = body_of(self.reader, section)
         self.critic_body = None if section.shared_trunk else body_of(self.reader, section)
-        self.actor_head = nn.Linear(self.actor_body.width, ends[-1])
-        self.critic_head = nn.Linear(self.actor_body.width, 1)
+        width = self.memory.add_cores(self.actor_body.width)
+        self.actor_head = nn.Linear(width, ends[-1])
+        self.critic_head = nn.Linear(width, 1)
+        self._remembers = bool(self.memory.state_space.spaces)
+        maskable = [
+            head.path for head, (_, leaf) in zip(heads, leaves(action_space), strict=True) if choices(leaf)
+        ]
+        self._masks = tuple((path, f"mask/{path}") for path in maskable)
         self.dropouts = dropouts(self)
         self._random = np.random.default_rng(0)
         self._fast: NumpyForward | None = None
@@ -86,6 +111,15 @@ class Policy(nn.Module):
         return self.reader.normaliser
 
     @property
+    def state_space(self) -> Dict:
+        """Parts by path below `state`; without parts for a policy that remembers nothing."""
+        return self.memory.state_space
+
+    def initial_state(self, count: int) -> dict[str, Array]:
+        """What an episode begins with, by path, [count, ...]: zeros."""
+        return self.memory.initial(count)
+
+    @property
     def dtype(self) -> torch.dtype:
         """float32; float64 after `double()`."""
         return self.actor_head.weight.dtype
@@ -94,14 +128,34 @@ class Policy(nn.Module):
         """Start the generator that actions are drawn from (it is not part of the weights)."""
         self._random = np.random.default_rng(seed)
 
+    def explore(self, scalars: Mapping[str, float], place: Place) -> None:
+        """Draw as the numbers say that came with the weights (`Algorithm.scalars`). place: of this policy's rows."""
+        for head in self.action_heads:
+            head.explore(scalars, place)
+
     def act(self, observation: Mapping[str, Array], *, deterministic: bool = False) -> Acted:
         """Draw one action per row; the mode where `deterministic`.
 
         observation: by path, [N, *shape], raw, in the dtype of the leaf. N may change between calls.
         The arrays returned are the caller's. Uses the weights of this moment, no gradients.
         """
-        parameters = self.action_parameters(observation)
-        return self.choose(parameters, self._random, deterministic=deterministic)
+        step = self.step(observation)
+        masks: Any = {path: observation[name] for path, name in self._masks if name in observation}
+        acted = self.choose(step.parameters, self._random, deterministic=deterministic, masks=masks)
+        return replace(acted, state=step.state) if step.state else acted
+
+    def step(self, row: Mapping[str, Array]) -> Step:
+        """What actions are drawn from, and what is remembered; no gradients."""
+        if not self._remembers:
+            return Step(self._actor_outputs(row), _NO_STATE)
+        seen, state = self.memory.frames.push(row) if self.memory.frames.depth > 1 else (row, _NO_STATE)
+        if not self.memory.is_recurrent:
+            return Step(self._actor_outputs(seen), state)
+        with torch.inference_mode():
+            inputs = self.read(self._tensors(row))
+            actor, _, after = self._features(inputs)
+            parameters: Reals = self.actor_head(actor).cpu().numpy()
+        return Step(parameters, {**state, **{path: one.float().cpu().numpy() for path, one in after.items()}})
 
     def choose(
         self,
@@ -150,13 +204,17 @@ class Policy(nn.Module):
         return values
 
     def action_parameters(self, observation: Mapping[str, Array]) -> Reals:
-        """Outputs of the actor network, [N, P], with the weights of this moment; no gradients."""
+        """Outputs of the actor network, [N, P], not masked, with the weights of this moment; no gradients."""
+        return self.step(observation).parameters
+
+    def _actor_outputs(self, observation: Mapping[str, Array]) -> Reals:
+        """Of what the reader reads: stacks, where frames are stacked."""
         if self._fast is None or not self._fast.is_current():
             self._fast = numpy_forward(self.reader, self.actor_body.chain, self.actor_head)
         if self._fast is not None:
             return self._fast(observation)
         with torch.inference_mode():
-            inputs = self.read(self._tensors(observation))
+            inputs = self.reader.read(self._tensors(observation), self.dtype)
             parameters: Reals = self.actor_head(self.actor_body(inputs)).cpu().numpy()
         return parameters
 
@@ -169,8 +227,7 @@ class Policy(nn.Module):
         """Joint log-probability float32 [N] of stored actions by torch, as in training; no gradients."""
         with torch.inference_mode():
             inputs = self.read(self._tensors(observation))
-            parameters = self.actor_head(self.actor_body(inputs))
-            answer = self.joint_log_prob(parameters, self._tensors(action))
+            answer = self.joint_log_prob(self._acting(inputs), self._tensors(action))
         result: NDArray[np.float32] = answer.float().cpu().numpy()
         return result
 
@@ -180,19 +237,68 @@ class Policy(nn.Module):
         """`log_prob` under the very outputs that `act` draws from, for the probe."""
         parameters = torch.from_numpy(self.action_parameters(observation)).to(self.actor_head.weight.device)
         with torch.inference_mode():
-            answer = self.joint_log_prob(parameters, self._tensors(action))
+            forbidden = self._forbidden(self._tensors(observation), parameters)
+            answer = self.joint_log_prob(masked(parameters, forbidden), self._tensors(action))
         result: NDArray[np.float32] = answer.float().cpu().numpy()
         return result
 
     def read(self, observation: Mapping[str, Tensor]) -> Inputs:
         """Normalised inputs of raw observations [..., *shape], leading axes flattened to M rows."""
-        return self.reader.read(observation, self.dtype)
+        if self._remembers:
+            inputs = self.memory.read(observation, self.reader, self.dtype)
+        else:
+            inputs = self.reader.read(observation, self.dtype)
+        return self._masked_by(inputs, observation)
+
+    def look(self, seen: Trajectory) -> Look:
+        """Inputs of everything that a trajectory shows, each row with what was remembered before it."""
+        look = self.memory.look(seen, self.reader, self.dtype)
+        return replace(look, inputs=self._masked_by(look.inputs, seen.observation))
+
+    def _masked_by(self, inputs: Inputs, observation: Mapping[str, Tensor]) -> Inputs:
+        forbidden = self._forbidden(observation, inputs.vector)
+        return inputs if forbidden is None else replace(inputs, forbidden=forbidden)
+
+    def _forbidden(self, observation: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
+        """What the masks of an observation rule out, bool [M, P]; rows behind theirs are free. None: no masks."""
+        given = {path: observation[name] for path, name in self._masks if name in observation}
+        if not given:
+            return None
+        forbidden = torch.zeros((len(rows), self._cuts[-1].stop), dtype=torch.bool, device=rows.device)
+        for head, cut in zip(self.action_heads, self._cuts, strict=True):
+            if head.path in given:
+                allowed = given[head.path].reshape(-1, head.size)
+                forbidden[: len(allowed), cut] = ~allowed
+        return forbidden
+
+    def bodies(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Features of actor and critic before the recurrent cores, [M, F] each."""
+        actor = self.actor_body(inputs)
+        return actor, actor if self.critic_body is None else self.critic_body(inputs)
+
+    def _features(self, inputs: Inputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """What the heads read, and the newest state."""
+        return self.memory.recall(*self.bodies(inputs), inputs)
 
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Both networks on M rows."""
-        features = self.actor_body(inputs)
-        critic_features = features if self.critic_body is None else self.critic_body(inputs)
-        return Outputs(self.actor_head(features), self.critic_head(critic_features).squeeze(-1))
+        """Both networks on the wanted rows."""
+        actor, critic, _ = self._features(inputs)
+        parameters = masked(self.actor_head(actor), inputs.forbidden)
+        return Outputs(parameters, self.critic_head(critic).squeeze(-1))
+
+    def _acting(self, inputs: Inputs) -> Tensor:
+        """The actor alone, [M, P]."""
+        if inputs.time is not None:
+            return self.outputs(inputs).parameters
+        return masked(self.actor_head(self.actor_body(inputs)), inputs.forbidden)
+
+    def value_of(self, inputs: Inputs) -> Tensor:
+        """The critic alone, [M]."""
+        if inputs.time is not None:
+            return self.outputs(inputs).value
+        body = self.actor_body if self.critic_body is None else self.critic_body
+        value: Tensor = self.critic_head(body(inputs))
+        return value.squeeze(-1)
 
     def joint_log_prob(self, parameters: Tensor, action: Mapping[str, Tensor]) -> Tensor:
         """Parameters [..., P], stored actions [..., *shape] → [...]: the sum over action heads."""
@@ -216,9 +322,7 @@ class Policy(nn.Module):
 
     def value(self, observation: Mapping[str, Tensor]) -> Tensor:
         """The critic alone, [...]."""
-        body = self.actor_body if self.critic_body is None else self.critic_body
-        value: Tensor = self.critic_head(body(self.read(observation)))
-        return value.reshape(self._leading(observation))
+        return self.value_of(self.read(observation)).reshape(self._leading(observation))
 
     def _leading(self, observation: Mapping[str, Tensor]) -> tuple[int, ...]:
         path, leaf = next(leaves(self.observation_space, "observation"))
@@ -231,6 +335,42 @@ class Policy(nn.Module):
         return unflatten(self.action_space, ready, "action")
 
 
+class QPolicy(Policy):
+    """Values of actions in place of logits; the value of an observation is that of its best action.
+
+    Dueling (Wang et al. 2016, eq. 9): the critic's V and the actor's A make Q = V + A − mean A. Acting needs A alone, since
+    V is the same for all actions; so `action_parameters` are A, and the forward pass stays a chain of layers.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
+        super().__init__(observation_space, action_space, section)
+        self.combines_heads = section.dueling
+
+    def outputs(self, inputs: Inputs) -> Outputs:
+        """parameters: Q of every action, masked.   value: the largest."""
+        actor, critic, _ = self._features(inputs)
+        values: Tensor = self.actor_head(actor)
+        if self.combines_heads:
+            values = self.critic_head(critic) + values - values.mean(-1, keepdim=True)
+        values = masked(values, inputs.forbidden)
+        return Outputs(values, values.amax(-1))
+
+    def value_of(self, inputs: Inputs) -> Tensor:
+        """Of the best action, [M]."""
+        return self.outputs(inputs).value
+
+
+def masked(parameters: Tensor, forbidden: Tensor | None) -> Tensor:
+    """Parameters [M, P] that leave what is `forbidden` (bool [M, P]) no probability.
+
+    The lowest finite logit: its exponential is 0 beside any other, while log-probability, entropy and their
+    gradients stay finite, as they do not with minus infinity.
+    """
+    if forbidden is None:
+        return parameters
+    return parameters.masked_fill(forbidden, torch.finfo(parameters.dtype).min)
+
+
 def build(observation_space: Space, action_space: Space, section: PolicySection, seed: int) -> Policy:
     """A policy with freshly initialised weights; equal arguments give equal weights.
 
@@ -239,13 +379,17 @@ def build(observation_space: Space, action_space: Space, section: PolicySection,
     field and space when a space cannot be handled, and what can, and ConfigurationError for a custom network
     that breaks its contract.
     """
+    kind = QPolicy if section.discrete == "epsilon_greedy" else Policy
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        policy = Policy(observation_space, action_space, section)
+        policy = kind(observation_space, action_space, section)
     generator = torch.Generator().manual_seed(seed)
     for body in (policy.actor_body, policy.critic_body):
         if isinstance(body, Body):
             initialise(body, HIDDEN_GAIN, generator)
+    for core in (policy.memory.actor_core, policy.memory.critic_core):
+        if core is not None:
+            core.initialise(generator)
     initialise(policy.actor_head, POLICY_GAIN, generator)
     initialise(policy.critic_head, 1.0, generator)
     policy.seed_actions(seed)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from penstock.v1 import specification_pb2 as pb
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MESSAGE_OVERHEAD_BYTES, SLOT_BYTES
-from penstock.wire.spaces import Space, leaves
+from penstock.wire.spaces import Discrete, Leaf, MultiDiscrete, Space, leaves
 from penstock.wire.tensor import DTYPES, check_dtype, check_shape
 
 
@@ -114,6 +114,36 @@ class FragmentSchema:
 def payload_room(slots: int) -> int:
     """Most payload bytes of a fragment of N slots that fits into a message alone."""
     return MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES - SLOT_BYTES * slots
+
+
+def choices(leaf: Leaf) -> int:
+    """How many values of an action leaf a mask speaks of, those of several choices behind one another; 0: none."""
+    match leaf:
+        case Discrete():
+            return leaf.n
+        case MultiDiscrete():
+            return sum(leaf.nvec)
+        case _:
+            return 0
+
+
+def mask_rules(action: Space) -> tuple[TensorRule, ...]:
+    """`mask/ACTION/PATH` of every leaf that takes a mask: bool, true where allowed, and for what follows too."""
+    return tuple(
+        TensorRule(name=f"mask/{path}", dtype="bool", shape=(choices(leaf),), axes=Axes.STEP_PLUS_ONE)
+        for path, leaf in leaves(action, "action")
+        if choices(leaf)
+    )
+
+
+def state_rules(state: Space) -> tuple[TensorRule, ...]:
+    """`state/PATH` before the first step, and `begins` where a row is the first of an episode; none for no state."""
+    rules = [
+        TensorRule(name=path, dtype=leaf.dtype, shape=leaf.shape, axes=Axes.SLOT)
+        for path, leaf in leaves(state, "state")
+    ]
+    begins = TensorRule(name="begins", dtype="bool", axes=Axes.STEP_PLUS_ONE)
+    return (*rules, begins) if rules else ()
 
 
 def fragment_schema(observation: Space, action: Space, extra: tuple[TensorRule, ...] = ()) -> FragmentSchema:

@@ -14,7 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.runtime.settings import ConfigurationError, EnvironmentSection
-from penstock.wire.spaces import Space
+from penstock.wire.spaces import Dict, Space
 from workloads.control.spaces import to_space
 
 
@@ -39,16 +39,27 @@ def make(section: EnvironmentSection, count: int, seed: int) -> VectorEnv[Any, A
 
 
 def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
-    """Observation and action space of one environment, from one made and closed."""
+    """Observation and action space of one environment, from one made and closed; without the part that is its mask."""
     single = section if section.vectorise != "async" else section.model_copy(update={"vectorise": "sync"})
     environment = make(single, 1, 0)
     try:
         return (
-            to_space("observation_space", environment.single_observation_space),
+            _without(section.mask_key, to_space("observation_space", environment.single_observation_space)),
             to_space("action_space", environment.single_action_space),
         )
     finally:
         environment.close()
+
+
+def _without(mask_key: str, space: Space) -> Space:
+    if not isinstance(space, Dict):
+        return space
+    rest = tuple((key, part) for key, part in space.spaces if key != mask_key)
+    if not rest:
+        raise ConfigurationError(
+            f"environment.mask_key={mask_key!r}: the observation holds nothing else; the policy must see something"
+        )
+    return Dict(rest)
 
 
 def target(section: EnvironmentSection) -> float | None:

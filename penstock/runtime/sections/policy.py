@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from penstock.runtime.sections.section import NonNegative, Positive, Section
+from penstock.runtime.sections.section import Count, NonNegative, Positive, Section
 
 
 class PolicySection(Section):
@@ -34,3 +34,17 @@ class PolicySection(Section):
     """clipped: diagonal Gaussian, actions clipped to the bounds by the environment side; squashed: tanh of a Gaussian."""
     initial_log_std: float = 0.0
     """Initial log standard deviation of Gaussian actions."""
+    state_dependent_std: bool = False
+    """Standard deviations of squashed Gaussian actions are outputs of the network; false: parameters of their own. SAC sets it."""
+    discrete: Literal["categorical", "epsilon_greedy"] = "categorical"
+    """What outputs for a choice of n are. categorical: logits; epsilon_greedy: action values, the best is taken but for a share ε. DQN sets it."""
+    dueling: bool = False
+    """Action values are the critic's value plus advantages (Wang et al. 2016); with `shared_trunk` both are read from one trunk."""
+    recurrent: Literal["none", "lstm", "gru"] = "none"
+    """A recurrent core between the hidden layers and what comes out; with separate trunks one for each."""
+    recurrent_size: Positive = 64
+    """Width of the core's state."""
+    burn_in: Count = 0
+    """First steps of each fragment that only refresh the recurrent state and are not learned from; fewer than `actor.unroll_length`."""
+    frame_stack: Positive = 1
+    """Observations that the policy sees at once, the newest and those before it in the episode; each is sent once."""

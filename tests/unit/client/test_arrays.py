@@ -102,7 +102,7 @@ def test_masks_are_for_discrete_parts_only() -> None:
     bare = to_mask_parts(spaces.Discrete(3), [1, 0, 1])
     assert arrays(bare)[""].tolist() == [True, False, True]
     assert arrays(to_mask_parts(ARM, {"grip": np.ones((2, 3), bool)}, 2))["grip"].shape == (2, 3)
-    with pytest.raises(ValueError, match=r"\['bits'\] are no Discrete parts .* those are \['grip'\]"):
+    with pytest.raises(ValueError, match=r"\['bits'\] are no choices .* those are \['grip'\]"):
         to_mask_parts(ARM, {"bits": [True, True]})
     with pytest.raises(ValueError, match=r"mask/grip: the shape is \(2,\)"):
         to_mask_parts(ARM, {"grip": [True, True]})

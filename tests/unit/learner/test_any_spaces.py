@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from learner.algorithms.ppo import PPO
 from learner.batch import Batch
-from penstock.runtime.settings import AlgorithmSection, PolicySection
+from penstock.runtime.settings import PolicySection, PPOSection
 from tests.any_spaces import FRAGMENTS, SLOTS, STEPS, Acting, AnySpace
 
 OBSERVATIONS: dict[str, AnySpace] = {
@@ -57,7 +57,7 @@ def check_update(acting: Acting) -> Batch:
     action = {path: rows.flatten(0, 1).numpy() for path, rows in batch.action.items()}
     np.testing.assert_allclose(policy.log_prob(observed, action), batch.log_prob.flatten(), atol=5e-5)
     before = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()}
-    ppo = PPO(policy, AlgorithmSection(epochs=1, minibatches=2, entropy_coefficient=0.01), seed=0)
+    ppo = PPO(policy, PPOSection(epochs=1, minibatches=2, entropy_coefficient=0.01), seed=0)
     update = ppo.update(batch, progress=0.0)
     assert (update.applied, update.steps) == (True, count)
     assert update.metrics["kl_behaviour"] < 0.1
@@ -93,7 +93,7 @@ def test_every_observation_is_learned_from(name: str) -> None:
 @pytest.mark.parametrize("name", ACTIONS)
 def test_every_action_is_learned(name: str) -> None:
     """Drawn, taken by the environment, sent and judged alike."""
-    acting = Acting(spaces.Box(-1, 1, (3,), np.float32), ACTIONS[name], PolicySection(**SMALL))
+    acting = Acting(spaces.Box(-1, 1, (3,), np.float32), ACTIONS[name], PolicySection.model_validate(SMALL))
     check_update(acting)
 
 

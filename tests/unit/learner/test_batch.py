@@ -1,6 +1,7 @@
 """Fragments side by side, and fragments that cannot be trained on."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from learner.batch import assemble, check_meaning
 from penstock.wire.fragment import Slot, WeightSpan
 from tests.experience import Collector, Fragment, cartpoles, small_policy
+from tests.remembering import Actor, batch_of, remembering
 
 CPU = torch.device("cpu")
 
@@ -119,3 +121,45 @@ def test_slots_name_session_and_environment() -> None:
     header, arrays = good()
     named = replace(header, slots=(Slot(4, 0, 0), Slot(2, 0, 0)))
     assert assemble([(named, arrays)], CPU).slots == ((1, 4), (1, 2))
+
+
+def masked_fragment() -> Fragment:
+    """Of a policy that remembers, under masks."""
+    fragment = Actor(remembering(recurrent="lstm"), masked=True).fragment(6)
+    return fragment.header, {name: array.copy() for name, array in fragment.arrays().items()}
+
+
+def test_masks_and_state_lie_in_their_columns() -> None:
+    """State as it was sent, masks and beginnings padded behind the last row."""
+    actor = Actor(remembering(recurrent="lstm"), masked=True)
+    first, second = actor.fragment(6), actor.fragment(2)
+    batch = batch_of([first, second])
+    for columns, fragment in ((slice(0, 3), first), (slice(3, 6), second)):
+        arrays, steps = fragment.arrays(), fragment.header.steps
+        assert batch.begins is not None
+        np.testing.assert_array_equal(batch.begins[: steps + 1, columns], arrays["begins"])
+        np.testing.assert_array_equal(
+            batch.observation["mask/action"][: steps + 1, columns], arrays["mask/action"]
+        )
+        for name, state in batch.state.items():
+            np.testing.assert_array_equal(state[columns], arrays[name])
+    assert batch.begins is not None
+    assert not batch.begins[3:, 3:].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("mask/action", False, "mask/action: allows nothing at step 0 of slot 0"),
+        ("action", 9, "mask/action: forbids the action that was taken at step"),
+        ("state/actor/c", np.inf, "state/actor/c: holds NaN or infinity"),
+    ],
+)
+def test_what_no_update_could_use_of_masks_and_state_is_refused(name: str, value: Any, message: str) -> None:
+    """The log-probability of what is forbidden is no number to learn from."""
+    header, arrays = masked_fragment()
+    check_meaning(header, arrays)
+    arrays["mask/action"][:] = [True, True, name != "action"]
+    arrays[name][:] = value
+    with pytest.raises(ValueError, match=message):
+        check_meaning(header, arrays)

@@ -1,7 +1,10 @@
 """The probe finds out who serves other weights than it names."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from broker.state import ProbeAnswer
@@ -94,3 +97,34 @@ def test_a_large_answer_may_be_off_by_its_rounding() -> None:
     assert not answered(right)
     assert not answered(np.nextafter(right, np.float32(0)))
     assert answered(right * np.float32(1.01))
+
+
+@pytest.mark.parametrize(
+    "section", [{"recurrent": "lstm"}, {"recurrent": "gru"}, {"frame_stack": 3}], ids=str
+)
+def test_a_policy_that_remembers_is_asked_in_the_middle_of_an_episode(section: dict[str, Any]) -> None:
+    """With the state of a step before, so that every weight has a say; the answers of both halves agree."""
+    made = PolicySection(hidden_sizes=(8,), recurrent_size=4, **section)
+    served, replica = (build(OBSERVATION, ACTION, made, seed) for seed in (0, 1))
+    probe = make_probe(OBSERVATION, served, 0)
+    quarantine = Quarantine(probe, replica, 1e-3)
+    quarantine.expect(7, "digest", weights.snapshot(served))
+
+    def answered() -> bool:
+        log_prob = tuple(map(float, served.acting_log_prob(probe.observation, probe.action)))
+        quarantine.check(
+            [ProbeAnswer(session=3, actor_id="a", version=7, sha256="digest", log_prob=log_prob)]
+        )
+        return quarantine.holds(3)
+
+    assert not answered()
+    core = served.memory.actor_core
+    recurrent = None if core is None else core.rnn.weight_hh_l0
+    changed = recurrent if isinstance(recurrent, torch.Tensor) else next(served.actor_body.parameters())
+    with torch.no_grad():
+        served.actor_head.weight.mul_(1000)
+    quarantine.expect(7, "digest", weights.snapshot(served))
+    assert not answered()
+    with torch.no_grad():
+        changed[:, -1] += 1.0  # of what was remembered, or of the newest frame
+    assert answered()

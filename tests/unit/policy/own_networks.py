@@ -73,7 +73,8 @@ class Raises(Good):
 
     def forward(self, inputs: Inputs) -> Tensor:
         """A matrix product of shapes that do not fit."""
-        return self.layer(inputs.vector) @ torch.zeros(3, 3)
+        result: Tensor = self.layer(inputs.vector) @ torch.zeros(3, 3)
+        return result
 
 
 class RaisesAtOnce(Good):
@@ -151,7 +152,7 @@ class Frozen(Good):
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
-        self.layer.weight.requires_grad_(requires_grad=False)
+        self.layer.weight.requires_grad = False
 
 
 class NoWidth(nn.Module):

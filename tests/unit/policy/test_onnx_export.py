@@ -119,3 +119,13 @@ def test_exporting_leaves_the_policy_as_it_is() -> None:
     to_onnx(policy, {})
     assert policy.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
+
+
+@pytest.mark.parametrize("section", [{"recurrent": "gru"}, {"frame_stack": 2}], ids=str)
+def test_a_policy_that_remembers_is_refused(section: dict[str, Any]) -> None:
+    """With what it remembers, and what to do."""
+    from penstock.policy.onnx_export import to_onnx
+
+    policy = build(VECTOR, Discrete(2), PolicySection(**section), 0)
+    with pytest.raises(ValueError, match=r"a policy that remembers \(state/.*export it as safetensors"):
+        to_onnx(policy, {})

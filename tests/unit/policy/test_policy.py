@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.policy import weights
-from penstock.policy.policy import Policy, build
+from penstock.policy.policy import Policy, Step, build
 from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, leaves
 from penstock.wire.tensor import Array
@@ -101,7 +101,7 @@ def test_the_probe_is_answered_by_the_pass_that_acts() -> None:
     seen = observations(policy.observation_space, 4)
     acted = policy.act(seen)
     # What `act` reads is made once: break it behind torch's back.
-    policy.__dict__["action_parameters"] = lambda _: np.full((4, 2), [9.0, -9.0], np.float32)
+    policy.__dict__["step"] = lambda _: Step(np.full((4, 2), [9.0, -9.0], np.float32), {})
     broken = policy.act(seen, deterministic=True)
     np.testing.assert_allclose(policy.acting_log_prob(seen, broken.action), broken.log_prob, atol=1e-6)
     assert not np.allclose(policy.acting_log_prob(seen, acted.action), policy.log_prob(seen, acted.action))

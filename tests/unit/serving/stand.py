@@ -135,7 +135,8 @@ class Stand:
         draws = {"uniform": fallback.uniform(spaces[1])}
         if self.section.fallback == "fixed":
             draws["fixed"] = fallback.fixed(spaces[1], self.section)
-        self.desk = Desk(spaces, self.shelf, self.batcher, self.section, draws)
+        state = policy_maker(self.specification)().state_space
+        self.desk = Desk(spaces, self.shelf, self.batcher, self.section, draws, state)
         slow_s = self.section.canary_slow_ms / 1000
         self.episode_desk = EpisodeDesk(self.desk, self.episodes, self.learning, None, self.trial, slow_s)
         self.episode_desk._now = lambda: self.now_s

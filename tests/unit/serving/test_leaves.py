@@ -120,7 +120,10 @@ def test_one_bad_row_of_a_batch_is_enough() -> None:
 
 # ---------------------------------------------------------------- masks
 
-ACTIONS: Final = Layout("action", Dict((("move", Discrete(3, start=5)), ("force", MultiDiscrete((2, 2))))))
+ACTIONS: Final = Layout(
+    "action",
+    Dict((("move", Discrete(3, start=5)), ("force", MultiDiscrete((2, 2))), ("hold", MultiBinary(2)))),
+)
 
 
 def mask(path: str = "move", value: Any = (True, False, True)) -> list[pb.Part]:
@@ -138,13 +141,18 @@ def test_masks_are_read_by_the_name_of_their_action() -> None:
     several = ACTIONS.read_masks(mask(value=rows), 2)
     assert several is not None
     assert several["action/move"].tolist() == rows
+    choices = ACTIONS.read_masks(mask("force", [True, False, False, True]), 0)
+    assert choices is not None
+    assert choices["action/force"].tolist() == [[True, False, False, True]]
 
 
 @pytest.mark.parametrize(
     ("parts", "batch", "said"),
     [
-        (mask("force"), 0, "no mask for 'force'; leaves that take one: 'move'"),
-        (mask("jump"), 0, "no mask for 'jump'; leaves that take one: 'move'"),
+        (mask("hold"), 0, "no mask for 'hold'; leaves that take one: 'move', 'force'"),
+        (mask("jump"), 0, "no mask for 'jump'; leaves that take one: 'move', 'force'"),
+        (mask("force"), 0, "action_mask/force: bool(3,) came, bool(4,) is wanted"),
+        (mask("force", [True, False, False, False]), 0, "action_mask/force: allows nothing"),
         (mask(value=[True, False]), 0, "action_mask/move: bool(2,) came, bool(3,) is wanted"),
         (mask(value=[1, 0, 1]), 0, "action_mask/move: int64(3,) came, bool(3,) is wanted"),
         (mask(), 2, "action_mask/move: bool(3,) came, bool(2, 3) is wanted"),
@@ -158,7 +166,7 @@ def test_masks_are_read_by_the_name_of_their_action() -> None:
     ],
 )
 def test_a_wrong_mask_is_named_with_what_is_wanted(parts: list[pb.Part], batch: int, said: str) -> None:
-    """Only a bare choice takes a mask, and it must leave one."""
+    """Only choices take a mask, and it must leave one of each."""
     with pytest.raises(Refused) as error:
         ACTIONS.read_masks(parts, batch)
     assert said in error.value.refusal.detail

@@ -9,6 +9,7 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from learner.model import make_model
 from penstock.runtime import settings
 from penstock.runtime.settings import ConfigurationError, EnvironmentSection
 from penstock.runtime.workload import find, load
@@ -148,17 +149,43 @@ def test_a_space_that_no_fragment_carries_is_named(space: Any, words: str) -> No
         to_space("action_space", space)
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "impala", "reinforce"])
 @pytest.mark.parametrize(
     "environment_id", ["CartPole-v1", "mine:Thing-v0", "ALE/Pong-v5", "Pendulum-v1", "HalfCheetah-v5"]
 )
-def test_defaults_are_valid_settings_for_any_environment(environment_id: str) -> None:
+def test_defaults_are_valid_settings_for_any_environment_and_algorithm(
+    environment_id: str, algorithm: str
+) -> None:
     """The layer under file and flags."""
-    layer = load(find("control").defaults)(environment_id)
-    made = settings.load([layer, {"environment": {"id": environment_id}}])
+    layer = load(find("control").defaults)(environment_id, algorithm)
+    made = settings.load([layer, {"environment": {"id": environment_id}, "algorithm": {"name": algorithm}}])
     assert made.environment.id == environment_id
     assert made.learner.total_steps is not None
     full = made.actor.unroll_length * made.environment.count
+    assert isinstance(made.algorithm, settings.OnPolicySection)
     assert (made.algorithm.staleness + 1) * made.algorithm.batch_steps >= full
+
+
+@pytest.mark.parametrize(
+    ("environment_id", "algorithm"),
+    [
+        *((name, "dqn") for name in ("CartPole-v1", "MountainCar-v0", "Acrobot-v1", "mine:Thing-v0")),
+        *((name, "sac") for name in ("Pendulum-v1", "mine:Thing-v0")),
+    ],
+)
+def test_defaults_of_replay_are_admitted_by_the_rate_limiter(environment_id: str, algorithm: str) -> None:
+    """And by the log's ceilings; known tasks and any other."""
+    layer = load(find("control").defaults)(environment_id, algorithm)
+    known = {"mine:Thing-v0": "Acrobot-v1" if algorithm == "dqn" else "Pendulum-v1"}.get(
+        environment_id, environment_id
+    )
+    made = settings.load(
+        [layer, {"run": "a", "environment": {"id": known}, "algorithm": {"name": algorithm}}]
+    )
+    full = made.actor.unroll_length * made.environment.count
+    model = make_model(made)
+    assert model.pacing.budget >= 2 * full
+    assert model.algorithm.hard_staleness is None
 
 
 def test_the_actor_side_imports_no_learner() -> None:
@@ -167,3 +194,53 @@ def test_the_actor_side_imports_no_learner() -> None:
     for path in (workload.environment, workload.spaces, workload.policy, workload.defaults, workload.target):
         assert not path.startswith("learner")
         load(path)
+
+
+class Inside(Counting):
+    """Its mask is a part of what it shows."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        count: Any = self.observation_space
+        self.observation_space = gymnasium.spaces.Dict(count=count, mask=gymnasium.spaces.MultiBinary(2))
+
+    def _observe(self) -> Any:
+        return {"count": super()._observe(), "mask": np.ones(2, np.int8)}
+
+
+def test_the_part_of_an_observation_that_is_the_mask_is_not_shown() -> None:
+    """Where the section names it; what is left must be something."""
+    gymnasium.register("Inside-v7", lambda **_: Inside())
+    try:
+        shown, _ = spaces(EnvironmentSection(id="Inside-v7", mask_key="mask"))
+        assert isinstance(shown, Dict)
+        assert [key for key, _ in shown.spaces] == ["count"]
+        whole, _ = spaces(EnvironmentSection(id="Inside-v7"))
+        assert isinstance(whole, Dict)
+        assert len(whole.spaces) == 2
+    finally:
+        gymnasium.registry.pop("Inside-v7")
+
+
+def test_the_optimum_of_each_task_is_what_it_says() -> None:
+    """Recall: the cue. Menu: the best dish that is offered, 8.19 in ten meals."""
+    recall: Any = gymnasium.make("workloads.control.tasks:Recall-v0")
+    for seed in range(20):
+        cue, total, over, steps = int(recall.reset(seed=seed)[0].argmax()), 0.0, False, 0
+        while not over:
+            _, reward, over, _, _ = recall.step(cue)
+            total, steps = total + reward, steps + 1
+        assert total == 1
+        assert 7 <= steps <= 13
+    menu: Any = gymnasium.make("workloads.control.tasks:Menu-v0")
+    total = 0.0
+    for seed in range(300):
+        mood, info = menu.reset(seed=seed)
+        over = False
+        while not over:
+            ranks = np.arange(6) if mood == 0 else np.arange(6)[::-1]
+            mood, reward, over, _, info = menu.step(np.where(info["action_mask"], ranks, -1).argmax())
+            total += reward
+    expected = 10 * sum(i * 2**i for i in range(6)) / 63 / 5
+    assert expected == pytest.approx(8.19, abs=0.005)
+    assert total / 300 == pytest.approx(expected, abs=0.15)

@@ -6,23 +6,23 @@ rounding: for a network that is a plain chain the actor computes with numpy what
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
 from learner.algorithms.ppo import PPO
-from learner.algorithms.preparation import prepare
 from learner.batch import Batch
 from penstock.policy import weights
 from penstock.policy.layers import BatchNorm
-from penstock.runtime.settings import AlgorithmSection, PolicySection
+from penstock.runtime.settings import PolicySection, PPOSection
 from tests.any_spaces import Acting, AnySpace
 
 ROUNDING = 2e-5
 """Largest difference of two log-probabilities of a few nats in float32."""
-IMAGE = spaces.Box(0, 255, (10, 10, 3), "uint8")
-LARGE = spaces.Box(0, 255, (40, 40), "uint8")
-VECTOR = spaces.Box(-1, 1, (6,), "float32")
+IMAGE = spaces.Box(0, 255, (10, 10, 3), np.uint8)
+LARGE = spaces.Box(0, 255, (40, 40), np.uint8)
+VECTOR = spaces.Box(-1, 1, (6,), np.float32)
 NESTED = spaces.Dict(camera=IMAGE, arm=VECTOR, rest=spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2))))
 
 NETWORKS: dict[str, tuple[AnySpace, dict[str, Any]]] = {
@@ -51,7 +51,7 @@ def trained(name: str, **algorithm: Any) -> tuple[Acting, PPO]:
     """A policy that has learned from two batches, so that statistics and biases are not those of the beginning."""
     space, section = NETWORKS[name]
     acting = Acting(space, spaces.Discrete(3), PolicySection(**({"hidden_sizes": (16, 16)} | section)))
-    ppo = PPO(acting.policy, AlgorithmSection(**({"minibatches": 3} | algorithm)), seed=3)
+    ppo = PPO(acting.policy, PPOSection(**({"minibatches": 3} | algorithm)), seed=3)
     for _ in range(2):
         assert ppo.update(acting.batch(), progress=0.0).applied
     return acting, ppo
@@ -60,8 +60,8 @@ def trained(name: str, **algorithm: Any) -> tuple[Acting, PPO]:
 def first_epoch(ppo: PPO, batch: Batch) -> torch.Tensor:
     """π_θ / π_prox [n] of an epoch's gradient steps of length 0, as the surrogate computes it."""
     with torch.no_grad():
-        prepared = prepare(ppo.policy, ppo._network, ppo.section, batch, batch.reward)
-    trace = ppo._train(prepared.rows, 0.0, ppo.section.clip_range)
+        prepared = ppo.prepare(batch, batch.reward, batch.valid)
+    trace = ppo._train(batch, prepared, ppo._course(0.0) | {"learning_rate": 0.0})
     assert trace.rows is not None
     return (torch.cat(trace.log_prob) - trace.rows.proximal).exp()
 
