@@ -87,7 +87,8 @@ def test_the_specification_tells_what_the_algorithm_paces_by(name: str, stalenes
     assert (told.lock_step, told.update_steps, told.hard_staleness) == (
         staleness == 0, 512, 4 * (staleness + 1)
     )  # fmt: skip
-    assert type(model.algorithm) is ALGORITHMS[name]
+    expected: Any = ALGORITHMS[name]
+    assert type(model.algorithm) is expected
     assert model.pacing.budget == 512 * (staleness + 1)
 
 
