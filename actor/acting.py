@@ -7,6 +7,7 @@ forward pass that draws the actions, not a number that was passed along.
 import time
 
 from actor.session import Session, Weights
+from penstock.policy.distributions import Place
 from penstock.policy.policy import Policy
 from penstock.policy.weights import load_into
 from penstock.runtime import metrics, tracing
@@ -20,6 +21,8 @@ class LocalPolicy:
 
     def __init__(self, policy: Policy, probe: Probe) -> None:
         self.policy = policy
+        self.place = Place()
+        """Which of the run's environments it acts in, for exploration that differs between them."""
         self.publication = Publication()
         # Copies: torch does not take the read-only views of a message.
         self._observation = {path: array.copy() for path, array in probe.observation.items()}
@@ -31,6 +34,7 @@ class LocalPolicy:
             load_into(self.policy, weights.blob)
         except ValueError as error:
             raise Fatal(f"weights {weights.publication.version} cannot be applied: {error}") from error
+        self.policy.explore(weights.scalars, self.place)
         self.publication = weights.publication
         metrics.WEIGHT_VERSION_APPLIED.set(weights.publication.version)
         took_s = time.monotonic() - weights.arrived_s

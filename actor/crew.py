@@ -6,9 +6,10 @@ import torch
 
 from actor import run
 from actor.fragment_builder import FragmentBuilder, Stamp
+from actor.reward import learner_reward
 from actor.rollout import ENVIRONMENT, WEIGHTS
 from actor.run import Run
-from actor.seeds import action_seed, environment_seeds
+from actor.seeds import action_seed, environment_seeds, place_of
 from actor.session import Session
 from penstock.runtime import tracing
 from penstock.runtime.health import Health
@@ -34,9 +35,14 @@ class EnvironmentCrew:
         self._health, count = health, of.environment.count
         self.specification = of.specification
         self.outbox_fragments = of.actor.outbox_fragments
+        self._actors = of.actor.count
         self._stepper = of.make_environment(of.environment, count, of.specification.seed)
         self._builder = FragmentBuilder(
-            of.specification.schema, of.specification.unroll_length, count, of.actor.compress == "lz4"
+            of.specification.schema,
+            of.specification.unroll_length,
+            count,
+            of.actor.compress == "lz4",
+            learner_reward(of.environment),
         )
         self._local = of.make_policy(of.specification.seed)
 
@@ -44,6 +50,7 @@ class EnvironmentCrew:
         """Reset the environments with the seeds of this session."""
         seed, salt = self.specification.seed, session.seed_salt
         self._local.policy.seed_actions(action_seed(seed, actor_id, salt))
+        self._local.place = place_of(actor_id, self._actors, self._stepper.slots)
         seeds = environment_seeds(seed, actor_id, salt, self._stepper.slots)
         initial = self._local.policy.initial_state(self._stepper.slots)
         self._builder.start(self._stepper.reset(seeds) | initial)

@@ -1,12 +1,12 @@
 """What an actor makes of a run specification: its sections, its environments, its policy.
 
 The specification comes over the network, so it names only what is installed here: a workload by entry
-point, an environment by its Gymnasium id. A module in an id is imported only when `actor.allow_modules`
-of this process (never of the specification) holds it.
+point, an environment by its Gymnasium id. The module of an id or of a network is imported only when
+`actor.allow_modules` of this process (never of the specification) holds it.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,17 +14,18 @@ from pydantic import ValidationError
 
 from actor.acting import LocalPolicy
 from actor.masks import Masks
+from actor.reward import potentials
 from actor.vector import Stepper
 from penstock.policy.policy import Policy
 from penstock.runtime.exit import Fatal
 from penstock.runtime.settings import (
     ActorSection,
-    ConfigurationError,
     EnvironmentSection,
     EvaluationSection,
     PolicySection,
     Section,
 )
+from penstock.runtime.trusted import check_trusted
 from penstock.runtime.workload import Workload, find, load
 from penstock.wire.specification import Probe, RunSpecification
 
@@ -72,20 +73,29 @@ def read(specification: RunSpecification, local: ActorSection) -> Run:
     """
     run = Run(
         specification=specification,
-        environment=_section(EnvironmentSection, "environment", specification.environment_json),
+        environment=environment_section(specification),
         policy=_section(PolicySection, "policy", specification.policy_json),
         actor=_overlay(_section(ActorSection, "actor", specification.actor_json), local),
         evaluation=_section(EvaluationSection, "evaluation", specification.evaluation_json),
         workload=find(specification.workload),
     )
-    _check_module(run.environment.id, local.allow_modules)
+    check_trusted("environment.id", run.environment.id, local.allow_modules)
+    check_trusted("policy.network", run.policy.network, local.allow_modules)
+    for potential in potentials(run.environment):
+        check_trusted("environment.reward", potential, local.allow_modules)
     _check_spaces(run)
     return run
 
 
-def policy_maker(specification: RunSpecification) -> Callable[[], Policy]:
-    """What makes the policy of a run, for somebody who has no environment; raises as `read`."""
+def policy_maker(
+    specification: RunSpecification, allow_modules: Collection[str] = ()
+) -> Callable[[], Policy]:
+    """What makes the policy of a run, for somebody who has no environment; raises as `read`.
+
+    allow_modules: of this process.
+    """
     section = _section(PolicySection, "policy", specification.policy_json)
+    check_trusted("policy.network", section.network, allow_modules)
     make = load(find(specification.workload).policy)
     return lambda: make(
         specification.observation_space, specification.action_space, section, specification.seed
@@ -95,6 +105,11 @@ def policy_maker(specification: RunSpecification) -> Callable[[], Policy]:
 def actor_section(specification: RunSpecification) -> ActorSection:
     """The run's own; raises Fatal for another version of penstock."""
     return _section(ActorSection, "actor", specification.actor_json)
+
+
+def environment_section(specification: RunSpecification) -> EnvironmentSection:
+    """The run's own; raises Fatal for another version of penstock."""
+    return _section(EnvironmentSection, "environment", specification.environment_json)
 
 
 def probe_answer(policy: Policy, probe: Probe) -> tuple[float, ...]:
@@ -123,15 +138,6 @@ def _overlay(told: ActorSection, local: ActorSection) -> ActorSection:
     own: dict[str, Any] = {key: getattr(local, key) for key in _LOCAL if key in local.model_fields_set}
     own["ack_journal"] = local.ack_journal  # never a path from the wire
     return told.model_copy(update=own)
-
-
-def _check_module(environment_id: str, allowed: tuple[str, ...]) -> None:
-    module = environment_id.rpartition(":")[0]
-    if module and module not in allowed:
-        raise ConfigurationError(
-            f"environment.id={environment_id!r}: the run asks this actor to import {module!r}; "
-            f"say --set 'actor.allow_modules=[\"{module}\"]' if you trust it"
-        )
 
 
 def _check_spaces(run: Run) -> None:

@@ -1,8 +1,11 @@
-"""Seeds of a session: different for every actor, session and slot, equal in equal runs."""
+"""Seeds of a session, different for every actor, session and slot, and the place of an actor; equal in equal runs."""
 
+import re
 import zlib
 
 import numpy as np
+
+from penstock.policy.distributions import Place
 
 _ACTIONS = 2**32
 """In place of a slot: the stream that actions are drawn from."""
@@ -16,6 +19,17 @@ def environment_seeds(run_seed: int, actor_id: str, salt: int, slots: int) -> li
 def action_seed(run_seed: int, actor_id: str, salt: int) -> int:
     """Seed of the actions drawn in a session."""
     return _draw(run_seed, actor_id, salt, _ACTIONS)
+
+
+def place_of(actor_id: str, actors: int, slots: int) -> Place:
+    """Which environments of the run an actor has, of `actors` with `slots` each.
+
+    By the number that its id ends with (`actor-3`), else by a hash of the id; actors beyond `actors` share places.
+    """
+    number = re.search(r"\d+$", actor_id)
+    index = int(number[0]) if number else zlib.crc32(actor_id.encode())
+    count = max(1, actors)
+    return Place(first=index % count * slots, of=count * slots)
 
 
 def _draw(run_seed: int, actor_id: str, salt: int, slot: int) -> int:

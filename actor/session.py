@@ -14,8 +14,8 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from actor.link import Link, Opened
 from penstock.runtime import logs, metrics
@@ -40,11 +40,12 @@ _EVERY_VERSION = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A publication, its bytes (digest checked), and when they arrived (monotonic seconds)."""
+    """A publication, its bytes (digest checked), when they arrived (monotonic seconds), and the numbers that came with it."""
 
     publication: Publication
     blob: bytes
     arrived_s: float
+    scalars: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +228,8 @@ class Session:
         return self.weights.publication.version if self.weights else 0
 
     def _newer(self, news: News) -> Weights | None:
-        if news.weights:
-            return _checked(news.latest, news.weights)
-        return self.fetch(news.latest.version)
+        weights = _checked(news.latest, news.weights) if news.weights else self.fetch(news.latest.version)
+        return None if weights is None else replace(weights, scalars=news.scalars)
 
     def _fail(self, error: Exception) -> None:
         with self.changed:

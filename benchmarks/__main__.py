@@ -15,6 +15,7 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks import (
+    capacity,
     experience_path,
     frames,
     growth,
@@ -23,6 +24,7 @@ from benchmarks import (
     packing,
     peers,
     publication,
+    scaling,
     serving,
     startup,
     training,
@@ -45,11 +47,13 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "serving": serving.table,
     "growth": growth.table,
     "memory": growth.memory_table,
+    "scaling": scaling.table,
+    "capacity": capacity.table,
     "peers": peers.table,
     "serving-peers": served.table,
 }
-ASKED_FOR: Final = ("peers", "serving-peers")
-"""Not without being named: they need environments of their own (`make bench-peers`)."""
+ASKED_FOR: Final = ("scaling", "capacity", "peers", "serving-peers")
+"""Not without being named: two take long, two need environments of their own (`make bench-peers`)."""
 
 
 def main() -> None:

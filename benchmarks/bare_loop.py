@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from penstock.runtime.settings import AlgorithmSection
+from penstock.runtime.settings import PPOSection
 
 KINDS: Final = ("fused", "foreach")
 _OBSERVATIONS: Final = 4
@@ -44,7 +44,7 @@ def made_up(count: int) -> Rows:
 class Loop:
     """`update` makes all epochs over `rows`; kind: one of KINDS, of torch's Adam."""
 
-    def __init__(self, rows: Rows, section: AlgorithmSection, kind: str) -> None:
+    def __init__(self, rows: Rows, section: PPOSection, kind: str) -> None:
         self._rows = rows
         self._section = section
         self._actor, self._critic = _tower(_ACTIONS), _tower(1)

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.proofs import PROOFS, Proof
-from benchmarks.results import Record, append, commit, machine, missing, read, thin
+from benchmarks.results import Record, append, commit, machine, missing, read, standing, thin
 
 ROOT = Path(__file__).resolve().parents[1]
 PENSTOCK = (str(Path(sys.executable).with_name("penstock")),)
@@ -36,7 +36,7 @@ def main() -> int:
         record = run(proof, PENSTOCK)
         append(options.results, record)
         print(f"    {'passed' if record.passed else 'NOT passed'}: {_outcome(record)}", flush=True)
-    records = read(options.results)
+    records = standing(PROOFS, read(options.results))
     report.write(PROOFS, records, options.docs)
     return 0 if options.report or all(p.key in records and records[p.key].passed for p in chosen) else 1
 
@@ -67,7 +67,7 @@ def run(proof: Proof, program: Sequence[str]) -> Record:
         algorithm=proof.algorithm,
         variant=proof.variant,
         seed=proof.seed,
-        command=f"penstock {' '.join(proof.arguments())}",
+        command=proof.command,
         commit=commit(),
         date=datetime.now(UTC).date().isoformat(),
         machine=machine(),

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -18,9 +18,11 @@ from typing import Final
 import redis
 
 from benchmarks.experience_path import PACING, RUN, SLOTS, STEPS, specification_of
+from benchmarks.plain_redis import redis_pid
 from benchmarks.rate import Rate, touch
 from benchmarks.services import Services, services
 from benchmarks.table import Options, Table
+from benchmarks.transfer import cpu_seconds
 from broker import keys
 from broker.learner_log import LearnerLog
 from broker.state import Commit
@@ -38,12 +40,20 @@ Buckets = list[tuple[float, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowd:
-    """actors: in `processes` processes. rate: fragments per second of each."""
+    """actors: in `processes` processes. rate: fragments per second of each; None: as fast as they may."""
 
     actors: int
-    rate: float
+    rate: float | None
     seconds: float
     processes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """One of several."""
+
+    address: str
+    pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +62,7 @@ class Outcome:
 
     acked: seen by the actors. logged: acknowledged by the log. read: distinct (session, sequence).
     ack_seconds: (bound, fragments acknowledged within it), cumulative. memory in bytes at its peak.
+    cpu_seconds: of actors, brokers, Redis and reader, while they were let loose.
     """
 
     acked: int
@@ -61,6 +72,7 @@ class Outcome:
     seconds: float
     ack_seconds: Buckets
     broker_memory: int
+    cpu_seconds: Mapping[str, float]
 
     @property
     def lost(self) -> int:
@@ -92,7 +104,7 @@ def table(options: Options) -> Table:
     with services(durability="fsync_1s") as here:
         outcome = measure(here, crowd)
     return Table(
-        title=f"{crowd.actors} simulated actors × {crowd.rate:g} fragments/s of 64 KiB at one broker, "
+        title=f"{crowd.actors} simulated actors × {options.rate:g} fragments/s of 64 KiB at one broker, "
         f"{crowd.seconds:g} s, AOF everysec",
         columns=("fragments/s", "ack p50 ms", "ack p99 ms", "sent again", "lost", "broker memory MiB"),
         rows=[
@@ -107,24 +119,38 @@ def table(options: Options) -> Table:
     )
 
 
-def measure(here: Services, crowd: Crowd) -> Outcome:
-    """Let the crowd loose on the services; raises RuntimeError when a simulator fails."""
+def measure(here: Services, crowd: Crowd, brokers: Sequence[Broker] = ()) -> Outcome:
+    """Let the crowd loose on the services; raises RuntimeError when a simulator fails.
+
+    brokers: others beside that of the services; the simulators take them in turn.
+    """
+    fronts = (Broker(here.broker, here.endpoint("broker").pid), *brokers)
     log = LearnerLog.connect(here.redis_url, wait_s=10.0)
     log.acquire(RUN, "bench", 600_000)
     budget = max(2048, 8 * crowd.actors) * STEPS * SLOTS
     log.start(specification_of(SIZE).encode(), replace(PACING, budget=budget, max_log_bytes=1024 * MIB))
-    simulators = [_start(here, crowd, index) for index in range(crowd.processes)]
+    simulators = [
+        _start(here, fronts[index % len(fronts)].address, crowd, index) for index in range(crowd.processes)
+    ]
+    pids = {
+        "actors": [simulator.pid for simulator in simulators],
+        "brokers": [front.pid for front in fronts],
+        "Redis": [redis_pid(here)],
+        "reader": [os.getpid()],
+    }
     try:
         _await_sessions(here.redis_url, crowd.actors, simulators)
         reader = _Reader(log)
+        before = _spent(pids)
         reader.read_for(crowd.seconds)
+        spent = {name: seconds - before[name] for name, seconds in _spent(pids).items()}
         for simulator in simulators:
             simulator.terminate()
         while any(simulator.poll() is None for simulator in simulators):
             reader.read_for(0.1)
         reader.read_rest()
         _check(simulators)
-        return _outcome(here, crowd, log, reader)
+        return _outcome(here, crowd, log, reader, spent)
     finally:
         for simulator in simulators:
             simulator.kill()
@@ -182,11 +208,16 @@ class _Reader:
         return len(entries)
 
 
-def _start(here: Services, crowd: Crowd, index: int) -> "subprocess.Popen[bytes]":
+def _spent(pids: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    return {name: sum(map(cpu_seconds, each)) for name, each in pids.items()}
+
+
+def _start(here: Services, broker: str, crowd: Crowd, index: int) -> "subprocess.Popen[bytes]":
     count = crowd.actors // crowd.processes + (index < crowd.actors % crowd.processes)
     command = (
-        *(sys.executable, "-m", "benchmarks.simulated_actor", "--broker", here.broker),
-        *("--actor-id", f"sim-{index}", "--count", str(count), "--rate", str(crowd.rate)),
+        *(sys.executable, "-m", "benchmarks.simulated_actor", "--broker", broker),
+        *("--actor-id", f"sim-{index}", "--count", str(count)),
+        *(() if crowd.rate is None else ("--rate", str(crowd.rate))),
         *("--report", str(_report(here.folder, index))),
     )
     with (here.folder / f"sim-{index}.log").open("wb") as stderr:
@@ -213,7 +244,9 @@ def _check(simulators: "Sequence[subprocess.Popen[bytes]]") -> None:
         raise RuntimeError(f"simulators ended with {codes}")
 
 
-def _outcome(here: Services, crowd: Crowd, log: LearnerLog, reader: _Reader) -> Outcome:
+def _outcome(
+    here: Services, crowd: Crowd, log: LearnerLog, reader: _Reader, spent: Mapping[str, float]
+) -> Outcome:
     reports = [json.loads(_report(here.folder, index).read_text()) for index in range(crowd.processes)]
     bounds = [bound for bound, _ in reports[0]["ack_seconds"]]
     counts = [sum(row) for row in zip(*([n for _, n in r["ack_seconds"]] for r in reports), strict=True)]
@@ -225,6 +258,7 @@ def _outcome(here: Services, crowd: Crowd, log: LearnerLog, reader: _Reader) -> 
         seconds=crowd.seconds,
         ack_seconds=list(zip(bounds, counts, strict=True)),
         broker_memory=peak_memory(here.endpoint("broker").pid),
+        cpu_seconds=spent,
     )
 
 

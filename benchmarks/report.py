@@ -2,13 +2,11 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 
-from benchmarks import staleness
-from benchmarks.proofs import Proof
+from benchmarks import staleness, staleness_report, synchronous
+from benchmarks.proofs import SOURCES, Proof
 from benchmarks.results import Record
-from benchmarks.staleness import Lagged
 
 Records = Mapping[tuple[str, str, str, int], Record]
 
@@ -27,18 +25,38 @@ The settings of each task were tuned beforehand on seeds that overlap those of t
 | algorithm | what it is |
 |---|---|
 | `ppo` | PPO with a decoupled objective (Hilton, Cobbe and Schulman 2021): clipped around the policy at the start of the batch, weighted by its ratio to the behaviour policy. GAE or V-trace once per batch with the current critic. `algorithm.objective=coupled` gives the original form. |
+| `impala` | V-trace actor-critic (Espeholt et al. 2018): targets and policy gradient corrected for the policy that acted, by truncated ratios; one gradient step on each batch, nothing clipped. |
+| `reinforce` | The policy gradient with a learned baseline (Williams 1992): Monte-Carlo returns or GAE, one gradient step on each batch, nothing corrected or clipped. |
+| `dqn` | Deep Q-network (Mnih et al. 2015), double (van Hasselt et al. 2016), from [replay](replay.md); n-step, dueling and prioritised on request. |
+| `sac` | Soft actor-critic (Haarnoja et al. 2018b) from [replay](replay.md), with a temperature that tunes itself. |
+
+`algorithm.name` chooses one; `penstock train TASK --set algorithm.name=impala --print-config` shows its knobs, and
+`penstock/runtime/sections/algorithm.py` says what each means. All of these are figures of `metrics.jsonl` and of Prometheus:
+
+- the learning rate: `learning_rate_schedule` constant, linear or cosine, each with `warmup_updates`; with PPO also
+  `adaptive_kl`, which steers it by the divergence of each update;
+- the entropy bonus: `entropy_coefficient` · `entropy_decay`ⁿ after n updates, never below `entropy_floor`;
+- PPO's clip: `clip_range` with `clip_schedule`, `dual_clip` (Ye et al. 2020), `value_clip`;
+- PPO on experience that lags: whole fragments beyond `stale_after` are dropped and booked; steps beyond `mask_after` stay
+  out of the losses; a step is used `epochs` times at most, and `stale_epochs` times once it is more than `staleness` behind.
+
+Losses and gradients are compared with other people's code on the same tensors: PPO with Stable-Baselines3
+(`tests/learning/test_against_stable_baselines.py`), GAE, V-trace, IMPALA and REINFORCE with TorchRL
+(`tests/learning/test_against_torchrl.py`), DQN and SAC with Stable-Baselines3
+(`tests/learning/test_replay_against_stable_baselines.py`), twenty updates of PPO with a plain one (`tests/learning/test_oracle.py`).
 
 ## Learning proofs
 
-| task | algorithm | threshold | passed | evaluation (median) | steps (median) | training seconds (median) |
-|---|---|---|---|---|---|---|
+| task | algorithm | threshold | passed | evaluation (median) | steps (median) | training seconds (median) | published |
+|---|---|---|---|---|---|---|---|
 """
 
 
 def write(proofs: Sequence[Proof], records: Records, docs: Path) -> None:
-    """Write `algorithms.md`, with what `staleness.jsonl` beside it holds of the staleness ablation."""
+    """Write `algorithms.md`, with what `synchronous.jsonl` and `staleness.jsonl` beside it hold."""
     text = HEAD + "".join(_row(group, records) for group in _groups(proofs)) + _missing(proofs, records)
-    text += _ablation(list(staleness.read(docs / "staleness.jsonl").values()))
+    text += synchronous.section(docs / "synchronous.jsonl")
+    text += staleness_report.section(list(staleness.read(docs / "staleness.jsonl").values()))
     (docs / "algorithms.md").write_text(text)
 
 
@@ -62,6 +80,7 @@ def _row(group: list[Proof], records: Records) -> str:
         _median([record.result["evaluation"]["mean"] for record in ended], "{:,.1f}"),
         _median([record.result["env_steps"] for record in ended], "{:,.0f}"),
         _median([record.result["training_seconds"] for record in ended], "{:,.1f}"),
+        SOURCES.get(first.task, "–"),
     ]
     return f"| {' | '.join(cells)} |\n"
 
@@ -81,73 +100,3 @@ def _missing(proofs: Sequence[Proof], records: Records) -> str:
         if parts:
             lines.append(f"- {group[0].title}, `{group[0].algorithm}`: {'; '.join(parts)}\n")
     return "\n## Missing\n\n" + ("".join(lines) or "Nothing.\n")
-
-
-ABLATION = """
-## Decoupled and coupled objective on stale experience
-
-By `make staleness`, from [`staleness.jsonl`](staleness.jsonl), after the ablation of Hilton, Cobbe and Schulman 2021:
-the behaviour policy's weights are exactly so many updates behind. In one process, with this project's PPO and its
-settings for CartPole-v1, {steps:,} environment steps, the same seeds for both objectives. Thin lines are seeds, thick
-ones their means.
-
-![Mean return over environment steps, one panel per staleness](images/staleness.png)
-
-Median over seeds (lowest to highest). Returns are averages of the curve over the first quarter and the second
-half of the steps, and its last point. KL(μ‖π) in nats and effective sample size of π/μ, as a share of the batch, are
-medians over updates; π is the policy in an update's last epoch.
-
-| updates behind | objective | seeds | first quarter | second half | end | KL(μ‖π) | sample size |
-|---|---|---|---|---|---|---|---|
-"""
-
-SEEN = """
-0 updates behind both objectives are the same function, so their difference there is what rounding grows into.
-
-"""
-
-
-def _ablation(runs: Sequence[Lagged]) -> str:
-    if not runs:
-        return ""
-    rows = product(staleness.STALENESS, staleness.OBJECTIVES)
-    found = [[r for r in runs if (r.staleness, r.objective) == row] for row in rows]
-    head = ABLATION.format(steps=max(run.total_steps for run in runs))
-    table = head + "".join(_ablation_row(group) for group in found if group)
-    return table + SEEN + "".join(_compared(lag, runs) for lag in staleness.STALENESS if lag > 0)
-
-
-def _ablation_row(group: Sequence[Lagged]) -> str:
-    cells = [
-        str(group[0].staleness),
-        group[0].objective,
-        str(len(group)),
-        _spread([run.early_return for run in group], ".0f"),
-        _spread([run.mean_return for run in group], ".0f"),
-        _spread([run.final_return for run in group], ".0f"),
-        _spread([run.divergence for run in group], ".3f"),
-        _spread([run.sample_share for run in group], ".2f"),
-    ]
-    return f"| {' | '.join(cells)} |\n"
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
-
-
-def _compared(lag: int, runs: Sequence[Lagged]) -> str:
-    """Seed by seed, how often the decoupled objective was ahead, and how often either fell back."""
-    found = {run.key: run for run in runs}
-    pairs = [
-        (found["decoupled", lag, seed], found["coupled", lag, seed])
-        for seed in staleness.SEEDS
-        if {("decoupled", lag, seed), ("coupled", lag, seed)} <= found.keys()
-    ]
-    early = sum(decoupled.early_return > coupled.early_return for decoupled, coupled in pairs)
-    late = sum(decoupled.mean_return > coupled.mean_return for decoupled, coupled in pairs)
-    fallen = [sum(pair[side].collapsed for pair in pairs) for side in (0, 1)]
-    return (
-        f"- {lag} updates behind: decoupled is ahead in {early} of {len(pairs)} seeds over the first quarter, in {late} "
-        f"over the second half. The mean return fell below {staleness.COLLAPSED} after it had been above "
-        f"{staleness.LEARNED} in {fallen[0]} decoupled and {fallen[1]} coupled runs.\n"
-    )

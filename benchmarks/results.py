@@ -41,7 +41,11 @@ class Record:
         return self.task, self.algorithm, self.variant, self.seed
 
 
-def read(path: Path) -> dict[tuple[str, str, str, int], Record]:
+Records = dict[tuple[str, str, str, int], Record]
+"""By task, algorithm, variant and seed."""
+
+
+def read(path: Path) -> Records:
     """The newest record of every entry; an absent file holds none."""
     if not path.exists():
         return {}
@@ -56,13 +60,19 @@ def append(path: Path, record: Record) -> None:
         file.write(json.dumps(asdict(record)) + "\n")
 
 
-def missing(
-    proofs: Iterable[Proof], records: dict[tuple[str, str, str, int], Record], *, retry: bool
-) -> list[Proof]:
+def standing(proofs: Iterable[Proof], records: Records) -> Records:
+    """The records of the proofs as they are now: one of another threshold, or of other steps, proves nothing."""
+    return {
+        proof.key: records[proof.key]
+        for proof in proofs
+        if proof.key in records and records[proof.key].command == proof.command
+    }
+
+
+def missing(proofs: Sequence[Proof], records: Records, *, retry: bool) -> list[Proof]:
     """Proofs without a record; with `retry` also those whose newest record did not pass."""
-    return [
-        proof for proof in proofs if proof.key not in records or (retry and not records[proof.key].passed)
-    ]
+    stand = standing(proofs, records)
+    return [proof for proof in proofs if proof.key not in stand or (retry and not stand[proof.key].passed)]
 
 
 def thin(points: Sequence[tuple[int, float]], count: int = CURVE_POINTS) -> list[tuple[int, float]]:

@@ -31,7 +31,7 @@ from learner.recorder import Recorder, Staleness
 from penstock.policy import weights
 from penstock.policy.policy import Policy
 from penstock.policy.policy import build as build_policy
-from penstock.runtime.settings import AlgorithmSection, PolicySection
+from penstock.runtime.settings import PolicySection, PPOSection
 from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
@@ -55,7 +55,7 @@ _CPU: Final = torch.device("cpu")
 
 def table(options: Options) -> Table:
     """Rows per CPU second of each, in turn; a ratio is taken within its round, and the median shown."""
-    section = AlgorithmSection()
+    section = PPOSection()
     fragments = [made_up(number) for number in range(1, FRAGMENTS + 1)]
     with one_thread(), tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         bare, optimiser = _faster_bare(section)
@@ -104,7 +104,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _faster_bare(section: AlgorithmSection) -> tuple[Callable[[], None], str]:
+def _faster_bare(section: PPOSection) -> tuple[Callable[[], None], str]:
     """The bare loop with whichever of torch's Adams is faster here, and its name."""
     rows = bare_loop.made_up(ROWS)
     loops = {kind: bare_loop.Loop(rows, section, kind) for kind in bare_loop.KINDS}
@@ -113,7 +113,7 @@ def _faster_bare(section: AlgorithmSection) -> tuple[Callable[[], None], str]:
     return loops[kind].update, kind
 
 
-def _update(section: AlgorithmSection, fragments: list[Fragment]) -> Callable[[], None]:
+def _update(section: PPOSection, fragments: list[Fragment]) -> Callable[[], None]:
     """`PPO.update` of an assembled batch."""
     _, algorithm = _learned(section)
     batch = assemble(_open(fragments), _CPU)
@@ -125,7 +125,7 @@ def _update(section: AlgorithmSection, fragments: list[Fragment]) -> Callable[[]
     return once
 
 
-def _everything(section: AlgorithmSection, fragments: list[Fragment], folder: Path) -> Callable[[], None]:
+def _everything(section: PPOSection, fragments: list[Fragment], folder: Path) -> Callable[[], None]:
     """From payloads to weights that could be published, with what the learner's threads do in between."""
     policy, algorithm = _learned(section)
     ledger, recorder = Ledger(), Recorder(folder, Staleness(), 0)
@@ -144,7 +144,7 @@ def _everything(section: AlgorithmSection, fragments: list[Fragment], folder: Pa
     return once
 
 
-def _learned(section: AlgorithmSection) -> tuple[Policy, PPO]:
+def _learned(section: PPOSection) -> tuple[Policy, PPO]:
     policy = build_policy(_OBSERVATION, _ACTION, PolicySection(), 0)
     return policy, PPO(policy, section, seed=0)
 

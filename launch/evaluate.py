@@ -15,11 +15,11 @@ import numpy as np
 from actor import run as actor_run
 from actor.evaluation import play
 from actor.evaluator import MAX_ENVIRONMENTS
-from launch.plan import CONFIG_FILE
+from launch.plan import local_actor_section
 from learner.final_policy import FinalPolicy, read_final
 from penstock.policy.weights import load_into
 from penstock.runtime.exit import EXIT_OK
-from penstock.runtime.settings import ActorSection, ConfigurationError, load, parse_toml
+from penstock.runtime.settings import ActorSection, ConfigurationError
 
 _NEVER: Final = threading.Event()
 
@@ -42,7 +42,9 @@ def main(run: Path, *, episodes: int | None, seed: int | None, deterministic: bo
         final = read_final(run)
     except ValueError as error:
         raise ConfigurationError(f"{run}: {error}") from error
-    result = evaluate(final, _local(run), episodes=episodes, seed=seed, deterministic=deterministic)
+    result = evaluate(
+        final, local_actor_section(run), episodes=episodes, seed=seed, deterministic=deterministic
+    )
     how = "deterministic" if deterministic else "sampled"
     text = (
         f"{result.mean:.1f} ± {result.std:.1f} over {result.episodes} {how} episodes of version "
@@ -80,9 +82,3 @@ def evaluate(
         seed=first,
         deterministic=deterministic,
     )
-
-
-def _local(run: Path) -> ActorSection:
-    """What this machine allows the run to import: its own configuration, where it is here."""
-    config = run / CONFIG_FILE
-    return load([parse_toml(config)]).actor if config.exists() else ActorSection()

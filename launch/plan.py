@@ -1,7 +1,7 @@
 """From a command line to what a run will do: resolved settings and the run's folder.
 
-Layers, each over the one before: the workload's defaults for the environment, the TOML file, the
-process environment, the flags, `--set`. Every mistake is a ConfigurationError that names the key.
+Layers, each over the one before: the workload's defaults for environment and algorithm, the TOML file,
+the process environment, the flags, `--set`. Every mistake is a ConfigurationError that names the key.
 """
 
 import fcntl
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actor.reward import potentials
 from launch import toml
+from learner.recording.index import DESCRIPTION
 from penstock.runtime import settings as configuration
 from penstock.runtime.settings import ActorSection, ConfigurationError, Section, ServingSection, Settings
+from penstock.runtime.trusted import module_of
 from penstock.runtime.workload import find, load
 from penstock.wire.ids import new_run_name
 
@@ -30,12 +33,14 @@ class Request:
     run_dir: Path | None = None
     resume: bool = False
     allow_loss: bool = False
+    best: bool = False
     actors: int | None = None
     serve_at: str | None = None
     seed: int | None = None
     target_return: float | None = None
     total_steps: int | None = None
     redis: str | None = None
+    recording: Path | None = None
     assignments: tuple[str, ...] = ()
 
 
@@ -47,6 +52,7 @@ class Plan:
     run_dir: Path
     resume: bool
     allow_loss: bool
+    best: bool
     target: float | None
 
     @property
@@ -57,14 +63,17 @@ class Plan:
 
 def make_plan(request: Request) -> Plan:
     """Resolve a request; touches no file."""
+    if request.best and not request.resume:
+        raise ConfigurationError("--best: goes back in a run that is resumed; add --resume")
     if request.resume:
         run_dir = _resumed_folder(request)
         settings = resolve(configuration.parse_toml(run_dir / CONFIG_FILE), request)
     else:
         settings = resolve(_first_layer(request.what), request)
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
-        sections = {"actor": _allowing_module(settings), "serving": _following_the_learner(settings)}
+        sections = {"actor": _allowing_modules(settings), "serving": _following_the_learner(settings)}
         settings = settings.model_copy(update={"run": name, **sections})
+        settings = settings.model_copy(update=_from_recording(settings, request.recording))
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
     settings = _with_absolute_folders(settings, run_dir)
     _check_actors(settings)
@@ -75,6 +84,7 @@ def make_plan(request: Request) -> Plan:
         run_dir=run_dir,
         resume=request.resume,
         allow_loss=request.allow_loss,
+        best=request.best,
         target=known if target is None else target,
     )
 
@@ -87,12 +97,27 @@ def _following_the_learner(settings: Settings) -> ServingSection:
     return section.model_copy(update={"activate_first": False})
 
 
+def _from_recording(settings: Settings, recording: Path | None) -> dict[str, Section]:
+    """Nobody acts, and what is read is not recorded again."""
+    if recording is None:
+        return {}
+    if not (recording / DESCRIPTION).is_file():
+        raise ConfigurationError(f"--from {recording}: holds no {DESCRIPTION}, so no recording")
+    source = {"feed_from": recording.absolute(), "record": None}
+    return {
+        "actor": settings.actor.model_copy(update={"count": 0}),
+        "learner": settings.learner.model_copy(update=source),
+    }
+
+
 def _check_actors(settings: Settings) -> None:
+    if settings.learner.feed_from is not None:
+        return
     if settings.actor.count == 0 and not settings.serving.listen:
         raise ConfigurationError(
             "actor.count=0: nobody would act; say --actors N, or --serve ADDRESS for clients that do"
         )
-    if settings.actor.count == 0 and settings.algorithm.staleness == 0:
+    if settings.actor.count == 0 and settings.algorithm.lock_step:
         raise ConfigurationError(
             "algorithm.staleness=0: lock-step waits for rollout workers, and actor.count=0 starts none; "
             "say --set algorithm.staleness=1"
@@ -106,10 +131,16 @@ def resolve(first: Mapping[str, Any], request: Request) -> Settings:
     return over_defaults(layers)
 
 
+def local_actor_section(run_dir: Path) -> ActorSection:
+    """What this machine allows a run to import: the run's own configuration, where it is here."""
+    config = run_dir / CONFIG_FILE
+    return configuration.load([configuration.parse_toml(config)]).actor if config.exists() else ActorSection()
+
+
 def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
-    """The layers over the workload's defaults for the environment that they name."""
+    """The layers over the workload's defaults for the environment and the algorithm that they name."""
     asked = configuration.load(layers)
-    defaults = load(find(asked.workload).defaults)(asked.environment.id)
+    defaults = load(find(asked.workload).defaults)(asked.environment.id, asked.algorithm.name)
     return configuration.load([defaults, *layers])
 
 
@@ -161,12 +192,14 @@ def prepare_folder(plan: Plan) -> None:
     temporary.replace(plan.config)
 
 
-def _allowing_module(settings: Settings) -> ActorSection:
-    """The user named the environment's module here, so the actors that we start may import it."""
-    module = settings.environment.id.rpartition(":")[0]
-    if not module or module in settings.actor.allow_modules:
+def _allowing_modules(settings: Settings) -> ActorSection:
+    """The user named the modules of environment, rewards and network here, so the actors that we start may import them."""
+    names = (settings.environment.id, settings.policy.network, *potentials(settings.environment))
+    named = {module_of(name) for name in names} - {""}
+    new = sorted(named - set(settings.actor.allow_modules))
+    if not new:
         return settings.actor
-    return settings.actor.model_copy(update={"allow_modules": (*settings.actor.allow_modules, module)})
+    return settings.actor.model_copy(update={"allow_modules": (*settings.actor.allow_modules, *new)})
 
 
 def _with_absolute_folders(settings: Settings, run_dir: Path) -> Settings:
@@ -175,6 +208,9 @@ def _with_absolute_folders(settings: Settings, run_dir: Path) -> Settings:
     if settings.actor.ack_journal is not None:
         journal = {"ack_journal": settings.actor.ack_journal.absolute()}
         sections["actor"] = settings.actor.model_copy(update=journal)
+    if settings.learner.record is not None:
+        record = {"record": settings.learner.record.absolute()}
+        sections["learner"] = settings.learner.model_copy(update=record)
     if settings.tracing.exporter == "file":
         folder = {"folder": (settings.tracing.folder or run_dir / TRACES).absolute()}
         sections["tracing"] = settings.tracing.model_copy(update=folder)

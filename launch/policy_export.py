@@ -3,11 +3,12 @@
 import sys
 from pathlib import Path
 
+from launch.plan import local_actor_section
 from launch.policy_place import Place, opened
 from penstock.registry.records import PolicyVersion
 from penstock.registry.weight_files import read_kept, read_specification, replace_file
 from penstock.runtime.exit import EXIT_OK, Fatal
-from penstock.runtime.settings import ConfigurationError, PolicySection
+from penstock.runtime.settings import ConfigurationError
 
 
 def export(place: Place, version: int | None, *, kind: str, output: Path) -> int:
@@ -38,18 +39,16 @@ def _chosen(place: Place, version: int | None) -> PolicyVersion:
 
 
 def _onnx(folder: Path, version: PolicyVersion, blob: bytes) -> bytes:
+    from actor.run import policy_maker
     from penstock.policy.weights import load_into
-    from penstock.runtime.workload import find, load
 
     try:
         from penstock.policy.onnx_export import to_onnx
     except ImportError as error:
         raise Fatal(f"{error}; `pip install 'penstock[onnx]'`") from error
     specification = read_specification(folder)
-    section = PolicySection.model_validate_json(specification.policy_json)
-    spaces = (specification.observation_space, specification.action_space)
     # No environment is made: this machine need not have it.
-    policy = load(find(specification.workload).policy)(*spaces, section, specification.seed)
+    policy = policy_maker(specification, local_actor_section(folder).allow_modules)()
     load_into(policy, blob)
     told = {
         "run": version.run,

@@ -7,7 +7,8 @@ Redis, gRPC, files or threads; it is called by one thread.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -24,6 +25,23 @@ class Charged(Protocol):
         ...
 
 
+class Settles(StrEnum):
+    """When experience stops counting as outstanding, so that actors may generate more."""
+
+    ON_PUBLISH = "publish"
+    """With the publication of what was learned from it."""
+    ON_INSERT = "insert"
+    """As soon as it is in the algorithm's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What an algorithm keeps from being trimmed at most: payload bytes and entries of the log."""
+
+    size: int = 0
+    entries: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
     """What one batch did.
@@ -31,7 +49,8 @@ class Update:
     applied: False when a value was not finite (parameters, optimiser and normaliser are as before,
     the caller books `nan`) or when the batch had no valid step (the caller settles it).
     reason: "" | "nan" | "empty".   steps: valid steps trained.   gradient_steps: minibatches.
-    metrics: finite floats by name, `learner.algorithms.ppo.METRICS` lists PPO's.
+    metrics: finite floats by name; each algorithm's file lists its own.
+    publish: whether the weights have moved far enough to be published.
     """
 
     applied: bool
@@ -39,6 +58,7 @@ class Update:
     steps: int
     gradient_steps: int
     metrics: dict[str, float]
+    publish: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +80,8 @@ class Algorithm(Protocol):
     """True when rounds replace the budget (staleness 0); `take` is then not asked."""
     hard_staleness: int | None
     """Fragments older than this many updates at their turn are `stale`; None: never."""
+    settles: Settles
+    """When the settled position moves past experience that was used."""
 
     @property
     def updates(self) -> int:
@@ -103,4 +125,36 @@ class Algorithm(Protocol):
 
     def retain_from(self) -> int | None:
         """Number of the oldest log entry still needed; None: none behind the settled position."""
+        ...
+
+    def retains(self, fragment_bytes: int) -> Retained:
+        """Most that it will need behind the settled position, where a full fragment has `fragment_bytes`.
+
+        Raises ValueError, with the figures, where its memory cannot hold one.
+        """
+        ...
+
+    def recall(self, batch: Batch) -> None:
+        """Entries from `retain_from` on, read again after `load`, oldest first; those that it does not need are passed over.
+
+        Raises ValueError for an entry that is not what it was.
+        """
+        ...
+
+    def end_recall(self) -> int:
+        """All were recalled that the log still holds; how many that were needed did not come."""
+        ...
+
+
+@runtime_checkable
+class Imitator(Protocol):
+    """What an algorithm is, beside an `Algorithm`, that learns from recorded actions alone, in any order."""
+
+    passes: int
+    """How often it reads a recording."""
+    validation: float
+    """Share of the fragments that it never trains on, 0..1."""
+
+    def validate_on(self, batch: Batch) -> None:
+        """Measure on these from now on; called once, before the first update."""
         ...

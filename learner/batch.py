@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.wire.fragment import FragmentHeader
@@ -13,6 +14,16 @@ from penstock.wire.tensor import Array
 Fragments = Sequence[tuple[FragmentHeader, Mapping[str, Array]]]
 
 _FINAL = "final/"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A fragment of a batch: number of its log entry, bytes of its payload, and the steps and columns it has."""
+
+    number: int
+    size: int
+    steps: int
+    columns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +38,7 @@ class Batch:
         both empty where the policy remembers nothing.
     update: int64 [B], update count of the oldest weights of the column.
     slots: (session, slot id) of each column, to follow an environment across batches.
+    sources: the fragments, in the order of their columns.
     """
 
     observation: dict[str, Tensor]
@@ -41,17 +53,22 @@ class Batch:
     final_step: Tensor
     update: Tensor
     slots: tuple[tuple[int, int], ...]
+    sources: tuple[Source, ...] = ()
     state: dict[str, Tensor] = field(default_factory=dict)
     begins: Tensor | None = None
 
 
-def assemble(fragments: Fragments, device: torch.device) -> Batch:
+def assemble(
+    fragments: Fragments, device: torch.device, entries: Sequence[tuple[int, int]] | None = None
+) -> Batch:
     """One batch of checked fragments (`penstock.wire.fragment.check`), on `device`.
 
-    Raises ValueError for no fragments. Call `check_meaning` on each fragment first.
+    entries: number and payload bytes of each one's log entry; None: they have none. Raises ValueError for no
+    fragments. Call `check_meaning` on each fragment first.
     """
     if not fragments:
         raise ValueError("a batch of no fragments; wait until the algorithm takes at least one")
+    entries = [(0, 0)] * len(fragments) if entries is None else entries
     columns = _Columns(fragments, device)
     valid = columns.padded("valid")
     masks, state = columns.under("mask"), columns.under("state")
@@ -68,6 +85,10 @@ def assemble(fragments: Fragments, device: torch.device) -> Batch:
         final_step=columns.rows("final/step").long(),
         update=columns.updates(),
         slots=tuple((header.session, slot.slot_id) for header, _ in fragments for slot in header.slots),
+        sources=tuple(
+            Source(number, size, header.steps, len(header.slots))
+            for (number, size), (header, _) in zip(entries, fragments, strict=True)
+        ),
         state={name: columns.rows(name) for name in state},
         begins=columns.padded("begins", 1) if state else None,
     )
@@ -136,17 +157,18 @@ def check_meaning(header: FragmentHeader, arrays: Mapping[str, Array]) -> None:
             raise ValueError(f"{name}: holds NaN or infinity; the environment or the policy diverged")
 
 
-def _check_masks(arrays: Mapping[str, Array], valid: Array) -> None:
-    for name, mask in arrays.items():
+def _check_masks(arrays: Mapping[str, Array], valid: NDArray[np.bool_]) -> None:
+    for name, array in arrays.items():
         if not name.startswith("mask/"):
             continue
-        barred = valid & ~mask[:-1].any(-1)
+        mask: NDArray[np.bool_] = array[:-1].astype(bool)
+        barred = valid & ~np.any(mask, -1)
         if barred.any():
             raise ValueError(f"{name}: allows nothing at {_first(barred)}; a step needs an allowed action")
         action = arrays[name.removeprefix("mask/")]
         if action.ndim == valid.ndim:
-            index = np.clip(action, 0, mask.shape[-1] - 1)[..., np.newaxis]
-            barred = valid & ~np.take_along_axis(mask[:-1], index, -1)[..., 0]
+            index = np.clip(action.astype(np.intp), 0, mask.shape[-1] - 1)[..., np.newaxis]
+            barred = valid & ~np.take_along_axis(mask, index, -1)[..., 0]
             if barred.any():
                 raise ValueError(f"{name}: forbids the action that was taken at {_first(barred)}")
 

@@ -26,7 +26,7 @@ from broker.learner_log import LearnerLog
 from broker.state import LogEntry, Verdict
 from learner.algorithm import Algorithm
 from learner.batch import assemble, check_meaning
-from learner.delivery import Delivery
+from learner.delivery import Delivery, reward_of
 from learner.lease import LeaseKeeper
 from learner.ledger import DIGEST_BYTES, Drop, Origin
 from learner.probe import Quarantine
@@ -74,8 +74,9 @@ class Feed:
         start: FeedStart,
         stop: threading.Event,
         take_digests: bool = False,
+        keep_fragments: bool = False,
     ) -> None:
-        """take_digests: of every payload that is used, for the lineage."""
+        """take_digests: of every payload that is used, for the lineage. keep_fragments: for the recording."""
         self._log = learner_log
         self._lease = lease
         self._algorithm = algorithm
@@ -99,6 +100,13 @@ class Feed:
         self._loaded: dict[int, Loaded] = {}
         self._take_digests = take_digests
         self._digests: dict[int, bytes] = {}
+        self._keep_fragments = keep_fragments
+        self._fragments: dict[int, wire.Fragment] = {}
+
+    taken: Final = 0
+    """Of a recording; a log has none."""
+    exhausted: Final = False
+    """A log goes on."""
 
     # ---- the loop's side
 
@@ -207,6 +215,7 @@ class Feed:
         self._dropped[number] = reason
         self._loaded.pop(number, None)
         self._digests.pop(number, None)
+        self._fragments.pop(number, None)
 
     def _drop_missing(self, number: int) -> None:
         match self._lease.patiently(lambda: self._log.missing(number)):
@@ -238,10 +247,7 @@ class Feed:
     def _open(self, entry: LogEntry, payload: bytes) -> Loaded | None:
         header = _header(entry)
         try:
-            fragment = wire.Fragment(header, payload)
-            wire.check(fragment, self._schema, self._run_name)
-            arrays = fragment.arrays()
-            check_meaning(header, arrays)
+            loaded = opened(header, payload, self._schema, self._run_name)
         except ValueError as error:
             words = {"number": entry.number, "why": str(error)}
             log.error("fragment dropped as invalid", extra=words)  # noqa: TRY400 - the text says it all
@@ -249,7 +255,9 @@ class Feed:
             return None
         if self._take_digests:
             self._digests[entry.number] = hashlib.sha256(payload).digest()[:DIGEST_BYTES]
-        return header, arrays
+        if self._keep_fragments:
+            self._fragments[entry.number] = wire.Fragment(header, payload)
+        return loaded
 
     # ---- out
 
@@ -267,13 +275,15 @@ class Feed:
             steps=sum(int(arrays["valid"].sum()) for _, arrays in loaded),
             updates=tuple(header.oldest_update for header in headers),
             versions=tuple(header.oldest_version for header in headers),
-            batch=assemble(loaded, self._device) if loaded else None,
+            batch=assemble(loaded, self._device, [(e.number, e.size) for e in chosen]) if loaded else None,
             round=self._round if self._algorithm.lock_step else None,
             size=sum(self._undelivered[number].size for number in numbers),
             created_us=min((header.created_us for header in headers), default=0),
             assemble_s=time.perf_counter() - started,
             origins={number: origin for number in numbers if (origin := self._origin(number)) is not None},
             traces=_trace(chosen, time.perf_counter() - started) if tracing.is_on() else (),
+            reward=sum(reward_of(arrays) for _, arrays in loaded),
+            fragments=tuple(self._fragments.pop(e.number) for e in chosen) if self._keep_fragments else (),
         )
         self._forget(chosen, last)
         metrics.UPDATE_SECONDS.labels("assemble").observe(delivery.assemble_s)
@@ -302,6 +312,15 @@ class Feed:
         if chosen:
             with self._turn_lock:
                 self._turn += 1
+
+
+def opened(header: FragmentHeader, payload: bytes, schema: FragmentSchema, run_name: str) -> Loaded:
+    """A fragment that can be trained on; raises ValueError that says why it cannot."""
+    fragment = wire.Fragment(header, payload)
+    wire.check(fragment, schema, run_name)
+    arrays = fragment.arrays()
+    check_meaning(header, arrays)
+    return header, arrays
 
 
 def _trace(chosen: Sequence[LogEntry], took_s: float) -> tuple[str, ...]:

@@ -2,15 +2,19 @@
 
 In this order, so that a crash in between leaves either a checkpoint that does not count or one that
 does with all its bytes on disk. The log is trimmed behind the second newest checkpoint of this lineage
-only, so that one damaged checkpoint costs nothing. Runs in the loop's thread, between two updates.
+only, and behind what the algorithm retained when that was made, so that one damaged checkpoint costs nothing.
+Runs in the loop's thread, between two updates.
 """
 
+import bisect
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from torch import Tensor
 
 from broker.learner_log import LearnerLog
 from broker.state import Commit, Renewal
@@ -30,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What the log may hold beside the budget, in payload bytes and entries."""
+    """What the log may hold beside the budget and what the algorithm retains, in payload bytes and entries."""
 
     size: int
     entries: int
@@ -50,7 +54,9 @@ class Keeper:
         lineage_path: Path,
         interval_s: float,
         room: Room,
+        retain_from: Callable[[], int | None] = lambda: None,
     ) -> None:
+        """retain_from: of the algorithm, which is in the state of the newest checkpoint of the lineage."""
         self._store = store
         self._log = learner_log
         self._lease = lease
@@ -60,31 +66,48 @@ class Keeper:
         self._interval_s = interval_s
         self._room = room
         self._serial = 0
+        self._spared: frozenset[str] = frozenset()
         self._at_s = time.monotonic()
+        # Something was learned that no checkpoint holds.
+        self._is_behind = not self._lineage
         self._revision = lease.renewal.checkpoint_revision
         self._trim = self._lineage[-1].trim if self._lineage else 0
+        self._retain_from = retain_from
+        self._unneeded = self._needed_after(self._lineage[-1].position) if self._lineage else 0
+        """Last entry that the newest checkpoint can do without."""
         # What lies in front of the start is not known exactly: all of the log is its upper bound.
-        self._consumed_bytes = lease.renewal.log_bytes
-        self._bytes_at: dict[int, int] = {self._trim: 0, ledger.position: self._consumed_bytes}
+        self._consumed = _Consumed(self._trim, ledger.position, lease.renewal.log_bytes)
 
     def consumed(self, size: int) -> None:
-        """The ledger moved over entries of `size` payload bytes."""
-        self._consumed_bytes += size
+        """The ledger moved over entries of `size` payload bytes; 0 where they were not the log's."""
+        self._consumed.add(self._ledger.position, size)
+        self._is_behind = True
 
     def due(self, renewal: Renewal) -> bool:
         """An operator asked, the interval is over, or the log is filling up."""
         asked = renewal.checkpoint_revision != self._revision
         return asked or self._is_time() or self._is_pressed()
 
-    def save(self, algorithm: Algorithm, progress: Progress) -> None:
-        """Make a checkpoint that counts; a second one where the first freed nothing and room is short."""
+    def spare(self, best: str, candidate: str) -> None:
+        """Checkpoints that stay however old they are: of the best evaluation and of the one under way; "" for none."""
+        if best:
+            self._store.name_best(best)
+        self._spared = frozenset({best, candidate})
+
+    def save(
+        self, algorithm: Algorithm, progress: Progress, beside: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Make a checkpoint that counts; a second one where the first freed nothing and room is short.
+
+        beside: tensors that are not the algorithm's.
+        """
         started = time.perf_counter()
         self._revision = self._lease.renewal.checkpoint_revision
         trim = self._trim
-        self._save(algorithm, progress)
+        self._save(algorithm, progress, beside or {})
         if self._trim == trim and self._is_pressed():
-            self._save(algorithm, progress)
-        self._at_s = time.monotonic()
+            self._save(algorithm, progress, beside or {})
+        self._at_s, self._is_behind = time.monotonic(), False
         metrics.CHECKPOINT_SECONDS.observe(time.perf_counter() - started)
 
     @property
@@ -92,13 +115,13 @@ class Keeper:
         """Id of the newest checkpoint of this lineage, "" without one."""
         return self._lineage[-1].checkpoint_id if self._lineage else ""
 
-    def _save(self, algorithm: Algorithm, progress: Progress) -> None:
+    def _save(self, algorithm: Algorithm, progress: Progress, beside: Mapping[str, Tensor]) -> None:
         self._serial += 1
         checkpoint_id = f"{self._log.epoch:012d}-{self._serial:08d}"
         state = algorithm.state()
         try:
             digest = self._store.write(
-                checkpoint_id, state.tensors, progress.to_json() | {"numbers": state.numbers}
+                checkpoint_id, {**state.tensors, **beside}, progress.to_json() | {"numbers": state.numbers}
             )
         except FileNotFoundError:
             # A learner that has taken over clears away what is half-written.
@@ -111,7 +134,7 @@ class Keeper:
             checkpoint_id=checkpoint_id,
             manifest_sha256=digest,
             position=self._ledger.position,
-            trim=self._trim_through(algorithm),
+            trim=max(self._unneeded, self._trim),
             totals=self._ledger.totals(),
         )
         failpoint("commit.before", commit.position)
@@ -119,25 +142,46 @@ class Keeper:
         failpoint("commit.after", commit.position)
         self._lineage.append(commit)
         self._trim = commit.trim
-        self._bytes_at[commit.position] = self._consumed_bytes
-        self._bytes_at = {at: size for at, size in self._bytes_at.items() if at >= commit.trim}
+        self._unneeded = self._needed_after(commit.position)
+        self._consumed.forget_before(commit.trim)
         self._lineage = self._lineage[-self._store.keep :]
-        self._store.prune([kept.checkpoint_id for kept in self._lineage])
+        self._store.prune([kept.checkpoint_id for kept in self._lineage], self._spared)
         metrics.CHECKPOINTS.inc()
         log.info("checkpoint committed", extra={"checkpoint": checkpoint_id, "position": commit.position})
 
-    def _trim_through(self, algorithm: Algorithm) -> int:
-        """The second newest checkpoint, once this one is committed, needs nothing up to here."""
-        behind = self._lineage[-1].position if self._lineage else 0
-        retained = algorithm.retain_from()
-        wanted = behind if retained is None else min(behind, retained - 1)
-        return max(wanted, self._trim)
+    def _needed_after(self, position: int) -> int:
+        """Who resumes at `position` with the algorithm as it is now needs nothing up to here."""
+        retained = self._retain_from()
+        return position if retained is None else min(position, retained - 1)
 
     def _is_time(self) -> bool:
-        saved = self._lineage[-1].position if self._lineage else -1
-        return time.monotonic() - self._at_s >= self._interval_s and self._ledger.position > saved
+        return time.monotonic() - self._at_s >= self._interval_s and self._is_behind
 
     def _is_pressed(self) -> bool:
-        retained = self._consumed_bytes - self._bytes_at.get(self._trim, 0)
-        entries = self._ledger.position - self._trim
-        return retained > PRESSURE * self._room.size or entries > PRESSURE * self._room.entries
+        """Whether much of the log lies there that checkpoints could let go."""
+        free = self._needed_after(self._ledger.position)
+        size = self._consumed.through(free) - self._consumed.through(self._trim)
+        return size > PRESSURE * self._room.size or free - self._trim > PRESSURE * self._room.entries
+
+
+class _Consumed:
+    """Payload bytes of everything consumed up to an entry, known at the ends of deliveries."""
+
+    def __init__(self, trim: int, position: int, size: int) -> None:
+        self._ends = [trim, position] if position > trim else [trim]
+        self._sizes = [0, size] if position > trim else [size]
+
+    def add(self, last: int, size: int) -> None:
+        """A delivery of `size` bytes ended with entry `last`."""
+        self._ends.append(last)
+        self._sizes.append(self._sizes[-1] + size)
+
+    def through(self, number: int) -> int:
+        """Up to the last end at or before entry `number`."""
+        place = bisect.bisect_right(self._ends, number) - 1
+        return self._sizes[max(place, 0)]
+
+    def forget_before(self, number: int) -> None:
+        """Nobody asks about less any more."""
+        first = max(0, bisect.bisect_right(self._ends, number) - 1)
+        del self._ends[:first], self._sizes[:first]

@@ -10,14 +10,16 @@ from typing import Any, Final
 import torch
 
 from broker.state import Pacing
-from learner.algorithm import Algorithm
-from learner.algorithms.ppo import PPO
+from learner.algorithm import Algorithm, Imitator, Retained
+from learner.algorithms.registry import ALGORITHMS
+from learner.early_stopping import check_patience
 from learner.keeper import Room
 from learner.probe import Quarantine, Replica, make_probe
+from learner.recording.reader import Recording
 from penstock.policy import weights
 from penstock.policy.policy import Policy
 from penstock.registry.records import MAX_PINNED
-from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.runtime.settings import ConfigurationError, EnvironmentSection, Settings
 from penstock.runtime.workload import Workload, find, load
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_TENSORS, MESSAGE_OVERHEAD_BYTES, MIB
 from penstock.wire.schema import (
@@ -31,7 +33,6 @@ from penstock.wire.schema import (
 from penstock.wire.spaces import Space
 from penstock.wire.specification import Probe, RunSpecification
 
-ALGORITHMS: Final = {"ppo": PPO}
 _WEIGHT_GENERATIONS: Final = 3
 _PINS: Final = 2 + MAX_PINNED + 1
 """Evaluated ones; those that the registry keeps, and a copy that takes the place of one of them."""
@@ -51,15 +52,19 @@ class Model:
     weight_bytes: int
     device: torch.device
     target: float | None
+    recording: Recording | None = None
+    """What is learned from in place of actors."""
 
 
 def make_model(settings: Settings) -> Model:
     """Raises ConfigurationError for settings that do not fit together."""
+    check_patience(settings.evaluation)
     workload = find(settings.workload)
     observation, action = load(workload.spaces)(settings.environment)
+    settings = settings.model_copy(update={"policy": settings.algorithm.policy_section(settings.policy)})
     policies = [_build(workload, settings, observation, action) for _ in range(2)]
     device = _device(settings)
-    algorithm: Algorithm = ALGORITHMS[settings.algorithm.name](
+    algorithm = ALGORITHMS[settings.algorithm.name](
         policies[0].to(device), settings.algorithm, seed=settings.seed
     )
     probe = make_probe(observation, policies[1], settings.seed)
@@ -90,10 +95,11 @@ def model_of(
         specification=specification,
         quarantine=Quarantine(probe, replica, settings.learner.probe_tolerance),
         pacing=pacing,
-        room=_room(settings, schema, pacing),
+        room=_room(settings, schema, pacing, algorithm),
         weight_bytes=len(weights.encode(algorithm.published_modules()["default"])),
         device=device,
         target=target,
+        recording=_recording(settings, algorithm, schema),
     )
 
 
@@ -106,6 +112,22 @@ def _mask_rules(settings: Settings, action: Space) -> tuple[TensorRule, ...]:
             "mask; leave it empty"
         )
     return rules
+
+
+def _recording(settings: Settings, algorithm: Algorithm, schema: FragmentSchema) -> Recording | None:
+    """The one that is learned from; refused when it is of other spaces, or none where there must be one."""
+    folder = settings.learner.feed_from
+    if folder is None:
+        if isinstance(algorithm, Imitator):
+            raise ConfigurationError(
+                f"algorithm.name={settings.algorithm.name!r}: imitates a recording; name it with --from"
+            )
+        return None
+    recording = Recording(folder)
+    recording.check_schema(schema.schema_id)
+    if not recording.fragments:
+        raise ConfigurationError(f"learner.feed_from={str(folder)!r}: holds no fragment")
+    return recording
 
 
 def _build(workload: Workload, settings: Settings, observation: Space, action: Space) -> Policy:
@@ -162,7 +184,7 @@ def _specification(
         RunSpecification(
             run=settings.run,
             seed=settings.seed,
-            environment_json=settings.environment.canonical_json(),
+            environment_json=_environment(settings).canonical_json(),
             policy_json=settings.policy.canonical_json(),
             # Where this machine keeps its journals is nothing to the actors of others.
             actor_json=settings.actor.model_copy(update={"ack_journal": None}).canonical_json(),
@@ -175,10 +197,26 @@ def _specification(
             unroll_length=settings.actor.unroll_length,
             lock_step=algorithm.lock_step,
             hard_staleness=algorithm.hard_staleness or 0,
-            update_steps=settings.algorithm.batch_steps,
+            update_steps=settings.algorithm.update_steps,
             session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
         )
     )
+
+
+def _environment(settings: Settings) -> EnvironmentSection:
+    """What the actors are told: shaping with the discount that is learned with, where it names none."""
+    told = []
+    for wrapper in settings.environment.reward:
+        if wrapper.shape is None:
+            told.append(wrapper)
+            continue
+        try:
+            load(wrapper.shape)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"environment.reward: shape={error}") from error
+        discount = settings.algorithm.discount if wrapper.discount is None else wrapper.discount
+        told.append(wrapper.model_copy(update={"discount": discount}))
+    return settings.environment.model_copy(update={"reward": tuple(told)})
 
 
 def check_schema(schema: FragmentSchema) -> FragmentSchema:
@@ -232,19 +270,31 @@ def _pacing(settings: Settings, algorithm: Algorithm) -> Pacing:
     )
 
 
-def _room(settings: Settings, schema: FragmentSchema, pacing: Pacing) -> Room:
-    """What the log holds beside the budget; refused when that is not two intervals' worth of anything."""
+def _room(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorithm: Algorithm) -> Room:
+    """What the log holds beside the budget and what the algorithm retains; refused when that is not two intervals' worth."""
     count = settings.environment.count
     fragment = schema.fragment_bytes(settings.actor.unroll_length, count, count)
     fragments = -(-pacing.budget // pacing.fragment_charge) + settings.actor.count
     in_flight = fragments * fragment
-    size, entries = pacing.max_log_bytes - in_flight, pacing.max_log_entries - fragments
+    retained = _retained(algorithm, fragment)
+    size = pacing.max_log_bytes - in_flight - retained.size
+    entries = pacing.max_log_entries - fragments - retained.entries
     if size < _INTERVALS * in_flight or entries < _INTERVALS * fragments:
+        kept = f" and replay {retained.size} bytes in at most {retained.entries}" if retained.entries else ""
+        least = Retained(retained.size + 3 * in_flight, retained.entries + 3 * fragments)
         raise ConfigurationError(
             f"broker.max_log_bytes={pacing.max_log_bytes}, max_log_entries={pacing.max_log_entries}: the "
-            f"budget alone is {in_flight} bytes in {fragments} fragments; give three times that"
+            f"budget alone is {in_flight} bytes in {fragments} fragments{kept}; give three times the budget"
+            f"{' and what replay keeps' if kept else ''}: {least.size} bytes and {least.entries} entries"
         )
     return Room(size=size, entries=entries)
+
+
+def _retained(algorithm: Algorithm, fragment_bytes: int) -> Retained:
+    try:
+        return algorithm.retains(fragment_bytes)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def check_memory(settings: Settings, weight_bytes: int, limit: int) -> None:

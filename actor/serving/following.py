@@ -141,7 +141,7 @@ class Following:
             weights = session.weights
             assert weights is not None
             publication = weights.publication
-            fresh = Weights(publication.version, publication.update, weights.blob)
+            fresh = Weights(publication.version, publication.update, weights.blob, weights.scalars)
             probe = asyncio.run_coroutine_threadsafe(_awaited(apply(fresh)), loop).result()
             self._applied = publication
             metrics.WEIGHT_VERSION_APPLIED.set(publication.version)

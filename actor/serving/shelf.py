@@ -8,11 +8,12 @@ and says so.
 
 import asyncio
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from actor.serving.answering import Loaded
+from penstock.policy.distributions import Place
 from penstock.policy.policy import Policy
 from penstock.policy.weights import load_into, sha256
 from penstock.registry import routing
@@ -34,6 +35,8 @@ class Weights:
     version: int
     update: int
     blob: bytes
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that came with them; those of a version that is past are not kept."""
 
 
 Fetch = Callable[[int], Weights | None]
@@ -183,6 +186,7 @@ class Shelf:
         def load() -> Loaded:
             policy = self._make_policy()
             load_into(policy, weights.blob)
+            policy.explore(weights.scalars, Place())
             return Loaded(policy, weights.version, weights.update, sha256(weights.blob))
 
         return await asyncio.to_thread(load)

@@ -7,7 +7,7 @@ rewards stay open until it becomes a fragment.
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -64,8 +64,16 @@ class Segment:
         """Forget a last step of which nobody knows what came of it; what was seen before it stays, as the end."""
         del self.actions[-1], self.log_probs[-1], self.rewards[-1], self.valid[-1]
 
-    def to_fragment(self, schema: FragmentSchema, run: str, policy: str, *, compress: bool) -> Fragment:
-        """As a fragment without session or number, which it gets when it is sent."""
+    def to_fragment(
+        self,
+        schema: FragmentSchema,
+        run: str,
+        policy: str,
+        *,
+        compress: bool,
+        reward: Callable[[Mapping[str, Array]], Array] | None = None,
+    ) -> Fragment:
+        """As a fragment without session or number, which it gets when it is sent. reward: see `FragmentBuilder`."""
         steps = self.steps
         header = FragmentHeader(
             run=run,
@@ -81,7 +89,10 @@ class Segment:
             traceparent=tracing.current(),
         )
         names = frozenset(self.observations[0]) if compress else frozenset[str]()
-        return build(header, self._tensors(), names)
+        tensors = self._tensors()
+        if reward is not None:
+            tensors["reward"] = reward(tensors)
+        return build(header, tensors, names)
 
     def _tensors(self) -> dict[str, Array]:
         steps = self.steps

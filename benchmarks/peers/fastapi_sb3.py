@@ -11,7 +11,7 @@ import torch
 import uvicorn  # type: ignore[import-not-found, unused-ignore]
 from fastapi import FastAPI  # type: ignore[import-not-found, unused-ignore]
 from pydantic import BaseModel
-from stable_baselines3 import PPO  # type: ignore[import-not-found]
+from stable_baselines3 import PPO  # type: ignore[import-not-found, unused-ignore]
 
 
 class Asked(BaseModel):

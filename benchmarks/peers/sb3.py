@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from stable_baselines3 import PPO  # type: ignore[import-not-found]
-from stable_baselines3.common.env_util import make_vec_env  # type: ignore[import-not-found]
+from stable_baselines3 import PPO  # type: ignore[import-not-found, unused-ignore]
+from stable_baselines3.common.env_util import make_vec_env  # type: ignore[import-not-found, unused-ignore]
 
 TARGET = 475
 WINDOW = 100
@@ -62,7 +62,7 @@ def main() -> None:
     def look(_locals: dict[str, Any], _globals: dict[str, Any]) -> bool:
         """After every step of all environments; the returns count once per rollout."""
         if model.num_timesteps % (case["envs"] * case["ppo"]["n_steps"]) == 0 and solved["solved_s"] is None:
-            returns = [episode["r"] for episode in model.ep_info_buffer]
+            returns = [episode["r"] for episode in model.ep_info_buffer or ()]
             if len(returns) == WINDOW and sum(returns) / WINDOW >= TARGET:
                 solved.update(solved_s=time.perf_counter() - began_s, solved_at=time.time())
         return True

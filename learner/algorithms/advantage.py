@@ -8,6 +8,7 @@ carry nor are carried into, and their results are 0.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,16 @@ class Advantages:
 
     advantage: Tensor
     target: Tensor
+
+
+class Unrolls(NamedTuple):
+    """What both estimators take first, in their order: [T, B] each."""
+
+    rewards: Tensor
+    values: Tensor
+    next_values: Tensor
+    carries: Tensor
+    valid: Tensor
 
 
 def carries(terminated: Tensor, truncated: Tensor, valid: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""PPO's losses and what to watch of them; pure functions of flat, valid steps [n].
+"""Losses of policy and value, and what to watch of them; pure functions of flat, valid steps [n].
 
 Three policies: μ that acted, π_prox at the start of this batch, π_θ being trained. Everything is in
 log space; advantages and targets carry no gradient.
@@ -20,6 +20,11 @@ class Surrogate:
 
     anchor: Tensor
     weighted_advantage: Tensor
+
+
+def weighted(behaviour: Tensor, proximal: Tensor, advantage: Tensor, rho_clip: float) -> Surrogate:
+    """The policy gradient of V-trace (Espeholt et al. 2018, section 4.2): ρ A, ρ = min(ρ̄, π/μ)."""
+    return Surrogate(proximal, behaviour_weight(behaviour, proximal, rho_clip) * advantage)
 
 
 def coupled(behaviour: Tensor, advantage: Tensor) -> Surrogate:
@@ -53,16 +58,34 @@ class Sloped:
     slope: Tensor
 
 
-def policy_loss(log_prob: Tensor, anchor: Tensor, weighted_advantage: Tensor, clip_range: float) -> Sloped:
+def policy_gradient(log_prob: Tensor, weighted_advantage: Tensor) -> Sloped:
+    """−mean w A log π_θ, and its slope by log π_θ (Williams 1992, eq. 11; Espeholt et al. 2018, section 4.2)."""
+    loss = (log_prob * weighted_advantage).mean().neg_()
+    return Sloped(loss, weighted_advantage * (-1.0 / len(log_prob)))
+
+
+def policy_loss(
+    log_prob: Tensor,
+    anchor: Tensor,
+    weighted_advantage: Tensor,
+    clip_range: float,
+    dual_clip: float | None = None,
+) -> Sloped:
     """−mean min(r A, clip(r, 1−ε, 1+ε) A), r = π_θ/π_anchor, and its slope by log π_θ.
 
     ∂(r A)/∂log π_θ = r A where the first is the smaller; where it is not, the clipped one is constant.
+    With `dual_clip` c > 1 the smaller one is held above c A where A < 0 (Ye et al. 2020, eq. 5), so that an
+    action that became very likely since does not push without limit.
     """
     ratio = (log_prob - anchor).exp_()
     clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range).mul_(weighted_advantage)
     unclipped = ratio.mul_(weighted_advantage)
     smaller = torch.minimum(unclipped, clipped)
     slope = unclipped.mul_(unclipped <= clipped).mul_(-1.0 / len(log_prob))
+    if dual_clip is not None:
+        floor = weighted_advantage.clamp(max=0.0).mul_(dual_clip)
+        slope.mul_(smaller >= floor)
+        smaller = torch.maximum(smaller, floor)
     return Sloped(smaller.mean().neg_(), slope)
 
 

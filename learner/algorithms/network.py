@@ -63,7 +63,7 @@ class DenseNetwork:
         views = {id(own): view for own, view in zip(optimiser.own, optimiser.gradient_views, strict=True)}
         self._others = list(policy.heads.parameters())
         self._other_views = [views[id(own)] for own in self._others]
-        trunk = list(policy.actor_body.layers)
+        trunk = list(policy.actor_body.chain or ())
         if policy.critic_body is None:
             self._trunk: Chain | None = Chain(trunk, views)
             self._actor = Chain([policy.actor_head], views)
@@ -71,7 +71,7 @@ class DenseNetwork:
         else:
             self._trunk = None
             self._actor = Chain([*trunk, policy.actor_head], views)
-            self._critic = Chain([*policy.critic_body.layers, policy.critic_head], views)
+            self._critic = Chain([*(policy.critic_body.chain or ()), policy.critic_head], views)
         self._leaves: tuple[Tensor, ...] = ()
 
     def outputs(self, inputs: Inputs) -> Outputs:
@@ -180,13 +180,12 @@ class Chain:
 def network_of(policy: Policy, optimiser: FlatAdam) -> Network:
     """The fastest that can handle the policy where it lies."""
     bodies = [body for body in (policy.actor_body, policy.critic_body) if body is not None]
-    layers = [layer for body in bodies for layer in body.layers]
-    dense = all(isinstance(layer, nn.Linear | nn.Tanh | nn.ReLU) for layer in layers)
-    if (
-        dense
-        and not policy.reader.images
-        and not policy.memory.is_recurrent
-        and optimiser.parameters.device.type == "cpu"
-    ):
+    chains = [body.chain for body in bodies]
+    dense = all(
+        chain is not None and all(isinstance(layer, nn.Linear | nn.Tanh | nn.ReLU) for layer in chain)
+        for chain in chains
+    )
+    by_hand = dense and not policy.memory.is_recurrent and not policy.combines_heads
+    if by_hand and optimiser.parameters.device.type == "cpu":
         return DenseNetwork(policy, optimiser)
     return AutogradNetwork(policy, optimiser)

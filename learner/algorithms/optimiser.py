@@ -26,6 +26,15 @@ class Backup:
     steps: int
 
 
+def flatten(module: nn.Module) -> Tensor:
+    """Move all parameters of a module into one flat tensor that they become views of."""
+    parameters = list(module.parameters())
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    for parameter, part in zip(parameters, flat.split([own.numel() for own in parameters]), strict=True):
+        parameter.data = part.view_as(parameter)
+    return flat
+
+
 class FlatAdam:
     """Adam (Kingma and Ba 2015) of every parameter of `module`.
 
@@ -41,9 +50,7 @@ class FlatAdam:
         ends = list(accumulate(parameter.numel() for parameter in self.own))
         self._cuts = [slice(end - own.numel(), end) for end, own in zip(ends, self.own, strict=True)]
         self._epsilon = epsilon
-        self.parameters = torch.cat([parameter.detach().reshape(-1) for parameter in self.own])
-        for parameter, cut in zip(self.own, self._cuts, strict=True):
-            parameter.data = self.parameters[cut].view_as(parameter)
+        self.parameters = flatten(module)
         self.first = torch.zeros_like(self.parameters)
         self.second = torch.zeros_like(self.parameters)
         self.flat_gradient = torch.zeros_like(self.parameters)
@@ -51,6 +58,11 @@ class FlatAdam:
             self.flat_gradient[cut].view_as(own) for cut, own in zip(self._cuts, self.own, strict=True)
         ]
         self.steps = 0
+
+    def gradient_of(self, loss: Tensor) -> Tensor:
+        """∂loss/∂parameters by autograd, flat; the tensor is reused by the next call."""
+        pieces = torch.autograd.grad(loss, self.own, materialize_grads=True)
+        return torch.cat([piece.reshape(-1) for piece in pieces], out=self.flat_gradient)
 
     def step(self, gradient: Tensor, learning_rate: float, max_norm: float) -> Tensor:
         """One step down `gradient`, which is scaled to `max_norm` where longer (0: never), in place.

@@ -1,198 +1,113 @@
 """Proximal policy optimisation on stale experience: decoupled by default, coupled on request.
 
-One `update` computes π_prox, values and advantages once, then runs epochs of minibatches, and reads
-the device once at the end (per epoch only when a target KL is set). Sequence of an update:
+One update computes π_prox, values and advantages once, then runs epochs of minibatches, and reads the
+device once at the end (per epoch only when a target KL is set):
 
-    read → values, π_prox → advantages → [epoch: permute → minibatch steps → KL] → finite? → merge normaliser
-                                                                                    └ no: everything back
+    [epoch: permute → minibatch steps → KL]
+
+A step is part of one batch only, so it is used at most `epochs` times; steps that lag behind may be given
+fewer passes (`stale_epochs`) or none (`mask_after`).
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from learner.algorithm import AlgorithmState, Charged, Update
+from learner.algorithm import AlgorithmState
+from learner.algorithms import on_policy
+from learner.algorithms.advantage import Advantages, Unrolls, gae, vtrace
 from learner.algorithms.loss import (
+    Sloped,
+    Surrogate,
     clip_fraction,
+    coupled,
+    decoupled,
     divergence,
-    effective_sample_size,
-    explained_variance,
     policy_loss,
     value_loss,
 )
-from learner.algorithms.network import network_of
-from learner.algorithms.optimiser import FlatAdam
-from learner.algorithms.preparation import Prepared, prepare
-from learner.algorithms.reward_scale import RewardScale, Scaled
+from learner.algorithms.on_policy import Course, OnPolicy, Trace
+from learner.algorithms.preparation import Prepared
+from learner.algorithms.reward_scale import Scaled
 from learner.algorithms.rows import Rows, Steps
-from learner.algorithms.schedule import factor, warmup
+from learner.algorithms.schedule import factor, steered, warmup
 from learner.algorithms.sequences import Sequences
 from learner.batch import Batch
+from penstock.policy.layers import Measured
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import AlgorithmSection
-from penstock.wire.schema import TensorRule
+from penstock.runtime.settings import PPOSection
 
 METRICS = (
-    "policy_loss",
-    "value_loss",
-    "entropy",
-    "gradient_norm",
-    "kl_behaviour",
+    *on_policy.METRICS,
     "kl_proximal",
     "clip_fraction",
-    "effective_sample_size",
-    "max_ratio",
-    "explained_variance",
-    "mean_value",
-    "learning_rate",
     "clip_range",
     "epochs",
+    "sample_reuse",
+    "masked_fraction",
 )
-"""`kl_behaviour` is KL(μ‖π_θ), `kl_proximal` KL(π_prox‖π_θ), both in nats; they, `clip_fraction`,
-`effective_sample_size` and `max_ratio` (π_θ/μ) are of the last epoch, `entropy` (nats) and
-`explained_variance` of the batch's start, losses and `gradient_norm` means over gradient steps."""
+"""Beside those of `on_policy`: `kl_proximal` is KL(π_prox‖π_θ) in nats; it and `clip_fraction` are of the
+last epoch. `sample_reuse`: passes over a step, on average over the batch. `masked_fraction`: share of the
+valid steps that were too old."""
 
 _KL_TOLERANCE = 1.5
 
 
-@dataclass(slots=True)
-class _Trace:
-    """What the gradient steps leave behind, on the device. `rows`: of the last epoch, as permuted."""
+class PPO(OnPolicy[PPOSection]):
+    """PPO (Schulman et al. 2017) with a decoupled objective (Hilton, Cobbe, Schulman 2021)."""
 
-    policy_losses: list[Tensor] = field(default_factory=list)
-    value_losses: list[Tensor] = field(default_factory=list)
-    norms: list[Tensor] = field(default_factory=list)
-    log_prob: list[Tensor] = field(default_factory=list)
-    rows: Rows | Sequences | None = None
-    epochs: int = 0
+    def __init__(self, policy: Policy, section: PPOSection, *, seed: int) -> None:
+        super().__init__(policy, section, seed=seed)
+        self._steered_rate = section.learning_rate
 
-
-class PPO:
-    """An `Algorithm`. Owns the policy's weights from now on: do not convert or move the policy."""
-
-    def __init__(self, policy: Policy, section: AlgorithmSection, *, seed: int) -> None:
-        self.policy = policy
-        self.section = section
-        self.lock_step = section.staleness == 0
-        self.hard_staleness: int | None = section.stale_after or 4 * (section.staleness + 1)
-        self._optimiser = FlatAdam(policy, section.adam_epsilon)
-        self._network = network_of(policy, self._optimiser)
-        self._permutations = torch.Generator().manual_seed(seed)
-        self._reward_scale = RewardScale(section.discount) if section.scale_rewards else None
-        self._updates = 0
-
-    @property
-    def updates(self) -> int:
-        """Applied updates in this model's own lineage."""
-        return self._updates
-
-    def requires(self) -> tuple[TensorRule, ...]:
-        """Nothing beyond the standard tensors."""
-        return ()
-
-    def budget(self, fragment_charge: int) -> int:
-        """(S+1)·B; raises ValueError with both numbers when it is below one fragment."""
-        budget = (self.section.staleness + 1) * self.section.batch_steps
-        if budget < fragment_charge:
-            raise ValueError(
-                f"algorithm.batch_steps: the budget of {budget} steps is below one fragment of "
-                f"{fragment_charge}; raise batch_steps or lower actor.unroll_length or environment.count"
-            )
-        return budget
-
-    def take(self, pending: Sequence[Charged]) -> int:
-        """The fewest fragments whose charges reach B."""
-        total = 0
-        for count, fragment in enumerate(pending, 1):
-            total += fragment.charge
-            if total >= self.section.batch_steps:
-                return count
-        return 0
-
-    def published_modules(self) -> dict[str, nn.Module]:
-        """The policy, as `default`."""
-        return {"default": self.policy}
-
-    def scalars(self, progress: float) -> dict[str, float]:
-        """None."""
-        return {}
-
-    def retain_from(self) -> int | None:
-        """Nothing behind the settled position."""
-        return None
-
-    def update(self, batch: Batch, *, progress: float) -> Update:
-        """Consume one batch with all its epochs."""
-        if not bool(batch.valid.any()):
-            return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
-        rate, clip = self._rate(progress), self._clip(progress)
-        with torch.no_grad():
-            scaled = self._reward_scale.scale(batch) if self._reward_scale is not None else None
-            prepared = prepare(
-                self.policy, self._network, self.section, batch, scaled.rewards if scaled else batch.reward
-            )
-        if not len(prepared.rows):
-            return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
-        backup = self._optimiser.backup()
-        trace = self._train(prepared.rows, rate, clip)
-        with torch.no_grad():
-            finite, metrics = self._measure(prepared, trace, clip)
-        if finite:
-            self._commit(prepared, scaled)
-        else:
-            self._optimiser.restore(backup)
-        metrics |= {"learning_rate": rate, "clip_range": clip, "epochs": float(trace.epochs)}
-        return Update(
-            applied=finite,
-            reason="" if finite else "nan",
-            steps=prepared.rows.steps,
-            gradient_steps=len(trace.norms),
-            metrics=metrics if finite else {},
+    def _advantages(self, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
+        section = self.section
+        if section.advantage == "gae":
+            return gae(*unrolls, discount=section.discount, trace=section.gae_lambda)
+        return vtrace(
+            *unrolls,
+            log_ratios,
+            discount=section.discount,
+            trace=section.gae_lambda,
+            rho_clip=section.rho_clip,
+            c_clip=section.c_clip,
         )
 
-    def _rate(self, progress: float) -> float:
-        course = factor(self.section.learning_rate_schedule, progress)
-        return self.section.learning_rate * course * warmup(self._updates, self.section.warmup_updates)
+    def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
+        if self.section.objective == "coupled":
+            return coupled(behaviour, advantage)
+        return decoupled(behaviour, proximal, advantage, self.section.behaviour_weight_cap)
 
-    def _clip(self, progress: float) -> float:
-        return self.section.clip_range * factor(self.section.clip_schedule, progress)
+    def _policy_loss(self, log_prob: Tensor, rows: Rows, course: Course) -> Sloped:
+        return policy_loss(
+            log_prob, rows.anchor, rows.weighted_advantage, course["clip_range"], self.section.dual_clip
+        )
 
-    def _train(self, rows: Rows | Sequences, rate: float, clip: float) -> _Trace:
-        trace = _Trace()
-        for _ in range(self.section.epochs):
+    def _value_loss(self, value: Tensor, rows: Rows) -> Sloped:
+        return value_loss(value, rows.target, rows.old_value, self.section.value_clip)
+
+    # ---- the epochs
+
+    def _train(self, batch: Batch, prepared: Prepared, course: Course) -> Trace:
+        trace, rows = Trace(), prepared.rows
+        passes, used = 0, 0
+        for epoch in range(self.section.epochs):
+            if epoch == self.section.stale_epochs:
+                rows = self._fresh(batch, prepared)
+                if not len(rows):
+                    break
             order = torch.randperm(len(rows), generator=self._permutations)
             trace.rows = rows.select(order)
             trace.log_prob = [
-                self._gradient_step(part, rate, clip, trace)
-                for part in trace.rows.cut(self.section.minibatches)
+                self._gradient_step(part, course, trace) for part in trace.rows.cut(self.section.minibatches)
             ]
-            trace.epochs += 1
+            passes, used = passes + 1, used + rows.steps
             if self._moved_far(trace.rows, trace.log_prob):
                 break
+        trace.numbers = {"epochs": float(passes), "sample_reuse": used / prepared.rows.steps}
         return trace
-
-    def _gradient_step(self, rows: Rows, rate: float, clip: float, trace: _Trace) -> Tensor:
-        """One minibatch; returns its log-probabilities [m] from before the step."""
-        section = self.section
-        outputs = self._network.outputs(rows.inputs)
-        log_prob = self.policy.joint_log_prob(outputs.parameters, rows.action)
-        before = log_prob.detach()
-        surrogate = policy_loss(before, rows.anchor, rows.weighted_advantage, clip)
-        error = value_loss(outputs.value.detach(), rows.target, rows.old_value, section.value_clip)
-        built = [log_prob, outputs.value]
-        slopes = [surrogate.slope, error.slope.mul_(section.value_coefficient)]
-        if section.entropy_coefficient:
-            entropy = self.policy.joint_entropy(outputs.parameters)
-            built.append(entropy)
-            slopes.append(torch.full_like(entropy, -section.entropy_coefficient / len(entropy)))
-        gradient = self._network.gradient(built, slopes)
-        trace.norms.append(self._optimiser.step(gradient, rate, section.max_gradient_norm))
-        trace.policy_losses.append(surrogate.loss)
-        trace.value_losses.append(error.loss)
-        return before
 
     def _moved_far(self, rows: Steps, log_prob: list[Tensor]) -> bool:
         """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""
@@ -201,72 +116,58 @@ class PPO:
             divergence(rows.proximal, torch.cat(log_prob)) > _KL_TOLERANCE * target
         )
 
-    def _measure(self, prepared: Prepared, trace: _Trace, clip: float) -> tuple[bool, dict[str, float]]:
-        """The one read of the device: is everything finite, and the metrics."""
-        rows = trace.rows
-        assert rows is not None, "an update has at least one epoch"
-        log_prob = torch.cat(trace.log_prob)
-        tensors = {
-            "policy_loss": torch.stack(trace.policy_losses).mean(),
-            "value_loss": torch.stack(trace.value_losses).mean(),
-            "gradient_norm": torch.stack(trace.norms).mean(),
-            "entropy": prepared.entropy,
-            "kl_behaviour": divergence(rows.behaviour, log_prob),
-            "kl_proximal": divergence(rows.proximal, log_prob),
-            "clip_fraction": clip_fraction(log_prob, rows.anchor, clip),
-            "effective_sample_size": effective_sample_size(rows.behaviour, log_prob),
-            "max_ratio": (log_prob - rows.behaviour).max().exp(),
-            "explained_variance": explained_variance(rows.old_value, rows.target),
-            "mean_value": rows.old_value.mean(),
-            "checksum": self._optimiser.checksum(),
-        }
-        if prepared.observed is not None:
-            tensors["observed"] = prepared.observed.checksum().to(log_prob.dtype)
-        numbers = dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))
-        finite = all(math.isfinite(number) for number in numbers.values())
-        return finite, {name: numbers[name] for name in METRICS if name in numbers}
+    # ---- steps that lag behind
 
-    def _commit(self, prepared: Prepared, scaled: Scaled | None) -> None:
-        if prepared.observed is not None and self.policy.normaliser is not None:
-            self.policy.normaliser.merge(prepared.observed)
-        if scaled is not None and self._reward_scale is not None:
-            self._reward_scale.commit(scaled)
-        self._updates += 1
+    def _trained(self, batch: Batch) -> Tensor:
+        """Valid steps but those that are too old; these still carry traces and bootstrap."""
+        limit = self.section.mask_after
+        return batch.valid if limit is None else batch.valid & (self._lags(batch) <= limit)
+
+    def _fresh(self, batch: Batch, prepared: Prepared) -> Rows | Sequences:
+        """The rows that are at most `staleness` updates behind."""
+        lags = prepared.each(self._lags(batch), len(batch.valid))
+        return prepared.rows.select((lags <= self.section.staleness).nonzero().squeeze(1).cpu())
+
+    def _lags(self, batch: Batch) -> Tensor:
+        """Updates that each column is behind, [B]."""
+        return (self._updates - batch.update).abs()
+
+    # ---- what is scheduled and watched
+
+    def _course(self, progress: float) -> dict[str, float]:
+        section, course = self.section, super()._course(progress)
+        if section.adaptive_kl is not None:
+            course["learning_rate"] = self._steered_rate * warmup(self._updates, section.warmup_updates)
+        return course | {"clip_range": section.clip_range * factor(section.clip_schedule, progress)}
+
+    def _watch(self, batch: Batch, rows: Steps, log_prob: Tensor, course: Course) -> dict[str, Tensor]:
+        return {
+            "kl_proximal": divergence(rows.proximal, log_prob),
+            "clip_fraction": clip_fraction(log_prob, rows.anchor, course["clip_range"]),
+            "masked_fraction": 1.0 - self._trained(batch).sum() / batch.valid.sum(),
+        }
+
+    def _commit(
+        self,
+        prepared: Prepared,
+        activations: Measured | None,
+        scaled: Scaled | None,
+        metrics: Mapping[str, float],
+    ) -> None:
+        section = self.section
+        if section.adaptive_kl is not None and self._updates >= section.warmup_updates:
+            self._steered_rate = steered(
+                self._steered_rate, metrics["kl_proximal"], section.adaptive_kl, section.learning_rate_range
+            )
+        super()._commit(prepared, activations, scaled, metrics)
 
     def state(self) -> AlgorithmState:
-        """Weights, moments, generator and returns so far; copies."""
-        tensors = {
-            f"policy/{k}": v.detach().to("cpu", copy=True) for k, v in self.policy.state_dict().items()
-        }
-        tensors |= {f"optimiser/{name}": moment for name, moment in self._optimiser.moments().items()}
-        tensors["generator/permutations"] = self._permutations.get_state()
-        if self._reward_scale is not None:
-            tensors |= {f"rewards/{k}": v for k, v in self._reward_scale.state().items()}
-        numbers = {"updates": self._updates, "gradient_steps": self._optimiser.steps}
-        return AlgorithmState(tensors=tensors, numbers=numbers)
+        """As of every `OnPolicy`, and the steered learning rate."""
+        state = super().state()
+        return replace(state, numbers=state.numbers | {"steered_rate": self._steered_rate})
 
     def load(self, state: AlgorithmState) -> None:
-        """Become what `state` was taken from; raises ValueError that names what is missing or misshapen."""
-        weights = _under(state.tensors, "policy/")
-        own = self.policy.state_dict()
-        for name, tensor in own.items():
-            if name not in weights or weights[name].shape != tensor.shape:
-                raise ValueError(
-                    f"policy/{name}: missing or not {tuple(tensor.shape)}; is it the same policy?"
-                )
-        missing = [key for key in ("updates", "gradient_steps") if key not in state.numbers]
-        if missing or "generator/permutations" not in state.tensors:
-            raise ValueError(f"algorithm state: {missing or 'generator/permutations'} missing")
-        moments_by_name = _under(state.tensors, "optimiser/")
-        self._optimiser.load_moments(moments_by_name, int(state.numbers["gradient_steps"]))
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(weights[name])
-        self._permutations.set_state(state.tensors["generator/permutations"])
-        if self._reward_scale is not None:
-            self._reward_scale.load(_under(state.tensors, "rewards/"))
-        self._updates = int(state.numbers["updates"])
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        """Inverse of `state`; raises ValueError that names what is missing or misshapen."""
+        super().load(state)
+        # A run that was not steered before begins at the configured rate.
+        self._steered_rate = float(state.numbers.get("steered_rate", self.section.learning_rate))

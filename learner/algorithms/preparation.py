@@ -4,13 +4,14 @@ Everything that later minibatches need lies in `Rows`: the valid steps, flat, in
 epochs permute; for a recurrent policy in `Sequences`, whose columns they permute whole. Called without gradients.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from learner.algorithms.advantage import Advantages, carries, gae, next_values, vtrace
-from learner.algorithms.loss import Surrogate, coupled, decoupled, standardise
+from learner.algorithms.advantage import Advantages, Unrolls, carries, next_values
+from learner.algorithms.loss import Surrogate
 from learner.algorithms.network import Network
 from learner.algorithms.rows import Rows
 from learner.algorithms.sequences import Sequences, in_columns
@@ -19,26 +20,44 @@ from penstock.policy.memory import Look
 from penstock.policy.normaliser import Moments, moments
 from penstock.policy.policy import Policy
 from penstock.policy.trajectory import Trajectory
-from penstock.runtime.settings import AlgorithmSection
 
-__all__ = ["Prepared", "Rows", "Sequences", "estimate", "prepare"]
+Estimate = Callable[[Unrolls, Tensor], Advantages]
+"""Advantages and targets of unrolls, given log π/μ of each step, [T, B]."""
+Weigh = Callable[[Tensor, Tensor, Tensor], Surrogate]
+"""What stays fixed over a batch, given log μ, log π_prox and advantages, [n] each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """rows: of the batch.   entropy: scalar, mean of π_prox.   observed: for the normaliser, if any."""
+    """rows: those of the batch that are trained.   entropy: scalar, mean of their π_prox.
+
+    index: int64, which of all T·B steps they are, or of B columns those of `Sequences`; None: all.
+    observed: for the normaliser, if any.
+    """
 
     rows: Rows | Sequences
+    index: Tensor | None
     entropy: Tensor
     observed: Moments | None
 
+    def each(self, of_columns: Tensor, steps: int) -> Tensor:
+        """A number of every column, [B], as one of everything that an epoch permutes."""
+        every = of_columns if isinstance(self.rows, Sequences) else of_columns.repeat(steps)
+        return every if self.index is None else every[self.index]
+
 
 def prepare(
-    policy: Policy, network: Network, section: AlgorithmSection, batch: Batch, rewards: Tensor
+    policy: Policy,
+    network: Network,
+    batch: Batch,
+    rewards: Tensor,
+    trained: Tensor,
+    estimate: Estimate,
+    weigh: Weigh,
 ) -> Prepared:
-    """Prepare a batch with at least one valid step. rewards: [T, B], scaled where that is asked for.
+    """Prepare a batch. rewards: [T, B], scaled where that is asked for. trained: bool [T, B], at least one.
 
-    Its rows are empty where no valid step lies behind the burn-in.
+    Its rows are empty where no trained step lies behind the burn-in.
     """
     steps, columns = batch.valid.shape
     count = steps * columns
@@ -51,19 +70,21 @@ def prepare(
     values = outputs.value[: count + columns].view(steps + 1, columns)
     finals = outputs.value[count + columns :] if look.lasts is None else policy.value_of(look.lasts)
     log_ratios = (proximal - behaviour).view(steps, columns)
-    estimated = estimate(section, batch, rewards.to(values.dtype), values, finals, log_ratios)
+    unrolls = _unrolls(batch, rewards.to(values.dtype), values, finals)
+    estimated = estimate(unrolls, log_ratios)
     fixed = [estimated.advantage, estimated.target, values[:-1]]
     flat = torch.stack([behaviour, proximal, *(tensor.flatten() for tensor in fixed)])
     entropy = policy.joint_entropy(parameters)
     observed = _observed(policy, look, batch)
     if look.starts is not None:
-        return _in_sequences(policy, section, batch, look, (action, flat, entropy, observed))
-    inputs = look.inputs.narrow(0, count)
-    if not bool(batch.valid.all()):
-        index = batch.valid.flatten().nonzero().squeeze(1)
+        return _in_sequences(policy, trained, look, weigh, (action, flat, entropy, observed))
+    inputs, index = look.inputs.narrow(0, count), None
+    if not bool(trained.all()):
+        index = trained.flatten().nonzero().squeeze(1)
         inputs, flat, entropy = inputs.select(index), flat[:, index], entropy[index]
         action = {path: rows[index] for path, rows in action.items()}
-    return Prepared(Rows(inputs, action, _columns(section, *flat.unbind(0))), entropy.mean(), observed)
+    rows = Rows(inputs, action, _columns(weigh, *flat.unbind(0)))
+    return Prepared(rows=rows, index=index, entropy=entropy.mean(), observed=observed)
 
 
 def see(policy: Policy, batch: Batch) -> Look:
@@ -86,74 +107,51 @@ def see(policy: Policy, batch: Batch) -> Look:
 
 def _in_sequences(
     policy: Policy,
-    section: AlgorithmSection,
-    batch: Batch,
+    trained: Tensor,
     look: Look,
+    weigh: Weigh,
     of_rows: tuple[dict[str, Tensor], Tensor, Tensor, Moments | None],
 ) -> Prepared:
-    """Columns that have a valid step behind the burn-in."""
+    """Columns that have a trained step behind the burn-in."""
     assert look.starts is not None
     assert look.inputs.time is not None
     action, flat, entropy, observed = of_rows
-    steps = len(batch.valid)
-    kept = batch.valid.clone()
+    kept = trained.clone()
     kept[: policy.memory.burn_in] = False
     index, step, counts = in_columns(kept)
-    inputs = look.inputs.narrow(0, batch.valid.numel())
+    inputs = look.inputs.narrow(0, trained.numel())
     if inputs.forbidden is not None:
         inputs = replace(inputs, forbidden=inputs.forbidden[index])
     sequences = Sequences(
         inputs=inputs,
         action={path: rows[index] for path, rows in action.items()},
-        columns=_columns(section, *flat[:, index].unbind(0)),
-        starts=look.starts[:steps],
+        columns=_columns(weigh, *flat[:, index].unbind(0)),
+        starts=look.starts[: len(trained)],
         state=look.inputs.time.state,
         step=step,
         counts=counts,
         burn_in=policy.memory.burn_in,
     )
-    used = sequences.select(torch.from_numpy(counts.nonzero()[0]))
-    return Prepared(used, entropy[index].mean(), observed)
-
-
-def estimate(
-    section: AlgorithmSection,
-    batch: Batch,
-    rewards: Tensor,
-    values: Tensor,
-    finals: Tensor,
-    log_ratios: Tensor,
-) -> Advantages:
-    """Advantages and targets [T, B]. values: [T+1, B]; finals: [K], of the last observations; log_ratios: log π_prox/μ, [T, B]."""
-    following = next_values(values, batch.terminated, batch.final_slot, batch.final_step, finals)
-    carried = carries(batch.terminated, batch.truncated, batch.valid)
-    tensors = (rewards, values[:-1], following, carried, batch.valid)
-    if section.advantage == "gae":
-        return gae(*tensors, discount=section.discount, trace=section.gae_lambda)
-    return vtrace(
-        *tensors,
-        log_ratios,
-        discount=section.discount,
-        trace=section.gae_lambda,
-        rho_clip=section.rho_clip,
-        c_clip=section.c_clip,
+    used = torch.from_numpy(counts.nonzero()[0])
+    return Prepared(
+        rows=sequences.select(used),
+        index=used.to(trained.device),
+        entropy=entropy[index].mean(),
+        observed=observed,
     )
 
 
+def _unrolls(batch: Batch, rewards: Tensor, values: Tensor, finals: Tensor) -> Unrolls:
+    """values: [T+1, B]; finals: [K], of the last observations."""
+    following = next_values(values, batch.terminated, batch.final_slot, batch.final_step, finals)
+    carried = carries(batch.terminated, batch.truncated, batch.valid)
+    return Unrolls(rewards, values[:-1], following, carried, batch.valid)
+
+
 def _columns(
-    section: AlgorithmSection,
-    behaviour: Tensor,
-    proximal: Tensor,
-    advantage: Tensor,
-    target: Tensor,
-    value: Tensor,
+    weigh: Weigh, behaviour: Tensor, proximal: Tensor, advantage: Tensor, target: Tensor, value: Tensor
 ) -> Tensor:
-    chosen = standardise(advantage) if section.normalise_advantages else advantage
-    surrogate: Surrogate
-    if section.objective == "coupled":
-        surrogate = coupled(behaviour, chosen)
-    else:
-        surrogate = decoupled(behaviour, proximal, chosen, section.behaviour_weight_cap)
+    surrogate = weigh(behaviour, proximal, advantage)
     return torch.stack([surrogate.anchor, surrogate.weighted_advantage, target, value, behaviour, proximal])
 
 

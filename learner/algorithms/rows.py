@@ -63,6 +63,10 @@ class Rows(Steps):
         """What an epoch permutes: steps (n)."""
         return self.columns.shape[1]
 
+    def alone(self) -> Inputs:
+        """Inputs of the steps, [n]."""
+        return self.inputs
+
     def select(self, index: Tensor) -> "Rows":
         """The rows at an int64 index [m], copied."""
         index = index.to(self.columns.device)

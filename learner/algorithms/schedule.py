@@ -1,13 +1,16 @@
-"""Course of the learning rate and the clip range over a run; pure functions of its progress 0..1."""
+"""Course of learning rate, clip range and entropy coefficient over a run; pure functions."""
 
 import math
 from typing import Literal
 
 Schedule = Literal["constant", "linear", "cosine"]
 
+_STEERING = 1.5
+_TOLERANCE = 2.0
+
 
 def factor(schedule: Schedule, progress: float) -> float:
-    """What the initial value is multiplied by: 1 at the start; linear and cosine end at 0."""
+    """What the initial value is multiplied by at `progress` (0..1): 1 at the start; linear and cosine end at 0."""
     done = min(max(progress, 0.0), 1.0)
     match schedule:
         case "constant":
@@ -21,3 +24,21 @@ def factor(schedule: Schedule, progress: float) -> float:
 def warmup(updates: int, warmup_updates: int) -> float:
     """Rises in equal steps to 1 over the first `warmup_updates`; `updates` have been made before."""
     return min(1.0, (updates + 1) / warmup_updates) if warmup_updates else 1.0
+
+
+def decayed(initial: float, decay: float, floor: float, updates: int) -> float:
+    """Initial · decay^updates, never below `floor`; without decay (1) it stays the initial value."""
+    return initial if decay == 1.0 else max(floor, initial * decay**updates)
+
+
+def steered(rate: float, divergence: float, target: float, bounds: tuple[float, float]) -> float:
+    """The next learning rate after an update that moved the policy by `divergence`, in nats.
+
+    A 1.5th where that is more than twice the target, 1.5 times where it is less than half of it, within
+    `bounds`: the rule by which Schulman et al. 2017, section 4, adapt their penalty, applied to the rate.
+    """
+    if divergence > _TOLERANCE * target:
+        rate /= _STEERING
+    elif divergence < target / _TOLERANCE:
+        rate *= _STEERING
+    return min(max(rate, bounds[0]), bounds[1])

@@ -42,6 +42,12 @@ class Sequences(Steps):
         """What an epoch permutes: columns (B)."""
         return len(self.counts)
 
+    def alone(self) -> Inputs:
+        """Inputs of the steps with loss, [n], as if none followed another."""
+        index = torch.from_numpy(_place(self.step, self.counts)).to(self.columns.device)
+        images = tuple(image.index_select(0, index) for image in self.inputs.images)
+        return Inputs(self.inputs.vector.index_select(0, index), images)
+
     def select(self, order: Tensor) -> "Sequences":
         """The columns at an int64 index [b] on the CPU, copied."""
         chosen: Index = order.numpy()
@@ -78,8 +84,8 @@ class Sequences(Steps):
 
     def _inputs(self, first: int, end: int, rows: slice) -> Inputs:
         """What gives the outputs of those columns' steps."""
-        width, device = end - first, self.columns.device
-        place = self.step[rows] * width + np.repeat(np.arange(width), self.counts[first:end])
+        device = self.columns.device
+        place = _place(self.step[rows], self.counts[first:end])
         state = {path: one[first:end] for path, one in self.state.items()}
         forbidden = self.inputs.forbidden
         return Inputs(
@@ -92,10 +98,17 @@ class Sequences(Steps):
 
     def _by_time(self, flat: Tensor) -> Tensor:
         """[T·B, ...] as [T, B, ...]."""
-        return flat.unflatten(0, self.starts.shape)
+        result: Tensor = flat.unflatten(0, self.starts.shape)
+        return result
 
     def _columns_of(self, flat: Tensor, order: Tensor) -> Tensor:
         return self._by_time(flat).index_select(1, order).flatten(0, 1)
+
+
+def _place(step: Index, counts: Index) -> Index:
+    """Rows of steps [n] among all, step by step: of as many columns as have `counts`."""
+    place: Index = step * len(counts) + np.repeat(np.arange(len(counts)), counts)
+    return place
 
 
 def in_columns(kept: Tensor) -> tuple[Tensor, Index, Index]:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from penstock.policy.layers import Dropout
 from penstock.policy.networks import Reader, codes
 from penstock.policy.normaliser import NumpyNormaliser
 from penstock.wire.tensor import Array
@@ -99,10 +100,15 @@ def _side_by_side(columns: Sequence[Reals]) -> Reals:
     return columns[0] if len(columns) == 1 else np.concatenate(columns, 1)
 
 
-def numpy_forward(reader: Reader, layers: Sequence[nn.Module]) -> NumpyForward | None:
-    """The chain, or None where torch must do it: images, another kind of layer, or not on the CPU."""
-    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    known = all(isinstance(layer, nn.Linear) or type(layer) in _ACTIVATIONS for layer in layers)
-    if reader.images or not known or any(layer.weight.device.type != "cpu" for layer in linear):
+def numpy_forward(reader: Reader, chain: Sequence[nn.Module] | None, head: nn.Linear) -> NumpyForward | None:
+    """The chain and the head behind it, or None where torch must do it.
+
+    That is: images or a network that is no chain, another kind of layer, or not on the CPU.
+    """
+    if reader.images or chain is None or head.weight.device.type != "cpu":
+        return None
+    # Nobody who acts drops anything.
+    layers = [layer for layer in (*chain, head) if not isinstance(layer, Dropout)]
+    if not all(isinstance(layer, nn.Linear) or type(layer) in _ACTIVATIONS for layer in layers):
         return None
     return NumpyForward(reader, layers)

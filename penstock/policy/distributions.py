@@ -6,7 +6,8 @@ take `parameters`, the `size` outputs of the network that belong to the leaf. Ax
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
 from penstock.wire.tensor import Array
 
@@ -21,6 +23,15 @@ Reals = NDArray[np.floating]
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _QUADRATURE_NODES = 16
+_LOG_STD_RANGE = (-20.0, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which environments a policy acts in: from number `first` on, of all `of` that the run's actors have."""
+
+    first: int = 0
+    of: int = 1
 
 
 class ActionHead(nn.Module):
@@ -50,6 +61,9 @@ class ActionHead(nn.Module):
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
         """The most likely action (before squashing) and its log-probability, as `draw`."""
         raise NotImplementedError
+
+    def explore(self, scalars: Mapping[str, float], place: Place) -> None:
+        """Draw as the numbers say that came with the weights; most distributions need none."""
 
     def to_environment(self, action: Array) -> Array:
         """An action as drawn, [N, *shape], as the environment takes it."""
@@ -141,6 +155,76 @@ class Categorical(ActionHead):
         return index.astype(self.action_dtype, copy=False), log_p
 
 
+class EpsilonGreedy(Categorical):
+    """One of n by its value: the best, but for a share ε of actions that are drawn uniformly (Watkins 1989).
+
+    The network's outputs are action values, or differ from them by the same amount for all actions. ε comes with the weights
+    as the scalar `epsilon`; environment i of N acts with ε^(1 + α·i/(N−1)), α the scalar `epsilon_spread` (Horgan
+    et al. 2018, section 4.1). Until something came, and for who is told nothing, such as an evaluation, it is 0.
+
+    `log_prob` and `entropy` are of the softmax over values scaled to ±1. Nobody learns from them: they tell by all
+    values, and whatever ε is, which weights a policy has, for the probe.
+    """
+
+    def __init__(self, path: str, space: Discrete) -> None:
+        super().__init__(path, space)
+        self._epsilon, self._spread, self._place = 0.0, 0.0, Place()
+        self._rates: Reals = np.zeros(0, np.float32)
+
+    def explore(self, scalars: Mapping[str, float], place: Place) -> None:
+        """`epsilon` and `epsilon_spread`."""
+        self._epsilon, self._spread = scalars.get("epsilon", 0.0), scalars.get("epsilon_spread", 0.0)
+        self._place, self._rates = place, np.zeros(0, np.float32)
+
+    def rates(self, rows: int) -> Reals:
+        """ε of each of so many rows, float32; rows beyond the last environment act as that one."""
+        if len(self._rates) != rows:
+            last = self._place.of - 1
+            number = np.minimum(self._place.first + np.arange(rows), last)
+            exponent = 1.0 + self._spread * number / max(last, 1)
+            self._rates = (self._epsilon**exponent).astype(np.float32)
+        return self._rates
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Of the softmax over scaled values."""
+        return super().log_prob(_scaled(parameters), action)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Of the softmax over scaled values."""
+        return super().entropy(_scaled(parameters))
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """ε-greedy."""
+        rates, rows = self.rates(len(parameters)), len(parameters)
+        # Of what may be chosen, the one with the largest draw; what is masked has no value.
+        uniform = np.where(np.isfinite(parameters), random.random(parameters.shape, np.float32), -1.0)
+        explores = random.random(rows, np.float32) < rates
+        return self._chosen(parameters, np.where(explores, uniform.argmax(-1), parameters.argmax(-1)))
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """The best."""
+        return self._chosen(parameters, parameters.argmax(-1))
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """Of ε-greedy."""
+        allowed = np.isfinite(parameters)
+        rates = self.rates(len(parameters))[:, None]
+        probability = allowed * (rates / allowed.sum(-1, keepdims=True))
+        probability[np.arange(len(parameters)), parameters.argmax(-1)] += 1.0 - rates[:, 0]
+        return {"probability": probability}
+
+    def _chosen(self, parameters: Reals, index: NDArray[np.intp]) -> tuple[Array, Reals]:
+        probability = self.describe(parameters)["probability"][np.arange(len(index)), index]
+        # The best where ε is 1 of many is drawn with probability 0 by rounding at worst.
+        log_p = np.log(np.maximum(probability, np.finfo(np.float32).tiny))
+        return index.astype(self.action_dtype, copy=False), log_p
+
+
+def _scaled(values: Tensor) -> Tensor:
+    """So that rounding does not grow with the values."""
+    return values / values.abs().amax(-1, keepdim=True).clamp(min=1.0)
+
+
 class MultiCategorical(ActionHead):
     """Independent categoricals; their logits behind one another."""
 
@@ -177,7 +261,8 @@ class MultiCategorical(ActionHead):
 
     def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Each choice in its own cut."""
-        return allowed[action.astype(np.intp) + [cut.start for cut in self.cuts]]
+        each: NDArray[np.bool_] = allowed[action.astype(np.intp) + [cut.start for cut in self.cuts]]
+        return each
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
         """The parts' softmaxes behind one another."""
@@ -236,7 +321,7 @@ class Bernoulli(ActionHead):
 class Gaussian(ActionHead):
     """Independent normals around the network's outputs, with a standard deviation of their own.
 
-    Actions are drawn unbounded; the environment gets them clipped to the bounds.
+    Actions are drawn unbounded; the environment gets them clipped to the bounds. A = elements of the action.
     """
 
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
@@ -331,35 +416,103 @@ class SquashedGaussian(Gaussian):
         return action, log_p - slope.sum(-1)
 
 
+class ConditionalSquashedGaussian(SquashedGaussian):
+    """A squashed Gaussian whose standard deviations are outputs of the network, too (Haarnoja et al. 2018b, appendix C).
+
+    Parameters are A means and A logarithms of standard deviations, held within −20..2. A = elements of the action.
+    """
+
+    def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
+        count = math.prod(space.shape)
+        ActionHead.__init__(self, path, 2 * count, space.dtype)
+        self.count = count
+        self.shape = space.shape
+        self.low = np.asarray(space.low, self.action_dtype)
+        self.high = np.asarray(space.high, self.action_dtype)
+        self.initial_log_std = initial_log_std
+
+    def split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and logarithms of standard deviations, [..., A] each."""
+        mean, log_std = parameters.split(self.count, -1)
+        return mean, (log_std + self.initial_log_std).clamp(*_LOG_STD_RANGE)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Gaussian minus Σ log(1 − tanh²u)."""
+        mean, log_std = self.split(parameters)
+        raw = action.reshape(mean.shape).to(mean.dtype)
+        scaled = (raw - mean) * (-log_std).exp()
+        density = 0.5 * scaled.square() + log_std + _HALF_LOG_TWO_PI + log_tanh_slope(raw)
+        return -density.sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Gaussian entropy + Σ E[log(1 − tanh²u)], the expectation by Gauss-Hermite quadrature."""
+        mean, log_std = self.split(parameters)
+        nodes, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE_NODES)
+        node = torch.as_tensor(nodes, dtype=mean.dtype, device=mean.device)
+        weight = torch.as_tensor(weights / weights.sum(), dtype=mean.dtype, device=mean.device)
+        drawn = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * node
+        squashed = (log_tanh_slope(drawn) * weight).sum(-1)
+        return (log_std + 0.5 + _HALF_LOG_TWO_PI + squashed).sum(-1)
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Mean + σ·noise."""
+        mean, log_std = self._split(parameters)
+        noise = random.standard_normal(mean.shape, dtype=np.float32)
+        return self._at(parameters, mean + np.exp(log_std) * noise)
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """The mean."""
+        return self._at(parameters, self._split(parameters)[0])
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """Of the Gaussian, before it is squashed."""
+        mean, log_std = self._split(parameters)
+        return {"mean": mean, "std": np.exp(log_std)}
+
+    def _split(self, parameters: Reals) -> tuple[Reals, Reals]:
+        mean, log_std = parameters[..., : self.count], parameters[..., self.count :]
+        return mean, np.clip(log_std + parameters.dtype.type(self.initial_log_std), *_LOG_STD_RANGE)
+
+    def _at(self, parameters: Reals, raw: Reals) -> tuple[Array, Reals]:
+        mean, log_std = self._split(parameters)
+        action = raw.astype(self.action_dtype)
+        scaled = (action - mean) * np.exp(-log_std)
+        slope = 2.0 * (math.log(2.0) - action - np.logaddexp(0, -2.0 * action))
+        log_p = -(0.5 * np.square(scaled) + log_std + _HALF_LOG_TWO_PI + slope).sum(-1)
+        return action.reshape(len(parameters), *self.shape), log_p
+
+
 def log_tanh_slope(raw: Tensor) -> Tensor:
     """log(1 − tanh²u) without cancellation: 2(log 2 − u − softplus(−2u))."""
     return 2.0 * (math.log(2.0) - raw - functional.softplus(-2.0 * raw))
 
 
-def head_of(path: str, leaf: Leaf, continuous: str, initial_log_std: float) -> ActionHead:
+def head_of(path: str, leaf: Leaf, section: PolicySection) -> ActionHead:
     """The head of one leaf; raises ValueError that names path and space for one that has none."""
     match leaf:
         case Discrete():
-            return Categorical(path, leaf)
+            kind = EpsilonGreedy if section.discrete == "epsilon_greedy" else Categorical
+            return kind(path, leaf)
         case MultiDiscrete():
             return MultiCategorical(path, leaf)
         case MultiBinary():
             return Bernoulli(path, leaf)
         case Box():
-            return _box_head(path, leaf, continuous, initial_log_std)
+            return _box_head(path, leaf, section)
 
 
-def _box_head(path: str, leaf: Box, continuous: str, initial_log_std: float) -> Gaussian:
+def _box_head(path: str, leaf: Box, section: PolicySection) -> Gaussian:
     if not np.issubdtype(np.dtype(leaf.dtype), np.floating) or math.prod(leaf.shape) == 0:
         raise ValueError(
             f"action_space at {path!r}: {leaf!r} cannot be drawn from; "
             "a Box of actions must hold at least one float, use Discrete or MultiDiscrete for integers"
         )
-    if continuous == "squashed":
-        if not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all()):
-            raise ValueError(
-                f"action_space at {path!r}: {leaf!r} has no finite bounds to squash into; "
-                "set policy.continuous=clipped"
-            )
-        return SquashedGaussian(path, leaf, initial_log_std)
-    return Gaussian(path, leaf, initial_log_std)
+    if section.continuous == "clipped":
+        return Gaussian(path, leaf, section.initial_log_std)
+    if not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all()):
+        raise ValueError(
+            f"action_space at {path!r}: {leaf!r} has no finite bounds to squash into; "
+            "set policy.continuous=clipped, which PPO can learn with"
+        )
+    kind = ConditionalSquashedGaussian if section.state_dependent_std else SquashedGaussian
+    return kind(path, leaf, section.initial_log_std)

@@ -5,21 +5,22 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from penstock.policy.layers import BatchNorm, Dropout
 from penstock.policy.normaliser import Normaliser
 from penstock.policy.recurrent import Unroll
+from penstock.policy.trunks import ImageEncoder, ResidualBlock
 from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
 
 IMAGE_RANKS = (2, 3)
-IMAGE_FEATURES = 512
-SMALLEST_NATURE_IMAGE = 36
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -27,6 +28,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "elu": nn.ELU,
     "silu": nn.SiLU,
 }
+
+NORMALISATIONS: dict[str, type[nn.LayerNorm | BatchNorm]] = {"layer": nn.LayerNorm, "batch": BatchNorm}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class Reader(nn.Module):
 
     def __init__(self, space: Space, section: PolicySection) -> None:
         super().__init__()
+        self.space = space
         every = list(leaves(space, "observation"))
         for path, leaf in every:
             _check_observation(path, leaf)
@@ -93,6 +97,14 @@ class Reader(nn.Module):
         self.width = self.reals_width + sum(vector_width(leaf) for _, leaf in self.codes)
         wanted = section.normalise_observations and self.reals_width > 0
         self.normaliser = Normaliser(self.reals_width, section.observation_clip) if wanted else None
+
+    @property
+    def columns(self) -> dict[str, slice]:
+        """Where each part lies in `Inputs.vector`, by path; images, in the order of `images`, are not in it."""
+        parts = [*self.reals, *self.codes]
+        ends = list(accumulate(vector_width(leaf) for _, leaf in parts))
+        cuts = zip(parts, [0, *ends], ends, strict=False)
+        return {path: slice(start, end) for (path, _), start, end in cuts}
 
     def raw_reals(self, observation: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """The Box leaves side by side, [M, reals_width], not normalised; leading axes flattened to M."""
@@ -136,58 +148,28 @@ def _check_observation(path: str, leaf: Leaf) -> None:
         )
 
 
-class ImageEncoder(nn.Module):
-    """Convolutions of Mnih et al. (2015); for images below 36 pixels two of 3x3 with stride 2."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.rank = len(shape)
-        self.channels_first = self.rank == 3 and shape[0] < shape[-1]
-        height, width, channels = _layout(shape, channels_first=self.channels_first)
-        sizes: tuple[tuple[int, int, int, int, int], ...]
-        if min(height, width) >= SMALLEST_NATURE_IMAGE:
-            sizes = ((channels, 32, 8, 4, 0), (32, 64, 4, 2, 0), (64, 64, 3, 1, 0))
-        else:
-            sizes = ((channels, 32, 3, 2, 1), (32, 64, 3, 2, 1))
-        layers: list[nn.Module] = []
-        for before, after, kernel, stride, padding in sizes:
-            layers += [nn.Conv2d(before, after, kernel, stride, padding), nn.ReLU()]
-            height = (height + 2 * padding - kernel) // stride + 1
-            width = (width + 2 * padding - kernel) // stride + 1
-        flat = sizes[-1][1] * height * width
-        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, IMAGE_FEATURES), nn.ReLU())
-
-    def forward(self, image: Tensor) -> Tensor:
-        """image: uint8 [M, *shape] → [M, 512]."""
-        rows = image.unsqueeze(-1) if self.rank == 2 else image
-        planes = rows if self.channels_first else rows.permute(0, 3, 1, 2)
-        weight = self.layers[0].weight
-        assert isinstance(weight, Tensor)
-        features: Tensor = self.layers(planes.to(weight.dtype) / 255)
-        return features
-
-
-def _layout(shape: tuple[int, ...], *, channels_first: bool) -> tuple[int, int, int]:
-    if len(shape) == 2:
-        return shape[0], shape[1], 1
-    return (shape[1], shape[2], shape[0]) if channels_first else (shape[0], shape[1], shape[2])
-
-
 class Body(nn.Module):
     """One encoder per image, their features beside the vector part, then the hidden layers.
 
+    A hidden layer is linear → normalisation → non-linearity → dropout, the second and last where asked for.
     width: F, features that come out.
     """
 
     def __init__(self, reader: Reader, section: PolicySection) -> None:
         super().__init__()
-        self.images = nn.ModuleList(ImageEncoder(leaf.shape) for _, leaf in reader.images)
-        self.width = reader.width + IMAGE_FEATURES * len(reader.images)
+        encoders = [ImageEncoder(path, leaf, section.image_trunk) for path, leaf in reader.images]
+        self.images = nn.ModuleList(encoders)
+        self.width = reader.width + sum(encoder.width for encoder in encoders)
         layers: list[nn.Module] = []
         for size in section.hidden_sizes:
-            layers += [nn.Linear(self.width, size), ACTIVATIONS[section.activation]()]
+            layers += _hidden_layer(self.width, size, section)
             self.width = size
         self.layers = nn.Sequential(*layers)
+
+    @property
+    def chain(self) -> Sequence[nn.Module] | None:
+        """The layers one after the other, where there is nothing beside them."""
+        return None if self.images else tuple(self.layers)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """[M, F]."""
@@ -199,10 +181,23 @@ class Body(nn.Module):
         return features
 
 
+def _hidden_layer(before: int, after: int, section: PolicySection) -> list[nn.Module]:
+    layers: list[nn.Module] = [nn.Linear(before, after)]
+    if section.hidden_norm != "none":
+        layers.append(NORMALISATIONS[section.hidden_norm](after))
+    layers.append(ACTIVATIONS[section.activation]())
+    if section.dropout > 0:
+        layers.append(Dropout(section.dropout))
+    return layers
+
+
 def initialise(module: nn.Module, gain: float, generator: torch.Generator) -> None:
-    """Orthogonal weights and zero biases in every linear and convolutional layer inside."""
+    """Orthogonal weights and zero biases in every linear and convolutional layer; residual blocks begin as identities."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain, generator=generator)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+    for block in module.modules():
+        if isinstance(block, ResidualBlock):
+            nn.init.zeros_(block.second.weight)

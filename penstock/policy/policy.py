@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from penstock.policy.acting import NumpyForward, numpy_forward
-from penstock.policy.distributions import ActionHead, Reals, head_of
+from penstock.policy.custom_network import body_of
+from penstock.policy.distributions import ActionHead, Place, Reals, head_of
+from penstock.policy.layers import dropouts
 from penstock.policy.masking import ActionMasks, masked
 from penstock.policy.memory import Look, Memory
 from penstock.policy.networks import Body, Inputs, Reader, initialise
@@ -74,28 +76,29 @@ class Outputs:
 class Policy(nn.Module):
     """Actor-critic over fixed-size observations. Make one with `build`."""
 
+    combines_heads = False
+    """Whether `outputs` are more than what the two last layers give, each by itself."""
+
     def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
         super().__init__()
         self.observation_space = observation_space
         self.action_space = action_space
         self.memory = Memory(observation_space, section)
         self.reader = Reader(self.memory.frames.space, section)
-        heads = [
-            head_of(path, leaf, section.continuous, section.initial_log_std)
-            for path, leaf in leaves(action_space, "action")
-        ]
+        heads = [head_of(path, leaf, section) for path, leaf in leaves(action_space, "action")]
         self.heads = nn.ModuleList(heads)
         # Plain tuples beside the module list: looking a submodule up costs more than using it.
         self.action_heads: tuple[ActionHead, ...] = tuple(heads)
         ends = np.cumsum([head.size for head in heads]).tolist()
         self._cuts = tuple(slice(end - head.size, end) for head, end in zip(heads, ends, strict=True))
-        self.actor_body = Body(self.reader, section)
-        self.critic_body = None if section.shared_trunk else Body(self.reader, section)
+        self.actor_body = body_of(self.reader, section)
+        self.critic_body = None if section.shared_trunk else body_of(self.reader, section)
         width = self.memory.add_cores(self.actor_body.width)
         self.actor_head = nn.Linear(width, ends[-1])
         self.critic_head = nn.Linear(width, 1)
         self._remembers = bool(self.memory.state_space.spaces)
         self._masks = ActionMasks(action_space, self._cuts)
+        self.dropouts = dropouts(self)
         self._random = np.random.default_rng(0)
         self._fast: NumpyForward | None = None
 
@@ -121,6 +124,11 @@ class Policy(nn.Module):
     def seed_actions(self, seed: int) -> None:
         """Start the generator that actions are drawn from (it is not part of the weights)."""
         self._random = np.random.default_rng(seed)
+
+    def explore(self, scalars: Mapping[str, float], place: Place) -> None:
+        """Draw as the numbers say that came with the weights (`Algorithm.scalars`). place: of this policy's rows."""
+        for head in self.action_heads:
+            head.explore(scalars, place)
 
     def act(self, observation: Mapping[str, Array], *, deterministic: bool = False) -> Acted:
         """Draw one action per row; the mode where `deterministic`.
@@ -199,7 +207,7 @@ class Policy(nn.Module):
     def _actor_outputs(self, observation: Mapping[str, Array]) -> Reals:
         """Of what the reader reads: stacks, where frames are stacked."""
         if self._fast is None or not self._fast.is_current():
-            self._fast = numpy_forward(self.reader, [*self.actor_body.layers, self.actor_head])
+            self._fast = numpy_forward(self.reader, self.actor_body.chain, self.actor_head)
         if self._fast is not None:
             return self._fast(observation)
         with torch.inference_mode():
@@ -248,11 +256,14 @@ class Policy(nn.Module):
         forbidden = self._masks.forbidden(observation, inputs.vector)
         return inputs if forbidden is None else replace(inputs, forbidden=forbidden)
 
+    def bodies(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Features of actor and critic before the recurrent cores, [M, F] each."""
+        actor = self.actor_body(inputs)
+        return actor, actor if self.critic_body is None else self.critic_body(inputs)
+
     def _features(self, inputs: Inputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """What the heads read, and the newest state."""
-        actor = self.actor_body(inputs)
-        critic = actor if self.critic_body is None else self.critic_body(inputs)
-        return self.memory.recall(actor, critic, inputs)
+        return self.memory.recall(*self.bodies(inputs), inputs)
 
     def outputs(self, inputs: Inputs) -> Outputs:
         """Both networks on the wanted rows."""
@@ -309,17 +320,46 @@ class Policy(nn.Module):
         return unflatten(self.action_space, ready, "action")
 
 
+class QPolicy(Policy):
+    """Values of actions in place of logits; the value of an observation is that of its best action.
+
+    Dueling (Wang et al. 2016, eq. 9): the critic's V and the actor's A make Q = V + A − mean A. Acting needs A alone, since
+    V is the same for all actions; so `action_parameters` are A, and the forward pass stays a chain of layers.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
+        super().__init__(observation_space, action_space, section)
+        self.combines_heads = section.dueling
+
+    def outputs(self, inputs: Inputs) -> Outputs:
+        """parameters: Q of every action, masked.   value: the largest."""
+        actor, critic, _ = self._features(inputs)
+        values: Tensor = self.actor_head(actor)
+        if self.combines_heads:
+            values = self.critic_head(critic) + values - values.mean(-1, keepdim=True)
+        values = masked(values, inputs.forbidden)
+        return Outputs(values, values.amax(-1))
+
+    def value_of(self, inputs: Inputs) -> Tensor:
+        """Of the best action, [M]."""
+        return self.outputs(inputs).value
+
+
 def build(observation_space: Space, action_space: Space, section: PolicySection, seed: int) -> Policy:
     """A policy with freshly initialised weights; equal arguments give equal weights.
 
     Orthogonal weights with gain √2 in hidden layers, 0.01 before the actions, 1 before the value
-    (Andrychowicz et al. 2021), zero biases. Raises ValueError that names field and space when a space
-    cannot be handled, and what can.
+    (Andrychowicz et al. 2021), zero biases; a custom network initialises itself. Raises ValueError that names
+    field and space when a space cannot be handled, and what can, and ConfigurationError for a custom network
+    that breaks its contract.
     """
-    policy = Policy(observation_space, action_space, section)
+    kind = QPolicy if section.discrete == "epsilon_greedy" else Policy
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        policy = kind(observation_space, action_space, section)
     generator = torch.Generator().manual_seed(seed)
     for body in (policy.actor_body, policy.critic_body):
-        if body is not None:
+        if isinstance(body, Body):
             initialise(body, HIDDEN_GAIN, generator)
     for core in (policy.memory.actor_core, policy.memory.critic_core):
         if core is not None:
@@ -327,4 +367,5 @@ def build(observation_space: Space, action_space: Space, section: PolicySection,
     initialise(policy.actor_head, POLICY_GAIN, generator)
     initialise(policy.critic_head, 1.0, generator)
     policy.seed_actions(seed)
-    return policy
+    # For good: whatever differs in training mode would fake a ratio between actor and learner.
+    return policy.eval()

@@ -14,12 +14,21 @@ from pydantic import Field, ValidationError
 
 from penstock.runtime.redis_url import split_password
 from penstock.runtime.sections.actor import ActorSection
-from penstock.runtime.sections.algorithm import AlgorithmSection
+from penstock.runtime.sections.algorithm import (
+    AnyAlgorithm,
+    CloneSection,
+    ImpalaSection,
+    OnPolicySection,
+    PPOSection,
+    ReinforceSection,
+)
+from penstock.runtime.sections.algorithm_section import AlgorithmSection
 from penstock.runtime.sections.broker import BrokerSection
 from penstock.runtime.sections.environment import EnvironmentSection
 from penstock.runtime.sections.learner import EvaluationSection, LearnerSection
 from penstock.runtime.sections.observability import LogsSection, MetricsSection, TracingSection
 from penstock.runtime.sections.policy import PolicySection
+from penstock.runtime.sections.replay import DQNSection, ReplaySection, SACSection
 from penstock.runtime.sections.section import Section
 from penstock.runtime.sections.security import SecuritySection
 from penstock.runtime.sections.serving import ServingSection
@@ -29,13 +38,21 @@ __all__ = [
     "ActorSection",
     "AlgorithmSection",
     "BrokerSection",
+    "CloneSection",
     "ConfigurationError",
+    "DQNSection",
     "EnvironmentSection",
     "EvaluationSection",
+    "ImpalaSection",
     "LearnerSection",
     "LogsSection",
     "MetricsSection",
+    "OnPolicySection",
+    "PPOSection",
     "PolicySection",
+    "ReinforceSection",
+    "ReplaySection",
+    "SACSection",
     "Section",
     "SecuritySection",
     "ServingSection",
@@ -57,6 +74,12 @@ class ConfigurationError(ValueError):
     """A configuration that cannot be used; the message names key, value and remedy."""
 
 
+def _algorithm_name(value: Any) -> str:
+    """Which section the algorithm's is; PPO's where it does not say."""
+    name = value.get("name", "ppo") if isinstance(value, Mapping) else getattr(value, "name", "ppo")
+    return str(name)
+
+
 class Settings(Section):
     """The whole configuration of a run."""
 
@@ -68,7 +91,7 @@ class Settings(Section):
     """Installed workload."""
     environment: EnvironmentSection = EnvironmentSection()
     policy: PolicySection = PolicySection()
-    algorithm: AlgorithmSection = AlgorithmSection()
+    algorithm: AnyAlgorithm = PPOSection()
     actor: ActorSection = ActorSection()
     broker: BrokerSection = BrokerSection()
     learner: LearnerSection = LearnerSection()
@@ -163,8 +186,16 @@ def _without_url_password(merged: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explain(error: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return f"{key}: unknown key; `penstock train --print-config` lists the known ones"
-    shown = "**********" if key in _SECRETS else repr(error["input"])
-    return f"{key}={shown}: {error['msg']}"
+    place, chosen = [str(part) for part in error["loc"]], ""
+    if place[0] == "algorithm" and len(place) > 1:
+        # Pydantic names the chosen member of the union there, too.
+        chosen = f" of algorithm.name={place.pop(1)!r}"
+    key = ".".join(place)
+    match error["type"]:
+        case "extra_forbidden":
+            return f"{key}: unknown key; `penstock train --print-config` lists the known ones{chosen}"
+        case "union_tag_invalid":
+            return f"{key}.name={error['ctx']['tag']!r}: not known; use {error['ctx']['expected_tags']}"
+        case _:
+            shown = "**********" if key in _SECRETS else repr(error["input"])
+            return f"{key}={shown}: {error['msg']}"

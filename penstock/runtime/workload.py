@@ -27,7 +27,7 @@ class Workload:
     policy: str
     """(observation Space, action Space, PolicySection, seed: int) → Policy."""
     defaults: str
-    """(environment id: str) → dict, a layer for `settings.load`."""
+    """(environment id: str, algorithm name: str) → dict, a layer for `settings.load`."""
     target: str
     """(section: EnvironmentSection) → mean return that counts as solved, or None."""
 

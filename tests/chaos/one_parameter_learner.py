@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from launch import toml
-from learner.algorithm import AlgorithmState, Charged, Update
+from learner.algorithm import AlgorithmState, Charged, Retained, Settles, Update
 from learner.batch import Batch
 from learner.model import Model, model_of
 from learner.service import main
 from penstock.runtime import settings as configuration
 from penstock.runtime.lifecycle import Lifecycle, leave, run_service
-from penstock.runtime.settings import AlgorithmSection, Settings
+from penstock.runtime.settings import OnPolicySection, Settings
 from penstock.wire.schema import TensorRule
 from penstock.wire.spaces import Box, Discrete, Space
 from penstock.wire.specification import Probe
@@ -64,8 +64,9 @@ class OneParameter:
 
     lock_step = False
 
-    def __init__(self, section: AlgorithmSection, pace: Path | None = None) -> None:
+    def __init__(self, section: OnPolicySection, pace: Path | None = None) -> None:
         self.hard_staleness = section.stale_after
+        self.settles = Settles.ON_PUBLISH
         self._section = section
         self._pace = pace
         self._parameter = Parameter()
@@ -132,6 +133,17 @@ class OneParameter:
         """Nothing behind the settled position."""
         return None
 
+    def retains(self, fragment_bytes: int) -> Retained:
+        """Nothing."""
+        return Retained()
+
+    def recall(self, batch: Batch) -> None:
+        """Never asked: it retains nothing."""
+
+    def end_recall(self) -> int:
+        """Nothing was needed."""
+        return 0
+
 
 def spaces(observation_floats: int) -> tuple[Space, Space]:
     """Box(K) between ±1 and Discrete(2)."""
@@ -141,9 +153,11 @@ def spaces(observation_floats: int) -> tuple[Space, Space]:
 
 def make_model(settings: Settings, observation_floats: int, pace: Path | None = None) -> Model:
     """The model that the learner's own `make_model` stands in for."""
+    section = settings.algorithm
+    assert isinstance(section, OnPolicySection)
     return model_of(
         settings,
-        OneParameter(settings.algorithm, pace),
+        OneParameter(section, pace),
         Parameter(),
         spaces(observation_floats),
         Probe({}, {}),

@@ -3,6 +3,7 @@
 import gc
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from actor.session import Session
 from broker.state import ProbeAnswer
+from penstock.policy.weights import encode
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.settings import ConfigurationError
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, experience_pb2_grpc
@@ -172,29 +174,36 @@ def test_an_actor_keeps_nothing_of_the_sessions_that_it_lost(
     """Each holds the weights it was told of; an actor may lose thousands."""
     course = begin(session_timeout_ms=3_000)
     stub = experience_pb2_grpc.ExperienceServiceStub(channel := open_channel(broker.address, Credentials()))
-    others = sessions()
-
-    def numbers() -> list[int]:
-        return [session.number for session in sessions() if session not in others]
 
     def newest() -> int:
         course.learn()
-        return max(numbers(), default=0)
+        return max(session_numbers(), default=0)
 
-    with actors(ActorThread(broker.address, "actor-0", role)):
+    with only_new_objects(), actors(ActorThread(broker.address, "actor-0", role)):
         for _ in range(3):
             eventually(newest, "a session")
             number = newest()
             stub.CloseSession(experience_pb2.CloseSessionRequest(session=number), timeout=5)
             eventually(lambda at=number: newest() > at, "the next session")  # type: ignore[misc]
-        eventually(lambda: newest() and len(numbers()) == 1, "the end of the lost sessions")
+        eventually(lambda: newest() and len(session_numbers()) == 1, "the end of the lost sessions")
     channel.close()
 
 
-def sessions() -> list[Session]:
-    """Those that live in this process."""
+@contextmanager
+def only_new_objects() -> Iterator[None]:
+    """The garbage collector sees what is made from now on: all that a thousand tests left takes it seconds."""
     gc.collect()
-    return [found for found in gc.get_objects() if type(found) is Session]
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def session_numbers() -> list[int]:
+    """Of the sessions that live in this process."""
+    gc.collect()
+    return [found.number for found in gc.get_objects() if type(found) is Session]
 
 
 def test_an_actor_that_was_frozen_or_killed_comes_back_in_a_new_session(
@@ -388,6 +397,25 @@ def test_an_evaluation_actor_draws_its_actions_where_the_run_says_so(
         course.log.request_evaluation(1)
         eventually(lambda: course.read() == 0 and len(course.episodes(evaluation=True)) == 3, "a result")
     assert [report.deterministic for report in course.reports] == [False]
+
+
+def test_an_evaluation_actor_plays_both_ways_where_the_run_says_so(
+    broker: BrokerProcess, begin: Begin
+) -> None:
+    """Each from the same seeds every time, so equal weights have equal results; the way that counts comes first."""
+    course = begin(evaluation={"episodes": 4, "both": True})
+    blob = encode(course.policies[1])
+    again = course.log.publish(blob, update=1, settled=course.position, scalars={})
+    with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
+        course.log.request_evaluation(1)
+        eventually(lambda: course.read() == 0 and len(course.episodes(evaluation=True)) == 8, "both results")
+        course.log.request_evaluation(again.version)
+        eventually(lambda: course.read() == 0 and len(course.episodes(evaluation=True)) == 16, "both again")
+    reports = [report for report in course.reports if report.evaluation]
+    assert [report.deterministic for report in reports] == [True, False, True, False]
+    returns = [[episode.episode_return for episode in report.episodes] for report in reports]
+    assert returns[:2] == returns[2:]
+    assert returns[0] != returns[1]
 
 
 def test_a_version_that_is_gone_is_not_evaluated_and_the_next_one_is(

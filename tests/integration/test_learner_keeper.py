@@ -11,7 +11,7 @@ from learner.keeper import Keeper, Room
 from learner.lease import LeaseKeeper
 from learner.ledger import Ledger
 from learner.progress import Progress
-from penstock.runtime.settings import AlgorithmSection
+from penstock.runtime.settings import OnPolicySection
 from tests.chaos.one_parameter_learner import OneParameter, make_model, resolve
 from tests.integration.broker_process import open_run
 from tests.small_run import RUN
@@ -20,7 +20,7 @@ from tests.small_run import RUN
 class Overtaken(OneParameter):
     """Its weights are published while a checkpoint is made of it: the publisher has a thread of its own."""
 
-    def __init__(self, section: AlgorithmSection, publish: Callable[[], object]) -> None:
+    def __init__(self, section: OnPolicySection, publish: Callable[[], object]) -> None:
         super().__init__(section)
         self._publish = publish
 
@@ -54,6 +54,7 @@ def test_the_lineage_names_the_version_that_its_checkpoint_knows(redis_url: str,
         interval_s=3600,
         room=Room(size=2**20, entries=1000),
     )
+    assert isinstance(given.algorithm, OnPolicySection)
     algorithm = Overtaken(given.algorithm, lambda: log.publish(b"weights-2", update=1, settled=0, scalars={}))
     keeper.save(algorithm, Progress(run=RUN, sections={}, log=lease.known()))
     (line,) = map(json.loads, lineage.read_text().splitlines())

@@ -11,7 +11,7 @@ from learner.checkpoint import Checkpoint, CheckpointStore
 from learner.ledger import Drop
 from penstock.runtime.exit import Fatal
 from penstock.runtime.health import ENDPOINT_VARIABLE
-from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.runtime.settings import ConfigurationError, PPOSection, Settings
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.learner_run import (
     BATCH,
@@ -124,6 +124,7 @@ def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoi
     What is begun afterwards, with leave from before, is not made with the old weights either.
     """
     given = endless()
+    assert isinstance(given.algorithm, PPOSection)
     limit = given.algorithm.stale_after or 0
     with Producer(redis_url, tmp_path) as producer:
         process = learner_process(redis_url, tmp_path, given)

@@ -11,7 +11,7 @@ from torch import Tensor
 from learner.algorithms.ppo import PPO
 from learner.batch import assemble
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import AlgorithmSection
+from penstock.runtime.settings import PPOSection
 from tests.experience import Collector, cartpoles, small_policy
 from tests.learning.plain_ppo import PlainPPO, PlainSettings
 
@@ -32,7 +32,7 @@ def layers(policy: Policy, part: str) -> list[tuple[Tensor, Tensor]]:
     return [(state[f"{name}.weight"].clone(), state[f"{name}.bias"].clone()) for name in names]
 
 
-def plain_settings(section: AlgorithmSection) -> PlainSettings:
+def plain_settings(section: PPOSection) -> PlainSettings:
     """The same numbers under the oracle's names."""
     return PlainSettings(
         discount=section.discount,
@@ -63,7 +63,7 @@ def permutations(ppo: PPO, count: int) -> list[Tensor]:
 @pytest.mark.parametrize("name", CASES)
 def test_twenty_updates_give_the_parameters_of_a_plain_ppo(name: str, *, normalise: bool) -> None:
     """Same fragments, some of them stale, and same permutations: equal to 1e-9 in float64."""
-    section = AlgorithmSection(learning_rate=1e-3, **CASES[name])
+    section = PPOSection(learning_rate=1e-3, **CASES[name])
     policy = small_policy(3, normalise_observations=normalise).double()
     plain = PlainPPO(layers(policy, "actor"), layers(policy, "critic"), plain_settings(section))
     if normalise:

@@ -6,12 +6,12 @@ import torch
 from learner.algorithms.ppo import PPO
 from learner.batch import assemble
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import AlgorithmSection
+from penstock.runtime.settings import PPOSection
 from penstock.wire.tensor import Array
 from tests.experience import Collector, Line, small_policy
 
 DISCOUNT = 0.9
-SECTION = AlgorithmSection(
+SECTION = PPOSection(
     discount=DISCOUNT, value_clip=None, learning_rate=3e-3, epochs=4, minibatches=2, max_gradient_norm=0.0
 )
 

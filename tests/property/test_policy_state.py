@@ -8,10 +8,9 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.algorithms.network import network_of
-from learner.algorithms.optimiser import FlatAdam
-from learner.algorithms.preparation import prepare, see
-from penstock.runtime.settings import AlgorithmSection
+from learner.algorithms.ppo import PPO
+from learner.algorithms.preparation import see
+from penstock.runtime.settings import PPOSection
 from tests.remembering import Actor, batch_of, remembering
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -51,17 +50,17 @@ def test_recorded_log_probabilities_are_the_learners(
     policy = remembering(seed, **section, **recurrent)
     actor = Actor(policy, mode=mode, longest=longest, unroll=UNROLL, seed=seed, masked=masked)
     batch = batch_of([actor.fragment(steps) for steps in cuts])
-    network = network_of(policy, FlatAdam(policy, 1e-5))
+    ppo = PPO(policy, PPOSection(), seed=0)
     with torch.no_grad():
         look = see(policy, batch)
         parameters = policy.outputs(look.inputs).parameters[: batch.valid.numel()]
         found = policy.joint_log_prob(parameters, {"action": batch.action["action"].flatten()})
         same = torch.isclose(found.view_as(batch.log_prob), batch.log_prob, rtol=1e-4, atol=1e-4)
         assert same[batch.valid].all()
-        rows = prepare(policy, network, AlgorithmSection(), batch, batch.reward).rows
+        rows = ppo.prepare(batch, batch.reward, batch.valid).rows
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
         for part in rows.select(order).cut(3) if len(rows) else ():
-            outputs = network.outputs(part.inputs)
+            outputs = ppo._network.outputs(part.inputs)
             again = policy.joint_log_prob(outputs.parameters, part.action)
             torch.testing.assert_close(again, part.behaviour, rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(again, part.proximal, rtol=1e-5, atol=1e-5)

@@ -1,11 +1,15 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
 
+from penstock.runtime.sections.algorithm import AnyAlgorithm
 from penstock.runtime.settings import (
+    AlgorithmSection,
     ConfigurationError,
+    ImpalaSection,
+    PPOSection,
     Settings,
     from_environment,
     load,
@@ -24,6 +28,7 @@ def test_later_layers_win_key_by_key() -> None:
             parse_assignment("seed=2"),
         ]
     )
+    assert isinstance(settings.algorithm, PPOSection)
     assert (settings.algorithm.batch_steps, settings.algorithm.epochs, settings.seed) == (512, 3, 2)
 
 
@@ -70,6 +75,15 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "out of range": ({"algorithm": {"epochs": 0}}, r"algorithm\.epochs=0: .*greater than 0"),
     "not a number": ({"seed": "many"}, "seed='many': .*integer"),
     "not a choice": ({"algorithm": {"advantage": "td"}}, r"algorithm\.advantage='td': .*'gae' or 'vtrace'"),
+    "unknown key of an algorithm": (
+        {"algorithm": {"name": "impala", "epochs": 1}},
+        r"algorithm\.epochs: unknown key; .*--print-config.* of algorithm\.name='impala'",
+    ),
+    "unknown algorithm": (
+        {"algorithm": {"name": "apo"}},
+        r"algorithm\.name='apo': not known; use 'ppo', 'impala', 'reinforce'",
+    ),
+    "no section of an algorithm": ({"algorithm": 3}, r"algorithm=3: .*dictionary"),
     "password in a URL": (
         {"serving": {"registry": "postgresql://ada:hunter2@db/penstock"}},
         r"serving\.registry=\*+: .*leave the password out of the URL; give it in PGPASSWORD",
@@ -136,14 +150,43 @@ def test_secrets_are_not_printed() -> None:
     assert "hunter2" not in settings.model_dump_json()
 
 
+def test_the_name_chooses_the_section_wherever_it_is_said() -> None:
+    """File, environment, `--set`; PPO where nobody says anything."""
+    assert isinstance(load([{"algorithm": {"batch_steps": 5}}]).algorithm, PPOSection)
+    layers = [
+        {"algorithm": {"batch_steps": 5}},
+        from_environment({"PENSTOCK_ALGORITHM__NAME": "reinforce", "PENSTOCK_ALGORITHM__RHO_CLIP": "2"}),
+        parse_assignment("algorithm.name=impala"),
+    ]
+    assert load(layers).algorithm == ImpalaSection(batch_steps=5, rho_clip=2.0)
+
+
+def algorithms() -> dict[str, type[AlgorithmSection]]:
+    """The section of every algorithm by its name."""
+    union, _ = get_args(AnyAlgorithm)[:2]
+    members = [get_args(member)[0] for member in get_args(union)]
+    return {member.model_fields["name"].default: member for member in members}
+
+
+@pytest.mark.parametrize("name", algorithms())
+def test_the_settings_of_every_algorithm_read_back_equal(name: str) -> None:
+    """As a model, as a dictionary, and as JSON."""
+    settings = load([{"algorithm": {"name": name}}])
+    assert type(settings.algorithm) is algorithms()[name]
+    assert load([settings.model_dump()]) == settings
+    assert Settings.model_validate_json(settings.model_dump_json()) == settings
+    assert settings.algorithm.lock_step == (settings.algorithm.begun_lag == 0)
+
+
 def sections() -> dict[str, type[BaseModel]]:
-    """Every section of the configuration by name."""
+    """Every section of the configuration by name, those of the algorithms as algorithm.NAME."""
     annotated = {name: field.annotation for name, field in Settings.model_fields.items()}
-    return {
+    plain = {
         name: kind
         for name, kind in annotated.items()
         if isinstance(kind, type) and issubclass(kind, BaseModel)
     }
+    return plain | {f"algorithm.{name}": kind for name, kind in algorithms().items()}
 
 
 @pytest.mark.parametrize("name", sections())
@@ -154,6 +197,59 @@ def test_every_knob_has_a_line_of_help(name: str) -> None:
 
 def test_the_number_of_knobs_is_bounded() -> None:
     """A new knob must earn its place."""
-    limits = {"actor": 25, "broker": 25, "learner": 40, "algorithm": 40}
-    for name, limit in limits.items():
-        assert len(sections()[name].model_fields) <= limit
+    limits = {"actor": 25, "broker": 25}
+    for name, section in sections().items():
+        assert len(section.model_fields) <= limits.get(name, 40), name
+
+
+PPO_KNOBS = {
+    "name": "choice", "discount": "per step", "batch_steps": "steps", "staleness": "updates",
+    "stale_after": "updates", "mask_after": "updates", "epochs": "passes", "stale_epochs": "passes",
+    "minibatches": "gradient steps", "advantage": "choice", "gae_lambda": "per step", "objective": "choice",
+    "rho_clip": "ratio", "c_clip": "ratio", "behaviour_weight_cap": "ratio", "clip_range": "ratio",
+    "clip_schedule": "choice", "dual_clip": "ratio", "value_clip": "scaled return",
+    "value_coefficient": "ratio", "entropy_coefficient": "per nat", "entropy_decay": "ratio",
+    "entropy_floor": "per nat", "normalise_advantages": "yes or no", "scale_rewards": "yes or no",
+    "learning_rate": "per gradient step", "learning_rate_schedule": "choice",
+    "learning_rate_range": "per gradient step", "warmup_updates": "updates", "adam_epsilon": "gradient",
+    "max_gradient_norm": "gradient", "target_kl": "nats", "adaptive_kl": "nats",
+}  # fmt: skip
+
+
+def test_the_knobs_of_ppo_are_these() -> None:
+    """Frozen, at most 40, each with a line of help that says its unit: a new one must earn its place here."""
+    fields = PPOSection.model_fields
+    assert fields.keys() == PPO_KNOBS.keys()
+    assert len(fields) <= 40
+    for name, unit in PPO_KNOBS.items():
+        help_ = fields[name].description or ""
+        assert unit in help_.lower(), name
+        assert "\n" not in help_, name
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a floor above the start": (
+        {"entropy_coefficient": 0.01, "entropy_decay": 0.9, "entropy_floor": 0.1},
+        r"algorithm\.entropy_floor=0\.1: .*above entropy_coefficient=0\.01",
+    ),
+    "a decay that grows": (
+        {"entropy_decay": 1.1},
+        r"algorithm\.entropy_decay=1\.1: .*less than or equal to 1",
+    ),
+    "two courses of the rate": (
+        {"adaptive_kl": 0.01, "learning_rate_schedule": "linear"},
+        r"algorithm\.adaptive_kl=0\.01: .*learning_rate_schedule=linear sets the rate, too",
+    ),
+    "a range upside down": (
+        {"learning_rate_range": (1e-2, 1e-3)},
+        r"algorithm\.learning_rate_range=.*lowest",
+    ),
+    "a dual clip within the range": ({"dual_clip": 1.0}, r"algorithm\.dual_clip=1\.0: .*greater than 1"),
+}
+
+
+@pytest.mark.parametrize(("section", "message"), WRONG.values(), ids=WRONG.keys())
+def test_knobs_that_contradict_one_another_are_refused(section: dict[str, Any], message: str) -> None:
+    """With the other one's name."""
+    with pytest.raises(ConfigurationError, match=message):
+        load([{"algorithm": section}])

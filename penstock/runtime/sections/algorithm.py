@@ -1,64 +1,209 @@
-"""How the learner learns: a section for each algorithm, chosen by `algorithm.name`."""
+"""How the learner learns: a section for each algorithm, chosen by `algorithm.name`.
 
-from typing import Annotated, Literal
+The core reads an `AlgorithmSection`; all else is between a section and its algorithm. A new algorithm
+adds its section here, to `AnyAlgorithm`, and its class to `learner.algorithms`. Those that learn from replay are in
+`penstock.runtime.sections.replay`.
+"""
 
-from pydantic import Field
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
-from penstock.runtime.sections.section import Fraction, NonNegative, Positive, Section
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+
+from penstock.runtime.sections.algorithm_section import AlgorithmSection
+from penstock.runtime.sections.replay import DQNSection, SACSection
+from penstock.runtime.sections.section import Count, Fraction, NonNegative, Positive, PositiveReal
+
+DEFAULT_ALGORITHM: Final = "ppo"
 
 
-class AlgorithmSection(Section):
-    """How the learner learns."""
+class OnPolicySection(AlgorithmSection):
+    """What algorithms have in common that learn from each batch once and forget it."""
 
-    name: Literal["ppo"] = "ppo"
-    """Which algorithm."""
     batch_steps: Positive = 2048
-    """Steps of one update (B)."""
-    staleness: Annotated[int, Field(ge=0)] = 1
+    """Environment steps of one update (B)."""
+    staleness: Count = 1
     """Updates that experience may lag behind when it is begun (S); 0: lock-step."""
     stale_after: Positive | None = None
     """Fragments older than this many updates at their turn are dropped as stale (H); default 4(S+1)."""
+    gae_lambda: Fraction = 0.95
+    """λ of GAE and V-trace, per step."""
+    value_coefficient: NonNegative = 0.5
+    """Weight of the value loss, a ratio."""
+    entropy_coefficient: float = 0.0
+    """Weight of the entropy bonus, per nat."""
+    entropy_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """The weight of the entropy bonus is multiplied by this after every update, a ratio; 1: constant."""
+    entropy_floor: NonNegative = 0.0
+    """The decaying weight of the entropy bonus stays at or above this, per nat."""
+    normalise_advantages: bool = True
+    """Standardise the advantages of each batch over its valid steps; yes or no."""
+    scale_rewards: bool = False
+    """Divide rewards by the running standard deviation of the discounted return (stays in the learner); yes or no."""
+    learning_rate: NonNegative = 3e-4
+    """Step size of Adam, per gradient step."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate over `learner.total_steps` environment steps, a choice; linear and cosine end at 0."""
+    warmup_updates: Count = 0
+    """Updates over which the learning rate rises from 0, whatever its schedule."""
+    adam_epsilon: NonNegative = 1e-5
+    """ε of Adam, in the unit of a gradient."""
+    max_gradient_norm: NonNegative = 0.5
+    """Gradients are scaled down to this norm, in the unit of a gradient; 0: off."""
+
+    @field_validator("entropy_floor")
+    @classmethod
+    def _floor_lies_below(cls, floor: float, info: ValidationInfo) -> float:
+        start = info.data.get("entropy_coefficient", floor)
+        if info.data.get("entropy_decay", 1.0) < 1.0 and floor > start:
+            raise ValueError(
+                f"lies above entropy_coefficient={start:g}; a weight that decays begins above its floor"
+            )
+        return floor
+
+    @property
+    def lock_step(self) -> bool:
+        """S = 0."""
+        return self.staleness == 0
+
+    @property
+    def begun_lag(self) -> float:
+        """S."""
+        return self.staleness
+
+    @property
+    def update_steps(self) -> int:
+        """B."""
+        return self.batch_steps
+
+
+class PPOSection(OnPolicySection):
+    """Proximal policy optimisation."""
+
+    name: Literal["ppo"] = "ppo"
+    """Which algorithm, a choice."""
     epochs: Positive = 4
-    """Passes over each batch."""
+    """Passes over each batch, which is trained once: the most uses of a step."""
+    stale_epochs: Positive | None = None
+    """Passes over those of its steps that are more than `staleness` updates old; none: as many."""
+    mask_after: Positive | None = None
+    """Steps older than this many updates are left out of the losses, their fragments count as trained; none: off, see `stale_after`."""
     minibatches: Positive = 4
     """Gradient steps per epoch."""
-    discount: Fraction = 0.99
-    """γ, per step."""
-    gae_lambda: Fraction = 0.95
-    """λ of GAE and V-trace."""
     advantage: Literal["gae", "vtrace"] = "gae"
-    """How advantages and value targets are estimated, once per batch with the current critic."""
+    """How advantages and value targets are estimated, once per batch with the current critic; a choice."""
     objective: Literal["decoupled", "coupled"] = "decoupled"
-    """decoupled: clip around the policy at batch start (Hilton et al. 2021); coupled: around the behaviour policy."""
+    """A choice. decoupled: clip around the policy at batch start (Hilton et al. 2021); coupled: around the behaviour policy."""
     rho_clip: NonNegative = 1.0
-    """ρ̄ of V-trace."""
+    """ρ̄ of V-trace, a ratio of probabilities."""
     c_clip: NonNegative = 1.0
-    """c̄ of V-trace."""
+    """c̄ of V-trace, a ratio of probabilities."""
     behaviour_weight_cap: NonNegative = 5.0
-    """Largest π_prox/μ of the decoupled objective."""
+    """Largest π_prox/μ of the decoupled objective, a ratio of probabilities."""
     clip_range: NonNegative = 0.2
-    """ε of the surrogate."""
-    clip_schedule: Literal["constant", "linear"] = "constant"
-    """linear: ε falls to 0 over `learner.total_steps`."""
+    """ε of the surrogate, a ratio of probabilities."""
+    clip_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the clip range over `learner.total_steps` environment steps, a choice; linear and cosine end at 0."""
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    """Where the advantage is negative the surrogate stays above this multiple of it (Ye et al. 2020), a ratio such as 3; none: off."""
     value_clip: NonNegative | None = None
-    """Largest change of a value in one update; none: off."""
-    value_coefficient: NonNegative = 0.5
-    """Weight of the value loss."""
-    entropy_coefficient: float = 0.0
-    """Weight of the entropy bonus."""
-    normalise_advantages: bool = True
-    """Standardise the advantages of each batch over its valid steps."""
-    scale_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return (stays in the learner)."""
-    learning_rate: NonNegative = 3e-4
-    """Step size of Adam."""
-    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate over `learner.total_steps`."""
-    warmup_updates: Annotated[int, Field(ge=0)] = 0
-    """Updates over which the learning rate rises from 0."""
-    adam_epsilon: NonNegative = 1e-5
-    """ε of Adam."""
-    max_gradient_norm: NonNegative = 0.5
-    """Gradients are scaled down to this norm; 0: off."""
+    """Largest change of a value in one update, in the unit of the scaled return; none: off."""
     target_kl: NonNegative | None = None
-    """Stop the epochs of an update when KL(π_prox‖π_θ) exceeds 1.5 times this; none: off."""
+    """Stop the epochs of an update when KL(π_prox‖π_θ) exceeds 1.5 times this, in nats; none: off."""
+    adaptive_kl: PositiveReal | None = None
+    """Raise or lower the learning rate after each update to keep its KL(π_prox‖π_θ) near this, in nats; none: off."""
+    learning_rate_range: tuple[PositiveReal, PositiveReal] = (1e-6, 1e-2)
+    """Lowest and highest learning rate that `adaptive_kl` may choose, per gradient step."""
+
+    @field_validator("adaptive_kl")
+    @classmethod
+    def _has_one_course(cls, target: float | None, info: ValidationInfo) -> float | None:
+        schedule = info.data.get("learning_rate_schedule", "constant")
+        if target is not None and schedule != "constant":
+            raise ValueError(
+                f"learning_rate_schedule={schedule} sets the rate, too; say constant or leave one out"
+            )
+        return target
+
+    @field_validator("learning_rate_range")
+    @classmethod
+    def _is_a_range(cls, bounds: tuple[float, float]) -> tuple[float, float]:
+        if bounds[0] > bounds[1]:
+            raise ValueError("the lowest comes first")
+        return bounds
+
+
+class ImpalaSection(OnPolicySection):
+    """Importance-weighted actor-learner: V-trace actor-critic, one gradient step per batch."""
+
+    name: Literal["impala"] = "impala"
+    """Which algorithm, a choice."""
+    gae_lambda: Fraction = 1.0
+    """λ of V-trace, per step; 1 as published."""
+    rho_clip: NonNegative = 1.0
+    """ρ̄ of V-trace, a ratio of probabilities; for value targets and policy gradient."""
+    c_clip: NonNegative = 1.0
+    """c̄ of V-trace, a ratio of probabilities."""
+    normalise_advantages: bool = False
+    """Standardise the advantages of each batch over its valid steps; yes or no."""
+
+
+class ReinforceSection(OnPolicySection):
+    """REINFORCE with a learned baseline, one gradient step per batch."""
+
+    name: Literal["reinforce"] = "reinforce"
+    """Which algorithm, a choice."""
+    advantage: Literal["monte-carlo", "gae"] = "monte-carlo"
+    """A choice. monte-carlo: returns less the baseline, bootstrapped where an unroll ends before its episode; gae: λ-returns."""
+
+
+class CloneSection(AlgorithmSection):
+    """How a policy is cloned from a recording (`penstock train --from`): the actions in it are made likely."""
+
+    name: Literal["clone"] = "clone"
+    """Which algorithm, a choice."""
+    batch_steps: Positive = 1024
+    """Steps of one update."""
+    passes: Positive = 20
+    """Passes over the recording, each in another order."""
+    minibatches: Positive = 4
+    """Gradient steps of an update."""
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Share of the recording's fragments that is never trained on, and measured after every update."""
+    learning_rate: NonNegative = 1e-3
+    """Step size of Adam."""
+    adam_epsilon: NonNegative = 1e-8
+    """ε of Adam."""
+    max_gradient_norm: NonNegative = 0.0
+    """Gradients are scaled down to this norm; 0: off."""
+    value_coefficient: NonNegative = 0.0
+    """Weight of fitting the critic to the returns; 0: it is left as it is."""
+
+    @property
+    def begun_lag(self) -> float:
+        """Nobody acts while a recording is read: as little as without lock-step."""
+        return 1
+
+    @property
+    def update_steps(self) -> int:
+        """B."""
+        return self.batch_steps
+
+
+def _tag(value: Any) -> str:
+    """The algorithm that a section is for, written or made."""
+    name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
+    return DEFAULT_ALGORITHM if name is None else str(name)
+
+
+AnyAlgorithm = Annotated[
+    Annotated[PPOSection, Tag("ppo")]
+    | Annotated[ImpalaSection, Tag("impala")]
+    | Annotated[ReinforceSection, Tag("reinforce")]
+    | Annotated[CloneSection, Tag("clone")]
+    | Annotated[DQNSection, Tag("dqn")]
+    | Annotated[SACSection, Tag("sac")],
+    Field(description="How the learner learns; `algorithm.name` says which of the sections it is."),
+    Discriminator(_tag),
+]
+"""The section of any algorithm that there is; the default is PPO's."""

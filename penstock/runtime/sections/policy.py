@@ -1,6 +1,8 @@
 """The network that acts and is trained."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from penstock.runtime.sections.section import Count, NonNegative, Positive, Section
 
@@ -8,10 +10,20 @@ from penstock.runtime.sections.section import Count, NonNegative, Positive, Sect
 class PolicySection(Section):
     """The network that acts and is trained."""
 
+    network: str = ""
+    """Network between observations and heads as `module:Class`, see docs/policies.md; empty: trunks and an MLP."""
+    network_arguments: dict[str, Any] = {}
+    """Arguments of that class."""
     hidden_sizes: tuple[Positive, ...] = (64, 64)
     """Widths of the hidden layers of the MLP."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """Non-linearity between layers."""
+    hidden_norm: Literal["none", "layer", "batch"] = "none"
+    """Normalisation between a hidden layer and its non-linearity; batch: with statistics that are part of the weights."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of hidden features dropped where the learner differentiates; nobody acts with dropped ones."""
+    image_trunk: Literal["auto", "nature", "small", "impala"] = "auto"
+    """Convolutions of uint8 images: Nature, two of 3x3, or IMPALA's residual network; auto: Nature from 36 pixels on, else small."""
     shared_trunk: bool = False
     """True: actor and critic share all but their last layer."""
     normalise_observations: bool = False
@@ -22,6 +34,12 @@ class PolicySection(Section):
     """clipped: diagonal Gaussian, actions clipped to the bounds by the environment side; squashed: tanh of a Gaussian."""
     initial_log_std: float = 0.0
     """Initial log standard deviation of Gaussian actions."""
+    state_dependent_std: bool = False
+    """Standard deviations of squashed Gaussian actions are outputs of the network; false: parameters of their own. SAC sets it."""
+    discrete: Literal["categorical", "epsilon_greedy"] = "categorical"
+    """What outputs for a choice of n are. categorical: logits; epsilon_greedy: action values, the best is taken but for a share ε. DQN sets it."""
+    dueling: bool = False
+    """Action values are the critic's value plus advantages (Wang et al. 2016); with `shared_trunk` both are read from one trunk."""
     recurrent: Literal["none", "lstm", "gru"] = "none"
     """A recurrent core between the hidden layers and what comes out; with separate trunks one for each."""
     recurrent_size: Positive = 64

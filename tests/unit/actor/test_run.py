@@ -1,11 +1,15 @@
 """What an actor takes from a specification, what it decides itself, and what it refuses."""
 
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actor import run
+from penstock.policy.custom_network import CustomBody
 from penstock.runtime.exit import Fatal
 from penstock.runtime.settings import ActorSection, ConfigurationError, EnvironmentSection
 from penstock.wire.specification import RunSpecification
@@ -48,8 +52,37 @@ def test_a_section_of_another_version_is_named() -> None:
         run.read(specification(policy_json='{"colour":1}'), ActorSection())
 
 
-def test_the_specification_cannot_allow_a_module_itself() -> None:
-    """Only this process can."""
-    text = '{"allow_modules":["os"]}'
-    with pytest.raises(ConfigurationError, match="allow_modules"):
-        run.read(specification(environment_json='{"id":"os:X-v0"}', actor_json=text), ActorSection())
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module that can be imported here and holds a network."""
+    (tmp_path / "stranger.py").write_text("from tests.unit.policy.own_networks import Good\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "stranger"
+    sys.modules.pop("stranger", None)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"environment_json": '{"id":"stranger:X-v0"}'},
+        {"policy_json": '{"network":"stranger:Good"}'},
+    ],
+    ids=["environment", "network"],
+)
+def test_the_specification_cannot_allow_a_module_itself(stranger: str, asked: dict[str, str]) -> None:
+    """Only this process can; nothing is imported before."""
+    text = '{"allow_modules":["stranger"]}'
+    with pytest.raises(ConfigurationError, match=r"asks this process to import 'stranger'.*allow_modules"):
+        run.read(specification(actor_json=text, **asked), ActorSection())
+    assert stranger not in sys.modules
+
+
+def test_who_only_serves_or_exports_imports_no_network_either(stranger: str) -> None:
+    """Unless this process allows it."""
+    asked = specification(policy_json='{"network":"stranger:Good"}')
+    with pytest.raises(ConfigurationError, match=r"policy\.network='stranger:Good'.*allow_modules"):
+        run.policy_maker(asked)
+    assert stranger not in sys.modules
+    assert isinstance(run.policy_maker(asked, [stranger])().actor_body, CustomBody)
+    allowed = run.read(asked, ActorSection(allow_modules=(stranger,)))
+    assert isinstance(allowed.make_policy(0).policy.actor_body, CustomBody)

@@ -1,6 +1,9 @@
 """Seeds are equal in equal runs and differ between actors, sessions and slots."""
 
-from actor.seeds import action_seed, environment_seeds
+import pytest
+
+from actor.seeds import action_seed, environment_seeds, place_of
+from penstock.policy.distributions import Place
 
 
 def test_equal_runs_draw_equal_seeds() -> None:
@@ -20,3 +23,21 @@ def test_every_slot_of_every_session_has_seeds_of_its_own() -> None:
     ]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("actor_id", "actors", "first"),
+    [("actor-0", 3, 0), ("actor-2", 3, 16), ("host-7-actor-4", 3, 8), ("actor-9", 0, 0)],
+)
+def test_the_place_of_an_actor_is_the_number_that_its_id_ends_with(
+    actor_id: str, actors: int, first: int
+) -> None:
+    """Of environments, eight to an actor; more actors than the run was told of share places."""
+    assert place_of(actor_id, actors, 8) == Place(first=first, of=8 * max(1, actors))
+
+
+def test_an_id_without_a_number_has_a_place_too() -> None:
+    """The same after every restart."""
+    place = place_of("penstock-actor-x7k", 4, 8)
+    assert place == place_of("penstock-actor-x7k", 4, 8)
+    assert place.first in (0, 8, 16, 24)

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import report
 from benchmarks.learn import run
 from benchmarks.proofs import PROOFS, Proof
-from benchmarks.results import Record, append, missing, read, thin
+from benchmarks.results import Record, append, missing, read, standing, thin
 from benchmarks.staleness import Lagged
 
 PROOF = Proof(task="CartPole-v1", algorithm="ppo", seed=1, threshold=475, total_steps=1000)
@@ -18,7 +18,7 @@ RECORD = Record(
     algorithm="ppo",
     variant="",
     seed=1,
-    command="penstock train CartPole-v1",
+    command=PROOF.command,
     commit="abc",
     date="2026-01-01",
     machine="2 cores",
@@ -56,6 +56,22 @@ def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
     append(path, RECORD)
     assert missing([PROOF, second], read(path), retry=True) == [second]
     assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_record_proves_only_what_its_command_says(tmp_path: Path) -> None:
+    """With a higher threshold, or fewer steps, the entry is missing again."""
+    path = tmp_path / "results.jsonl"
+    append(path, RECORD)
+    assert missing([PROOF], read(path), retry=False) == []
+    for changed in (replace(PROOF, threshold=490), replace(PROOF, total_steps=900)):
+        assert missing([changed], read(path), retry=False) == [changed]
+
+
+@pytest.mark.parametrize("algorithm", ["impala", "reinforce"])
+def test_a_proof_of_another_algorithm_names_it(algorithm: str) -> None:
+    """PPO is what a run has that does not say."""
+    assert f"--set algorithm.name={algorithm}" in replace(PROOF, algorithm=algorithm).command
+    assert "algorithm.name" not in PROOF.command
 
 
 @pytest.mark.parametrize(("mean", "passed"), [(475.0, True), (474.9, False)])
@@ -98,7 +114,7 @@ def test_the_page_shows_what_stands_and_what_is_missing(tmp_path: Path) -> None:
     records[failed.key] = failed
     report.write(proofs, records, tmp_path)
     page = (tmp_path / "algorithms.md").read_text()
-    assert "| CartPole-v1 | `ppo` | ≥ 475 within 1,000 | 1 of 3 | 500.0 | 900 | 2.5 |" in page
+    assert "| CartPole-v1 | `ppo` | ≥ 475 within 1,000 | 1 of 3 | 500.0 | 900 | 2.5 | Gymnasium" in page
     assert "- CartPole-v1, `ppo`: not run: seed 3; not passed: seed 2" in page
 
 
@@ -138,7 +154,8 @@ def test_a_curve_is_thinned_with_both_ends() -> None:
 def test_the_checked_in_page_is_the_one_that_its_records_give(tmp_path: Path) -> None:
     """docs/algorithms.md was not edited by hand and not forgotten."""
     docs = Path(__file__).resolve().parents[3] / "docs"
-    if (docs / "staleness.jsonl").exists():
-        shutil.copy(docs / "staleness.jsonl", tmp_path)
-    report.write(PROOFS, read(docs / "results.jsonl"), tmp_path)
+    for name in ("staleness.jsonl", "synchronous.jsonl"):
+        if (docs / name).exists():
+            shutil.copy(docs / name, tmp_path)
+    report.write(PROOFS, standing(PROOFS, read(docs / "results.jsonl")), tmp_path)
     assert (tmp_path / "algorithms.md").read_text() == (docs / "algorithms.md").read_text()

@@ -6,7 +6,7 @@ from benchmarks import bare_loop, update
 from learner.algorithms.ppo import PPO
 from learner.batch import assemble, check_meaning
 from penstock.policy.policy import build
-from penstock.runtime.settings import AlgorithmSection, PolicySection
+from penstock.runtime.settings import PolicySection, PPOSection
 from penstock.wire.fragment import check
 
 
@@ -20,7 +20,7 @@ def test_made_up_fragments_are_ones_that_a_learner_takes() -> None:
 
 def test_both_train_as_many_parameters() -> None:
     """Of networks of the same shape."""
-    loop = bare_loop.Loop(bare_loop.made_up(64), AlgorithmSection(), "fused")
+    loop = bare_loop.Loop(bare_loop.made_up(64), PPOSection(), "fused")
     policy = build(update._OBSERVATION, update._ACTION, PolicySection(), 0)
     shapes = sorted(tuple(own.shape) for own in policy.parameters())
     assert sorted(tuple(own.shape) for own in loop._parameters) == shapes
@@ -28,7 +28,7 @@ def test_both_train_as_many_parameters() -> None:
 
 def test_the_bare_loop_learns() -> None:
     """Its policy takes advantageous actions more often, its critic comes nearer to the targets."""
-    rows, section = bare_loop.made_up(256), AlgorithmSection(learning_rate=3e-3)
+    rows, section = bare_loop.made_up(256), PPOSection(learning_rate=3e-3)
     for kind in bare_loop.KINDS:
         loop = bare_loop.Loop(rows, section, kind)
         before = _losses(loop, rows)
@@ -41,9 +41,7 @@ def test_the_bare_loop_learns() -> None:
 
 def test_the_update_of_a_made_up_batch_is_applied() -> None:
     """So that ours is measured to its end."""
-    algorithm = PPO(
-        build(update._OBSERVATION, update._ACTION, PolicySection(), 0), AlgorithmSection(), seed=0
-    )
+    algorithm = PPO(build(update._OBSERVATION, update._ACTION, PolicySection(), 0), PPOSection(), seed=0)
     loaded = update._open([update.made_up(1)])
     outcome = algorithm.update(assemble(loaded, torch.device("cpu")), progress=0.0)
     assert (outcome.applied, outcome.gradient_steps) == (True, 16)

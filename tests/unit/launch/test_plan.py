@@ -7,7 +7,14 @@ import pytest
 from launch import toml
 from launch.plan import Request, held_folder, learner_settings, make_plan, prepare_folder, service_settings
 from launch.services import service_specs
-from penstock.runtime.settings import ConfigurationError, Settings, load, parse_toml
+from penstock.runtime.settings import (
+    ConfigurationError,
+    ImpalaSection,
+    PPOSection,
+    Settings,
+    load,
+    parse_toml,
+)
 
 
 def test_layers_lie_over_one_another_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,11 +27,48 @@ def test_layers_lie_over_one_another_in_order(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PENSTOCK_ALGORITHM__MINIBATCHES", "8")
     request = Request(what=str(file), seed=9, actors=3, assignments=("algorithm.minibatches=9",))
     settings = make_plan(request).settings
+    assert isinstance(settings.algorithm, PPOSection)
     assert settings.algorithm.discount == 0.7
+    assert settings.algorithm.name == "ppo"
     assert settings.algorithm.epochs == 8
     assert settings.algorithm.minibatches == 9
     assert (settings.seed, settings.actor.count) == (9, 3)
     assert settings.learner.total_steps == 150_000  # the workload's default for CartPole
+
+
+@pytest.mark.parametrize("said", ["--set", "file", "environment"])
+def test_defaults_of_one_algorithm_are_not_laid_under_another(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CartPole's for PPO hold keys that IMPALA has not; what is known of the task stays, but for shorter unrolls."""
+    file = tmp_path / "mine.toml"
+    file.write_text('[environment]\nid = "CartPole-v1"\n')
+    if said == "file":
+        file.write_text(file.read_text() + '[algorithm]\nname = "impala"\n')
+    if said == "environment":
+        monkeypatch.setenv("PENSTOCK_ALGORITHM__NAME", "impala")
+    assignments = ("algorithm.name=impala",) if said == "--set" else ()
+    settings = make_plan(Request(what=str(file), assignments=assignments)).settings
+    assert isinstance(settings.algorithm, ImpalaSection)
+    assert settings.learner.total_steps == 150_000
+    assert (settings.environment.count, settings.actor.unroll_length) == (16, 16)
+
+
+@pytest.mark.parametrize("name", ["ppo", "impala", "reinforce"])
+def test_the_configuration_of_every_algorithm_reads_back_equal(name: str, tmp_path: Path) -> None:
+    """As `--print-config` shows it and services read it."""
+    settings = make_plan(Request(what="CartPole-v1", assignments=(f"algorithm.name={name}",))).settings
+    assert f'name = "{name}"' in toml.masked(settings)
+    file = tmp_path / "config.toml"
+    file.write_text(toml.dump(settings))
+    assert service_settings(file, ()) == settings
+
+
+def test_lock_step_without_rollout_workers_is_refused(tmp_path: Path) -> None:
+    """Whatever learns."""
+    said = ("algorithm.name=impala", "algorithm.staleness=0", "actor.count=0", "serving.listen=127.0.0.1:0")
+    with pytest.raises(ConfigurationError, match=r"algorithm\.staleness=0: lock-step"):
+        make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=said))
 
 
 def test_a_run_is_its_name_and_a_random_suffix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -87,6 +131,25 @@ def test_the_module_of_a_named_environment_may_be_imported_by_its_actors(
     assert plan.settings.actor.allow_modules == ("my_environments",)
     assert plan.settings.run.startswith("mine-v0-")
     assert plan.target == 7
+
+
+def test_the_module_of_a_named_network_may_be_imported_by_its_actors(tmp_path: Path) -> None:
+    """Beside those that were allowed already; nobody imports it to make a plan."""
+    ask = ("policy.network=absent_networks:Mine", 'actor.allow_modules=["other"]')
+    plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=ask))
+    assert plan.settings.actor.allow_modules == ("other", "absent_networks")
+
+
+def test_wrappers_of_rewards_are_kept_in_the_runs_file_and_their_modules_allowed(tmp_path: Path) -> None:
+    """Who types `module:function` has allowed it."""
+    asked = 'environment.reward=[{clip = [-1, 1.5]}, {shape = "math:fabs"}, {scale = 0.1}]'
+    plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=(asked,)))
+    assert plan.settings.actor.allow_modules == ("math",)
+    assert [one.model_dump(exclude_none=True) for one in plan.settings.environment.reward] == [
+        {"clip": (-1.0, 1.5)}, {"shape": "math:fabs"}, {"scale": 0.1},
+    ]  # fmt: skip
+    prepare_folder(plan)
+    assert make_plan(Request(what=str(tmp_path / "r"), resume=True)).settings == plan.settings
 
 
 def test_files_of_traces_lie_with_the_run_unless_said(

@@ -1,6 +1,7 @@
 """`penstock policy` on a real registry of a run that is over."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,20 @@ def test_an_exported_model_is_the_version_that_was_named(run_dir: Path) -> None:
     policy = build(OBSERVATION, Discrete(2), PolicySection(), seed=5)
     np.testing.assert_allclose(parameters, policy.action_parameters(observed), rtol=0, atol=1e-5)
     np.testing.assert_allclose(value, policy.values(observed), rtol=0, atol=1e-5)
+
+
+def test_a_network_of_the_runs_is_imported_only_where_its_own_configuration_allows(run_dir: Path) -> None:
+    """A folder that came without one names modules that nobody here has allowed."""
+    pytest.importorskip(
+        "onnxscript", reason="the extra `onnx` is not installed: pip install 'penstock[onnx]'"
+    )
+    network = PolicySection(network="tests.unit.policy.own_networks:Good")
+    write_specification(run_dir, replace(specification(), policy_json=network.canonical_json()))
+    arguments = ("export", str(run_dir), "5", "--format", "onnx", "-o", str(run_dir / "five.onnx"))
+    assert "actor.allow_modules" in said(*arguments, code=2)
+    (run_dir / "config.toml").write_text('[actor]\nallow_modules = ["tests.unit.policy.own_networks"]\n')
+    # Now it is made, and the weights of another network do not fit it.
+    assert "is it the same policy?" in said(*arguments, code=2)
 
 
 @pytest.mark.parametrize(

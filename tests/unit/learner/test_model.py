@@ -10,7 +10,7 @@ import pytest
 
 from learner.model import check_memory, check_schema, check_specification, make_model
 from penstock.runtime import settings as configuration
-from penstock.runtime.settings import ConfigurationError, EnvironmentSection
+from penstock.runtime.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
 from penstock.wire.limits import MIB
 from penstock.wire.schema import Axes, fragment_schema
 from penstock.wire.spaces import Box, Dict, Discrete
@@ -27,6 +27,21 @@ def test_a_fragment_that_no_message_holds_is_refused_with_the_length_that_fits()
         make_model(made)
     fits = int(str(error.value).rpartition(" ")[2])
     assert 1 < fits < 4096
+
+
+def test_actors_are_told_to_shape_rewards_with_the_discount_that_is_learned_with() -> None:
+    """Where the wrapper names none; a potential that is not there is refused."""
+    wrappers = [{"shape": "math:fabs"}, {"shape": "math:fabs", "discount": 0.5}, {"scale": 2.0}]
+    made = configuration.load(
+        [{"run": "a", "environment": {"reward": wrappers}, "algorithm": {"discount": 0.875}}]
+    )
+    told = EnvironmentSection.model_validate_json(make_model(made).specification.environment_json)
+    assert [one.discount for one in told.reward] == [0.875, 0.5, None]
+    made = configuration.load([{"run": "a", "environment": {"reward": [{"shape": "math:potential"}]}}])
+    with pytest.raises(
+        ConfigurationError, match=r"environment\.reward: shape='math:potential' cannot be loaded"
+    ):
+        make_model(made)
 
 
 def test_a_specification_that_no_reply_holds_is_refused() -> None:
@@ -71,6 +86,56 @@ def test_where_a_learner_keeps_its_journals_is_told_to_no_actor(tmp_path: Path) 
     assert str(tmp_path).encode() not in specification.encode()
 
 
+def replaying(**algorithm: object) -> Settings:
+    """CartPole with DQN, fragments of 8 × 32 steps."""
+    return configuration.load(
+        [{"run": "a", "environment": {"id": "CartPole-v1"}, "algorithm": {"name": "dqn", **algorithm}}]
+    )
+
+
+def test_a_log_that_cannot_hold_what_replay_keeps_is_refused_with_the_figures() -> None:
+    """Beside the budget and two checkpoint intervals."""
+    make_model(replaying())
+    with pytest.raises(
+        ConfigurationError, match=r"max_log_bytes=536870912.*replay 536870912 bytes.*: \d+ bytes and"
+    ):
+        make_model(replaying(capacity_bytes=512 * MIB))
+    with pytest.raises(
+        ConfigurationError, match=r"max_log_entries=1000000.*in at most 1000000.*10000\d\d entries"
+    ):
+        make_model(replaying(capacity=1_000_000))
+
+
+def test_what_the_log_may_hold_is_counted_beside_replay() -> None:
+    """The rest is what checkpoints let go of."""
+    one, other = (make_model(replaying(capacity_bytes=size * MIB)).room for size in (100, 150))
+    assert one.size - other.size == 50 * MIB
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"error_steps": 100}, r"error_steps=100: with fragments of 256 steps.*give at least 256"),
+        ({"capacity": 1100}, r"capacity=1100: .*give at least 1256"),
+        ({"capacity_bytes": 1000}, r"capacity_bytes=1000: a fragment alone has \d+"),
+    ],
+)
+def test_a_rate_that_would_block_for_good_is_refused_at_start(
+    algorithm: dict[str, object], message: str
+) -> None:
+    """Where the length of fragments is known."""
+    with pytest.raises(ConfigurationError, match=message):
+        make_model(replaying(**algorithm))
+
+
+def test_actors_are_told_the_policy_that_the_algorithm_needs() -> None:
+    """Who acts knows nothing of algorithms."""
+    made = make_model(replaying())
+    told = PolicySection.model_validate_json(made.specification.policy_json)
+    assert (told.discrete, told.shared_trunk) == ("epsilon_greedy", True)
+    assert made.specification.hard_staleness == made.specification.update_steps == 0
+
+
 STATE: dict[str, tuple[dict[str, Any], str]] = {
     "burn-in of nothing": (
         {"policy": {"burn_in": 4}},
@@ -111,7 +176,7 @@ class Grid(gymnasium.Env[Any, Any]):
 def test_state_and_masks_that_cannot_be_are_refused(layer: dict[str, Any], message: str) -> None:
     """By the setting to change, before anything begins."""
     if "Grid-v7" not in gymnasium.registry:
-        gymnasium.register("Grid-v7", Grid)
+        gymnasium.register("Grid-v7", lambda **_: Grid())
     with pytest.raises(ConfigurationError, match=message):
         make_model(configuration.load([{"run": "a"}, layer]))
 

@@ -11,11 +11,13 @@ from penstock.policy.distributions import (
     ActionHead,
     Bernoulli,
     Categorical,
+    ConditionalSquashedGaussian,
     Gaussian,
     MultiCategorical,
     SquashedGaussian,
     head_of,
 )
+from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
 from tests.experience import box
 
@@ -28,6 +30,7 @@ HEADS: dict[str, Callable[[], ActionHead]] = {
     "bernoulli": lambda: Bernoulli("action", MultiBinary(4)),
     "gaussian": lambda: Gaussian("action", WIDE, LOG_STD),
     "squashed": lambda: SquashedGaussian("action", WIDE, LOG_STD),
+    "squashed, conditional": lambda: ConditionalSquashedGaussian("action", WIDE, LOG_STD),
 }
 
 
@@ -51,13 +54,21 @@ def reference_log_prob(name: str, params: Tensor, action: Tensor) -> Tensor:
             expected = _normal(params).log_prob(action).sum(-1)
         case _:
             tanh = distributions.TanhTransform(cache_size=1)
-            squashed = distributions.TransformedDistribution(_normal(params), [tanh])
-            expected = squashed.log_prob(action.tanh()).sum(-1)
+            # In float32 the tanh of a wide draw is 1 already.
+            wide = params.double()
+            normal = _conditional(wide) if name == "squashed, conditional" else _normal(wide)
+            squashed = distributions.TransformedDistribution(normal, [tanh])
+            expected = squashed.log_prob(action.double().tanh()).sum(-1).float()
     return expected
 
 
 def _normal(params: Tensor) -> distributions.Normal:
     return distributions.Normal(params, torch.full_like(params, LOG_STD).exp())
+
+
+def _conditional(params: Tensor) -> distributions.Normal:
+    mean, log_std = params.chunk(2, -1)
+    return distributions.Normal(mean, (log_std + LOG_STD).exp())
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -71,7 +82,7 @@ def test_drawn_actions_have_the_log_probability_that_torch_gives(name: str) -> N
     evaluated = head.log_prob(params, stored).detach()
     torch.testing.assert_close(evaluated, torch.from_numpy(drawn), atol=2e-5, rtol=1e-5)
     expected = reference_log_prob(name, params, stored)
-    torch.testing.assert_close(evaluated, expected, atol=2e-4 if name == "squashed" else 2e-6, rtol=1e-5)
+    torch.testing.assert_close(evaluated, expected, atol=2e-4 if "squashed" in name else 2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -92,7 +103,7 @@ def test_mode_is_more_likely_than_what_is_drawn(name: str) -> None:
     evaluated = head.log_prob(params, torch.from_numpy(np.asarray(action))).detach()
     torch.testing.assert_close(evaluated, torch.from_numpy(log_prob), atol=2e-5, rtol=1e-5)
     _, drawn = head.draw(params.numpy(), np.random.default_rng(3))
-    if name != "squashed":
+    if "squashed" not in name:
         assert (log_prob >= drawn - 1e-5).all()
 
 
@@ -125,4 +136,4 @@ def test_environment_gets_actions_within_bounds() -> None:
 def test_a_space_that_cannot_be_drawn_from_is_refused(leaf: Leaf, continuous: str, message: str) -> None:
     """The error names the path, the space and what works."""
     with pytest.raises(ValueError, match=rf"'action/0'.*Box.*{message}"):
-        head_of("action/0", leaf, continuous, 0.0)
+        head_of("action/0", leaf, PolicySection.model_validate({"continuous": continuous}))

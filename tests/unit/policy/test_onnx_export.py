@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.policy.layers import BatchNorm
 from penstock.policy.policy import Policy, build
 from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
@@ -41,6 +42,16 @@ CASES: dict[str, tuple[Space, Space, PolicySection]] = {
         Dict((("fire", Discrete(3)), ("steer", Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))))),
         PolicySection(normalise_observations=True, shared_trunk=True),
     ),
+    "every kind of layer": (
+        Dict((("camera", IMAGE), ("arm", VECTOR))),
+        Discrete(2),
+        PolicySection(hidden_norm="batch", dropout=0.2, image_trunk="impala", shared_trunk=True),
+    ),
+    "a network of the user's": (
+        VECTOR,
+        Discrete(2),
+        PolicySection(network="tests.unit.policy.own_networks:Good", shared_trunk=True),
+    ),
 }
 
 
@@ -70,6 +81,10 @@ def trained(space: Space, action: Space, section: PolicySection) -> Policy:
         if policy.normaliser is not None:
             policy.normaliser.mean.fill_(0.3)
             policy.normaliser.variance.fill_(2.5)
+        for layer in policy.modules():
+            if isinstance(layer, BatchNorm):
+                layer.mean.fill_(0.2)
+                layer.variance.fill_(0.5)
     return policy
 
 
@@ -96,10 +111,10 @@ def test_the_model_gives_the_parameters_and_values_of_the_policy(name: str) -> N
 
 
 def test_exporting_leaves_the_policy_as_it_is() -> None:
-    """It may be training."""
+    """Whichever its mode."""
     from penstock.policy.onnx_export import to_onnx
 
-    policy = trained(*CASES["a vector and a choice"])
+    policy = trained(*CASES["a vector and a choice"]).train()
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     to_onnx(policy, {})
     assert policy.training

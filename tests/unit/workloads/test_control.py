@@ -9,6 +9,7 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from learner.model import make_model
 from penstock.runtime import settings
 from penstock.runtime.settings import ConfigurationError, EnvironmentSection
 from penstock.runtime.workload import find, load
@@ -148,17 +149,43 @@ def test_a_space_that_no_fragment_carries_is_named(space: Any, words: str) -> No
         to_space("action_space", space)
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "impala", "reinforce"])
 @pytest.mark.parametrize(
     "environment_id", ["CartPole-v1", "mine:Thing-v0", "ALE/Pong-v5", "Pendulum-v1", "HalfCheetah-v5"]
 )
-def test_defaults_are_valid_settings_for_any_environment(environment_id: str) -> None:
+def test_defaults_are_valid_settings_for_any_environment_and_algorithm(
+    environment_id: str, algorithm: str
+) -> None:
     """The layer under file and flags."""
-    layer = load(find("control").defaults)(environment_id)
-    made = settings.load([layer, {"environment": {"id": environment_id}}])
+    layer = load(find("control").defaults)(environment_id, algorithm)
+    made = settings.load([layer, {"environment": {"id": environment_id}, "algorithm": {"name": algorithm}}])
     assert made.environment.id == environment_id
     assert made.learner.total_steps is not None
     full = made.actor.unroll_length * made.environment.count
+    assert isinstance(made.algorithm, settings.OnPolicySection)
     assert (made.algorithm.staleness + 1) * made.algorithm.batch_steps >= full
+
+
+@pytest.mark.parametrize(
+    ("environment_id", "algorithm"),
+    [
+        *((name, "dqn") for name in ("CartPole-v1", "MountainCar-v0", "Acrobot-v1", "mine:Thing-v0")),
+        *((name, "sac") for name in ("Pendulum-v1", "mine:Thing-v0")),
+    ],
+)
+def test_defaults_of_replay_are_admitted_by_the_rate_limiter(environment_id: str, algorithm: str) -> None:
+    """And by the log's ceilings; known tasks and any other."""
+    layer = load(find("control").defaults)(environment_id, algorithm)
+    known = {"mine:Thing-v0": "Acrobot-v1" if algorithm == "dqn" else "Pendulum-v1"}.get(
+        environment_id, environment_id
+    )
+    made = settings.load(
+        [layer, {"run": "a", "environment": {"id": known}, "algorithm": {"name": algorithm}}]
+    )
+    full = made.actor.unroll_length * made.environment.count
+    model = make_model(made)
+    assert model.pacing.budget >= 2 * full
+    assert model.algorithm.hard_staleness is None
 
 
 def test_the_actor_side_imports_no_learner() -> None:
@@ -183,7 +210,7 @@ class Inside(Counting):
 
 def test_the_part_of_an_observation_that_is_the_mask_is_not_shown() -> None:
     """Where the section names it; what is left must be something."""
-    gymnasium.register("Inside-v7", Inside)
+    gymnasium.register("Inside-v7", lambda **_: Inside())
     try:
         shown, _ = spaces(EnvironmentSection(id="Inside-v7", mask_key="mask"))
         assert isinstance(shown, Dict)

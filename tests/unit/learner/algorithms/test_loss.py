@@ -82,6 +82,58 @@ def test_both_branches_have_the_slope_of_finite_differences(sign: float, ratio: 
     torch.testing.assert_close(gradient(current, fixed), slope.reshape(1), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("ratio", [0.5, 0.9, 1.1, 2.5, 3.5, 20.0])
+def test_dual_clip_is_the_formula_of_its_paper(sign: float, ratio: float) -> None:
+    """max(min(r A, clip(r) A), c A) where A < 0; loss in probabilities and slope by finite differences."""
+    anchor = torch.tensor([-1.0], dtype=torch.float64)
+    advantage = torch.tensor([sign], dtype=torch.float64)
+    current, step = anchor + math.log(ratio), 1e-6
+
+    def of(log_prob: Tensor) -> loss.Sloped:
+        return loss.policy_loss(log_prob, anchor, advantage, CLIP, dual_clip=3.0)
+
+    expected = min(ratio * sign, min(max(ratio, 1 - CLIP), 1 + CLIP) * sign)
+    expected = max(expected, 3.0 * sign) if sign < 0 else expected
+    assert of(current).loss.item() == pytest.approx(-expected)
+    slope = (of(current + step).loss - of(current - step).loss) / (2 * step)
+    torch.testing.assert_close(of(current).slope, slope.reshape(1), rtol=1e-6, atol=1e-9)
+
+
+def test_dual_clip_changes_bad_actions_beyond_it_and_nothing_else() -> None:
+    """Loss per step differs exactly where A < 0 and r > c."""
+    anchor = log_probs(1, 0.0)
+    current = log_probs(2, 1.0, anchor)
+    advantage = advantages()
+    plain = loss.policy_loss(current, anchor, advantage, CLIP).slope
+    held = loss.policy_loss(current, anchor, advantage, CLIP, dual_clip=1.5).slope
+    beyond = (advantage < 0) & ((current - anchor).exp() > 1.5)
+    assert 0 < beyond.sum() < COUNT
+    assert torch.equal(plain != held, beyond)
+    assert not held[beyond].any()
+
+
+def test_the_policy_gradient_is_that_of_autograd() -> None:
+    """−E[w log π], for any weights."""
+    current, weights = log_probs(1, 0.5).requires_grad_(), advantages()
+    expected = -(weights * current).mean()
+    expected.backward()
+    found = loss.policy_gradient(current.detach(), weights)
+    assert current.grad is not None
+    torch.testing.assert_close(found.loss, expected.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.slope, current.grad, rtol=1e-12, atol=0)
+
+
+def test_weights_of_impala_are_truncated_ratios() -> None:
+    """ρ = min(ρ̄, π/μ) times the advantage."""
+    behaviour = log_probs(1, 0.3)
+    proximal = log_probs(2, 0.5, behaviour)
+    fixed = loss.weighted(behaviour, proximal, advantages(), 1.2)
+    ratio = torch.minimum(proximal.exp() / behaviour.exp(), torch.tensor(1.2, dtype=torch.float64))
+    torch.testing.assert_close(fixed.weighted_advantage, ratio * advantages(), rtol=1e-9, atol=0)
+    assert torch.equal(fixed.anchor, proximal)
+
+
 def test_behaviour_weight_is_truncated() -> None:
     """No step weighs more than the cap."""
     weight = loss.behaviour_weight(torch.tensor([-9.0, -1.0]), torch.tensor([-1.0, -1.5]), 2.0)

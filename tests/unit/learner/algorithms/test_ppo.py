@@ -9,16 +9,18 @@ import torch
 
 from learner.algorithm import Algorithm, AlgorithmState
 from learner.algorithms import ppo as module
+from learner.algorithms.on_policy import Course, Trace
 from learner.algorithms.ppo import METRICS, PPO
+from learner.algorithms.rows import Rows
 from learner.batch import Batch
 from penstock.policy import weights
-from penstock.runtime.settings import AlgorithmSection
+from penstock.runtime.settings import PPOSection
 from tests.experience import collect, small_policy
 
 
 def make(seed: int = 0, policy: dict[str, Any] | None = None, **section: Any) -> PPO:
     """A small PPO."""
-    return PPO(small_policy(0, **(policy or {})), AlgorithmSection(**section), seed=seed)
+    return PPO(small_policy(0, **(policy or {})), PPOSection(**section), seed=seed)
 
 
 def poisoned(batch: Batch) -> Batch:
@@ -148,6 +150,124 @@ def test_schedules_follow_progress() -> None:
     first, second = (ppo.update(batch, progress=progress).metrics for progress in (0.0, 0.5))
     assert (first["learning_rate"], first["clip_range"]) == pytest.approx((0.5e-3, 0.2))
     assert (second["learning_rate"], second["clip_range"]) == pytest.approx((0.5e-3, 0.1))
+
+
+def lagging(batch: Batch, *updates: int) -> Batch:
+    """The batch, its columns as made by these updates."""
+    return replace(batch, update=torch.tensor(updates))
+
+
+def test_steps_that_are_too_old_are_masked() -> None:
+    """They have no part in the losses, whatever they hold, but their steps still bootstrap the others."""
+    ppo = make(mask_after=2)
+    batch = collect(ppo.policy)
+    masked = lagging(batch, 0, 3, 0, 2)
+    update = ppo.update(masked, progress=0.0)
+    assert update.metrics["masked_fraction"] == 0.25
+    assert update.steps == 3 * len(batch.valid)
+    other = make(mask_after=2)
+    reward = batch.reward.clone()
+    reward[:, 1] = 100.0
+    assert other.update(replace(masked, reward=reward), progress=0.0).applied
+    assert same(ppo.state(), other.state())
+
+
+def test_a_batch_that_is_masked_as_a_whole_is_empty() -> None:
+    """The caller settles it."""
+    ppo = make(mask_after=2)
+    update = ppo.update(lagging(collect(ppo.policy), 3, 3, 9, 4), progress=0.0)
+    assert (update.applied, update.reason) == (False, "empty")
+
+
+def test_no_mask_leaves_every_valid_step_in() -> None:
+    """However old: only `stale_after` holds."""
+    ppo = make()
+    update = ppo.update(lagging(collect(ppo.policy), 30, 30, 30, 30), progress=0.0)
+    assert update.metrics["masked_fraction"] == 0.0
+
+
+def uses(ppo: PPO, batch: Batch) -> list[int]:
+    """How many gradient steps each column's first step entered in an update."""
+    seen: list[Any] = []
+    train = ppo._gradient_step
+
+    def note(rows: Rows, course: Course, trace: Trace) -> Any:
+        seen.append(rows.inputs.vector.clone())
+        return train(rows, course, trace)
+
+    ppo._gradient_step = note  # type: ignore[method-assign]
+    # Environments of two collectors begin alike: told apart by their column.
+    apart = batch.observation["observation"] + torch.arange(4.0)[:, None]
+    assert ppo.update(replace(batch, observation={"observation": apart}), progress=0.0).applied
+    rows = torch.cat(seen)
+    first = apart[0]
+    return [int((rows == one).all(1).sum()) for one in first]
+
+
+def test_a_step_is_used_once_in_each_epoch_and_no_more() -> None:
+    """`epochs` is the cap of sample reuse; `stale_epochs` that of steps more than S updates old."""
+    assert uses(make(epochs=3), collect(small_policy())) == [3, 3, 3, 3]
+    ppo = make(epochs=3, stale_epochs=1, staleness=1)
+    assert uses(ppo, lagging(collect(ppo.policy), 0, 1, 2, 5)) == [3, 3, 1, 1]
+
+
+def test_reuse_is_told_and_ends_where_nothing_is_fresh() -> None:
+    """On average over the batch."""
+    ppo = make(epochs=4, stale_epochs=2)
+    metrics = ppo.update(lagging(collect(ppo.policy), 0, 9, 9, 9), progress=0.0).metrics
+    assert (metrics["epochs"], metrics["sample_reuse"]) == (4.0, 2.5)
+    ppo = make(epochs=4, stale_epochs=2)
+    metrics = ppo.update(lagging(collect(ppo.policy), 9, 9, 9, 9), progress=0.0).metrics
+    assert (metrics["epochs"], metrics["sample_reuse"]) == (2.0, 2.0)
+
+
+def test_stale_rows_are_found_where_steps_are_missing() -> None:
+    """Rows of a ragged batch lie elsewhere than its steps."""
+    ppo = make(epochs=2, stale_epochs=1)
+    batch = lagging(collect(ppo.policy), 9, 0, 9, 9)
+    valid = batch.valid.clone()
+    valid[3:, 0] = False
+    update = ppo.update(replace(batch, valid=valid), progress=0.0)
+    count = len(valid)
+    assert update.metrics["sample_reuse"] == pytest.approx(1 + count / (3 * count + 3))
+
+
+def test_the_entropy_coefficient_decays_with_updates() -> None:
+    """As c · dⁿ after n updates, and its floor; what is not applied does not count."""
+    ppo = make(entropy_coefficient=0.1, entropy_decay=0.5, entropy_floor=0.03)
+    batch = collect(ppo.policy)
+    found = [ppo.update(batch, progress=0.0).metrics["entropy_coefficient"] for _ in range(2)]
+    ppo.update(poisoned(batch), progress=0.0)
+    found += [ppo.update(batch, progress=0.0).metrics["entropy_coefficient"] for _ in range(2)]
+    assert found == [0.1, 0.05, 0.03, 0.03]
+
+
+def test_the_learning_rate_is_steered_by_the_divergence_of_each_update() -> None:
+    """Up while the policy hardly moves, down when it moved too far; after the warm-up."""
+    ppo = make(adaptive_kl=0.01, learning_rate=1e-9, learning_rate_range=(1e-9, 1e-8), warmup_updates=2)
+    batch = collect(ppo.policy)
+    rates = [ppo.update(batch, progress=0.5).metrics["learning_rate"] for _ in range(5)]
+    assert rates == pytest.approx([0.5e-9, 1e-9, 1e-9, 1.5e-9, 2.25e-9])
+    eager = make(adaptive_kl=1e-9, learning_rate=1e-2)
+    rates = [eager.update(batch, progress=0.0).metrics["learning_rate"] for _ in range(2)]
+    assert rates == pytest.approx([1e-2, 1e-2 / 1.5])
+
+
+def test_a_steered_rate_survives_a_resume() -> None:
+    """It is part of the state."""
+    first = make(adaptive_kl=0.01, learning_rate=1e-9, learning_rate_range=(1e-9, 1e-8))
+    batch = collect(first.policy)
+    first.update(batch, progress=0.0)
+    second = make(adaptive_kl=0.01, learning_rate=1e-9, learning_rate_range=(1e-9, 1e-8))
+    second.load(first.state())
+    assert second.update(batch, progress=0.0).metrics["learning_rate"] == pytest.approx(1.5e-9)
+
+
+def test_the_clip_range_follows_its_schedule() -> None:
+    """Each form at half the run."""
+    for schedule, expected in (("constant", 0.2), ("linear", 0.1), ("cosine", 0.1)):
+        ppo = make(clip_schedule=schedule)
+        assert ppo.update(collect(ppo.policy), progress=0.5).metrics["clip_range"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("scale_rewards", [False, True])

@@ -1,8 +1,10 @@
-"""Learning rate and clip range over a run."""
+"""Learning rate, clip range and entropy coefficient against their closed forms."""
+
+import math
 
 import pytest
 
-from learner.algorithms.schedule import Schedule, factor, warmup
+from learner.algorithms.schedule import Schedule, decayed, factor, steered, warmup
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,54 @@ def test_warmup_rises_in_equal_steps() -> None:
     """The first update already moves; off means 1."""
     assert [warmup(updates, 4) for updates in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     assert warmup(0, 0) == 1.0
+
+
+@pytest.mark.parametrize("progress", [i / 50 for i in range(51)])
+def test_linear_and_cosine_are_their_closed_forms(progress: float) -> None:
+    """1 − p, and half a period of a cosine, exactly; neither is ever below 0."""
+    assert factor("linear", progress) == 1.0 - progress
+    assert factor("cosine", progress) == 0.5 * (1.0 + math.cos(math.pi * progress))
+    assert min(factor("linear", progress), factor("cosine", progress)) >= 0.0
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_progress_outside_a_run_is_its_nearest_end(schedule: Schedule) -> None:
+    """A last batch may exceed the planned steps."""
+    assert factor(schedule, -0.5) == factor(schedule, 0.0)
+    assert factor(schedule, 1.5) == factor(schedule, 1.0)
+
+
+def test_a_decay_is_geometric_down_to_its_floor_and_never_below() -> None:
+    """max(floor, c dⁿ), exactly, however far."""
+    course = [decayed(0.1, 0.9, 0.02, updates) for updates in range(200)]
+    assert course == [max(0.02, 0.1 * 0.9**updates) for updates in range(200)]
+    assert course[0] == 0.1
+    assert course[15] > 0.02 == course[16]
+    assert min(course) == 0.02
+    assert decayed(0.1, 0.5, 0.0, 10_000) == 0.0
+
+
+@pytest.mark.parametrize("initial", [0.1, 0.0, -0.1])
+def test_without_decay_the_initial_value_stays(initial: float) -> None:
+    """Also below the floor, which is one of the decay."""
+    assert [decayed(initial, 1.0, 0.05, updates) for updates in (0, 7)] == [initial, initial]
+
+
+@pytest.mark.parametrize(
+    ("divergence", "expected"),
+    [
+        (0.0, 1.5e-3), (0.0049, 1.5e-3), (0.005, 1e-3), (0.01, 1e-3), (0.02, 1e-3), (0.0201, 1e-3 / 1.5),
+        (7.0, 1e-3 / 1.5),
+    ],
+)  # fmt: skip
+def test_the_rate_is_steered_outside_half_and_twice_the_target(divergence: float, expected: float) -> None:
+    """By a factor of 1.5; in between it stays."""
+    assert steered(1e-3, divergence, 0.01, (1e-6, 1e-2)) == expected
+
+
+def test_a_steered_rate_stays_within_its_bounds() -> None:
+    """Both ends are reached and kept."""
+    low = high = 1e-3
+    for _ in range(40):
+        low, high = steered(low, 1.0, 0.01, (1e-5, 1e-2)), steered(high, 0.0, 0.01, (1e-5, 1e-2))
+    assert (low, high) == (1e-5, 1e-2)

@@ -1,0 +1,39 @@
+"""An actor of the project in the process of whoever measures: no broker, no network."""
+
+from actor import run as actor_run
+from actor.fragment_builder import FragmentBuilder, Stamp
+from actor.seeds import action_seed, environment_seeds
+from penstock.policy.weights import load_into
+from penstock.wire.fragment import Fragment
+from penstock.wire.messages import Episode, Publication
+
+
+class Experience:
+    """An actor of the project without its network: weights in, fragments and ended episodes out."""
+
+    def __init__(self, run: actor_run.Run, seed: int, actor_id: str = "actor-0") -> None:
+        count = run.environment.count
+        self.episodes: list[Episode] = []
+        self._specification = run.specification
+        self._stepper = run.make_environment(run.environment, count, seed)
+        self._policy = run.make_policy(seed).policy
+        self._policy.seed_actions(action_seed(seed, actor_id, 0))
+        self._builder = FragmentBuilder(run.specification.schema, run.specification.unroll_length, count)
+        first = self._stepper.reset(environment_seeds(seed, actor_id, 0, count))
+        self._builder.start(first | self._policy.initial_state(count))
+        self._sequence = 0
+
+    def fragment(self, weights: bytes, update: int) -> Fragment:
+        """The next unroll, acted with `weights`, those of update number `update`."""
+        load_into(self._policy, weights)
+        while not self._builder.is_full:
+            acted = self._policy.act(self._builder.observation())
+            stepped = self._stepper.step(self._policy.environment_action(acted.action))
+            self._builder.record(acted.action, acted.log_prob, stepped, acted.state)
+        self._sequence += 1
+        publication = Publication(version=update + 1, update=update)
+        run = self._specification.run
+        stamp = Stamp(run=run, session=1, sequence=self._sequence, weights=publication, round=0)
+        fragment, episodes = self._builder.cut(stamp)
+        self.episodes += episodes
+        return fragment

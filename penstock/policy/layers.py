@@ -1,0 +1,134 @@
+"""Hidden layers that act alike in actor and learner: every forward pass is one in evaluation mode.
+
+A log-probability of the actor, of π_prox and of the gradient step comes from the same function of the
+weights, so that a ratio on fresh experience is 1. What other libraries do in "training mode" happens here
+between those passes, at two places that an algorithm names:
+
+  BatchNorm   normalises with statistics that stand still while an update runs; `measure` after its last
+              gradient step says what flowed through, `Measured.merge` takes it in, as the normaliser of
+              observations does
+  Dropout     is the identity but inside `thinned`: the learner differentiates a thinned network there,
+              with the ratio from the whole one
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from penstock.policy.normaliser import Moments, moments
+
+_EPSILON = 1e-5
+_NEWEST_SHARE = 0.1
+"""Least weight of the newest batch in the statistics: activations drift as the weights below them change."""
+
+
+class BatchNorm(nn.Module):
+    """Normalises features (Ioffe and Szegedy 2015) with frozen statistics, then scales and shifts them.
+
+    Parameters: weight, bias [F]. Buffers, part of the weights: merges [], mean [F], variance [F], all float64.
+    """
+
+    merges: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("merges", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(width, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(width, dtype=torch.float64))
+        self.is_measuring = False
+        self.seen: Moments | None = None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[M, F] → [M, F]; a row does not depend on its neighbours."""
+        mean, variance = self.mean, self.variance
+        if self.is_measuring:
+            self.seen = moments(rows)
+            # The layers behind this one are measured as they will be fed.
+            mean, variance = self._merged(self.seen)
+        scale = (variance + _EPSILON).rsqrt().to(rows.dtype) * self.weight
+        return (rows - mean.to(rows.dtype)) * scale + self.bias
+
+    def merge(self, new: Moments) -> None:
+        """Move the statistics towards those of a batch: the mean of the first ten, then a moving average."""
+        mean, variance = self._merged(new)
+        self.mean.copy_(mean)
+        self.variance.copy_(variance)
+        self.merges += 1
+
+    def _merged(self, new: Moments) -> tuple[Tensor, Tensor]:
+        share = (1.0 / (self.merges + 1.0)).clamp(min=_NEWEST_SHARE)
+        return self.mean.lerp(new.mean, share), self.variance.lerp(new.spread / new.count, share)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What flowed through each layer of batch normalisation, not yet merged."""
+
+    seen: tuple[tuple[BatchNorm, Moments], ...]
+
+    def checksum(self) -> Tensor:
+        """A scalar on the device that is finite exactly when everything here is."""
+        return torch.stack([moments.checksum() for _, moments in self.seen]).sum()
+
+    def merge(self) -> None:
+        """Into the layers' statistics."""
+        for layer, seen in self.seen:
+            layer.merge(seen)
+
+
+def measure(module: nn.Module, forward: Callable[[], object]) -> Measured | None:
+    """Run `forward` without gradients and say what its layers of batch normalisation saw; None without any."""
+    layers = [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
+    if not layers:
+        return None
+    for layer in layers:
+        layer.is_measuring = True
+    try:
+        with torch.no_grad():
+            forward()
+        seen = tuple((layer, layer.seen) for layer in layers if layer.seen is not None)
+        return Measured(seen) if seen else None
+    finally:
+        for layer in layers:
+            layer.is_measuring, layer.seen = False, None
+
+
+class Dropout(nn.Module):
+    """Zeroes a share of the features and stretches the others (Srivastava et al. 2014), inside `thinned` only."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self.random: torch.Generator | None = None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Any shape → the same."""
+        if self.random is None:
+            return rows
+        kept = torch.empty_like(rows).bernoulli_(1.0 - self.share, generator=self.random)
+        return rows * kept.div_(1.0 - self.share)
+
+
+def dropouts(module: nn.Module) -> tuple[Dropout, ...]:
+    """The layers of a module that `thinned` switches on."""
+    return tuple(layer for layer in module.modules() if isinstance(layer, Dropout))
+
+
+@contextmanager
+def thinned(layers: Sequence[Dropout], seed: int, device: torch.device) -> Iterator[None]:
+    """Forward passes inside drop features; equal seeds drop the same ones."""
+    random = torch.Generator(device).manual_seed(seed)
+    for layer in layers:
+        layer.random = random
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.random = None

@@ -1,0 +1,71 @@
+"""The small form of a learning proof: actor, batches and algorithm in one process, some seconds of steps."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+
+from actor import run as actor_run
+from actor.evaluation import play
+from benchmarks.experience import Experience
+from learner.batch import assemble, check_meaning
+from learner.model import make_model
+from penstock.policy.weights import encode, load_into
+from penstock.runtime.settings import Settings, load
+from penstock.wire.fragment import Fragment, check
+from workloads.control.defaults import for_environment
+
+EPISODES, _FIRST_SEED = 64, 1_000_000
+
+
+def settings_of(task: str, seed: int, total_steps: int, **sections: Any) -> Settings:
+    """The defaults of `penstock train` for that environment, with `sections` laid over them."""
+    module = task.rpartition(":")[0]
+    over = {
+        "run": "small-form",
+        "seed": seed,
+        "environment": {"id": task},
+        "actor": {"allow_modules": [module] if module else []},
+        "learner": {"device": "cpu", "total_steps": total_steps},
+    }
+    algorithm = sections.get("algorithm", {}).get("name", "ppo")
+    return load([for_environment(task, algorithm), over, sections])
+
+
+def learned(settings: Settings) -> float:
+    """Mean return of 64 deterministic episodes after `learner.total_steps` steps of experience that never lags."""
+    torch.set_num_threads(1)
+    model = make_model(settings)
+    run = actor_run.read(model.specification, settings.actor)
+    algorithm, experience = model.algorithm, Experience(run, settings.seed)
+    total, steps = settings.learner.total_steps or 0, 0
+    while steps < total:
+        weights, fragments = encode(algorithm.published_modules()["default"]), list[Fragment]()
+        while not algorithm.take([fragment.header for fragment in fragments]):
+            fragments.append(experience.fragment(weights, algorithm.updates))
+            check(fragments[-1], model.specification.schema, settings.run)
+            check_meaning(fragments[-1].header, fragments[-1].arrays())
+        batch = assemble([(fragment.header, fragment.arrays()) for fragment in fragments], model.device)
+        update = algorithm.update(batch, progress=steps / total)
+        assert update.applied, update.reason
+        steps += update.steps
+    return _evaluate(run, encode(algorithm.published_modules()["default"]))
+
+
+def _evaluate(run: actor_run.Run, weights: bytes) -> float:
+    policy = run.make_policy(0).policy
+    load_into(policy, weights)
+    stepper = run.make_environment(run.environment, EPISODES, _FIRST_SEED)
+    try:
+        played = play(
+            stepper,
+            policy,
+            episodes=EPISODES,
+            seed=_FIRST_SEED,
+            deterministic=True,
+            stop=threading.Event(),
+        )
+    finally:
+        stepper.close()
+    return float(np.mean([episode.episode_return for episode in played or ()]))

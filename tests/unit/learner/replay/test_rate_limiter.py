@@ -1,0 +1,100 @@
+"""The ratio of samples to insertions: its bounds, and that it never comes to a standstill."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from learner.replay.rate_limiter import SampleToInsertRatio
+
+
+def limiter(**changed: float) -> SampleToInsertRatio:
+    """64 samples per gradient step and half a step per insertion, from 100 steps on."""
+    given = {"samples_per_insert": 32.0, "draw": 64, "minimum": 100, "buffer_steps": 20} | changed
+    return SampleToInsertRatio(**given)  # type: ignore[arg-type]
+
+
+def test_nothing_is_drawn_before_there_is_enough() -> None:
+    """Then as much as lies between middle and lower bound."""
+    given = limiter()
+    given.inserted(99)
+    assert not given.may_draw(99)
+    given.inserted(1)
+    drawn = 0
+    while given.may_draw(100):
+        given.drawn()
+        drawn += 1
+    # 20 steps of 32 samples each, 64 at once.
+    assert drawn == 10
+    assert given.error == 100 * 32 - 640
+
+
+def test_the_ratio_holds_over_time() -> None:
+    """Drawing as much as allowed after every insertion: half a gradient step per step."""
+    given, drawn = limiter(), 0
+    for _ in range(1000):
+        given.inserted(10)
+        while given.may_draw(given.counts.inserted):
+            given.drawn()
+            drawn += 1
+    # Behind the first 100 steps, and ahead by the buffer of 20.
+    assert drawn == (10_000 - 100 + 20) // 2
+
+
+def test_what_is_too_far_ahead_may_not_enter() -> None:
+    """The upper bound; a fault, since the learner draws first."""
+    given = limiter(buffer_steps=20)
+    given.inserted(120)
+    assert not given.may_insert(1)
+    with pytest.raises(RuntimeError, match="1 steps entered at an error of 3840 samples"):
+        given.inserted(1)
+
+
+@pytest.mark.parametrize(
+    ("insertion", "capacity", "message"),
+    [
+        (16, 115, r"algorithm\.capacity=115: .*learning_starts=100.*fragment of 16.*give at least 116"),
+        (21, 1000, r"algorithm\.error_steps=20: .*fragments of 21 steps.*give at least 21"),
+    ],
+)
+def test_what_would_block_for_good_is_refused_with_the_figures(
+    insertion: int, capacity: int, message: str
+) -> None:
+    """And with what would do."""
+    with pytest.raises(ValueError, match=message):
+        limiter().check(insertion=insertion, capacity=capacity)
+
+
+def test_a_ratio_far_below_one_needs_a_buffer_of_half_its_inverse() -> None:
+    """One gradient step for a thousand steps: the error swings by that much."""
+    given = limiter(samples_per_insert=0.064, buffer_steps=400)
+    with pytest.raises(ValueError, match="give at least 504"):
+        given.check(insertion=8, capacity=10_000)
+    limiter(samples_per_insert=0.064, buffer_steps=504).check(insertion=8, capacity=10_000)
+
+
+@given(
+    ratio=st.floats(0.01, 300),
+    draw=st.integers(1, 512),
+    minimum=st.integers(1, 500),
+    buffer=st.integers(1, 2000),
+    insertion=st.integers(1, 300),
+    sizes=st.lists(st.integers(1, 300), min_size=5, max_size=30),
+)
+def test_what_is_not_refused_never_blocks(
+    ratio: float, draw: int, minimum: int, buffer: int, insertion: int, sizes: list[int]
+) -> None:
+    """Whatever the order of fragments: after drawing all that is allowed, the next may enter."""
+    given = SampleToInsertRatio(samples_per_insert=ratio, draw=draw, minimum=minimum, buffer_steps=buffer)
+    capacity = minimum + insertion
+    try:
+        given.check(insertion=insertion, capacity=capacity)
+    except ValueError:
+        assume(False)
+    size = 0
+    for steps in sizes:
+        entering = min(steps, insertion)
+        given.inserted(entering)
+        size = min(capacity, size + entering)
+        while given.may_draw(size):
+            given.drawn()
+    assert given.may_insert(insertion)

@@ -1,0 +1,183 @@
+"""Networks that a user might write: one that is right, and one for each way to be wrong."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.policy.layers import BatchNorm, Dropout
+from penstock.policy.networks import Inputs, Reader
+
+WIDTH = 12
+
+
+class Good(nn.Module):
+    """One hidden layer with everything that a policy allows."""
+
+    def __init__(self, reader: Reader, scale: float = 1.0) -> None:
+        super().__init__()
+        self.width = WIDTH
+        self.scale = scale
+        self.layer = nn.Linear(reader.width, WIDTH)
+        self.norm, self.dropout = BatchNorm(WIDTH), Dropout(0.25)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[M, WIDTH]."""
+        features: Tensor = self.dropout(self.norm(self.layer(inputs.vector)).tanh()) * self.scale
+        return features
+
+
+class TooNarrow(Good):
+    """Gives fewer features than it says."""
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[M, WIDTH − 1]."""
+        return super().forward(inputs)[:, 1:]
+
+
+class OneRow(Good):
+    """Forgets how many rows there are."""
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[WIDTH]."""
+        return super().forward(inputs).mean(0)
+
+
+class Double(Good):
+    """Features of another dtype."""
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """float64."""
+        return super().forward(inputs).double()
+
+
+class DoubleWeights(Good):
+    """Parameters of another dtype."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader)
+        self.extra = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+
+class NotFinite(Good):
+    """Divides by what is zero."""
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """NaN."""
+        features = super().forward(inputs)
+        return features / (features - features)
+
+
+class Raises(Good):
+    """A programming error."""
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """A matrix product of shapes that do not fit."""
+        result: Tensor = self.layer(inputs.vector) @ torch.zeros(3, 3)
+        return result
+
+
+class RaisesAtOnce(Good):
+    """In its constructor."""
+
+    def __init__(self, reader: Reader) -> None:
+        raise RuntimeError("no such file")
+
+
+class Numbers(Good):
+    """No tensor."""
+
+    def forward(self, inputs: Inputs) -> Any:
+        """A list."""
+        return super().forward(inputs).tolist()
+
+
+class Writes(Good):
+    """In place, into what the next epoch reads again."""
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[M, WIDTH]."""
+        inputs.vector.mul_(0.5)
+        return super().forward(inputs)
+
+
+class Remembers(Good):
+    """Counts its calls."""
+
+    calls = 0
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[M, WIDTH]."""
+        self.calls += 1
+        return super().forward(inputs) + self.calls
+
+
+class LooksAround(Good):
+    """Centres over the rows."""
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[M, WIDTH]."""
+        features = super().forward(inputs)
+        return features - features.mean(0)
+
+
+class TorchDropout(Good):
+    """With a layer that drops only in training mode."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader)
+        self.torchs = nn.Dropout(0.5)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[M, WIDTH]."""
+        features: Tensor = self.torchs(super().forward(inputs))
+        return features
+
+
+class TorchBatchNorm(Good):
+    """With a layer that depends on the batch only in training mode."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader)
+        self.torchs = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[M, WIDTH]."""
+        features: Tensor = self.torchs(super().forward(inputs))
+        return features
+
+
+class Frozen(Good):
+    """With a parameter that is not trained."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader)
+        self.layer.weight.requires_grad = False
+
+
+class NoWidth(nn.Module):
+    """Does not say how many features it gives."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self.layer = nn.Linear(reader.width, WIDTH)
+
+
+class Huge(Good):
+    """More tensors than the header of a publication names."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader)
+        self.many = nn.ParameterList(torch.zeros(1) for _ in range(2000))
+
+
+class NoModule:
+    """Not a Module."""
+
+    width = WIDTH
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+
+NOTHING = None

@@ -1,0 +1,37 @@
+"""What IMPALA and REINFORCE want otherwise than PPO: smaller batches, since each is one gradient step."""
+
+from typing import Any, Final
+
+GENERAL: Final = ""
+
+IMPALA: Final[dict[str, dict[str, Any]]] = {
+    GENERAL: {
+        "actor": {"unroll_length": 32},
+        "algorithm": {
+            "batch_steps": 1024, "entropy_coefficient": 0.01, "learning_rate": 1e-3,
+            "learning_rate_schedule": "linear", "scale_rewards": True,
+        },
+    },
+    "CartPole": {
+        "actor": {"unroll_length": 16},
+        "algorithm": {
+            "batch_steps": 256, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 2e-3,
+            "learning_rate_schedule": "linear",
+        },
+    },
+}  # fmt: skip
+
+REINFORCE: Final[dict[str, dict[str, Any]]] = {
+    GENERAL: {
+        "algorithm": {
+            "batch_steps": 2048, "entropy_coefficient": 0.01, "learning_rate": 1e-3,
+            "learning_rate_schedule": "linear", "scale_rewards": True,
+        },
+    },
+    "CartPole": {
+        "algorithm": {
+            "batch_steps": 512, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 2e-3,
+            "learning_rate_schedule": "linear",
+        },
+    },
+}  # fmt: skip
