@@ -12,14 +12,14 @@ train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
 
 # Most tests wait for processes most of the time: more workers than cores.
-test: .venv/installed
+test: .venv/installed-test
 	$(BIN)/pytest -q -m "not slow" -n 3 --dist worksteal $(ARGS)
 
-test-slow: .venv/installed .venv/installed-learn
+test-slow: .venv/installed-test .venv/installed-learn
 	$(BIN)/pytest -q -m slow -n 3 --maxschedchunk 1 $(ARGS)
 
 # Each mechanism switched off in a copy of the tree: the test that guards it must fail.
-mutations: .venv/installed
+mutations: .venv/installed-test
 	$(BIN)/python -m tests.mutations.campaign $(ARGS)
 
 # A run under fire for 30 minutes, audited all along: make soak ARGS="--minutes 5 --seed 7".
@@ -75,6 +75,12 @@ dashboards: .venv/installed
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (some minutes the first time)"
 	$(PIP) --editable ".[all,dev]"
+	@touch $@
+
+# Language models are half a gigabyte more, which `make train` does without.
+.venv/installed-test: .venv/installed
+	@echo "installing what language models need"
+	$(PIP) --editable ".[all,dev,rlhf]"
 	@touch $@
 
 .venv/installed-learn: .venv/installed

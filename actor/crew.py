@@ -6,6 +6,7 @@ import torch
 
 from actor import run
 from actor.fragment_builder import FragmentBuilder, Stamp
+from actor.reward import learner_reward
 from actor.rollout import ENVIRONMENT, WEIGHTS
 from actor.run import Run
 from actor.seeds import action_seed, environment_seeds, place_of
@@ -37,7 +38,11 @@ class EnvironmentCrew:
         self._actors = of.actor.count
         self._stepper = of.make_environment(of.environment, count, of.specification.seed)
         self._builder = FragmentBuilder(
-            of.specification.schema, of.specification.unroll_length, count, of.actor.compress == "lz4"
+            of.specification.schema,
+            of.specification.unroll_length,
+            count,
+            of.actor.compress == "lz4",
+            learner_reward(of.environment),
         )
         self._local = of.make_policy(of.specification.seed)
 

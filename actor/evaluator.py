@@ -46,7 +46,8 @@ class Evaluator:
         self._stepper: Stepper | None = None
         self._local: LocalPolicy | None = None
         self._done = self._strikes = 0
-        self._unsent: tuple[Episode, ...] = ()
+        self._unsent: dict[bool, tuple[Episode, ...]] = {}
+        """Results by `deterministic`, the way they were played."""
 
     def run(self) -> int:
         """Open sessions and serve them until there is no more to do."""
@@ -75,10 +76,12 @@ class Evaluator:
         while self._unsent or self._await_request(session):
             if not self._unsent:
                 self._measure(session)
-            if self._unsent and not self._report(session, sequence := sequence + 1):
+            while self._unsent and self._report(session, sequence + 1):
+                sequence += 1
+            if self._unsent:
                 break
         session.check()
-        return self._is_done(session, reported=sequence > 1)
+        return self._is_done(session, reported=sequence > 0)
 
     def _prepare(self, session: Session) -> None:
         specification = session.specification
@@ -96,7 +99,6 @@ class Evaluator:
             count = min(of.evaluation.episodes, MAX_ENVIRONMENTS)
             self._stepper = of.make_environment(section, count, of.evaluation.seed)
             self._local = of.make_policy(specification.seed)
-            self._local.policy.seed_actions(of.evaluation.seed)
 
     def _await_request(self, session: Session) -> bool:
         with session.changed:
@@ -112,7 +114,6 @@ class Evaluator:
     def _measure(self, session: Session) -> None:
         """Play the version asked for; leaves the result in `_unsent`, or nothing when it cannot be had."""
         assert self._run is not None
-        assert self._stepper is not None
         assert self._local is not None
         version, began = session.evaluate_version, time.monotonic()
         weights = session.fetch(version)
@@ -122,38 +123,52 @@ class Evaluator:
             return
         self._local.apply(weights)
         self._local.tell(session)
-        self._health.expect(ENVIRONMENT, f"version {version} is being evaluated")
+        counts = self._run.evaluation.deterministic
+        results: dict[bool, tuple[Episode, ...]] = {}
+        for deterministic in (counts, not counts) if self._run.evaluation.both else (counts,):
+            played = self._play(deterministic=deterministic)
+            if played is None:
+                return
+            results[deterministic] = _episodes(played, version)
+            words = {"version": version, "mean_return": _mean(played), "deterministic": deterministic}
+            log.info("evaluated", extra=words | {"seconds": time.monotonic() - began})
+        self._done, self._unsent = version, results
+
+    def _play(self, *, deterministic: bool) -> list[Played] | None:
+        """Every time from the same seeds, those of drawn actions too; None when the process drains first."""
+        assert self._run is not None
+        assert self._stepper is not None
+        assert self._local is not None
+        section = self._run.evaluation
+        self._health.expect(ENVIRONMENT, f"version {self._local.publication.version} is being evaluated")
+        self._local.policy.seed_actions(section.seed)
         played = play(
             self._stepper,
             self._local.policy,
-            episodes=self._run.evaluation.episodes,
-            seed=self._run.evaluation.seed,
-            deterministic=self._run.evaluation.deterministic,
+            episodes=section.episodes,
+            seed=section.seed,
+            deterministic=deterministic,
             stop=self._lifecycle.draining,
             on_step=partial(self._health.progress, ENVIRONMENT),
         )
         self._health.suspend(ENVIRONMENT)
-        if played is not None:
-            self._done, self._unsent = version, _episodes(played, version)
-            mean = sum(one.episode_return for one in played) / len(played)
-            seconds = time.monotonic() - began
-            log.info("evaluated", extra={"version": version, "mean_return": mean, "seconds": seconds})
+        return played
 
     def _report(self, session: Session, sequence: int) -> bool:
-        """Send `_unsent`; False when the session takes nothing more."""
-        assert self._run is not None
+        """Send the first of `_unsent`; False when the session takes nothing more."""
+        deterministic, episodes = next(iter(self._unsent.items()))
         report = Report(
             session=session.number,
             sequence=sequence,
             evaluation=True,
-            deterministic=self._run.evaluation.deterministic,
-            episodes=self._unsent,
+            deterministic=deterministic,
+            episodes=episodes,
         )
         while not session.is_over and not self._lifecycle.draining.is_set():
             acked, refusal = self._link.report(report, session.closing)
             if acked >= sequence:
-                metrics.EPISODES.labels("yes").inc(len(self._unsent))
-                self._unsent = ()
+                metrics.EPISODES.labels("yes").inc(len(episodes))
+                del self._unsent[deterministic]
                 return True
             self._refused(session, refusal)
         return False
@@ -171,6 +186,10 @@ class Evaluator:
         log.warning("session ended", extra={"refusal": session.ended})
         self._strikes = count_strikes(self._strikes, session.ended, acknowledged=reported)
         return self._lifecycle.draining.is_set()
+
+
+def _mean(played: list[Played]) -> float:
+    return sum(one.episode_return for one in played) / len(played)
 
 
 def _episodes(played: list[Played], version: int) -> tuple[Episode, ...]:

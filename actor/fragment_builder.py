@@ -8,7 +8,7 @@ row T: when one more step, in which every slot ends, might not fit into a messag
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +48,14 @@ class FragmentBuilder:
     """Arrays [T, N] for the tensors of the schema; observations have one row more."""
 
     def __init__(
-        self, schema: FragmentSchema, unroll_length: int, slots: int, compress: bool = False
+        self,
+        schema: FragmentSchema,
+        unroll_length: int,
+        slots: int,
+        compress: bool = False,
+        reward: Callable[[Mapping[str, Array]], Array] | None = None,
     ) -> None:
+        """reward: what the learner is given, of a fragment's tensors; None: what the environment paid."""
         self._schema, self._slots = schema, slots
         self.unroll_length = unroll_length
         self.length = 0
@@ -77,6 +83,7 @@ class FragmentBuilder:
         self._ends = 0
         self._most_ends = [schema.most_ends(row + 1, slots) - slots for row in range(unroll_length)]
         self._compress = frozenset(self._observations) if compress else frozenset[str]()
+        self._learner_reward = reward
         self._episodes = Episodes(slots)
 
     def start(self, observation: Mapping[str, Any]) -> None:
@@ -143,7 +150,10 @@ class FragmentBuilder:
             round=stamp.round,
             traceparent=stamp.traceparent,
         )
-        fragment = build(header, self._tensors(ends), self._compress)
+        tensors = self._tensors(ends)
+        if self._learner_reward is not None:
+            tensors["reward"] = self._learner_reward(tensors)
+        fragment = build(header, tensors, self._compress)
         episodes = self._episodes.advance(
             self._reward[:steps], self._valid[:steps], self._terminated[:steps], ends, stamp.weights.version
         )

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from actor.acting import LocalPolicy
 from actor.masks import Masks
+from actor.reward import potentials
 from actor.vector import Stepper
 from penstock.policy.policy import Policy
 from penstock.runtime.exit import Fatal
@@ -72,7 +73,7 @@ def read(specification: RunSpecification, local: ActorSection) -> Run:
     """
     run = Run(
         specification=specification,
-        environment=_section(EnvironmentSection, "environment", specification.environment_json),
+        environment=environment_section(specification),
         policy=_section(PolicySection, "policy", specification.policy_json),
         actor=_overlay(_section(ActorSection, "actor", specification.actor_json), local),
         evaluation=_section(EvaluationSection, "evaluation", specification.evaluation_json),
@@ -80,6 +81,8 @@ def read(specification: RunSpecification, local: ActorSection) -> Run:
     )
     check_trusted("environment.id", run.environment.id, local.allow_modules)
     check_trusted("policy.network", run.policy.network, local.allow_modules)
+    for potential in potentials(run.environment):
+        check_trusted("environment.reward", potential, local.allow_modules)
     _check_spaces(run)
     return run
 
@@ -102,6 +105,11 @@ def policy_maker(
 def actor_section(specification: RunSpecification) -> ActorSection:
     """The run's own; raises Fatal for another version of penstock."""
     return _section(ActorSection, "actor", specification.actor_json)
+
+
+def environment_section(specification: RunSpecification) -> EnvironmentSection:
+    """The run's own; raises Fatal for another version of penstock."""
+    return _section(EnvironmentSection, "environment", specification.environment_json)
 
 
 def probe_answer(policy: Policy, probe: Probe) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from broker.outline import Unfit, check_outline
+from broker.outline import check_outline
 from broker.presence import Presence
 from broker.store import StoreUnavailable
 from penstock.runtime import metrics
@@ -27,6 +27,7 @@ from penstock.wire.limits import (
     MAX_WATCH_WAIT_MS,
     WATCH_GRACE_S,
 )
+from penstock.wire.outline import Unfit
 from penstock.wire.refusal import Reason, Refusal, Refused
 
 LOGGER = logging.getLogger(__name__)

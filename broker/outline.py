@@ -6,7 +6,6 @@ nests is counted, and what no actor ever sends (rows of a header above 1 KiB, gr
 are stepped over, headers below `UNCOUNTED_BYTES` too: the usual Append costs some steps per fragment.
 """
 
-from collections.abc import Iterator
 from typing import Final
 
 from penstock.v1 import experience_pb2, fragment_pb2
@@ -18,6 +17,7 @@ from penstock.wire.limits import (
     MAX_SLOTS,
     MAX_TENSORS,
 )
+from penstock.wire.outline import Unfit, fields
 
 APPEND: Final = "Append"
 LARGEST_BYTES: Final = {APPEND: MAX_MESSAGE_BYTES, "ReportEpisodes": 256 * KIB}
@@ -29,8 +29,6 @@ MAX_ROW_BYTES: Final = KIB
 MAX_FIELDS: Final = 1024
 """Fields of a request or a fragment; of a header as many more as it may have rows. Walking them takes time."""
 _MAX_HEADER_FIELDS: Final = 2 * MAX_SLOTS + MAX_TENSORS + MAX_FIELDS
-_MAX_VARINT: Final = 10
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FRAGMENTS: Final = experience_pb2.AppendRequest.FRAGMENTS_FIELD_NUMBER
 _HEADER: Final = fragment_pb2.Fragment.HEADER_FIELD_NUMBER
 _ROWS: Final = {
@@ -38,10 +36,6 @@ _ROWS: Final = {
     fragment_pb2.FragmentHeader.WEIGHTS_FIELD_NUMBER: ("weights", MAX_SLOTS),
     fragment_pb2.FragmentHeader.TENSORS_FIELD_NUMBER: ("tensors", MAX_TENSORS),
 }
-
-
-class Unfit(ValueError):
-    """A request that is not parsed; the message names what it holds too much of."""
 
 
 def check_outline(name: str, data: bytes) -> None:
@@ -55,7 +49,7 @@ def check_outline(name: str, data: bytes) -> None:
 
 def _check_append(data: bytes) -> None:
     fragments = rows = 0
-    for number, begin, end in _fields(data, 0, len(data), MAX_FIELDS):
+    for number, begin, end in fields(data, 0, len(data), MAX_FIELDS):
         if number != _FRAGMENTS:
             continue
         fragments += 1
@@ -71,7 +65,7 @@ def _check_append(data: bytes) -> None:
 
 def _count_rows(data: bytes, begin: int, end: int) -> int:
     header: tuple[int, int] | None = None
-    for number, start, stop in _fields(data, begin, end, MAX_FIELDS):
+    for number, start, stop in fields(data, begin, end, MAX_FIELDS):
         if number != _HEADER:
             continue
         if header is not None:
@@ -86,7 +80,7 @@ def _count_rows(data: bytes, begin: int, end: int) -> int:
 def _count_header(data: bytes, begin: int, end: int) -> int:
     counts = dict.fromkeys(_ROWS, 0)
     others = 0
-    for number, start, stop in _fields(data, begin, end, _MAX_HEADER_FIELDS):
+    for number, start, stop in fields(data, begin, end, _MAX_HEADER_FIELDS):
         if number not in counts:
             others += 1
             continue
@@ -97,41 +91,3 @@ def _count_header(data: bytes, begin: int, end: int) -> int:
         if stop - start > MAX_ROW_BYTES:
             raise Unfit(f"header.{name}: a row of {stop - start} bytes, at most {MAX_ROW_BYTES}")
     return sum(counts.values()) + others
-
-
-def _fields(data: bytes, at: int, end: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Number, first byte and end of each string or sub-message of the message in data[at:end]."""
-    seen = 0
-    while at < end:
-        seen += 1
-        if seen > most:
-            raise Unfit(f"byte {at}: a message of more than {most} fields; send less at once")
-        tag, at = _varint(data, at, end)
-        kind = tag & 7
-        if kind == _BYTES:
-            size, at = _varint(data, at, end)
-            begin, at = at, at + size
-        elif kind == _VARINT:
-            begin = at
-            _, at = _varint(data, at, end)
-        elif kind in (_FIXED32, _FIXED64):
-            begin, at = at, at + (4 if kind == _FIXED32 else 8)
-        else:
-            raise Unfit(f"byte {at}: no field begins like this; check the protocol version")
-        if at > end:
-            raise Unfit(f"byte {begin}: a field is cut off")
-        if kind == _BYTES:
-            yield tag >> 3, begin, at
-
-
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 7 * _MAX_VARINT, 7):
-        if at >= end:
-            raise Unfit(f"byte {at}: a number is cut off")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise Unfit(f"byte {at}: a number has more than {_MAX_VARINT} bytes")

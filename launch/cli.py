@@ -13,6 +13,7 @@ import typer
 from launch.ending import finish
 from launch.options import AsJson, Assignments, ConfigFile, Insecure, Runs, assigned
 from launch.policy_commands import policy_commands
+from launch.reward_commands import reward_commands
 from launch.service_commands import actor, broker, learner, redis, serve
 
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin.
@@ -52,8 +53,20 @@ def train(
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", help="With --resume: fall back behind what the log still holds.")
     ] = False,
+    best: Annotated[
+        bool,
+        typer.Option(
+            "--best",
+            help="With --resume: go back to the checkpoint of the best evaluation (learner.keep_best); what the log "
+            "no longer holds is given up, so --allow-loss is needed as a rule.",
+        ),
+    ] = False,
     redis: Annotated[
         str | None, typer.Option(metavar="URL", help="Use this Redis; default: start one.")
+    ] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RECORDING", help="Learn from a recording; nobody acts."),
     ] = None,
     assignments: Assignments = None,
     ui: Annotated[
@@ -72,12 +85,14 @@ def train(
         run_dir=run_dir,
         resume=resume,
         allow_loss=allow_loss,
+        best=best,
         actors=actors,
         serve_at=serve_at,
         seed=seed,
         target_return=target_return,
         total_steps=total_steps,
         redis=redis,
+        recording=recording,
         assignments=tuple(assignments or ()),
     )
 
@@ -99,6 +114,7 @@ for command in (redis, broker, actor, learner, serve):
     app.command()(command)
 
 app.add_typer(policy_commands, name="policy")
+app.add_typer(reward_commands, name="reward")
 
 
 @app.command()
@@ -183,6 +199,27 @@ def evaluate(
         from launch.evaluate import main
 
         return main(run, episodes=episodes, seed=seed, deterministic=not sampled, as_json=as_json)
+
+    finish(body)
+
+
+@app.command()
+def record(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that has ended.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the recording, a new one.")],
+    steps: Annotated[int, typer.Option(min=1, help="Environment steps to record, or little more.")] = 20_000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the environments and of drawn actions.")] = 0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Take the most likely action; default: draw actions.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Record the final policy of a run at play, for `penstock train --from`. For what a learner consumes: learner.record."""
+
+    def body() -> int:
+        from launch.record import main
+
+        return main(run, out, steps=steps, seed=seed, deterministic=deterministic, as_json=as_json)
 
     finish(body)
 

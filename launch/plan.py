@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actor.reward import potentials
 from launch import toml
+from learner.recording.index import DESCRIPTION
 from penstock.runtime import settings as configuration
 from penstock.runtime.settings import ActorSection, ConfigurationError, Section, ServingSection, Settings
 from penstock.runtime.trusted import module_of
@@ -31,12 +33,14 @@ class Request:
     run_dir: Path | None = None
     resume: bool = False
     allow_loss: bool = False
+    best: bool = False
     actors: int | None = None
     serve_at: str | None = None
     seed: int | None = None
     target_return: float | None = None
     total_steps: int | None = None
     redis: str | None = None
+    recording: Path | None = None
     assignments: tuple[str, ...] = ()
 
 
@@ -48,6 +52,7 @@ class Plan:
     run_dir: Path
     resume: bool
     allow_loss: bool
+    best: bool
     target: float | None
 
     @property
@@ -58,6 +63,8 @@ class Plan:
 
 def make_plan(request: Request) -> Plan:
     """Resolve a request; touches no file."""
+    if request.best and not request.resume:
+        raise ConfigurationError("--best: goes back in a run that is resumed; add --resume")
     if request.resume:
         run_dir = _resumed_folder(request)
         settings = resolve(configuration.parse_toml(run_dir / CONFIG_FILE), request)
@@ -66,6 +73,7 @@ def make_plan(request: Request) -> Plan:
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
         sections = {"actor": _allowing_modules(settings), "serving": _following_the_learner(settings)}
         settings = settings.model_copy(update={"run": name, **sections})
+        settings = settings.model_copy(update=_from_recording(settings, request.recording))
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
     settings = _with_absolute_folders(settings, run_dir)
     _check_actors(settings)
@@ -76,6 +84,7 @@ def make_plan(request: Request) -> Plan:
         run_dir=run_dir,
         resume=request.resume,
         allow_loss=request.allow_loss,
+        best=request.best,
         target=known if target is None else target,
     )
 
@@ -88,7 +97,22 @@ def _following_the_learner(settings: Settings) -> ServingSection:
     return section.model_copy(update={"activate_first": False})
 
 
+def _from_recording(settings: Settings, recording: Path | None) -> dict[str, Section]:
+    """Nobody acts, and what is read is not recorded again."""
+    if recording is None:
+        return {}
+    if not (recording / DESCRIPTION).is_file():
+        raise ConfigurationError(f"--from {recording}: holds no {DESCRIPTION}, so no recording")
+    source = {"feed_from": recording.absolute(), "record": None}
+    return {
+        "actor": settings.actor.model_copy(update={"count": 0}),
+        "learner": settings.learner.model_copy(update=source),
+    }
+
+
 def _check_actors(settings: Settings) -> None:
+    if settings.learner.feed_from is not None:
+        return
     if settings.actor.count == 0 and not settings.serving.listen:
         raise ConfigurationError(
             "actor.count=0: nobody would act; say --actors N, or --serve ADDRESS for clients that do"
@@ -169,8 +193,9 @@ def prepare_folder(plan: Plan) -> None:
 
 
 def _allowing_modules(settings: Settings) -> ActorSection:
-    """The user named the modules of environment and network here, so the actors that we start may import them."""
-    named = {module_of(settings.environment.id), module_of(settings.policy.network)} - {""}
+    """The user named the modules of environment, rewards and network here, so the actors that we start may import them."""
+    names = (settings.environment.id, settings.policy.network, *potentials(settings.environment))
+    named = {module_of(name) for name in names} - {""}
     new = sorted(named - set(settings.actor.allow_modules))
     if not new:
         return settings.actor
@@ -183,6 +208,9 @@ def _with_absolute_folders(settings: Settings, run_dir: Path) -> Settings:
     if settings.actor.ack_journal is not None:
         journal = {"ack_journal": settings.actor.ack_journal.absolute()}
         sections["actor"] = settings.actor.model_copy(update=journal)
+    if settings.learner.record is not None:
+        record = {"record": settings.learner.record.absolute()}
+        sections["learner"] = settings.learner.model_copy(update=record)
     if settings.tracing.exporter == "file":
         folder = {"folder": (settings.tracing.folder or run_dir / TRACES).absolute()}
         sections["tracing"] = settings.tracing.model_copy(update=folder)

@@ -33,7 +33,7 @@ def redis(
 
         return main(lifecycle, settings, ServerPlace(socket=socket.absolute(), folder=folder.absolute()))
 
-    _service("redis", body, config, assignments, endpoints)
+    in_foreground("redis", body, config, assignments, endpoints)
 
 
 def broker(
@@ -56,7 +56,7 @@ def broker(
         return main(lifecycle, settings, redis_url=url, listen=listen)
 
     url, secret = _redis_url(redis_url)
-    _service("broker", body, config, assignments, endpoints, insecure=insecure, secret=secret)
+    in_foreground("broker", body, config, assignments, endpoints, insecure=insecure, secret=secret)
 
 
 def actor(
@@ -79,7 +79,7 @@ def actor(
 
         return main(lifecycle, broker=broker_address, actor_id=actor_id, role=_role(role), settings=settings)
 
-    _service(
+    in_foreground(
         "actor" if role == "rollout" else "evaluator", body, config, assignments, endpoints, insecure=insecure
     )
 
@@ -115,7 +115,7 @@ def serve(
         source = Source(run_dir=folder, broker=broker_address, actor_id=actor_id)
         return main(lifecycle, settings, source=source, listen=listen)
 
-    _service("server", body, config, assignments, endpoints, insecure=insecure)
+    in_foreground("server", body, config, assignments, endpoints, insecure=insecure)
 
 
 def learner(
@@ -127,6 +127,10 @@ def learner(
     resume: Annotated[bool, typer.Option("--resume", help="Start from the newest checkpoint.")] = False,
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", help="With --resume: fall back behind what the log still holds.")
+    ] = False,
+    best: Annotated[
+        bool,
+        typer.Option("--best/--newest", help="With --resume: from the checkpoint of the best evaluation."),
     ] = False,
     stay: Annotated[
         bool,
@@ -142,16 +146,24 @@ def learner(
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from learner.service import main
 
-        code = main(lifecycle, settings, redis_url=url, run_dir=run_dir, resume=resume, allow_loss=allow_loss)
+        code = main(
+            lifecycle,
+            settings,
+            redis_url=url,
+            run_dir=run_dir,
+            resume=resume,
+            allow_loss=allow_loss,
+            best=best,
+        )
         if stay:
             lifecycle.draining.wait()
         return code
 
     url, secret = _redis_url(redis_url)
-    _service("learner", body, config, assignments, endpoints, secret=secret)
+    in_foreground("learner", body, config, assignments, endpoints, secret=secret)
 
 
-def _service(
+def in_foreground(
     role: str,
     body: "Callable[[Lifecycle, Settings], int]",
     config: Path | None,
@@ -161,6 +173,7 @@ def _service(
     insecure: bool = False,
     secret: dict[str, Any] | None = None,
 ) -> None:
+    """Run the body of a service with its settings until it ends, and leave with its exit code."""
     from launch.plan import learner_settings, service_settings
     from penstock.runtime import logs, tracing
     from penstock.runtime.health import ENDPOINT_VARIABLE

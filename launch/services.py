@@ -30,7 +30,9 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
         f"serving.registry={registry_url(plan.run_dir, plan.settings.serving.registry)}",
     )
     loss = ("--allow-loss",) if plan.allow_loss else ()
-    resume = ("--resume", *loss)
+    resume = ("--resume", *loss, *(("--best",) if plan.best else ()))
+    # A learner that is started again goes on from where it was.
+    again = ("--newest",) if plan.best else ()
     actors = [
         _actor(f"actor-{index}", "rollout", broker, config) for index in range(plan.settings.actor.count)
     ]
@@ -45,7 +47,7 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
             name="learner",
             role="learner",
             command=penstock(*learner, *(resume if plan.resume else ())),
-            on_restart=() if plan.resume else ("--resume",),
+            on_restart=again if plan.resume else ("--resume",),
             clean_exit=CleanExit.DONE,
         ),
         *actors,

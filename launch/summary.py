@@ -16,6 +16,8 @@ from launch.supervisor import Account
 LEARNER_FILE: Final = "learner.json"
 SUMMARY_FILE: Final = "summary.json"
 _LEARNT: Final = (
+    "ending",
+    "restored_from",
     "mean_return",
     "evaluation",
     "env_steps",
@@ -25,7 +27,20 @@ _LEARNT: Final = (
     "env_steps_per_second",
     "staleness",
     "ledger",
+    "recording",
 )
+
+
+_ENDINGS: Final = {
+    "target": "the target was reached",
+    "steps": "all steps are done",
+    "no_improvement": "evaluations brought no improvement any more (evaluation.patience)",
+    "stopped": "an operator stopped it",
+    "recording": "the recording is at its end",
+    "drained": "it was asked to end",
+    "stalled": "no update was made any more",
+}
+"""Of the learner's account, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +94,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     lines = [
         f"{summary['environment']}: {_verdict(summary)}",
         f"  run          {summary['run']} (seed {summary['seed']})",
+        f"  ended        {_ending(summary)}",
         f"  steps        {_count(summary['env_steps'])} ({_count(summary['env_steps_per_second'])} per second)",
         f"  time         {_seconds(summary['training_seconds'])} of training, {_seconds(summary['wall_seconds'])} in all",
         f"  updates      {_count(summary['updates'])}, policy version {_count(summary['policy_version'])}",
@@ -87,13 +103,15 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     if evaluation:
         lines.append(
             f"  evaluation   {_decimal(evaluation.get('mean'))} ± {_decimal(evaluation.get('std'))} over "
-            f"{evaluation.get('episodes')} episodes of version {evaluation.get('version')}"
+            f"{evaluation.get('episodes')} episodes of version {evaluation.get('version')}{_ways(evaluation)}"
         )
     if summary["staleness"]:
         parts = ", ".join(f"{key} {_decimal(value)}" for key, value in summary["staleness"].items())
         lines.append(f"  staleness    {parts} updates")
     if ledger:
         lines.append(f"  ledger       {_ledger(ledger)}")
+    if summary["recording"]:
+        lines.append(f"  recording    {_recording(summary['recording'])}")
     lines.append("  CPU seconds  " + ", ".join(map(_process_text, summary["processes"])))
     lines.append(f"  redis        {summary['redis']['version']}, durability {summary['redis']['durability']}")
     return lines
@@ -127,6 +145,25 @@ def _verdict(summary: dict[str, Any]) -> str:
     if summary["solved"]:
         return "solved"
     return "interrupted" if summary["interrupted"] else "not solved"
+
+
+def _recording(recording: dict[str, Any]) -> str:
+    return (
+        f"{recording['batches_taken']:,} batches from {recording['fragments']:,} fragments in "
+        f"{recording['folder']}; no actor sent any, so the ledger is empty"
+    )
+
+
+def _ending(summary: dict[str, Any]) -> str:
+    why = _ENDINGS.get(summary["ending"], "before the learner could say why")
+    restored = summary["restored_from"]
+    return why if restored is None else f"{why}; version {restored}, the best, was published again"
+
+
+def _ways(evaluation: dict[str, Any]) -> str:
+    """Both ways to play, where both were."""
+    means = {name: evaluation[name]["mean"] for name in ("deterministic", "sampled") if evaluation.get(name)}
+    return f" ({', '.join(f'{name} {mean:.1f}' for name, mean in means.items())})" if len(means) > 1 else ""
 
 
 def _ledger(ledger: dict[str, Any]) -> str:

@@ -36,10 +36,16 @@ def masked(settings: Settings) -> str:
 def _plain(section: Section) -> dict[str, Any]:
     found = {name: getattr(section, name) for name in type(section).model_fields}
     return {
-        name: _plain(value) if isinstance(value, Section) else value
+        name: _plain_value(value)
         for name, value in found.items()
         if value is not None and not isinstance(value, SecretStr)
     }
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, Section):
+        return _plain(value)
+    return [_plain_value(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _value(value: object) -> str:

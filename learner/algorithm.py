@@ -8,7 +8,7 @@ Redis, gRPC, files or threads; it is called by one thread.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -143,4 +143,18 @@ class Algorithm(Protocol):
 
     def end_recall(self) -> int:
         """All were recalled that the log still holds; how many that were needed did not come."""
+        ...
+
+
+@runtime_checkable
+class Imitator(Protocol):
+    """What an algorithm is, beside an `Algorithm`, that learns from recorded actions alone, in any order."""
+
+    passes: int
+    """How often it reads a recording."""
+    validation: float
+    """Share of the fragments that it never trains on, 0..1."""
+
+    def validate_on(self, batch: Batch) -> None:
+        """Measure on these from now on; called once, before the first update."""
         ...

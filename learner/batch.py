@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.wire.fragment import FragmentHeader
@@ -156,17 +157,18 @@ def check_meaning(header: FragmentHeader, arrays: Mapping[str, Array]) -> None:
             raise ValueError(f"{name}: holds NaN or infinity; the environment or the policy diverged")
 
 
-def _check_masks(arrays: Mapping[str, Array], valid: Array) -> None:
-    for name, mask in arrays.items():
+def _check_masks(arrays: Mapping[str, Array], valid: NDArray[np.bool_]) -> None:
+    for name, array in arrays.items():
         if not name.startswith("mask/"):
             continue
-        barred = valid & ~mask[:-1].any(-1)
+        mask: NDArray[np.bool_] = array[:-1].astype(bool)
+        barred = valid & ~np.any(mask, -1)
         if barred.any():
             raise ValueError(f"{name}: allows nothing at {_first(barred)}; a step needs an allowed action")
         action = arrays[name.removeprefix("mask/")]
         if action.ndim == valid.ndim:
-            index = np.clip(action, 0, mask.shape[-1] - 1)[..., np.newaxis]
-            barred = valid & ~np.take_along_axis(mask[:-1], index, -1)[..., 0]
+            index = np.clip(action.astype(np.intp), 0, mask.shape[-1] - 1)[..., np.newaxis]
+            barred = valid & ~np.take_along_axis(mask, index, -1)[..., 0]
             if barred.any():
                 raise ValueError(f"{name}: forbids the action that was taken at {_first(barred)}")
 

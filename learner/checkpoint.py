@@ -12,11 +12,12 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -26,10 +27,13 @@ from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 
 FORMAT: Final = 1
+BEST: Final = "evaluation/best"
+"""Of a checkpoint's tensors: the weights of the best evaluation, as the bytes that were published."""
 _MANIFEST: Final = "manifest.json"
 _TENSORS: Final = "tensors.safetensors"
 _STATE: Final = "state.json"
 _TEMPORARY: Final = ".tmp-"
+_POINTER: Final = "best.json"
 _MAX_MANIFEST_BYTES: Final = 64 * 1024
 
 log = logging.getLogger(__name__)
@@ -132,13 +136,37 @@ class CheckpointStore:
             if checkpoint_id not in committed:
                 log.warning("checkpoint ignored: it was never committed", extra={"checkpoint": checkpoint_id})
 
-    def prune(self, lineage: Sequence[str]) -> None:
-        """Remove what is older than the newest `keep` of the lineage. lineage: oldest first."""
+    def name_best(self, checkpoint_id: str) -> None:
+        """Say which checkpoint is that of the best evaluation; its pointer is replaced whole."""
+        if checkpoint_id != self.best():
+            temporary = self.directory / f"{_POINTER}.tmp"
+            temporary.write_text(json.dumps({"checkpoint": checkpoint_id}) + "\n")
+            temporary.replace(self.directory / _POINTER)
+
+    def best(self) -> str:
+        """Id of the checkpoint of the best evaluation; "" without one."""
+        try:
+            return str(json.loads((self.directory / _POINTER).read_text())["checkpoint"])
+        except FileNotFoundError:
+            return ""
+
+    def prune(self, lineage: Sequence[str], spared: Collection[str] = ()) -> None:
+        """Remove what is older than the newest `keep` of the lineage, but for the spared. lineage: oldest first."""
         if len(lineage) < self.keep:
             return
         for checkpoint_id in self.ids():
-            if checkpoint_id < lineage[-self.keep]:
+            if checkpoint_id < lineage[-self.keep] and checkpoint_id not in spared:
                 shutil.rmtree(self.directory / checkpoint_id, ignore_errors=True)
+
+
+def bytes_tensor(data: bytes) -> Tensor:
+    """Bytes as a tensor of a checkpoint, uint8 [n]."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def tensor_bytes(tensor: Tensor) -> bytes:
+    """Inverse of `bytes_tensor`."""
+    return tensor.numpy().tobytes()
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from learner.batch import Batch
 from learner.ledger import Drop, Origin
+from penstock.wire.fragment import Fragment
+from penstock.wire.tensor import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +17,7 @@ class Delivery:
     everything was dropped. round: of lock-step. size: payload bytes of all entries.
     created_us: oldest creation time, 0 without a fragment. assemble_s: time it took.
     origins: number → who sent it, of trained and dropped. traces: of the fragments that are traced, for links.
+    reward: sum over the batch's steps. fragments: of the batch as they came, where the learner records.
     """
 
     last: int
@@ -30,3 +33,10 @@ class Delivery:
     assemble_s: float
     origins: Mapping[int, Origin]
     traces: tuple[str, ...] = ()
+    reward: float = 0.0
+    fragments: tuple[Fragment, ...] = ()
+
+
+def reward_of(arrays: Mapping[str, Array]) -> float:
+    """Sum of a fragment's rewards over its valid steps."""
+    return float(arrays["reward"].sum(where=arrays["valid"].astype(bool), dtype=float))

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from broker.learner_log import LearnerLog
 from broker.state import ReportEntry
-from learner.evaluation import Evaluation, Result
+from learner.evaluation import Evaluation, Result, way
 from learner.lease import LeaseKeeper
 from penstock.runtime import metrics
 
@@ -101,7 +101,11 @@ class Episodes:
             metrics.MEAN_RETURN.set(mean)
 
     def _finish(self, result: Result) -> None:
-        metrics.EVALUATION_RETURN.set(result.mean)
+        for deterministic, score in result.scores.items():
+            metrics.EVALUATION_RETURN.labels(way(deterministic=deterministic)).set(score.mean)
+        if self._evaluation.best is not None:
+            metrics.EVALUATION_BEST_RETURN.set(self._evaluation.best.mean)
+        metrics.EVALUATIONS_WITHOUT_IMPROVEMENT.set(self._evaluation.without_improvement)
         log.info("evaluated", extra=_words(result))
         self._on_result(result)
         # Nothing is left to play, so a restarted evaluation actor does not play it again.
@@ -109,9 +113,10 @@ class Episodes:
 
 
 def _words(result: Result) -> dict[str, float]:
+    means = {way(deterministic=played): score.mean for played, score in result.scores.items()}
     return {
         "version": result.candidate.version,
-        "mean": result.mean,
+        **means,
         "std": result.std,
         "episodes": result.episodes,
         "env_steps": result.candidate.env_steps,

@@ -2,16 +2,19 @@
 
 The loop asks `wanted` after each update. When it says yes the next publication is pinned and offered
 to the evaluation actors (`requested`), training goes on, and the episodes they report are gathered
-(`collect`) until there are `evaluation.episodes` of that version. `solved` is only ever taken from
-such a result, never from the moving average of training episodes that asked for it. An evaluation
-actor that dies half-way begins again: an episode is known by its slot and its number.
+(`collect`) until there are `evaluation.episodes` of that version, played the way that counts and, with
+`evaluation.both`, the other way too. `solved` is only ever taken from such a result, never from the moving
+average of training episodes that asked for it. An evaluation actor that dies half-way begins again: an
+episode is known by its slot and its number.
 """
 
 import statistics
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
+from learner.early_stopping import Patience
 from penstock.runtime.settings import EvaluationSection
 from penstock.wire.messages import Report
 
@@ -21,23 +24,65 @@ RECENT_EPISODES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Published weights that were sent to be evaluated. at_s: seconds of training when they were made."""
+    """Published weights that were sent to be evaluated.
+
+    at_s: seconds of training when they were made. checkpoint: made at that update; "" without one.
+    """
 
     version: int
     update: int
     env_steps: int
     at_s: float
     blob: bytes
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Undiscounted returns over fixed seeds; std: over episodes."""
+
+    mean: float
+    std: float
+    episodes: int
+
+    @classmethod
+    def of(cls, returns: Sequence[float]) -> Self:
+        """At least one."""
+        return cls(mean=statistics.fmean(returns), std=statistics.pstdev(returns), episodes=len(returns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Undiscounted returns of one version over fixed seeds."""
+    """Of one version. scores: by `deterministic`, the way it was played. deterministic: the way that counts."""
 
     candidate: Candidate
-    mean: float
-    std: float
-    episodes: int
+    scores: Mapping[bool, Score]
+    deterministic: bool
+
+    @property
+    def counted(self) -> Score:
+        """What solves, what is best and what patience is judged by."""
+        return self.scores[self.deterministic]
+
+    @property
+    def mean(self) -> float:
+        """Of the score that counts."""
+        return self.counted.mean
+
+    @property
+    def std(self) -> float:
+        """Of the score that counts."""
+        return self.counted.std
+
+    @property
+    def episodes(self) -> int:
+        """Of the score that counts."""
+        return self.counted.episodes
+
+
+def way(*, deterministic: bool) -> str:
+    """How a way to play is named in metrics, `metrics.jsonl` and the summary."""
+    return "deterministic" if deterministic else "sampled"
 
 
 class Evaluation:
@@ -47,12 +92,16 @@ class Evaluation:
         self._section = section
         self._target = target
         self._stop_at_target = stop_at_target
+        self._patience = Patience(section)
+        self._ways = (True, False) if section.both else (section.deterministic,)
         self._lock = threading.Lock()
         self._asked = False
         self._pending: Candidate | None = None
-        self._returns: dict[tuple[int, int], float] = {}
+        self._returns: dict[bool, dict[tuple[int, int], float]] = {}
         self._last_steps = 0
         self._last_update = -1
+        self._settled = (0, -1)
+        """Steps and update of the last one that was answered."""
         self.last: Result | None = None
         self.best: Result | None = None
 
@@ -79,9 +128,28 @@ class Evaluation:
         """The weights were published and offered to the evaluation actors; the candidate they replace."""
         with self._lock:
             replaced = self._pending
-            self._asked, self._pending, self._returns = False, candidate, {}
+            self._asked, self._pending = False, candidate
+            self._returns = {one: {} for one in self._ways}
             self._last_update, self._last_steps = candidate.update, candidate.env_steps
             return replaced
+
+    def lacks_checkpoint(self, update: int) -> bool:
+        """Whether the weights of `update` are being evaluated and no checkpoint of them was told."""
+        with self._lock:
+            pending = self._pending
+            return pending is not None and pending.update == update and not pending.checkpoint
+
+    def kept_as(self, checkpoint: str, update: int) -> None:
+        """A checkpoint holds `update`; if that is what is being evaluated it may become the best one."""
+        with self._lock:
+            if self._pending is not None and self._pending.update == update:
+                self._pending = replace(self._pending, checkpoint=checkpoint)
+
+    def checkpoints(self) -> tuple[str, str]:
+        """Of the best result and of what is being evaluated; "" for none."""
+        with self._lock:
+            best = "" if self.best is None else self.best.candidate.checkpoint
+            return best, "" if self._pending is None else self._pending.checkpoint
 
     def abandon(self) -> Candidate | None:
         """Nobody answered: no result is waited for any longer. The candidate that it was."""
@@ -94,14 +162,15 @@ class Evaluation:
         """Take a report in; the result when it completes one."""
         with self._lock:
             candidate = self._pending
-            if candidate is None or report.deterministic != self._section.deterministic:
+            if candidate is None or report.deterministic not in self._ways:
                 return None
+            returns = self._returns[report.deterministic]
             for episode in report.episodes:
                 if episode.version == candidate.version:
-                    self._returns[episode.slot_id, episode.episode_id] = episode.episode_return
-            if len(self._returns) < self._section.episodes:
+                    returns[episode.slot_id, episode.episode_id] = episode.episode_return
+            if any(len(found) < self._section.episodes for found in self._returns.values()):
                 return None
-            return self._complete(candidate, list(self._returns.values()))
+            return self._complete(candidate)
 
     @property
     def pending(self) -> bool:
@@ -116,14 +185,56 @@ class Evaluation:
             reached = [r for r in (self.last, self.best) if r is not None and self._reaches(r.mean)]
             return reached[0] if reached else None
 
-    def _complete(self, candidate: Candidate, returns: Sequence[float]) -> Result:
-        result = Result(
-            candidate=candidate,
-            mean=statistics.fmean(returns),
-            std=statistics.pstdev(returns),
-            episodes=len(returns),
-        )
+    @property
+    def without_improvement(self) -> int:
+        """Evaluations since the last that was better than all before by `evaluation.min_improvement`."""
+        with self._lock:
+            return self._patience.without
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether `evaluation.patience` evaluations in a row have brought no improvement."""
+        with self._lock:
+            return self._patience.exhausted
+
+    def figures(self) -> dict[str, float]:
+        """Of the last result and the best, for `metrics.jsonl`; empty before the first."""
+        with self._lock:
+            if self.last is None or self.best is None:
+                return {}
+            means = {f"evaluation_{way(deterministic=one)}": s.mean for one, s in self.last.scores.items()}
+            return means | {
+                "evaluation_version": self.last.candidate.version,
+                "evaluation_best": self.best.mean,
+                "evaluations_without_improvement": self._patience.without,
+            }
+
+    def state(self) -> tuple[dict[str, Any], bytes]:
+        """A JSON object for a checkpoint and the best weights, b"" before the first result.
+
+        An evaluation that is under way is not part of it: whoever is restored asks for another.
+        """
+        with self._lock:
+            steps, update = self._settled
+            state = {"last_steps": steps, "last_update": update, "patience": self._patience.state()}
+            if self.best is None:
+                return state, b""
+            return state | {"best": _to_json(self.best)}, self.best.candidate.blob
+
+    def restore(self, state: dict[str, Any], best: bytes) -> None:
+        """Become what `state` was taken from."""
+        with self._lock:
+            self._settled = self._last_steps, self._last_update = state["last_steps"], state["last_update"]
+            self._patience.restore(state["patience"])
+            if "best" in state:
+                self.best = _from_json(state["best"], best)
+
+    def _complete(self, candidate: Candidate) -> Result:
+        scores = {one: Score.of(list(returns.values())) for one, returns in self._returns.items()}
+        result = Result(candidate=candidate, scores=scores, deterministic=self._section.deterministic)
         self._pending = None
+        self._settled = candidate.env_steps, candidate.update
+        self._patience.judge(result.mean)
         self.last = result
         if self.best is None or result.mean >= self.best.mean:
             self.best = result
@@ -140,3 +251,22 @@ class Evaluation:
     def _due(self, env_steps: int) -> bool:
         interval = self._section.interval_steps
         return interval is not None and env_steps - self._last_steps >= interval
+
+
+def _to_json(result: Result) -> dict[str, Any]:
+    candidate = asdict(result.candidate)
+    del candidate["blob"]
+    scores = {way(deterministic=played): asdict(score) for played, score in result.scores.items()}
+    return {"candidate": candidate, "scores": scores, "deterministic": result.deterministic}
+
+
+def _from_json(value: dict[str, Any], blob: bytes) -> Result:
+    scores = {name == way(deterministic=True): Score(**score) for name, score in value["scores"].items()}
+    candidate = Candidate(**value["candidate"], blob=blob)
+    return Result(candidate=candidate, scores=scores, deterministic=value["deterministic"])
+
+
+def scores_json(result: Result) -> dict[str, dict[str, Any] | None]:
+    """Both ways to play, None where one was not."""
+    found = {played: asdict(score) for played, score in result.scores.items()}
+    return {way(deterministic=played): found.get(played) for played in (True, False)}

@@ -26,7 +26,7 @@ from broker.learner_log import LearnerLog
 from broker.state import LogEntry, Verdict
 from learner.algorithm import Algorithm
 from learner.batch import assemble, check_meaning
-from learner.delivery import Delivery
+from learner.delivery import Delivery, reward_of
 from learner.lease import LeaseKeeper
 from learner.ledger import DIGEST_BYTES, Drop, Origin
 from learner.probe import Quarantine
@@ -74,8 +74,9 @@ class Feed:
         start: FeedStart,
         stop: threading.Event,
         take_digests: bool = False,
+        keep_fragments: bool = False,
     ) -> None:
-        """take_digests: of every payload that is used, for the lineage."""
+        """take_digests: of every payload that is used, for the lineage. keep_fragments: for the recording."""
         self._log = learner_log
         self._lease = lease
         self._algorithm = algorithm
@@ -99,6 +100,13 @@ class Feed:
         self._loaded: dict[int, Loaded] = {}
         self._take_digests = take_digests
         self._digests: dict[int, bytes] = {}
+        self._keep_fragments = keep_fragments
+        self._fragments: dict[int, wire.Fragment] = {}
+
+    taken: Final = 0
+    """Of a recording; a log has none."""
+    exhausted: Final = False
+    """A log goes on."""
 
     # ---- the loop's side
 
@@ -207,6 +215,7 @@ class Feed:
         self._dropped[number] = reason
         self._loaded.pop(number, None)
         self._digests.pop(number, None)
+        self._fragments.pop(number, None)
 
     def _drop_missing(self, number: int) -> None:
         match self._lease.patiently(lambda: self._log.missing(number)):
@@ -246,6 +255,8 @@ class Feed:
             return None
         if self._take_digests:
             self._digests[entry.number] = hashlib.sha256(payload).digest()[:DIGEST_BYTES]
+        if self._keep_fragments:
+            self._fragments[entry.number] = wire.Fragment(header, payload)
         return loaded
 
     # ---- out
@@ -271,6 +282,8 @@ class Feed:
             assemble_s=time.perf_counter() - started,
             origins={number: origin for number in numbers if (origin := self._origin(number)) is not None},
             traces=_trace(chosen, time.perf_counter() - started) if tracing.is_on() else (),
+            reward=sum(reward_of(arrays) for _, arrays in loaded),
+            fragments=tuple(self._fragments.pop(e.number) for e in chosen) if self._keep_fragments else (),
         )
         self._forget(chosen, last)
         metrics.UPDATE_SECONDS.labels("assemble").observe(delivery.assemble_s)

@@ -9,10 +9,12 @@ Runs in the loop's thread, between two updates.
 import bisect
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from torch import Tensor
 
 from broker.learner_log import LearnerLog
 from broker.state import Commit, Renewal
@@ -64,7 +66,10 @@ class Keeper:
         self._interval_s = interval_s
         self._room = room
         self._serial = 0
+        self._spared: frozenset[str] = frozenset()
         self._at_s = time.monotonic()
+        # Something was learned that no checkpoint holds.
+        self._is_behind = not self._lineage
         self._revision = lease.renewal.checkpoint_revision
         self._trim = self._lineage[-1].trim if self._lineage else 0
         self._retain_from = retain_from
@@ -74,23 +79,35 @@ class Keeper:
         self._consumed = _Consumed(self._trim, ledger.position, lease.renewal.log_bytes)
 
     def consumed(self, size: int) -> None:
-        """The ledger moved over entries of `size` payload bytes."""
+        """The ledger moved over entries of `size` payload bytes; 0 where they were not the log's."""
         self._consumed.add(self._ledger.position, size)
+        self._is_behind = True
 
     def due(self, renewal: Renewal) -> bool:
         """An operator asked, the interval is over, or the log is filling up."""
         asked = renewal.checkpoint_revision != self._revision
         return asked or self._is_time() or self._is_pressed()
 
-    def save(self, algorithm: Algorithm, progress: Progress) -> None:
-        """Make a checkpoint that counts; a second one where the first freed nothing and room is short."""
+    def spare(self, best: str, candidate: str) -> None:
+        """Checkpoints that stay however old they are: of the best evaluation and of the one under way; "" for none."""
+        if best:
+            self._store.name_best(best)
+        self._spared = frozenset({best, candidate})
+
+    def save(
+        self, algorithm: Algorithm, progress: Progress, beside: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Make a checkpoint that counts; a second one where the first freed nothing and room is short.
+
+        beside: tensors that are not the algorithm's.
+        """
         started = time.perf_counter()
         self._revision = self._lease.renewal.checkpoint_revision
         trim = self._trim
-        self._save(algorithm, progress)
+        self._save(algorithm, progress, beside or {})
         if self._trim == trim and self._is_pressed():
-            self._save(algorithm, progress)
-        self._at_s = time.monotonic()
+            self._save(algorithm, progress, beside or {})
+        self._at_s, self._is_behind = time.monotonic(), False
         metrics.CHECKPOINT_SECONDS.observe(time.perf_counter() - started)
 
     @property
@@ -98,13 +115,13 @@ class Keeper:
         """Id of the newest checkpoint of this lineage, "" without one."""
         return self._lineage[-1].checkpoint_id if self._lineage else ""
 
-    def _save(self, algorithm: Algorithm, progress: Progress) -> None:
+    def _save(self, algorithm: Algorithm, progress: Progress, beside: Mapping[str, Tensor]) -> None:
         self._serial += 1
         checkpoint_id = f"{self._log.epoch:012d}-{self._serial:08d}"
         state = algorithm.state()
         try:
             digest = self._store.write(
-                checkpoint_id, state.tensors, progress.to_json() | {"numbers": state.numbers}
+                checkpoint_id, {**state.tensors, **beside}, progress.to_json() | {"numbers": state.numbers}
             )
         except FileNotFoundError:
             # A learner that has taken over clears away what is half-written.
@@ -128,7 +145,7 @@ class Keeper:
         self._unneeded = self._needed_after(commit.position)
         self._consumed.forget_before(commit.trim)
         self._lineage = self._lineage[-self._store.keep :]
-        self._store.prune([kept.checkpoint_id for kept in self._lineage])
+        self._store.prune([kept.checkpoint_id for kept in self._lineage], self._spared)
         metrics.CHECKPOINTS.inc()
         log.info("checkpoint committed", extra={"checkpoint": checkpoint_id, "position": commit.position})
 
@@ -138,8 +155,7 @@ class Keeper:
         return position if retained is None else min(position, retained - 1)
 
     def _is_time(self) -> bool:
-        saved = self._lineage[-1].position if self._lineage else -1
-        return time.monotonic() - self._at_s >= self._interval_s and self._ledger.position > saved
+        return time.monotonic() - self._at_s >= self._interval_s and self._is_behind
 
     def _is_pressed(self) -> bool:
         """Whether much of the log lies there that checkpoints could let go."""

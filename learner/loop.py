@@ -1,6 +1,7 @@
 """The learner's loop: the one place where everything it does can be read in order.
 
     wait for a batch → update → book → publish and settle → checkpoint when due → evaluate when promising
+    at the end: evaluate the last weights, or restore the best ones → checkpoint
 
 Between two updates it follows what operators want (pause, stop, checkpoint) and what the other threads
 met (a re-opened log, an error). It waits for the feed, never for Redis on the usual path: weights go out
@@ -11,16 +12,20 @@ On a crash nothing is lost but the updates since the last commit, which the next
 import logging
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Final, NoReturn
 
 from learner.algorithm import Settles, Update
+from learner.checkpoint import BEST, bytes_tensor
 from learner.delivery import Delivery
+from learner.evaluation import Result
 from learner.evidence import keep_evidence
 from learner.ledger import Drop
 from learner.parts import Ending, Parts, Plan
 from learner.progress import Progress
 from learner.publisher import Offer
 from learner.recorder import Moment
+from learner.recording.writer import Consumed
 from learner.stall import cause
 from penstock.policy import weights
 from penstock.runtime import metrics, tracing
@@ -50,6 +55,8 @@ class Loop:
         self._dropped: Counter[str] = Counter()
         self.stalled = ""
         """Why there were no updates any more; "" unless that has ended the loop."""
+        self.restored: Result | None = None
+        """The evaluation whose weights are the newest version again; None: those of the last update are."""
 
     def publish_first(self) -> None:
         """The weights that this process begins with, as a new version; opens the first round.
@@ -71,8 +78,10 @@ class Loop:
         if self._holds_back:
             self._parts.publisher.offer(self._offer(evaluate=False))
         self._parts.publisher.flush()
-        if ending is Ending.STEPS:
+        if ending in (Ending.STEPS, Ending.RECORDING):
             self._evaluate_last()
+        if ending.finished and ending is not Ending.TARGET and self._plan.restore_best:
+            self._restore_best()
         self._save()
         self._parts.recorder.write(self.moment, now=True)
         return ending
@@ -93,6 +102,7 @@ class Loop:
             log_bytes=renewal.log_bytes,
             outstanding=renewal.outstanding,
             budget=self._plan.budget,
+            evaluated=parts.evaluation.figures(),
         )
 
     # ---- learning
@@ -106,7 +116,7 @@ class Loop:
                 return ending
             if parts.reopened.is_set():
                 self._publish_again()
-            if parts.keeper.due(parts.lease.renewal):
+            if parts.keeper.due(parts.lease.renewal) or self._is_candidate():
                 self._save()
             if parts.lease.renewal.desired is RunState.PAUSED:
                 self._pause()
@@ -117,6 +127,10 @@ class Loop:
             if delivery is not None:
                 self._consume(delivery)
             parts.recorder.write(self.moment)
+
+    def _is_candidate(self) -> bool:
+        """Whether the best checkpoint may turn out to be one of this update."""
+        return self._plan.keep_best and self._parts.evaluation.lacks_checkpoint(self._parts.algorithm.updates)
 
     def _take(self) -> Delivery | None:
         """A batch, if there is one soon. The wait is told as it goes on: whoever has no batch at all starves most."""
@@ -133,11 +147,14 @@ class Loop:
             return Ending.STOPPED
         if plan.stop_at_target and parts.evaluation.solved is not None:
             return Ending.TARGET
+        if parts.evaluation.hopeless:
+            return Ending.NO_IMPROVEMENT
         if parts.health.has_stalled(UPDATE):
             self.stalled = self._why_stalled()
             return Ending.STALLED
-        done = plan.total_steps is not None and parts.ledger.env_steps >= plan.total_steps
-        return Ending.STEPS if done else None
+        if plan.total_steps is not None and parts.ledger.env_steps >= plan.total_steps:
+            return Ending.STEPS
+        return Ending.RECORDING if parts.feed.exhausted else None
 
     def _why_stalled(self) -> str:
         text = cause(self._parts.status(), self._dropped, self._plan.stall_timeout_s)
@@ -158,6 +175,7 @@ class Loop:
         update = self._update(delivery)
         compute_s = time.perf_counter() - self._waited_since - wait_s
         self._book(delivery, update)
+        self._record(delivery, turn)
         parts.keeper.consumed(delivery.size)
         if delivery.round is not None:
             self._round = delivery.round + 1
@@ -225,6 +243,21 @@ class Loop:
             self._dropped[reason.value] += 1
         self._show_books()
 
+    def _record(self, delivery: Delivery, turn: int) -> None:
+        """What was consumed and how, once it is certain."""
+        if self._parts.tee is None:
+            return
+        dropped = {number: reason.value for number, reason in delivery.dropped.items()}
+        self._parts.tee.consumed(
+            Consumed(
+                position=delivery.last,
+                update=turn,
+                round=delivery.round,
+                dropped=dropped,
+                fragments=delivery.fragments,
+            )
+        )
+
     def _show_books(self) -> None:
         """Also what is 0: of a series that begins with its first event nobody can tell that it rose."""
         ledger = self._parts.ledger
@@ -244,7 +277,8 @@ class Loop:
         evaluate = applied and parts.evaluation.wanted(
             parts.episodes.recent(), update=parts.algorithm.updates, env_steps=parts.ledger.env_steps
         )
-        if parts.algorithm.lock_step:
+        if parts.algorithm.lock_step or (evaluate and self._plan.keep_best):
+            # Here and now: what is evaluated must be what the checkpoint will hold.
             parts.publisher.publish(self._offer(evaluate=evaluate, trace=trace))
         elif applied:
             parts.publisher.offer(self._offer(evaluate=evaluate, trace=trace))
@@ -285,6 +319,8 @@ class Loop:
         self._await_evaluation()
         if not self._ending_early() and self._parts.evaluation.ask(self._parts.algorithm.updates):
             self._parts.publisher.publish(self._offer(evaluate=True))
+            if self._plan.keep_best:
+                self._save()
             self._await_evaluation()
 
     def _await_evaluation(self) -> None:
@@ -310,10 +346,30 @@ class Loop:
     def _ending_early(self) -> bool:
         return self._parts.draining.is_set() or self._parts.lease.renewal.desired is RunState.STOPPING
 
+    def _restore_best(self) -> None:
+        """The weights of the best evaluation become the newest version: a new number, the same bytes.
+
+        Optimiser and counters stay where they are, so that a run that is resumed goes on from these weights.
+        """
+        parts, best = self._parts, self._parts.evaluation.best
+        if best is None or best.candidate.version == parts.publisher.latest.version:
+            return
+        (module,) = parts.algorithm.published_modules().values()
+        weights.load_into(module, best.candidate.blob)
+        offer = self._offer(evaluate=False)
+        parts.publisher.publish(replace(offer, update=best.candidate.update, round=None))
+        self.restored = best
+        words = {"of": best.candidate.version, "mean": best.mean, "as": parts.publisher.latest.version}
+        log.info("the best version was restored", extra=words)
+
     # ---- keeping
 
     def _save(self) -> None:
         parts = self._parts
+        if parts.tee is not None:
+            parts.tee.sync()
+        parts.keeper.spare(*parts.evaluation.checkpoints())
+        state, best = parts.evaluation.state()
         parts.keeper.save(
             parts.algorithm,
             Progress(
@@ -326,9 +382,14 @@ class Loop:
                 totals=parts.ledger.totals(),
                 episodes=parts.episodes.state(),
                 staleness=parts.recorder.staleness.state(),
+                evaluation=state,
+                recorded=parts.feed.taken,
                 log=parts.lease.known(),
             ),
+            {BEST: bytes_tensor(best)},
         )
+        if self._plan.keep_best:
+            parts.evaluation.kept_as(parts.keeper.last_id, parts.algorithm.updates)
 
 
 def _trace(delivery: Delivery, update: Update | None, turn: int, took_s: float) -> str:

@@ -10,14 +10,16 @@ from typing import Any, Final
 import torch
 
 from broker.state import Pacing
-from learner.algorithm import Algorithm, Retained
+from learner.algorithm import Algorithm, Imitator, Retained
 from learner.algorithms.registry import ALGORITHMS
+from learner.early_stopping import check_patience
 from learner.keeper import Room
 from learner.probe import Quarantine, Replica, make_probe
+from learner.recording.reader import Recording
 from penstock.policy import weights
 from penstock.policy.policy import Policy
 from penstock.registry.records import MAX_PINNED
-from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.runtime.settings import ConfigurationError, EnvironmentSection, Settings
 from penstock.runtime.workload import Workload, find, load
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_TENSORS, MESSAGE_OVERHEAD_BYTES, MIB
 from penstock.wire.schema import (
@@ -50,10 +52,13 @@ class Model:
     weight_bytes: int
     device: torch.device
     target: float | None
+    recording: Recording | None = None
+    """What is learned from in place of actors."""
 
 
 def make_model(settings: Settings) -> Model:
     """Raises ConfigurationError for settings that do not fit together."""
+    check_patience(settings.evaluation)
     workload = find(settings.workload)
     observation, action = load(workload.spaces)(settings.environment)
     settings = settings.model_copy(update={"policy": settings.algorithm.policy_section(settings.policy)})
@@ -94,6 +99,7 @@ def model_of(
         weight_bytes=len(weights.encode(algorithm.published_modules()["default"])),
         device=device,
         target=target,
+        recording=_recording(settings, algorithm, schema),
     )
 
 
@@ -106,6 +112,22 @@ def _mask_rules(settings: Settings, action: Space) -> tuple[TensorRule, ...]:
             "mask; leave it empty"
         )
     return rules
+
+
+def _recording(settings: Settings, algorithm: Algorithm, schema: FragmentSchema) -> Recording | None:
+    """The one that is learned from; refused when it is of other spaces, or none where there must be one."""
+    folder = settings.learner.feed_from
+    if folder is None:
+        if isinstance(algorithm, Imitator):
+            raise ConfigurationError(
+                f"algorithm.name={settings.algorithm.name!r}: imitates a recording; name it with --from"
+            )
+        return None
+    recording = Recording(folder)
+    recording.check_schema(schema.schema_id)
+    if not recording.fragments:
+        raise ConfigurationError(f"learner.feed_from={str(folder)!r}: holds no fragment")
+    return recording
 
 
 def _build(workload: Workload, settings: Settings, observation: Space, action: Space) -> Policy:
@@ -162,7 +184,7 @@ def _specification(
         RunSpecification(
             run=settings.run,
             seed=settings.seed,
-            environment_json=settings.environment.canonical_json(),
+            environment_json=_environment(settings).canonical_json(),
             policy_json=settings.policy.canonical_json(),
             # Where this machine keeps its journals is nothing to the actors of others.
             actor_json=settings.actor.model_copy(update={"ack_journal": None}).canonical_json(),
@@ -179,6 +201,22 @@ def _specification(
             session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
         )
     )
+
+
+def _environment(settings: Settings) -> EnvironmentSection:
+    """What the actors are told: shaping with the discount that is learned with, where it names none."""
+    told = []
+    for wrapper in settings.environment.reward:
+        if wrapper.shape is None:
+            told.append(wrapper)
+            continue
+        try:
+            load(wrapper.shape)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"environment.reward: shape={error}") from error
+        discount = settings.algorithm.discount if wrapper.discount is None else wrapper.discount
+        told.append(wrapper.model_copy(update={"discount": discount}))
+    return settings.environment.model_copy(update={"reward": tuple(told)})
 
 
 def check_schema(schema: FragmentSchema) -> FragmentSchema:

@@ -16,6 +16,8 @@ from learner.lease import LeaseKeeper
 from learner.ledger import Ledger
 from learner.publisher import Publisher
 from learner.recorder import Recorder
+from learner.recording.feed import RecordedFeed
+from learner.recording.writer import RecordingWriter
 from learner.training_clock import TrainingClock
 from penstock.runtime.health import Health
 
@@ -25,14 +27,17 @@ class Ending(StrEnum):
 
     TARGET = "target"
     STEPS = "steps"
+    NO_IMPROVEMENT = "no_improvement"
     STOPPED = "stopped"
     DRAINED = "drained"
     STALLED = "stalled"
+    RECORDING = "recording"
+    """The recording that was learned from is at its end."""
 
     @property
     def finished(self) -> bool:
         """Whether the run is done, and not only this process."""
-        return self in (Ending.TARGET, Ending.STEPS)
+        return self in (Ending.TARGET, Ending.STEPS, Ending.NO_IMPROVEMENT, Ending.RECORDING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,9 @@ class Parts:
     """Everything that the loop ties together."""
 
     algorithm: Algorithm
-    feed: Feed
+    feed: Feed | RecordedFeed
+    tee: RecordingWriter | None
+    """None: nothing is recorded."""
     publisher: Publisher
     lease: LeaseKeeper
     ledger: Ledger
@@ -60,6 +67,7 @@ class Parts:
 class Plan:
     """What the run is for. Sections and run name go into every checkpoint.
 
+    keep_best: a checkpoint is made whenever an evaluation is asked for. restore_best: at its end the run publishes the weights of its best evaluation again.
     catch_up_through: newest entry that the log held when a learner resumed; 0: nothing to catch up with.
     """
 
@@ -67,6 +75,8 @@ class Plan:
     sections: dict[str, str]
     total_steps: int | None
     stop_at_target: bool
+    restore_best: bool
+    keep_best: bool
     evaluation_timeout_s: float
     budget: int
     evidence_dir: str

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.learner_log import LearnerLog
-from learner.checkpoint import CheckpointStore
+from learner.checkpoint import BEST, CheckpointStore, tensor_bytes
 from learner.crew import Crew
 from learner.episodes import Episodes
-from learner.evaluation import Evaluation, Result
+from learner.evaluation import Evaluation, Result, scores_json
 from learner.feed import Feed, FeedStart
 from learner.final_policy import FinalPolicy, write_final
 from learner.keeper import Keeper
@@ -29,6 +29,9 @@ from learner.progress import Progress, sections
 from learner.publisher import Publisher
 from learner.recall import recall
 from learner.recorder import Recorder, Staleness, ledger_json
+from learner.recording.feed import RecordedFeed
+from learner.recording.index import DESCRIPTION
+from learner.recording.writer import RecordingWriter
 from learner.resume import Beginning
 from learner.shelf import Shelf
 from learner.tracking.tracker import Place, make_tracking
@@ -60,6 +63,7 @@ class Foundation:
     health: Health
     draining: threading.Event
     catch_up_through: int
+    resumed: bool = False
 
 
 class Process:
@@ -138,12 +142,16 @@ class Process:
         evaluation = Evaluation(
             settings.evaluation, base.model.target, stop_at_target=settings.learner.stop_at_target
         )
+        if base.beginning.checkpoint is not None and progress.evaluation:
+            best = base.beginning.checkpoint.tensors.get(BEST)
+            evaluation.restore(progress.evaluation, b"" if best is None else tensor_bytes(best))
         episodes = Episodes(base.learner_log, self._lease, evaluation, crew.stop, self._kept.evaluated)
         if progress.episodes:
             episodes.restore(progress.episodes)
         return Parts(
             algorithm=base.model.algorithm,
-            feed=self._make_feed(progress.round),
+            feed=self._make_feed(progress),
+            tee=self._make_tee(),
             publisher=Publisher(
                 base.learner_log,
                 self._lease,
@@ -172,8 +180,20 @@ class Process:
         tracking = make_tracking(place) if base.settings.metrics.trackers else None
         return Recorder(base.run_dir, Staleness(progress.staleness), first_step, tracking)
 
-    def _make_feed(self, round_: int) -> Feed:
-        base = self._base
+    def _make_feed(self, progress: Progress) -> Feed | RecordedFeed:
+        base, round_ = self._base, progress.round
+        if base.model.recording is not None:
+            feed = RecordedFeed(
+                base.model.recording,
+                base.model.algorithm,
+                seed=base.settings.seed,
+                device=base.model.device,
+                prefetch=base.settings.learner.prefetch_batches,
+                taken=progress.recorded,
+                stop=self._crew.stop,
+            )
+            feed.hold_out()
+            return feed
         return Feed(
             base.learner_log,
             self._lease,
@@ -189,7 +209,20 @@ class Process:
             ),
             stop=self._crew.stop,
             take_digests=base.settings.actor.ack_journal is not None,
+            keep_fragments=base.settings.learner.record is not None,
         )
+
+    def _make_tee(self) -> RecordingWriter | None:
+        """Goes on where the recording of the run that is resumed was at its checkpoint."""
+        base, section = self._base, self._base.settings.learner
+        if section.record is None:
+            return None
+        if base.resumed and (section.record / DESCRIPTION).exists():
+            progress = base.beginning.progress
+            position = 0 if progress is None else progress.position
+            return RecordingWriter.go_on(section.record, position, section.record_max_bytes)
+        specification = base.model.specification
+        return RecordingWriter.begin(section.record, specification, "learner", section.record_max_bytes)
 
     def _make_keeper(self) -> Keeper:
         base = self._base
@@ -218,6 +251,8 @@ class Process:
             sections=sections(settings),
             total_steps=settings.learner.total_steps,
             stop_at_target=settings.learner.stop_at_target,
+            keep_best=settings.learner.keep_best,
+            restore_best=settings.evaluation.patience is not None,
             evaluation_timeout_s=settings.evaluation.timeout_s,
             budget=self._base.model.pacing.budget,
             evidence_dir=str(self._base.run_dir / "evidence"),
@@ -236,11 +271,13 @@ class Process:
         if not balance.balanced:
             log.error("the books do not balance", extra=asdict(balance))
         self._parts.recorder.finish(self._summary(ending, final, balance))
+        if self._parts.tee is not None:
+            self._parts.tee.close()
 
     def _final(self) -> FinalPolicy:
-        """What solved the task where something did, else the newest weights."""
+        """What solved the task where something did, else the newest weights, which may be the best ones again."""
         solved, newest = self._parts.evaluation.solved, self._parts.publisher.latest
-        if solved is not None:
+        if solved is not None and self._loop.restored is None:
             blob, version, update = solved.candidate.blob, solved.candidate.version, solved.candidate.update
         else:
             (module,) = self._parts.algorithm.published_modules().values()
@@ -262,7 +299,7 @@ class Process:
 
     def _summary(self, ending: Ending, final: FinalPolicy, balance: Balance) -> dict[str, Any]:
         moment, evaluation = self._loop.moment(), self._parts.evaluation
-        solved = evaluation.solved
+        solved, restored = evaluation.solved, self._loop.restored
         seconds = moment.training_seconds if solved is None else solved.candidate.at_s
         return {
             "run": self._base.settings.run,
@@ -271,7 +308,9 @@ class Process:
             "solved": solved is not None,
             "target_return": self._base.model.target,
             "mean_return": moment.mean_return,
-            "evaluation": _evaluation_json(solved or evaluation.last),
+            "evaluation": _evaluation_json(restored or solved or evaluation.last),
+            "best_checkpoint": evaluation.checkpoints()[0] or None,
+            "restored_from": None if restored is None else restored.candidate.version,
             "env_steps": moment.env_steps,
             "updates": moment.updates,
             "policy_version": final.version,
@@ -279,6 +318,20 @@ class Process:
             "env_steps_per_second": round(moment.env_steps / max(moment.training_seconds, 1e-9), 1),
             "staleness": self._parts.recorder.staleness.quantiles(),
             "ledger": ledger_json(balance),
+            "recording": self._recording_json(),
+        }
+
+    def _recording_json(self) -> dict[str, Any] | None:
+        """What the run learned from in place of actors: its ledger, which counts what they sent, holds nothing."""
+        recording = self._base.model.recording
+        if recording is None:
+            return None
+        return {
+            "folder": str(recording.folder),
+            "run": recording.specification.run,
+            "fragments": len(recording.fragments),
+            "steps": sum(place.charge for place in recording.fragments),
+            "batches_taken": self._parts.feed.taken,
         }
 
 
@@ -291,4 +344,5 @@ def _evaluation_json(result: Result | None) -> dict[str, Any] | None:
         "episodes": result.episodes,
         "version": result.candidate.version,
         "env_steps": result.candidate.env_steps,
+        **scores_json(result),
     }

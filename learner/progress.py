@@ -13,7 +13,8 @@ from penstock.runtime.settings import ConfigurationError, Settings
 class Progress:
     """position: last log entry consumed. round: next one of lock-step. episodes: `Episodes.state()`.
 
-    numbers: of the `AlgorithmState`. staleness: fragments by age in updates. sections: what must not
+    numbers: of the `AlgorithmState`. evaluation: `Evaluation.state()`. recorded: batches
+    consumed of the recording that the run learns from. staleness: fragments by age in updates. sections: what must not
     change between stop and resume, as canonical JSON. training_seconds: since the first experience.
     """
 
@@ -27,6 +28,8 @@ class Progress:
     episodes: dict[str, Any] = field(default_factory=dict)
     staleness: dict[str, int] = field(default_factory=dict)
     numbers: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    recorded: int = 0
     log: LogState | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -35,6 +35,10 @@ _GAUGES: Final = {
     "entropy_coefficient": metrics.ENTROPY_COEFFICIENT,
     "sample_reuse": metrics.SAMPLE_REUSE,
     "masked_fraction": metrics.MASKED_FRACTION,
+    "nll": metrics.IMITATION_NLL_NATS.labels("train"),
+    "validation_nll": metrics.IMITATION_NLL_NATS.labels("validation"),
+    "accuracy": metrics.IMITATION_ACCURACY.labels("train"),
+    "validation_accuracy": metrics.IMITATION_ACCURACY.labels("validation"),
 }
 
 
@@ -93,6 +97,8 @@ class Moment:
     log_bytes: int
     outstanding: int
     budget: int
+    evaluated: Mapping[str, float] = field(default_factory=dict)
+    """`Evaluation.figures`."""
 
 
 class Recorder:
@@ -118,7 +124,8 @@ class Recorder:
         self._since.wait_s += wait_s
         self._since.assemble_s += delivery.assemble_s
         self._since.compute_s += compute_s
-        self._last = dict(values)
+        self._last = {**values, "mean_reward": delivery.reward / max(delivery.steps, 1)}
+        metrics.MEAN_REWARD.set(self._last["mean_reward"])
         # Another machine's clock may be ahead of this one.
         age_s = max(0.0, time.time() - compute_s - delivery.created_us / 1e6)
         metrics.BATCH_AGE_SECONDS.observe(age_s)
@@ -174,6 +181,7 @@ class Recorder:
             "log_bytes": moment.log_bytes,
             "outstanding": moment.outstanding,
             "budget": moment.budget,
+            **moment.evaluated,
             **self._last,
         }
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.state import Commit, Lease
-from learner.checkpoint import Checkpoint, CheckpointStore
+from learner.checkpoint import Checkpoint, CheckpointStore, Damaged
 from learner.ledger import Ledger
 from learner.progress import Progress
 from penstock.runtime.exit import Fatal
@@ -32,11 +32,16 @@ class Beginning:
     ledger: Ledger
 
 
-def choose(lease: Lease, store: CheckpointStore, *, resume: bool, allow_loss: bool) -> Beginning:
-    """Raises Fatal, with the remedy, when there is nothing to begin from without loss or without leave."""
+def choose(
+    lease: Lease, store: CheckpointStore, *, resume: bool, allow_loss: bool, best: bool = False
+) -> Beginning:
+    """Where to begin; best: go back to the checkpoint of the best evaluation.
+
+    Raises Fatal, with the remedy, when there is nothing to begin from without loss or without leave.
+    """
     if not resume:
         return _begin(lease, store)
-    checkpoint = store.newest(_candidates(lease, store))
+    checkpoint = _best(store) if best else store.newest(_candidates(lease, store))
     store.name_ignored([commit.checkpoint_id for commit in lease.committed])
     progress = None if checkpoint is None else _progress(checkpoint)
     if checkpoint is None and lease.fresh and store.ids() and not allow_loss:
@@ -68,6 +73,19 @@ def _begin(lease: Lease, store: CheckpointStore) -> Beginning:
             f"{store.directory} holds checkpoints of a run; go on with --resume, or choose another --run-dir"
         )
     return Beginning(checkpoint=None, progress=None, lineage=(), ledger=Ledger())
+
+
+def _best(store: CheckpointStore) -> Checkpoint:
+    checkpoint_id = store.best()
+    if not checkpoint_id:
+        raise Fatal(
+            f"{store.directory}: no checkpoint of a best evaluation; learner.keep_best=true keeps one, --resume "
+            "alone goes on from the newest"
+        )
+    try:
+        return store.read(checkpoint_id)
+    except Damaged as error:
+        raise Fatal(f"the best checkpoint cannot be used: {error}") from error
 
 
 def _candidates(lease: Lease, store: CheckpointStore) -> list[tuple[str, str | None]]:

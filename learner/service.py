@@ -16,7 +16,7 @@ from pathlib import Path
 from broker.learner_log import LearnerLog
 from broker.state import Lease, LogState
 from learner.algorithm import AlgorithmState
-from learner.checkpoint import CheckpointStore
+from learner.checkpoint import BEST, CheckpointStore
 from learner.final_policy import write_specification
 from learner.lease import acquire, fenced
 from learner.model import Model, check_memory, make_model, use_threads
@@ -46,11 +46,12 @@ def main(
     run_dir: Path,
     resume: bool,
     allow_loss: bool,
+    best: bool = False,
     make: Callable[[Settings], Model] = make_model,
 ) -> int:
     """Run the learner; exit code. Raises Fatal or ConfigurationError, as `run_service` expects.
 
-    make: what is learned, and by which algorithm.
+    best: with resume, from the checkpoint of the best evaluation. make: what is learned, and by which algorithm.
     """
     if not settings.run:
         raise ConfigurationError("run='': name the run; actors, checkpoints and Redis know it by its name")
@@ -71,7 +72,7 @@ def main(
     failpoint("lease.acquired", lease.epoch)
     metrics.LEASE_EPOCH.set(lease.epoch)
     store = CheckpointStore(run_dir / "checkpoints", settings.learner.keep_checkpoints)
-    beginning = choose(lease, store, resume=resume, allow_loss=allow_loss)
+    beginning = choose(lease, store, resume=resume, allow_loss=allow_loss, best=best)
     _restore(model, beginning, settings)
     write_specification(run_dir, model.specification)
     _open(learner_log, lease, model, beginning)
@@ -86,6 +87,7 @@ def main(
         health=health,
         draining=lifecycle.draining,
         # A Redis that restarted or never held weights needs them at once.
+        resumed=resume,
         catch_up_through=0 if lease.closed or not lease.version else lease.head,
     )
     with held_files(run_dir):
@@ -125,7 +127,8 @@ def _restore(model: Model, beginning: Beginning, settings: Settings) -> None:
     if beginning.checkpoint is None or beginning.progress is None:
         return
     check_same(settings.run, beginning.progress.sections, sections(settings))
-    state = AlgorithmState(tensors=beginning.checkpoint.tensors, numbers=beginning.progress.numbers)
+    tensors = {name: tensor for name, tensor in beginning.checkpoint.tensors.items() if name != BEST}
+    state = AlgorithmState(tensors=tensors, numbers=beginning.progress.numbers)
     try:
         model.algorithm.load(state)
     except ValueError as error:

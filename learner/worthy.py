@@ -74,10 +74,12 @@ def periodic(publication: Publication, blob: bytes, every: int) -> Worthy:
 
 def last(final: FinalPolicy, evaluation: Evaluation, newest: Publication, why: str) -> Worthy | None:
     """What a process ends with; None where it was not published as it is. newest: publication."""
-    results = (evaluation.solved, evaluation.last)
-    evaluated = next((one for one in results if one and one.candidate.version == final.version), None)
+    results = (evaluation.solved, evaluation.last, evaluation.best)
+    # The best version may have been published again: the same bytes were evaluated under another number.
+    evaluated = next((one for one in results if one and one.candidate.blob == final.blob), None)
     publication = _publication(final.version, final.update, final.blob)
-    if evaluated is None and publication != newest:
+    known = {one.candidate.version for one in results if one}
+    if publication != newest and final.version not in known:
         return None
     return Worthy(
         publication=publication,

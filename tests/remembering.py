@@ -59,7 +59,10 @@ class Wandering(gymnasium.Env[Any, Any]):
 def remembering(seed: int = 0, **section: Any) -> Policy:
     """A small policy over `Wandering`, with weights large enough that what is remembered matters."""
     policy = build(
-        OBSERVATION, ACTION, PolicySection(**({"hidden_sizes": (8,), "recurrent_size": 5} | section)), seed
+        OBSERVATION,
+        ACTION,
+        PolicySection.model_validate({"hidden_sizes": (8,), "recurrent_size": 5} | section),
+        seed,
     )
     with torch.no_grad():
         policy.actor_head.weight.mul_(100)

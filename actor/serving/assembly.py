@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actor.run import actor_section, policy_maker
+from actor.reward import learner_reward, potentials
+from actor.run import actor_section, environment_section, policy_maker
 from actor.serving import fallback
 from actor.serving.batcher import Batcher
 from actor.serving.desk import Desk
@@ -23,6 +24,7 @@ from actor.serving.trial import Trial
 from penstock.registry.weight_files import registry_url
 from penstock.runtime.credentials import registry_with_password
 from penstock.runtime.settings import ConfigurationError, ServingSection, Settings
+from penstock.runtime.trusted import check_trusted
 from penstock.wire.specification import RunSpecification
 
 
@@ -141,7 +143,11 @@ def _learning(settings: Settings, specification: RunSpecification, following: Fo
     _check_window(section, specification)
     queue = following.queue = Queue(section.outbox_fragments, specification.hard_staleness)
     compress = actor_section(specification).compress == "lz4"
-    return Learning(specification, section, queue, following.wake, compress=compress)
+    environment = environment_section(specification)
+    for potential in potentials(environment):
+        check_trusted("environment.reward", potential, settings.actor.allow_modules)
+    reward = learner_reward(environment)
+    return Learning(specification, section, queue, following.wake, compress=compress, reward=reward)
 
 
 def _check_range(section: ServingSection) -> None:

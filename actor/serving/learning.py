@@ -9,14 +9,17 @@ Production never waits for training. What cannot be learned from is answered all
     stale       it waited until the learner had gone too far
     abandoned   the client never said what came of it
     lost        the session ended while it was under way
+    reward      the potential that shapes its rewards gives no finite numbers
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 
+from actor.reward import LearnerReward, PotentialError
 from actor.serving.answering import Loaded, Question
 from actor.serving.episodes import Episode
 from actor.serving.served_outbox import Queue, count_not_learned
@@ -26,10 +29,12 @@ from penstock.runtime.settings import ServingSection
 from penstock.wire.messages import Episode as Played
 from penstock.wire.specification import RunSpecification
 
-REASONS: Final = ("arm", "unasked", "full", "too_large", "stale", "abandoned", "lost")
+REASONS: Final = ("arm", "unasked", "full", "too_large", "stale", "abandoned", "lost", "reward")
 
 MOST_OBSERVED: Final = 1e15
 """Whose square, summed over a batch, float32 can hold."""
+
+log = logging.getLogger(__name__)
 
 
 class Learning:
@@ -43,7 +48,9 @@ class Learning:
         wake: Callable[[], None],
         *,
         compress: bool,
+        reward: LearnerReward | None = None,
     ) -> None:
+        self._reward = reward
         self._specification, self._section, self._queue = specification, section, queue
         self._wake, self._compress = wake, compress
         schema = specification.schema
@@ -161,13 +168,19 @@ class Learning:
 
     def _send(self, segment: Segment) -> None:
         self._buffered -= segment.bytes
-        with tracing.trace("server.cut"):
-            fragment = segment.to_fragment(
-                self._specification.schema,
-                self._specification.run,
-                self._section.policy,
-                compress=self._compress,
-            )
+        try:
+            with tracing.trace("server.cut"):
+                fragment = segment.to_fragment(
+                    self._specification.schema,
+                    self._specification.run,
+                    self._section.policy,
+                    compress=self._compress,
+                    reward=self._reward,
+                )
+        except PotentialError as error:
+            log.error("steps are not learned from", extra={"why": str(error)})  # noqa: TRY400 - the text says all
+            count_not_learned("reward", segment.steps)
+            return
         metrics.FRAGMENTS_BUILT.inc()
         if self._queue.offer(fragment):
             metrics.ENV_STEPS.inc(sum(segment.valid))

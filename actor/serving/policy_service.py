@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
@@ -25,6 +25,7 @@ from penstock.wire import spaces
 from penstock.wire.limits import MAX_MESSAGE_BYTES
 from penstock.wire.refusal import Refused
 from penstock.wire.spaces import Space
+from penstock.wire.unary import unary, unforeseen
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class PolicyService:
 
     def add_to(self, server: "grpc.aio.Server") -> None:
         """Serve all calls from `server`."""
-        unary: dict[str, tuple[Any, Any, Any]] = {
+        calls: dict[str, tuple[Any, Any, Any]] = {
             "Act": (pb.ActRequest, pb.ActReply, self.act),
             "StartEpisode": (pb.StartEpisodeRequest, pb.StartEpisodeReply, self.start),
             "Reward": (pb.RewardRequest, pb.RewardReply, self.reward),
@@ -70,9 +71,9 @@ class PolicyService:
         }
         handlers: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(
-                _unary(name, request, body), response_serializer=reply.SerializeToString
+                unary(name, request, body), response_serializer=reply.SerializeToString
             )
-            for name, (request, reply, body) in unary.items()
+            for name, (request, reply, body) in calls.items()
         }
         handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(
             self.act_stream, response_serializer=pb.ActReply.SerializeToString
@@ -106,7 +107,7 @@ class PolicyService:
         except Exception:
             number = secrets.token_hex(4)
             log.exception("ActStream failed", extra={"request_id": number})
-            await context.abort(grpc.StatusCode.INTERNAL, _unforeseen("ActStream", number))
+            await context.abort(grpc.StatusCode.INTERNAL, unforeseen("ActStream", number))
 
     async def start(self, request: pb.StartEpisodeRequest, _context: Context) -> pb.StartEpisodeReply:
         """See policy.proto."""
@@ -168,31 +169,3 @@ class PolicyService:
 def _refused(error: Refused) -> Any:
     metrics.REFUSALS.labels(error.refusal.reason.label).inc()
     return error.refusal.to_proto()
-
-
-def _unary(name: str, message: Any, body: Callable[[Any, Context], Awaitable[Any]]) -> Any:
-    """`body` behind its parsing."""
-    parse = message.FromString
-
-    async def call(data: bytes, context: Context) -> Any:
-        request = None
-        try:
-            request = parse(data)
-            return await body(request, context)
-        except DecodeError:
-            text = f"{name}: {len(data)} bytes that are no {name}Request; check the protocol version"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-        except grpc.aio.AbortError:
-            raise
-        except Exception:
-            number = secrets.token_hex(4)
-            words = {"request_id": number, "client_request_id": getattr(request, "request_id", "")}
-            log.exception("%s failed", name, extra=words)
-            await context.abort(grpc.StatusCode.INTERNAL, _unforeseen(name, number))
-
-    return call
-
-
-def _unforeseen(name: str, number: str) -> str:
-    """What a caller is told of an error that nobody foresaw; its cause stands in the log alone."""
-    return f"{name} failed; request id {number} in the server's log"

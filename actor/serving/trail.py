@@ -7,7 +7,7 @@ rewards stay open until it becomes a fragment.
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -64,8 +64,16 @@ class Segment:
         """Forget a last step of which nobody knows what came of it; what was seen before it stays, as the end."""
         del self.actions[-1], self.log_probs[-1], self.rewards[-1], self.valid[-1]
 
-    def to_fragment(self, schema: FragmentSchema, run: str, policy: str, *, compress: bool) -> Fragment:
-        """As a fragment without session or number, which it gets when it is sent."""
+    def to_fragment(
+        self,
+        schema: FragmentSchema,
+        run: str,
+        policy: str,
+        *,
+        compress: bool,
+        reward: Callable[[Mapping[str, Array]], Array] | None = None,
+    ) -> Fragment:
+        """As a fragment without session or number, which it gets when it is sent. reward: see `FragmentBuilder`."""
         steps = self.steps
         header = FragmentHeader(
             run=run,
@@ -81,11 +89,13 @@ class Segment:
             traceparent=tracing.current(),
         )
         names = frozenset(self.observations[0]) if compress else frozenset[str]()
-        return build(header, self._tensors(), names)
+        tensors = self._tensors()
+        if reward is not None:
+            tensors["reward"] = reward(tensors)
+        return build(header, tensors, names)
 
     def _tensors(self) -> dict[str, Array]:
         steps = self.steps
-        last = [self.terminated or self.truncated]
         # What was seen last has no mask: nothing was done there.
         tensors: dict[str, Any] = {
             name: np.stack([row.get(name, np.ones_like(first)) for row in self.observations])
@@ -99,12 +109,14 @@ class Segment:
         ends = np.zeros((steps, 1), bool)
         tensors["terminated"], tensors["truncated"] = ends.copy(), ends
         tensors["terminated"][-1], tensors["truncated"][-1] = self.terminated, self.truncated
-        count = int(last[0] and self.final is not None)
+        # Of a step that is no experience nothing is valued.
+        final = self.final if self.valid[-1] else None
+        count = int(final is not None)
         tensors["final/slot"] = np.zeros(count, np.int32)
         tensors["final/step"] = np.full(count, steps - 1, np.int32)
         for name, row in self.observations[0].items():
             if not name.startswith("mask/"):
-                tensors[f"final/{name}"] = row[:0] if self.final is None else self.final[name]
+                tensors[f"final/{name}"] = row[:0] if final is None else final[name]
         if self.state:
             tensors |= self.state
             tensors["begins"] = np.zeros((steps + 1, 1), bool)

@@ -13,8 +13,8 @@ BOARD: Final = "training"
 _NOW: Final[Sequence[Panel]] = [
     number("Return", "Mean return of the last 100 training episodes.", "none", below(0, "blue"),
            ("penstock_mean_return{RUN}", "{{run}}")),
-    number("Evaluated", "Mean return of the last evaluation: fixed seeds, deterministic actions.", "none", below(0, "blue"),
-           ("penstock_evaluation_return{RUN}", "{{run}}")),
+    number("Evaluated", "Mean return of the last evaluation: fixed seeds; deterministic actions unless said.", "none", below(0, "blue"),
+           ("penstock_evaluation_return{RUN}", "{{actions}} {{run}}")),
     number("Steps a second", "Valid environment steps trained on.", "suffix: steps/s", below(1),
            (rate("penstock_trained_steps_total"), "{{run}}")),
     number("Updates", "Updates that this learner process has made.", "none", below(1),
@@ -28,7 +28,7 @@ _NOW: Final[Sequence[Panel]] = [
 _LEARNING: Final[Sequence[Panel]] = [
     lines("Return", "Training: mean of the last 100 episodes, with exploration. Evaluation: fixed seeds, without.",
           "none", below(0, "blue"),
-          ("penstock_mean_return{RUN}", "training {{run}}"), ("penstock_evaluation_return{RUN}", "evaluation {{run}}"), wide=2),
+          ("penstock_mean_return{RUN}", "training {{run}}"), ("penstock_evaluation_return{RUN}", "evaluation, {{actions}} {{run}}"), wide=2),
     lines("Length of episodes", "Mean of the episodes that rollout workers and clients finished.", "suffix: steps", below(1),
           (mean("penstock_episode_length_steps"), "mean {{run}}"),
           (quantile(0.9, "penstock_episode_length_steps"), "p90 {{run}}")),

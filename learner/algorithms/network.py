@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from learner.algorithms.optimiser import FlatAdam
+from penstock.policy.masking import masked
 from penstock.policy.networks import Inputs
-from penstock.policy.policy import Outputs, Policy, masked
+from penstock.policy.policy import Outputs, Policy
 
 _REMEMBERED_SIZES = 16
 

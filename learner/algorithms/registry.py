@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from learner.algorithm import Algorithm
+from learner.algorithms.clone import Clone
 from learner.algorithms.dqn import DQN
 from learner.algorithms.impala import Impala
 from learner.algorithms.ppo import PPO
@@ -24,6 +25,7 @@ ALGORITHMS: Final[Mapping[str, Maker]] = {
     "ppo": PPO,
     "impala": Impala,
     "reinforce": Reinforce,
+    "clone": Clone,
     "dqn": DQN,
     "sac": SAC,
 }

@@ -98,7 +98,8 @@ class Sequences(Steps):
 
     def _by_time(self, flat: Tensor) -> Tensor:
         """[T·B, ...] as [T, B, ...]."""
-        return flat.unflatten(0, self.starts.shape)
+        result: Tensor = flat.unflatten(0, self.starts.shape)
+        return result
 
     def _columns_of(self, flat: Tensor, order: Tensor) -> Tensor:
         return self._by_time(flat).index_select(1, order).flatten(0, 1)

@@ -261,7 +261,8 @@ class MultiCategorical(ActionHead):
 
     def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Each choice in its own cut."""
-        return allowed[action.astype(np.intp) + [cut.start for cut in self.cuts]]
+        each: NDArray[np.bool_] = allowed[action.astype(np.intp) + [cut.start for cut in self.cuts]]
+        return each
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
         """The parts' softmaxes behind one another."""

@@ -139,7 +139,7 @@ def begun(state: Mapping[str, Array], begins: NDArray[np.bool_] | None) -> dict[
         return dict(state)
     fresh = {path: array.copy() for path, array in state.items()}
     for array in fresh.values():
-        array[begins] = 0  # type: ignore[call-overload]
+        array[begins] = 0
     return fresh
 
 

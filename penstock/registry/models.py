@@ -157,3 +157,23 @@ class FeedbackRow(Base):
     step: Mapped[int] = mapped_column(BigInteger)
     amount: Mapped[float] = mapped_column(Double)
     time: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class RatingRow(Base):
+    """What somebody thinks of a response: a score, or that it is better than another."""
+
+    __tablename__ = "ratings"
+
+    number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    policy: Mapped[str] = mapped_column(String(64), index=True)
+    version: Mapped[int | None] = mapped_column(BigInteger)
+    conversation: Mapped[str] = mapped_column(String(128))
+    key: Mapped[str] = mapped_column(String(64))
+    source: Mapped[str] = mapped_column(String(128))
+    prompt: Mapped[Any] = mapped_column(JSON)
+    response: Mapped[str] = mapped_column(Text)
+    score: Mapped[float | None] = mapped_column(Double)
+    rejected: Mapped[str | None] = mapped_column(Text)
+    created: Mapped[datetime] = mapped_column(UtcTime)
+
+    __table_args__ = (CheckConstraint("(score IS NULL) <> (rejected IS NULL)", name="kind"),)

@@ -19,11 +19,12 @@ from typing import Self, TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from penstock.registry import feedback, kept, rows, schema, steering, transitions
+from penstock.registry import feedback, kept, ratings, rows, schema, steering, transitions
 from penstock.registry.database import Database
 from penstock.registry.errors import SchemaMismatch
 from penstock.registry.feedback import Feedback
 from penstock.registry.models import EventRow, TrafficRow, VersionRow
+from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.records import (
     MAX_EVENTS,
     Evaluation,
@@ -261,6 +262,14 @@ class Registry:
     def feedback(self, policy: str, after: int = 0, limit: int = 1000) -> tuple[Feedback, ...]:
         """Such rewards behind number `after`, oldest first, for a reward model."""
         return self._database.read(lambda session: feedback.read(session, policy, after, limit))
+
+    def add_ratings(self, policy: str, new: Sequence[Rating]) -> None:
+        """Keep what somebody thinks of responses of a policy; all or none."""
+        self._database.write(lambda session: ratings.add(session, policy, new))
+
+    def ratings(self, policy: str | None = None, after: int = 0, limit: int = 1000) -> tuple[KeptRating, ...]:
+        """Such ratings behind number `after`, oldest first; of all policies when None."""
+        return self._database.read(lambda session: ratings.read(session, policy, after, limit))
 
     def _one(self, find: Callable[[Session], VersionRow | None]) -> PolicyVersion | None:
         def work(session: Session) -> PolicyVersion | None:

@@ -24,8 +24,8 @@ from prometheus_client.registry import Collector
 
 from penstock.wire.refusal import Reason
 
-_ALL: Final = tuple(CollectorRegistry() for _ in range(9))
-_ACTING, _UNROLLING, _EXCHANGE, _LOG, _SERVING, _LOOPING, _ANSWERING, _LEARNING, _LAUNCHING = _ALL
+_ALL: Final = tuple(CollectorRegistry() for _ in range(10))
+_ACTING, _UNROLLING, _EXCHANGE, _LOG, _SERVING, _LOOPING, _ANSWERING, _LEARNING, _LAUNCHING, _SCORING = _ALL
 _GROUPS: Final = {
     "actor": (_ACTING, _UNROLLING, _EXCHANGE),
     "evaluator": (_ACTING, _EXCHANGE),
@@ -33,6 +33,7 @@ _GROUPS: Final = {
     "server": (_ACTING, _UNROLLING, _EXCHANGE, _LOOPING, _ANSWERING),
     "learner": (_LOG, _LEARNING),
     "launcher": (_LAUNCHING,),
+    "reward": (_EXCHANGE, _LOOPING, _SCORING),
     "redis": (),
 }
 
@@ -283,7 +284,13 @@ ENTROPY_COEFFICIENT = _learning.gauge("entropy_coefficient", "Weight of the entr
 SAMPLE_REUSE = _learning.gauge("sample_reuse", "Passes over a step in the last update, on average")
 MASKED_FRACTION = _learning.gauge("masked_ratio", "Share of steps left out of the last update as too old")
 MEAN_RETURN = _learning.gauge("mean_return", "Mean return of the last 100 training episodes")
-EVALUATION_RETURN = _learning.gauge("evaluation_return", "Mean return of the last evaluation")
+EVALUATION_RETURN = _learning.gauge(
+    "evaluation_return", "Mean return of the last evaluation, by how actions were chosen", "actions"
+)
+EVALUATION_BEST_RETURN = _learning.gauge("evaluation_best_return", "Mean return of the best evaluation")
+EVALUATIONS_WITHOUT_IMPROVEMENT = _learning.gauge(
+    "evaluations_without_improvement", "Evaluations since the last improvement, which patience counts"
+)
 WEIGHT_VERSION_PUBLISHED = _learning.gauge("weight_version_published", "Newest weight version published")
 LEDGER_ACKED = _learning.gauge(
     "ledger_acked_fragments", "Fragments acknowledged, counted by the append script"
@@ -311,8 +318,28 @@ REGISTRY_FAILURES = _learning.counter("registry_failures", "Looks at the registr
 TRACKER_FAILURES = _learning.counter(
     "tracker_failures", "Lines of figures that a tracker did not take", "tracker"
 )
+RECORDED_FRAGMENTS = _learning.counter("recorded_fragments", "Fragments written to the run's recording")
+RECORDED_BYTES = _learning.counter("recorded_bytes", "Bytes written to the run's recording, in bytes")
+MEAN_REWARD = _learning.gauge("mean_reward", "Mean reward of the last batch, as the learner is given it")
+IMITATION_NLL_NATS = _learning.gauge(
+    "imitation_nll_nats", "Mean −log π of recorded actions, in nats, by split", "split"
+)
+IMITATION_ACCURACY = _learning.gauge(
+    "imitation_accuracy_ratio", "Share of recorded actions that are the most likely one, by split", "split"
+)
 LEASE_EPOCH = _learning.gauge("lease_epoch", "Epoch of this learner's lease")
 
 # Launcher
 _launching = _Declare(_LAUNCHING)
 RESTARTS = _launching.counter("restarts", "Services started again after they died", "role")
+
+# Reward service
+_scoring = _Declare(_SCORING)
+REWARDS = _scoring.counter("rewards", "Responses that were scored")
+REWARD_VALUE = _scoring.summary("reward_value", "Scores, as the reward model gives them")
+REWARD_BATCH_ROWS = _scoring.histogram(
+    "reward_batch_rows", "Responses that were scored together", (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
+)
+REWARD_PASS_SECONDS = _scoring.histogram(
+    "reward_pass_seconds", "How long it took to score such a batch", _LATENCY
+)

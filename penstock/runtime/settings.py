@@ -16,6 +16,7 @@ from penstock.runtime.redis_url import split_password
 from penstock.runtime.sections.actor import ActorSection
 from penstock.runtime.sections.algorithm import (
     AnyAlgorithm,
+    CloneSection,
     ImpalaSection,
     OnPolicySection,
     PPOSection,
@@ -37,6 +38,7 @@ __all__ = [
     "ActorSection",
     "AlgorithmSection",
     "BrokerSection",
+    "CloneSection",
     "ConfigurationError",
     "DQNSection",
     "EnvironmentSection",
@@ -70,6 +72,12 @@ _SECRETS = ("security.redis_password", "serving.registry", "tracing.endpoint")
 
 class ConfigurationError(ValueError):
     """A configuration that cannot be used; the message names key, value and remedy."""
+
+
+def _algorithm_name(value: Any) -> str:
+    """Which section the algorithm's is; PPO's where it does not say."""
+    name = value.get("name", "ppo") if isinstance(value, Mapping) else getattr(value, "name", "ppo")
+    return str(name)
 
 
 class Settings(Section):

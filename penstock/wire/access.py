@@ -36,6 +36,8 @@ ACCESS: Final[Mapping[str, frozenset[Party]]] = {
     "/penstock.v1.PolicyService/Reward": CLIENT,
     "/penstock.v1.PolicyService/EndEpisode": CLIENT,
     "/penstock.v1.PolicyService/Describe": CLIENT,
+    "/penstock.v1.RewardService/Score": ACTOR,
+    "/penstock.v1.RewardService/DescribeModel": ACTOR,
     # Probes look at health with whatever certificate they have.
     "/grpc.health.v1.Health/Check": ANYBODY,
     "/grpc.health.v1.Health/Watch": ANYBODY,

@@ -153,9 +153,11 @@ def spaces(observation_floats: int) -> tuple[Space, Space]:
 
 def make_model(settings: Settings, observation_floats: int, pace: Path | None = None) -> Model:
     """The model that the learner's own `make_model` stands in for."""
+    section = settings.algorithm
+    assert isinstance(section, OnPolicySection)
     return model_of(
         settings,
-        OneParameter(settings.algorithm, pace),
+        OneParameter(section, pace),
         Parameter(),
         spaces(observation_floats),
         Probe({}, {}),

@@ -252,14 +252,23 @@ class LearnerThread:
     """`learner.service.main` in a thread of this process."""
 
     def __init__(
-        self, url: str, run_dir: Path, given: Settings, *, resume: bool = False, allow_loss: bool = False
+        self,
+        url: str,
+        run_dir: Path,
+        given: Settings,
+        *,
+        resume: bool = False,
+        allow_loss: bool = False,
+        best: bool = False,
     ) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.run_dir = run_dir
         self.lifecycle = Lifecycle("learner")
         self.error: BaseException | None = None
         self.code: int | None = None
-        arguments = {"redis_url": url, "run_dir": run_dir, "resume": resume, "allow_loss": allow_loss}
+        arguments = {
+            "redis_url": url, "run_dir": run_dir, "resume": resume, "allow_loss": allow_loss, "best": best,
+        }  # fmt: skip
         self._thread = threading.Thread(target=self._run, args=(given, arguments), daemon=True)
 
     def __enter__(self) -> Self:

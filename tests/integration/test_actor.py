@@ -12,6 +12,7 @@ import pytest
 
 from actor.session import Session
 from broker.state import ProbeAnswer
+from penstock.policy.weights import encode
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.settings import ConfigurationError
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, experience_pb2_grpc
@@ -396,6 +397,25 @@ def test_an_evaluation_actor_draws_its_actions_where_the_run_says_so(
         course.log.request_evaluation(1)
         eventually(lambda: course.read() == 0 and len(course.episodes(evaluation=True)) == 3, "a result")
     assert [report.deterministic for report in course.reports] == [False]
+
+
+def test_an_evaluation_actor_plays_both_ways_where_the_run_says_so(
+    broker: BrokerProcess, begin: Begin
+) -> None:
+    """Each from the same seeds every time, so equal weights have equal results; the way that counts comes first."""
+    course = begin(evaluation={"episodes": 4, "both": True})
+    blob = encode(course.policies[1])
+    again = course.log.publish(blob, update=1, settled=course.position, scalars={})
+    with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
+        course.log.request_evaluation(1)
+        eventually(lambda: course.read() == 0 and len(course.episodes(evaluation=True)) == 8, "both results")
+        course.log.request_evaluation(again.version)
+        eventually(lambda: course.read() == 0 and len(course.episodes(evaluation=True)) == 16, "both again")
+    reports = [report for report in course.reports if report.evaluation]
+    assert [report.deterministic for report in reports] == [True, False, True, False]
+    returns = [[episode.episode_return for episode in report.episodes] for report in reports]
+    assert returns[:2] == returns[2:]
+    assert returns[0] != returns[1]
 
 
 def test_a_version_that_is_gone_is_not_evaluated_and_the_next_one_is(

@@ -54,6 +54,7 @@ def test_the_lineage_names_the_version_that_its_checkpoint_knows(redis_url: str,
         interval_s=3600,
         room=Room(size=2**20, entries=1000),
     )
+    assert isinstance(given.algorithm, OnPolicySection)
     algorithm = Overtaken(given.algorithm, lambda: log.publish(b"weights-2", update=1, settled=0, scalars={}))
     keeper.save(algorithm, Progress(run=RUN, sections={}, log=lease.known()))
     (line,) = map(json.loads, lineage.read_text().splitlines())

@@ -16,7 +16,7 @@ from penstock.runtime.settings import Settings, load
 from penstock.wire.fragment import Fragment, check
 from workloads.control.defaults import for_environment
 
-_EPISODES, _FIRST_SEED = 64, 1_000_000
+EPISODES, _FIRST_SEED = 64, 1_000_000
 
 
 def settings_of(task: str, seed: int, total_steps: int, **sections: Any) -> Settings:
@@ -56,12 +56,12 @@ def learned(settings: Settings) -> float:
 def _evaluate(run: actor_run.Run, weights: bytes) -> float:
     policy = run.make_policy(0).policy
     load_into(policy, weights)
-    stepper = run.make_environment(run.environment, _EPISODES, _FIRST_SEED)
+    stepper = run.make_environment(run.environment, EPISODES, _FIRST_SEED)
     try:
         played = play(
             stepper,
             policy,
-            episodes=_EPISODES,
+            episodes=EPISODES,
             seed=_FIRST_SEED,
             deterministic=True,
             stop=threading.Event(),

@@ -157,6 +157,39 @@ class ReinforceSection(OnPolicySection):
     """A choice. monte-carlo: returns less the baseline, bootstrapped where an unroll ends before its episode; gae: λ-returns."""
 
 
+class CloneSection(AlgorithmSection):
+    """How a policy is cloned from a recording (`penstock train --from`): the actions in it are made likely."""
+
+    name: Literal["clone"] = "clone"
+    """Which algorithm, a choice."""
+    batch_steps: Positive = 1024
+    """Steps of one update."""
+    passes: Positive = 20
+    """Passes over the recording, each in another order."""
+    minibatches: Positive = 4
+    """Gradient steps of an update."""
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Share of the recording's fragments that is never trained on, and measured after every update."""
+    learning_rate: NonNegative = 1e-3
+    """Step size of Adam."""
+    adam_epsilon: NonNegative = 1e-8
+    """ε of Adam."""
+    max_gradient_norm: NonNegative = 0.0
+    """Gradients are scaled down to this norm; 0: off."""
+    value_coefficient: NonNegative = 0.0
+    """Weight of fitting the critic to the returns; 0: it is left as it is."""
+
+    @property
+    def begun_lag(self) -> float:
+        """Nobody acts while a recording is read: as little as without lock-step."""
+        return 1
+
+    @property
+    def update_steps(self) -> int:
+        """B."""
+        return self.batch_steps
+
+
 def _tag(value: Any) -> str:
     """The algorithm that a section is for, written or made."""
     name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
@@ -167,6 +200,7 @@ AnyAlgorithm = Annotated[
     Annotated[PPOSection, Tag("ppo")]
     | Annotated[ImpalaSection, Tag("impala")]
     | Annotated[ReinforceSection, Tag("reinforce")]
+    | Annotated[CloneSection, Tag("clone")]
     | Annotated[DQNSection, Tag("dqn")]
     | Annotated[SACSection, Tag("sac")],
     Field(description="How the learner learns; `algorithm.name` says which of the sections it is."),

@@ -1,5 +1,6 @@
 """The process that learns, and what measures its policy."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -21,6 +22,8 @@ class LearnerSection(Section):
     """Seconds between checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 3
     """Committed checkpoints kept on disk."""
+    keep_best: bool = False
+    """Make a checkpoint whenever an evaluation is asked for, and keep that of the best one however old; `penstock train --resume RUN --best` goes on from it."""
     prefetch_batches: Positive = 2
     """Batches read ahead of the update."""
     lease_ttl_s: PositiveReal = 15.0
@@ -33,6 +36,12 @@ class LearnerSection(Section):
     """Longest time without an update while not paused, in seconds: health turns red, and the run ends as failed."""
     keep_every_updates: Positive | None = None
     """Register the version that follows every so many updates, beside the best and the last; none: only those two."""
+    record: Path | None = None
+    """Record what the learner consumes in this folder, to be replayed by `penstock train --from`; none: not."""
+    record_max_bytes: Positive = 8 * 1024**3
+    """Most bytes of a recording: it ends there, and learning goes on."""
+    feed_from: Path | None = None
+    """Learn from the recording in this folder and not from actors; `penstock train --from` sets it."""
     probe_tolerance: NonNegative = 1e-3
     """Most that an actor's answer to the probe may differ from the learner's answer r, times 1 + |r|."""
 
@@ -45,8 +54,14 @@ class EvaluationSection(Section):
     seed: Annotated[int, Field(ge=0)] = 1_000_000
     """First seed."""
     deterministic: bool = True
-    """Play the most likely action; false: draw actions as in training."""
+    """Play the most likely action; false: draw actions as in training. This is what counts: solves, is best, is patience judged by."""
+    both: bool = False
+    """Play the other way as well, on the same seeds, and report it beside; takes twice as long."""
     interval_steps: Positive | None = None
     """Evaluate the newest version every so many environment steps; none: only when the target is in reach and at the end."""
+    patience: Positive | None = None
+    """End the run after so many evaluations in a row without an improvement, and publish the best version again as the newest; needs `interval_steps`. None: neither."""
+    min_improvement: NonNegative = 0.0
+    """Least by which a mean return must exceed the best one to be an improvement, in units of return."""
     timeout_s: Positive = 600
     """Give up waiting for an evaluation after this long, in seconds."""

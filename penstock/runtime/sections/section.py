@@ -10,6 +10,7 @@ Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveReal = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Section(BaseModel):

@@ -91,6 +91,14 @@ print(json.dumps({{"solved": True, "evaluation": {{"mean": {mean}}}, "env_steps"
     )
 
 
+def test_what_must_not_be_learned_passes_below_its_bound() -> None:
+    """And no evaluation is no proof of either kind."""
+    bounded = replace(PROOF, at_most=20.0)
+    assert [bounded.passes(mean) for mean in (19.0, 20.0, 20.1, None)] == [True, True, False, False]
+    assert [PROOF.passes(mean) for mean in (474.9, 475.0, None)] == [False, True, False]
+    assert (bounded.wanted, PROOF.wanted) == ("≤ 20", "≥ 475")
+
+
 def test_a_run_that_fails_is_recorded_with_its_last_line(tmp_path: Path) -> None:
     """A crash is a result and not the end of the series."""
     record = run(PROOF, program(tmp_path, "print('cause', file=sys.stderr); sys.exit(1)"))

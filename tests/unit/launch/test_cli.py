@@ -10,7 +10,7 @@ import pytest
 
 from launch.process import penstock
 
-HEAVY = ("torch", "gymnasium", "redis", "grpc", "matplotlib", "numpy", "pydantic")
+HEAVY = ("torch", "gymnasium", "redis", "grpc", "matplotlib", "numpy", "pydantic", "transformers")
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -33,6 +33,7 @@ def test_help_names_every_command() -> None:
         "plot",
         "doctor",
         "policy",
+        "reward",
         "ui",
     ):
         assert f"  {name} " in reply.stdout

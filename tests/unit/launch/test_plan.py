@@ -29,6 +29,7 @@ def test_layers_lie_over_one_another_in_order(tmp_path: Path, monkeypatch: pytes
     settings = make_plan(request).settings
     assert isinstance(settings.algorithm, PPOSection)
     assert settings.algorithm.discount == 0.7
+    assert settings.algorithm.name == "ppo"
     assert settings.algorithm.epochs == 8
     assert settings.algorithm.minibatches == 9
     assert (settings.seed, settings.actor.count) == (9, 3)
@@ -137,6 +138,18 @@ def test_the_module_of_a_named_network_may_be_imported_by_its_actors(tmp_path: P
     ask = ("policy.network=absent_networks:Mine", 'actor.allow_modules=["other"]')
     plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=ask))
     assert plan.settings.actor.allow_modules == ("other", "absent_networks")
+
+
+def test_wrappers_of_rewards_are_kept_in_the_runs_file_and_their_modules_allowed(tmp_path: Path) -> None:
+    """Who types `module:function` has allowed it."""
+    asked = 'environment.reward=[{clip = [-1, 1.5]}, {shape = "math:fabs"}, {scale = 0.1}]'
+    plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=(asked,)))
+    assert plan.settings.actor.allow_modules == ("math",)
+    assert [one.model_dump(exclude_none=True) for one in plan.settings.environment.reward] == [
+        {"clip": (-1.0, 1.5)}, {"shape": "math:fabs"}, {"scale": 0.1},
+    ]  # fmt: skip
+    prepare_folder(plan)
+    assert make_plan(Request(what=str(tmp_path / "r"), resume=True)).settings == plan.settings
 
 
 def test_files_of_traces_lie_with_the_run_unless_said(

@@ -12,7 +12,9 @@ import pytest
 from launch.plan import Request, make_plan, prepare_folder
 from launch.process import without_configuration
 from launch.services import private_folder, service_environment, service_specs
-from penstock.runtime.settings import load
+from learner.recording.writer import RecordingWriter
+from penstock.runtime.settings import ConfigurationError, load
+from tests.small_run import specification
 
 SHOW = (
     "import json, sys; from pathlib import Path; from launch.plan import service_settings\n"
@@ -63,6 +65,36 @@ def test_a_broker_is_given_the_registry_of_the_run(tmp_path: Path) -> None:
         commands = {spec.name: spec.command for spec in service_specs(plan, tmp_path)}
         assert commands["broker"][-2:] == ("--set", f"serving.registry={url}")
         assert not any("serving.registry" in word for word in commands["actor-0"])
+
+
+def test_a_learner_that_is_started_again_does_not_go_back_once_more(tmp_path: Path) -> None:
+    """`--resume --best` holds for the first start; each crash would lose what was learned since."""
+    prepare_folder(make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "run")))
+    plan = make_plan(Request(run_dir=tmp_path / "run", resume=True, allow_loss=True, best=True))
+    (learner,) = (spec for spec in service_specs(plan, tmp_path) if spec.name == "learner")
+    assert learner.command[-3:] == ("--resume", "--allow-loss", "--best")
+    assert learner.on_restart == ("--newest",)
+    with pytest.raises(ConfigurationError, match="--best: .*add --resume"):
+        make_plan(Request(what="CartPole-v1", best=True))
+
+
+def test_a_run_from_a_recording_has_no_rollout_workers_and_records_nothing(tmp_path: Path) -> None:
+    """Also where the file of the recorded run says otherwise; lock-step needs nobody then."""
+    recording = tmp_path / "recording"
+    RecordingWriter.begin(recording, specification(), "policy", 1).close()
+    record = f"learner.record={tmp_path / 'other'}"
+    prepare_folder(make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "a", assignments=(record,))))
+    plan = make_plan(
+        Request(
+            what=str(tmp_path / "a" / "config.toml"),
+            run_dir=tmp_path / "b",
+            recording=recording,
+            assignments=("algorithm.staleness=0",),
+        )
+    )
+    assert (plan.settings.learner.feed_from, plan.settings.learner.record) == (recording, None)
+    names = [spec.name for spec in service_specs(plan, tmp_path)]
+    assert names == ["redis", "broker", "learner", "evaluator"]
 
 
 def test_launchers_that_clean_up_the_same_folders_do_not_trip_over_each_other(

@@ -143,6 +143,7 @@ def test_masks_and_state_lie_in_their_columns() -> None:
         )
         for name, state in batch.state.items():
             np.testing.assert_array_equal(state[columns], arrays[name])
+    assert batch.begins is not None
     assert not batch.begins[3:, 3:].any()
 
 

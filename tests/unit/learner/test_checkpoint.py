@@ -81,6 +81,19 @@ def test_the_newest_whole_one_is_taken_and_the_others_named(
     assert len(caplog.records) == 3
 
 
+def test_what_is_spared_outlives_the_newest(store: CheckpointStore) -> None:
+    """The best one stays, and who it is survives; "" before there is one."""
+    assert store.best() == ""
+    for name in "abcdef":
+        store.write(name, TENSORS, STATE)
+    store.name_best("b")
+    store.prune(list("abcdef"), {"b", ""})
+    assert store.ids() == ["f", "e", "d", "b"]
+    store.prune(list("abcdef"))
+    assert store.ids() == ["f", "e", "d"]
+    assert CheckpointStore(store.directory, 3).best() == "b"
+
+
 def test_a_crash_while_writing_leaves_nothing_that_counts(store: CheckpointStore) -> None:
     """A temporary directory is no checkpoint, is removed, and does not stop the next write."""
     half = store.directory / ".tmp-a"

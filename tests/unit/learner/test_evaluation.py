@@ -1,9 +1,13 @@
-"""When an evaluation is asked for, and what counts as solved."""
+"""When an evaluation is asked for, what counts as solved, and when it is time to end."""
+
+import json
+from typing import Any
 
 import pytest
 
-from learner.evaluation import RECENT_EPISODES, Candidate, Evaluation
-from penstock.runtime.settings import EvaluationSection
+from learner.early_stopping import Patience, check_patience
+from learner.evaluation import RECENT_EPISODES, Candidate, Evaluation, Score, scores_json
+from penstock.runtime.settings import ConfigurationError, EvaluationSection
 from penstock.wire.messages import Episode, Report
 
 GOOD = [100.0] * RECENT_EPISODES
@@ -12,6 +16,17 @@ GOOD = [100.0] * RECENT_EPISODES
 def evaluation(target: float | None = 90.0, *, stop: bool = True, interval: int | None = None) -> Evaluation:
     """Of three episodes."""
     return Evaluation(EvaluationSection(episodes=3, interval_steps=interval), target, stop_at_target=stop)
+
+
+def measured(**section: Any) -> Evaluation:
+    """Of three episodes, without a target."""
+    return Evaluation(EvaluationSection(episodes=3, **section), None, stop_at_target=False)
+
+
+def play(it: Evaluation, version: int, mean: float) -> None:
+    """A whole evaluation with that mean."""
+    it.requested(candidate(version, update=version))
+    assert it.collect(report(version, [mean - 1, mean, mean + 1])) is not None
 
 
 def candidate(version: int, update: int = 1) -> Candidate:
@@ -117,3 +132,99 @@ def test_what_nobody_answers_is_abandoned() -> None:
     assert not it.pending
     assert not it.ask(3)
     assert it.ask(4)
+
+
+def test_both_ways_to_play_make_one_result() -> None:
+    """Complete when both are there; the configured one counts; the seeds, so the numbers, are each way's own."""
+    it = measured(both=True)
+    it.requested(candidate(5))
+    assert it.collect(report(5, [1.0, 2.0, 3.0], deterministic=False)) is None
+    assert it.collect(report(5, [10.0, 20.0])) is None
+    result = it.collect(report(5, [30.0], first=2))
+    assert result is not None
+    # Of 10, 20, 30 and of 1, 2, 3, over all of them and not over one less.
+    assert result.scores == {True: Score.of([10.0, 20.0, 30.0]), False: Score.of([1.0, 2.0, 3.0])}
+    assert result.std == pytest.approx((200 / 3) ** 0.5)
+    assert (result.mean, result.episodes) == (20.0, 3)
+    assert scores_json(result)["sampled"] == {
+        "mean": 2.0,
+        "std": pytest.approx((2 / 3) ** 0.5),
+        "episodes": 3,
+    }
+    assert it.figures() == {
+        "evaluation_deterministic": 20.0,
+        "evaluation_sampled": 2.0,
+        "evaluation_version": 5,
+        "evaluation_best": 20.0,
+        "evaluations_without_improvement": 0,
+    }
+
+
+def test_what_counts_may_be_the_sampled_one_of_both() -> None:
+    """The other is reported beside it."""
+    it = Evaluation(EvaluationSection(episodes=1, both=True, deterministic=False), 5.0, stop_at_target=True)
+    it.requested(candidate(5))
+    it.collect(report(5, [9.0]))
+    it.collect(report(5, [1.0], deterministic=False))
+    assert it.best is not None
+    assert it.best.mean == 1.0
+    assert it.solved is None
+
+
+COURSE = [10.0, 12.0, 12.4, 12.5, 12.6, 14.0, 13.0, float("nan"), 14.5]
+WITHOUT = [0, 0, 1, 2, 0, 0, 1, 2, 3]
+"""Evaluations since an improvement by more than half a unit: 12.5 is none over 12.0, 12.6 is."""
+
+
+def test_patience_counts_evaluations_without_an_improvement() -> None:
+    """By more than the least, over the best improvement before, not over the last evaluation."""
+    patience = Patience(EvaluationSection(patience=3, min_improvement=0.5, interval_steps=1))
+    for mean, without in zip(COURSE, WITHOUT, strict=True):
+        assert not patience.exhausted
+        patience.judge(mean)
+        assert patience.without == without
+    assert patience.exhausted
+
+
+def test_without_patience_nothing_is_hopeless() -> None:
+    """It still counts."""
+    it = measured()
+    for version in range(1, 30):
+        play(it, version, 1.0)
+    assert it.without_improvement == 28
+    assert not it.hopeless
+
+
+def test_patience_and_the_best_weights_survive_a_checkpoint() -> None:
+    """An evaluation that was under way is asked for again, since nobody knows what became of it."""
+    it = measured(patience=3, interval_steps=100)
+    for version, mean in ((1, 5.0), (2, 7.0), (3, 6.0), (4, 6.5)):
+        play(it, version, mean)
+    it.requested(candidate(6, update=6))
+    state, blob = it.state()
+    again = measured(patience=3, interval_steps=100)
+    again.restore(json.loads(json.dumps(state)), blob)
+    assert again.best == it.best
+    assert again.best is not None
+    assert again.best.candidate.blob == b"w"
+    assert (again.without_improvement, again.hopeless) == (2, False)
+    assert not again.wanted([], update=4, env_steps=10**6)
+    assert not again.wanted([], update=6, env_steps=499)
+    assert again.wanted([], update=6, env_steps=500)
+    play(again, 7, 7.0)
+    assert again.hopeless
+
+
+def test_before_the_first_result_there_is_little_to_keep() -> None:
+    """And nothing is lost by restoring it."""
+    state, blob = measured().state()
+    again = measured()
+    again.restore(json.loads(json.dumps(state)), blob)
+    assert (again.best, blob, again.figures()) == (None, b"", {})
+
+
+def test_a_patience_that_is_never_tried_is_refused() -> None:
+    """Nothing is evaluated while training unless it is said how often."""
+    check_patience(EvaluationSection(patience=3, interval_steps=1))
+    with pytest.raises(ConfigurationError, match=r"evaluation.patience=3: .*evaluation.interval_steps"):
+        check_patience(EvaluationSection(patience=3))

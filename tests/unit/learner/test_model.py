@@ -30,6 +30,21 @@ def test_a_fragment_that_no_message_holds_is_refused_with_the_length_that_fits()
     assert 1 < fits < 4096
 
 
+def test_actors_are_told_to_shape_rewards_with_the_discount_that_is_learned_with() -> None:
+    """Where the wrapper names none; a potential that is not there is refused."""
+    wrappers = [{"shape": "math:fabs"}, {"shape": "math:fabs", "discount": 0.5}, {"scale": 2.0}]
+    made = configuration.load(
+        [{"run": "a", "environment": {"reward": wrappers}, "algorithm": {"discount": 0.875}}]
+    )
+    told = EnvironmentSection.model_validate_json(make_model(made).specification.environment_json)
+    assert [one.discount for one in told.reward] == [0.875, 0.5, None]
+    made = configuration.load([{"run": "a", "environment": {"reward": [{"shape": "math:potential"}]}}])
+    with pytest.raises(
+        ConfigurationError, match=r"environment\.reward: shape='math:potential' cannot be loaded"
+    ):
+        make_model(made)
+
+
 def test_a_specification_that_no_reply_holds_is_refused() -> None:
     """Bounds of every pixel as numbers: actors would ask for it for ever."""
     pixels = np.zeros((1024, 1024), np.float32)
@@ -72,7 +87,8 @@ def test_the_specification_tells_what_the_algorithm_paces_by(name: str, stalenes
     assert (told.lock_step, told.update_steps, told.hard_staleness) == (
         staleness == 0, 512, 4 * (staleness + 1)
     )  # fmt: skip
-    assert type(model.algorithm) is ALGORITHMS[name]
+    expected: Any = ALGORITHMS[name]
+    assert type(model.algorithm) is expected
     assert model.pacing.budget == 512 * (staleness + 1)
 
 
@@ -176,7 +192,7 @@ class Grid(gymnasium.Env[Any, Any]):
 def test_state_and_masks_that_cannot_be_are_refused(layer: dict[str, Any], message: str) -> None:
     """By the setting to change, before anything begins."""
     if "Grid-v7" not in gymnasium.registry:
-        gymnasium.register("Grid-v7", Grid)
+        gymnasium.register("Grid-v7", lambda **_: Grid())
     with pytest.raises(ConfigurationError, match=message):
         make_model(configuration.load([{"run": "a"}, layer]))
 

@@ -1,16 +1,19 @@
 """Staleness counts, the training clock and the final policy's files."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from launch.progress import read_rows
+from learner.delivery import Delivery, reward_of
 from learner.final_policy import FinalPolicy, read_final, write_final
 from learner.recorder import Moment, Recorder, Staleness
 from learner.training_clock import TrainingClock
 from penstock.policy import weights
+from penstock.runtime import metrics
 from tests.small_run import specification
 
 
@@ -45,9 +48,33 @@ def test_a_line_torn_by_a_crash_stands_alone(tmp_path: Path) -> None:
     assert [row["env_steps"] for row in read_rows(path)] == [10, 15]
 
 
-def moment(env_steps: int) -> Moment:
+def test_a_line_says_what_was_evaluated_and_what_rewards_the_learner_was_given(tmp_path: Path) -> None:
+    """Beside the figures of the update; the mean reward is of the valid steps of its batch."""
+    recorder = Recorder(tmp_path, Staleness(), 0)
+    delivery = Delivery(
+        last=1, trained=(1,), dropped={}, steps=8, updates=(0,), versions=(1,), batch=None, round=None, size=1,
+        created_us=1, assemble_s=0.0, origins={}, reward=-2.0,
+    )  # fmt: skip
+    recorder.updated(delivery, {"nll": 0.5}, update=0, wait_s=0.0, compute_s=0.0)
+    evaluated = {"evaluation_deterministic": 3.5, "evaluation_sampled": 2.5, "evaluation_best": 4.0}
+    recorder.write(lambda: moment(8, evaluated), now=True)
+    (row,) = read_rows(tmp_path / "metrics.jsonl")
+    assert row.items() >= (evaluated | {"nll": 0.5, "mean_reward": -0.25}).items()
+    shown = metrics.exposition("learner").decode()
+    assert "penstock_mean_reward -0.25" in shown
+    assert 'penstock_imitation_nll_nats{split="train"} 0.5' in shown
+
+
+def test_the_reward_of_a_fragment_is_that_of_its_valid_steps() -> None:
+    """Whatever stands where there is no experience."""
+    valid = np.array([[1, 0], [1, 1]], bool)
+    assert reward_of({"reward": np.array([[1, 50], [2, 4]], np.float32), "valid": valid}) == 7.0
+
+
+def moment(env_steps: int, evaluated: Mapping[str, float] | None = None) -> Moment:
     """Somewhere in a run."""
     return Moment(
+        evaluated=evaluated or {},
         training_seconds=1.0,
         env_steps=env_steps,
         updates=1,

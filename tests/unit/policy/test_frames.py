@@ -68,7 +68,7 @@ def test_the_learner_rebuilds_the_stacks_that_gymnasium_makes() -> None:
 SPACES: dict[str, tuple[Space, Space]] = {
     "vector": (box(4), box(12)),
     "matrix of floats": (box(2, 3), box(18)),
-    "number": (Box(np.float32(-1).reshape(()), np.float32(1).reshape(())), box(3)),
+    "number": (Box(np.full((), -1, np.float32), np.full((), 1, np.float32)), box(3)),
     "picture": (image(10, 12), image(3, 10, 12)),
     "colours last": (image(12, 10, 3), image(12, 10, 9)),
     "colours first": (image(3, 12, 10), image(9, 12, 10)),

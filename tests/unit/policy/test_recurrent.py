@@ -72,7 +72,7 @@ def test_gradients_stop_at_the_burn_in_and_at_starts(kind: str) -> None:
     felt = features.grad[: T * B].view(T, B, F).abs().sum(2) > 0
     assert felt[:, 1].tolist() == [False, False, True, True, True, False, False]
     assert not felt[:, [0, 2, 3]].any()
-    features.grad = None
+    features.grad.zero_()
     found, _ = core(features, unroll(starts, state, burn_in=2))
     found[5 * B].sum().backward()
     # An episode of column 0 began at row 4.

@@ -23,6 +23,8 @@ LABELS = {
     "fallback",
     "call",
     "tracker",
+    "actions",
+    "split",
 }
 
 

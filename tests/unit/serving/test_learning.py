@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actor.fragment_builder import FragmentBuilder, Stamp
+from actor.reward import LearnerReward
 from actor.vector import Ended, Stepped
 from penstock.runtime import metrics, tracing
+from penstock.runtime.sections.environment import RewardWrapper
 from penstock.runtime.settings import load
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.fragment import Fragment
@@ -278,6 +280,40 @@ async def test_rewards_that_are_too_large_together_make_no_fragment_that_is_refu
     assert np.isfinite(column(fragment, "reward")).all()
 
 
+async def test_the_learner_is_given_the_rewards_of_the_runs_wrappers() -> None:
+    """Of the whole reward of a step; the client's return stays what it sent."""
+    stand, episode = await begun()
+    wrappers = (RewardWrapper(clip=(-1.0, 1.0)), RewardWrapper(scale=10.0))
+    assert stand.learning is not None
+    stand.learning._reward = LearnerReward(wrappers)
+    await stand.act(episode, seen(0))
+    await stand.reward(episode, (0, 0.25), (0, 0.5))
+    await stand.act(episode, seen(1))
+    ended = stand.end(episode, TERMINATED, reward=7.0)
+    (fragment,) = stand.fragments()
+    assert column(fragment, "reward") == [7.5, 10.0]
+    assert ended.total_return == 7.75
+
+
+async def test_a_potential_that_gives_no_numbers_takes_steps_from_the_learner_and_not_from_clients() -> None:
+    """They are answered as before, and counted."""
+    stand, episode = await begun()
+    assert stand.learning is not None
+    shape = RewardWrapper(shape=f"{__name__}:not_a_number", discount=1.0)
+    stand.learning._reward = LearnerReward((shape,))
+    before = not_learned("reward")
+    await stand.play(episode, 3)
+    stand.end(episode, TERMINATED)
+    assert stand.fragments() == []
+    assert not_learned("reward") - before == 3
+    assert stand.learning._buffered == 0
+
+
+def not_a_number(observation: Mapping[str, Any]) -> Any:
+    """What no potential may be."""
+    return np.full(len(observation["observation"]), np.nan)
+
+
 # ---------------------------------------------------------------- what is not on-policy
 
 
@@ -308,6 +344,17 @@ async def test_a_step_that_the_policy_did_not_draw_teaches_nothing(
     if "taken" in fields:
         assert column(fragment, "action") == [2]
         assert column(fragment, "log_prob") == [fields.get("taken_log_prob", 0.0)]
+
+
+async def test_an_episode_may_end_with_a_step_that_teaches_nothing() -> None:
+    """Its final observation values no step; what was before it is learned from."""
+    stand, episode = await begun()
+    await stand.act(episode, seen(0))
+    await stand.act(episode, seen(1), deterministic=True)
+    stand.end(episode, TRUNCATED, final=seen(2))
+    (fragment,) = stand.fragments()
+    assert column(fragment, "valid") == [True, False]
+    assert len(fragment.arrays()["final/observation"]) == 0
 
 
 async def test_a_step_of_the_fallback_teaches_nothing_and_loses_nothing() -> None:

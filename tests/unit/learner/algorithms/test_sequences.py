@@ -10,15 +10,15 @@ import torch
 from learner.algorithms.network import AutogradNetwork, DenseNetwork, network_of
 from learner.algorithms.optimiser import FlatAdam
 from learner.algorithms.ppo import PPO
-from learner.algorithms.preparation import Prepared, prepare
+from learner.algorithms.preparation import Prepared
 from learner.algorithms.sequences import Sequences
 from learner.batch import Batch
 from penstock.policy import weights
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import AlgorithmSection
+from penstock.runtime.settings import PPOSection
 from tests.remembering import Actor, batch_of, remembering
 
-FRESH = AlgorithmSection(epochs=1, minibatches=3, learning_rate=0.0)
+FRESH = PPOSection(epochs=1, minibatches=3, learning_rate=0.0)
 
 
 def collected(policy: Policy, *lengths: int, **options: Any) -> Batch:
@@ -27,10 +27,10 @@ def collected(policy: Policy, *lengths: int, **options: Any) -> Batch:
     return batch_of([actor.fragment(steps) for steps in lengths])
 
 
-def prepared(policy: Policy, batch: Batch, section: AlgorithmSection = FRESH) -> Prepared:
+def prepared(policy: Policy, batch: Batch, section: PPOSection = FRESH) -> Prepared:
     """Before the first gradient step."""
     with torch.no_grad():
-        return prepare(policy, network_of(policy, FlatAdam(policy, 1e-5)), section, batch, batch.reward)
+        return PPO(policy, section, seed=0).prepare(batch, batch.reward, batch.valid)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -103,7 +103,7 @@ def test_steps_that_are_not_experience_do_not_matter_to_a_recurrent_policy() -> 
         observation = batch.observation["observation"].clone()
         observation[6:, 3:] += noise
         changed = replace(batch, observation={"observation": observation})
-        assert PPO(policy, AlgorithmSection(minibatches=2), seed=0).update(changed, progress=0.0).applied
+        assert PPO(policy, PPOSection(minibatches=2), seed=0).update(changed, progress=0.0).applied
         blobs.append(weights.encode(policy))
     assert blobs[0] == blobs[1]
 
@@ -114,9 +114,9 @@ def test_gradients_reach_through_time() -> None:
     batch = collected(policy, 8, longest=40)
     core = policy.memory.actor_core
     assert core is not None
+    part = next(iter(prepared(policy, batch).rows.cut(1)))
     adam = FlatAdam(policy, 1e-5)
     network = network_of(policy, adam)
-    part = next(iter(prepared(policy, batch).rows.cut(1)))
     outputs = network.outputs(part.inputs)
     gradient = network.gradient([outputs.value], [torch.ones_like(outputs.value)])
     assert isinstance(network, AutogradNetwork)
@@ -129,9 +129,10 @@ def test_frame_stacks_are_rows_like_any_others() -> None:
     """Permuted step by step, by the network of linear layers; the normaliser sees whole stacks."""
     policy = remembering(frame_stack=3, normalise_observations=True, activation="tanh")
     batch = collected(policy, 8, 8, masked=True)
-    ppo = PPO(policy, AlgorithmSection(epochs=1, minibatches=1, learning_rate=0.0), seed=0)
+    ppo = PPO(policy, PPOSection(epochs=1, minibatches=1, learning_rate=0.0), seed=0)
     assert isinstance(ppo._network, DenseNetwork)
-    assert len(prepared(policy, batch).rows) == int(batch.valid.sum())
+    with torch.no_grad():
+        assert len(ppo.prepare(batch, batch.reward, batch.valid).rows) == int(batch.valid.sum())
     assert ppo.update(batch, progress=0.0).metrics["max_ratio"] == pytest.approx(1.0, abs=1e-4)
     assert policy.normaliser is not None
     newest = batch.observation["observation"][:-1].flatten(0, 1).double()
@@ -152,7 +153,7 @@ def test_a_forbidden_action_stays_without_probability_while_others_learn(section
     action[action == 2] = mask[:-1].float().argmax(-1)[action == 2]
     taken = torch.where(mask[:-1].gather(-1, action[..., None])[..., 0], action, mask[:-1].float().argmax(-1))
     before = policy.actor_head.weight.detach().clone()
-    ppo = PPO(policy, AlgorithmSection(epochs=2, minibatches=2, entropy_coefficient=0.01), seed=0)
+    ppo = PPO(policy, PPOSection(epochs=2, minibatches=2, entropy_coefficient=0.01), seed=0)
     assert ppo.update(replace(never, action={"action": taken}), progress=0.0).applied
     assert torch.equal(policy.actor_head.weight[2], before[2])
     assert not torch.equal(policy.actor_head.weight[:2], before[:2])

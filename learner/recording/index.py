@@ -1,0 +1,136 @@
+"""Where everything lies in a recording's folder, and the index that is read instead of all of it.
+
+    recording.json    whose it is: format, the encoded run specification, who made it
+    000001.frames …   the frames, in order, in files of FILE_BYTES or little more
+    index.jsonl       a line per frame: what it is and where
+
+The index follows the frames: what it does not name yet is found by reading on from its last line, so a crash
+between the two costs nothing. Whole frames in order are the recording; the first torn one ends it.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from learner.recording.frames import Frame, Kind, Torn, read_frame
+from penstock.wire.fragment import parse_header
+
+FORMAT: Final = 1
+DESCRIPTION: Final = "recording.json"
+INDEX: Final = "index.jsonl"
+FILE_BYTES: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A frame, and what is known of it without reading it.
+
+    file, offset, size: where it lies, in bytes.   charge: T·N of a fragment.
+    position: last log entry that a batch consumed; update: updates made before it; round: of lock-step;
+    fragments: how many.
+    """
+
+    kind: int
+    file: int
+    offset: int
+    size: int
+    charge: int = 0
+    position: int = 0
+    update: int = 0
+    round: int | None = None
+    fragments: int = 0
+
+    @property
+    def end(self) -> int:
+        """Offset of what follows."""
+        return self.offset + self.size
+
+
+def frames_file(folder: Path, number: int) -> Path:
+    """The file of that number, from 1."""
+    return folder / f"{number:06d}.frames"
+
+
+def place_of(frame: Frame, file: int, offset: int) -> Place:
+    """Raises ValueError for a head that cannot be read."""
+    where: dict[str, Any] = {"kind": int(frame.kind), "file": file, "offset": offset, "size": frame.size}
+    if frame.kind is Kind.FRAGMENT:
+        return Place(**where, charge=parse_header(frame.head).charge)
+    head = json.loads(frame.head)
+    known = {key: head[key] for key in ("position", "update", "round", "fragments")}
+    return Place(**where, **known)
+
+
+def index_line(place: Place) -> str:
+    """A line of the index."""
+    return json.dumps(asdict(place)) + "\n"
+
+
+def find_places(folder: Path) -> list[Place]:
+    """Every whole frame, in order: by the index as far as the files bear it out, then by reading on."""
+    places = list(_indexed(folder))
+    while places and not _is_whole(folder, places[-1]):
+        # A power cut may keep the index and lose what it names.
+        places.pop()
+    file, offset = (places[-1].file, places[-1].end) if places else (1, 0)
+    while frames_file(folder, file).exists():
+        with frames_file(folder, file).open("rb") as stream:
+            stream.seek(offset)
+            found, whole = _read_on(stream, file, offset)
+        places += found
+        if not whole:
+            break
+        file, offset = file + 1, 0
+    return places
+
+
+def cut(folder: Path, places: list[Place]) -> None:
+    """Remove everything behind the last of `places` from the files, and write the index anew."""
+    file, end = (places[-1].file, places[-1].end) if places else (1, 0)
+    for path in folder.glob("*.frames"):
+        if path > frames_file(folder, file):
+            path.unlink()
+    if frames_file(folder, file).exists():
+        os.truncate(frames_file(folder, file), end)
+    temporary = folder / f"{INDEX}.tmp"
+    temporary.write_text("".join(map(index_line, places)))
+    temporary.replace(folder / INDEX)
+
+
+def _indexed(folder: Path) -> Iterator[Place]:
+    try:
+        lines = (folder / INDEX).read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return
+    for line in lines:
+        try:
+            yield Place(**json.loads(line))
+        except (ValueError, TypeError):
+            return  # torn: what it would have named is found by reading
+
+
+def _is_whole(folder: Path, place: Place) -> bool:
+    try:
+        with frames_file(folder, place.file).open("rb") as stream:
+            stream.seek(place.offset)
+            frame = read_frame(stream)
+    except (OSError, Torn):
+        return False
+    return frame is not None and frame.size == place.size
+
+
+def _read_on(stream: Any, file: int, offset: int) -> tuple[list[Place], bool]:
+    """Whole frames to the end of a file, and whether the file ends with one."""
+    found: list[Place] = []
+    while True:
+        try:
+            frame = read_frame(stream)
+        except Torn:
+            return found, False
+        if frame is None:
+            return found, True
+        found.append(place_of(frame, file, offset))
+        offset += frame.size

@@ -1,0 +1,100 @@
+"""Reads a recording: who made it, and its fragments by place.
+
+Nothing of it is trusted: every frame is checked against its checksum, every fragment against the schema of the
+recording, and whatever is wrong is an error that names file and offset.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from learner.batch import check_meaning
+from learner.recording.frames import Kind, Torn, read_frame
+from learner.recording.index import DESCRIPTION, FORMAT, Place, find_places, frames_file
+from penstock.runtime.exit import Fatal
+from penstock.runtime.settings import ConfigurationError
+from penstock.wire import fragment as wire
+from penstock.wire.fragment import Fragment, FragmentHeader
+from penstock.wire.specification import RunSpecification
+from penstock.wire.tensor import Array
+
+Loaded = tuple[FragmentHeader, Mapping[str, Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBatch:
+    """Fragments that were consumed as one batch, in its order. place: of the frame that says so."""
+
+    place: Place
+    fragments: tuple[Place, ...]
+
+
+class Recording:
+    """A recording that is not being written; raises ConfigurationError for a folder that holds none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            description = json.loads((folder / DESCRIPTION).read_bytes())
+            known = description["format"] == FORMAT
+            encoded = base64.b64decode(description["specification"])
+            self.specification = RunSpecification.decode(encoded)
+        except FileNotFoundError as error:
+            raise ConfigurationError(
+                f"{folder}: holds no {DESCRIPTION}, so no recording; `learner.record` or `penstock record` makes one"
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(f"{folder / DESCRIPTION}: cannot be read: {error}") from error
+        if not known:
+            raise ConfigurationError(f"{folder / DESCRIPTION}: format {description['format']}, not {FORMAT}")
+        self._places = find_places(folder)
+
+    @cached_property
+    def fragments(self) -> tuple[Place, ...]:
+        """All of them, in order."""
+        return tuple(place for place in self._places if place.kind == Kind.FRAGMENT)
+
+    @cached_property
+    def batches(self) -> tuple[RecordedBatch, ...]:
+        """Those that a learner consumed; () where the recording was made without one."""
+        found: list[RecordedBatch] = []
+        since: list[Place] = []
+        for place in self._places:
+            if place.kind == Kind.FRAGMENT:
+                since.append(place)
+            else:
+                found.append(RecordedBatch(place, tuple(since)))
+                since = []
+        return tuple(found)
+
+    def check_schema(self, schema_id: str) -> None:
+        """Raise ConfigurationError unless its fragments are those of a run with that schema."""
+        if self.specification.schema.schema_id != schema_id:
+            raise ConfigurationError(
+                f"{self.folder}: recorded from {self.specification.run!r} with observations "
+                f"{self.specification.observation_space} and actions {self.specification.action_space}; "
+                "this run has others: name the environment that it was recorded in"
+            )
+
+    def load(self, places: Sequence[Place]) -> list[Loaded]:
+        """Checked fragments; raises Fatal for one that is damaged or does not follow the schema."""
+        return [self._open(place) for place in places]
+
+    def _open(self, place: Place) -> Loaded:
+        path = frames_file(self.folder, place.file)
+        try:
+            with path.open("rb") as file:
+                file.seek(place.offset)
+                frame = read_frame(file)
+            if frame is None:
+                raise Torn("the file ends before it")
+            fragment = Fragment(wire.parse_header(frame.head), frame.body)
+            wire.check(fragment, self.specification.schema, self.specification.run)
+            arrays = fragment.arrays()
+            check_meaning(fragment.header, arrays)
+        except (ValueError, OSError) as error:
+            raise Fatal(f"{path}: the fragment at {place.offset} cannot be used: {error}") from error
+        return fragment.header, arrays

@@ -1,0 +1,174 @@
+"""Writes a recording: append-only, whole frames, a bound on its bytes.
+
+`consumed` writes what the loop has just consumed, `sync` makes it survive loss of power: called before a
+checkpoint is committed, so that a learner that resumes finds everything up to its position and cuts off what
+lies behind, which it will consume again. At the bound the recording ends, with a batch, and learning goes on.
+"""
+
+import base64
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal, TextIO
+
+from learner.recording.frames import Frame, Kind
+from learner.recording.index import (
+    DESCRIPTION,
+    FILE_BYTES,
+    FORMAT,
+    INDEX,
+    Place,
+    cut,
+    find_places,
+    frames_file,
+    index_line,
+    place_of,
+)
+from penstock.registry.weight_files import replace_file
+from penstock.runtime import metrics
+from penstock.runtime.settings import ConfigurationError
+from penstock.wire.fragment import Fragment, header_bytes
+from penstock.wire.specification import RunSpecification
+
+Maker = Literal["learner", "policy"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumed:
+    """One delivery of the feed. position: last log entry. update: updates made before it. dropped: number → reason."""
+
+    position: int
+    update: int
+    round: int | None
+    dropped: dict[int, str]
+    fragments: Sequence[Fragment]
+
+
+class RecordingWriter:
+    """Used by one thread. Make one with `begin` or `go_on`."""
+
+    def __init__(
+        self, folder: Path, places: list[Place], max_bytes: int, file_bytes: int = FILE_BYTES
+    ) -> None:
+        self._folder = folder
+        self._max_bytes, self._file_bytes = max_bytes, file_bytes
+        self._bytes = sum(place.size for place in places)
+        self._number = places[-1].file if places else 1
+        self._frames: BinaryIO = frames_file(folder, self._number).open("ab")
+        self._index: TextIO = (folder / INDEX).open("a")
+        self.is_full = False
+
+    @classmethod
+    def begin(
+        cls, folder: Path, specification: RunSpecification, maker: Maker, max_bytes: int
+    ) -> "RecordingWriter":
+        """A new recording; raises ConfigurationError where the folder holds one."""
+        if (folder / DESCRIPTION).exists():
+            raise ConfigurationError(f"{folder}: holds a recording already; choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        encoded = base64.b64encode(specification.encode()).decode()
+        description = {
+            "format": FORMAT, "made_by": maker, "run": specification.run, "specification": encoded,
+        }  # fmt: skip
+        replace_file(folder / DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
+        return cls(folder, [], max_bytes)
+
+    @classmethod
+    def go_on(cls, folder: Path, position: int, max_bytes: int) -> "RecordingWriter":
+        """Behind the batch that ends with `position`; what was recorded later is cut off.
+
+        A recording that ended before (it was full) stays as it is.
+        """
+        places = find_places(folder)
+        kept = _through(places, position)
+        cut(folder, kept)
+        writer = cls(folder, kept, max_bytes)
+        if (kept[-1].position if kept else 0) != position:
+            log.warning(
+                "the recording ended before this checkpoint and stays so", extra={"folder": str(folder)}
+            )
+            writer.is_full = True
+        return writer
+
+    def consumed(self, consumed: Consumed) -> None:
+        """Append a delivery's fragments and the batch that they are; nothing once the recording is full."""
+        frames = [_fragment_frame(fragment) for fragment in consumed.fragments]
+        frames.append(_batch_frame(consumed))
+        if self._fits(frames):
+            self._write(frames)
+
+    def fragment(self, fragment: Fragment) -> bool:
+        """Append a fragment that belongs to no batch; False once the recording is full."""
+        frame = _fragment_frame(fragment)
+        if self._fits([frame]):
+            self._write([frame])
+        return not self.is_full
+
+    def sync(self) -> None:
+        """What was appended survives loss of power."""
+        for file in (self._frames, self._index):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Synced."""
+        self.sync()
+        self._frames.close()
+        self._index.close()
+
+    def _fits(self, frames: Sequence[Frame]) -> bool:
+        size = sum(frame.size for frame in frames)
+        if not self.is_full and self._bytes + size > self._max_bytes:
+            self.is_full = True
+            words = {"folder": str(self._folder), "bytes": self._bytes, "max_bytes": self._max_bytes}
+            log.warning("the recording is full and ends here", extra=words)
+        return not self.is_full
+
+    def _write(self, frames: Sequence[Frame]) -> None:
+        if self._frames.tell() >= self._file_bytes:
+            self._next_file()
+        offset = self._frames.tell()
+        for frame in frames:
+            self._frames.write(frame.encode())
+            self._index.write(index_line(place_of(frame, self._number, offset)))
+            offset += frame.size
+            self._bytes += frame.size
+            metrics.RECORDED_BYTES.inc(frame.size)
+        self._frames.flush()
+        self._index.flush()
+        metrics.RECORDED_FRAGMENTS.inc(sum(frame.kind is Kind.FRAGMENT for frame in frames))
+
+    def _next_file(self) -> None:
+        self.sync()
+        self._frames.close()
+        self._number += 1
+        self._frames = frames_file(self._folder, self._number).open("ab")
+
+
+def _through(places: list[Place], position: int) -> list[Place]:
+    """Up to the last batch that ends with `position` or before it."""
+    count = 0
+    for index, place in enumerate(places, 1):
+        if place.kind == Kind.BATCH and place.position <= position:
+            count = index
+    return places[:count]
+
+
+def _fragment_frame(fragment: Fragment) -> Frame:
+    return Frame(Kind.FRAGMENT, header_bytes(fragment.header), fragment.payload)
+
+
+def _batch_frame(consumed: Consumed) -> Frame:
+    head = {
+        "position": consumed.position,
+        "update": consumed.update,
+        "round": consumed.round,
+        "fragments": len(consumed.fragments),
+        "dropped": {str(number): reason for number, reason in consumed.dropped.items()},
+    }
+    return Frame(Kind.BATCH, json.dumps(head).encode())

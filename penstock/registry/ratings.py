@@ -1,0 +1,103 @@
+"""What people, or programs, think of responses to prompts: feedback for a reward model.
+
+A rating is a score on the scale of its source, raw, or the statement that a response is better than another one
+to the same prompt. Nothing is normalised or thrown away here.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from penstock.registry.models import RatingRow
+
+MAX_KEY_LENGTH: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rating:
+    """One rating; exactly one of `score` and `rejected` is given.
+
+    prompt: text, or the conversation so far as a list of {"role": …, "content": …}. rejected: the response that
+    `response` is better than. key: what is rated (`thumb`, `helpful`, `safe`, …). source: who says so.
+    conversation: its id at the source, may be "". version: of the policy that responded, None where unknown.
+    """
+
+    prompt: str | Sequence[dict[str, str]]
+    response: str
+    score: float | None = None
+    rejected: str | None = None
+    key: str = "overall"
+    source: str = ""
+    conversation: str = ""
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.score is None) == (self.rejected is None):
+            raise ValueError(
+                f"rating score={self.score} rejected={self.rejected!r}: give one of the two: a score, or the response that is worse"
+            )
+        if self.score is not None and not math.isfinite(self.score):
+            raise ValueError(
+                f"rating score={self.score}: must be finite; leave a rating out that nobody gave"
+            )
+        if not 1 <= len(self.key) <= MAX_KEY_LENGTH:
+            raise ValueError(f"rating key={self.key[:80]!r}: must have 1 to {MAX_KEY_LENGTH} characters")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRating:
+    """A rating as it is kept. number: rises, never used twice."""
+
+    number: int
+    policy: str
+    rating: Rating
+    created: datetime
+
+
+def add(session: Session, policy: str, new: Sequence[Rating]) -> None:
+    """Keep ratings."""
+    now = datetime.now(UTC)
+    session.add_all(_row(policy, rating, now) for rating in new)
+
+
+def read(session: Session, policy: str | None, after: int, limit: int) -> tuple[KeptRating, ...]:
+    """What came behind number `after`, oldest first."""
+    wanted = select(RatingRow).where(RatingRow.number > after)
+    if policy is not None:
+        wanted = wanted.where(RatingRow.policy == policy)
+    return tuple(_record(row) for row in session.scalars(wanted.order_by(RatingRow.number).limit(limit)))
+
+
+def _row(policy: str, rating: Rating, now: datetime) -> RatingRow:
+    prompt: Any = rating.prompt if isinstance(rating.prompt, str) else [dict(turn) for turn in rating.prompt]
+    return RatingRow(
+        policy=policy,
+        version=rating.version,
+        conversation=rating.conversation,
+        key=rating.key,
+        source=rating.source,
+        prompt=prompt,
+        response=rating.response,
+        score=rating.score,
+        rejected=rating.rejected,
+        created=now,
+    )
+
+
+def _record(row: RatingRow) -> KeptRating:
+    rating = Rating(
+        prompt=row.prompt,
+        response=row.response,
+        score=row.score,
+        rejected=row.rejected,
+        key=row.key,
+        source=row.source,
+        conversation=row.conversation,
+        version=row.version,
+    )
+    return KeptRating(number=row.number, policy=row.policy, rating=rating, created=row.created)

@@ -1,0 +1,59 @@
+"""A tiny language model, and a reward model on it whose every trained weight differs from that of a new one."""
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from workloads.rlhf import tiny
+from workloads.rlhf.quiet import quieten
+from workloads.rlhf.reward import model as reward_model
+from workloads.rlhf.reward.model import Card, Network
+from workloads.rlhf.reward.settings import RewardTraining
+from workloads.rlhf.reward.source import Sample
+from workloads.rlhf.sentiment import WORDS, Sentiment
+from workloads.rlhf.tokens import Encoder, load_tokenizer
+
+MAX_TOKENS: Final = tiny.MAX_TOKENS
+
+
+def samples(count: int = 20, seed: int = 0) -> list[Sample]:
+    """Prompts and responses of sentiment words."""
+    rng, task = np.random.default_rng(seed), Sentiment()
+    return [Sample(prompt=task.prompt(rng), response=task.response(rng)) for _ in range(count)]
+
+
+def make_base(folder: Path, *, steps: int = 10) -> Path:
+    """A tiny language model in a folder, taught for so many steps."""
+    quieten()
+    rng, task = np.random.default_rng(0), Sentiment()
+    tokenizer = tiny.build_tokenizer(WORDS)
+    model = tiny.build_model(tokenizer, seed=0)
+    texts = [(task.prompt(rng), task.response(rng)) for _ in range(64)]
+    tiny.pretrain(model, tokenizer, texts, steps=steps, seed=0)
+    tiny.save(model, tokenizer, folder)
+    return folder
+
+
+def disturbed(base: Path, *, lora: bool = True) -> tuple[Network, Encoder]:
+    """A network and what encodes for it; nothing was learned."""
+    tokenizer = load_tokenizer(str(base))
+    network = reward_model.build(str(base), RewardTraining(lora=lora, rank=4), tokenizer.pad_token_id)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in network.parameters():
+            if weight.requires_grad:
+                weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    return network, Encoder(tokenizer, MAX_TOKENS)
+
+
+def make_reward_model(base: Path, folder: Path, *, lora: bool = True) -> list[float]:
+    """Save it; the scores of `samples()` that it gave before."""
+    network, encoder = disturbed(base, lora=lora)
+    rows = [encoder.encode(one.prompt, one.response) for one in samples()]
+    scores = reward_model.score_rows(network, rows)
+    checks = tuple(zip(map(tuple, rows[:4]), scores, strict=False))
+    card = Card(base=str(base), max_tokens=MAX_TOKENS, mean=0.25, std=2.0, checks=checks, trained={})
+    reward_model.save(network, encoder.tokenizer, card, folder)
+    return scores

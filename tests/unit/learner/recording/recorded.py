@@ -1,0 +1,37 @@
+"""A small recording: fragments of the smallest run, in batches or without."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from learner.recording.writer import Consumed, RecordingWriter
+from penstock.wire.fragment import Fragment
+from tests.small_run import SLOTS, STEPS, fragment, specification
+
+LARGE = 2**40
+
+
+def numbered(sequence: int) -> Fragment:
+    """Of eight valid steps whose reward is the sequence number."""
+    shape = (STEPS, SLOTS)
+    reward, valid = np.full(shape, sequence, np.float32), np.ones(shape, bool)
+    return fragment(1, sequence, reward=reward, valid=valid)
+
+
+def batch(position: int, sequences: Iterable[int], **over: object) -> Consumed:
+    """Fragments of those sequences, consumed up to `position`."""
+    fragments = [numbered(sequence) for sequence in sequences]
+    told: dict[str, object] = {"update": position // 2, "round": None, "dropped": {}}
+    return Consumed(position=position, fragments=fragments, **(told | over))  # type: ignore[arg-type]
+
+
+def write(
+    folder: Path, batches: Iterable[Consumed], *, max_bytes: int = LARGE, file_bytes: int = LARGE
+) -> None:
+    """A whole recording of a learner."""
+    RecordingWriter.begin(folder, specification(), "learner", max_bytes).close()
+    writer = RecordingWriter(folder, [], max_bytes, file_bytes)
+    for one in batches:
+        writer.consumed(one)
+    writer.close()

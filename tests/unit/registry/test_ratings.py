@@ -1,0 +1,44 @@
+"""Ratings of responses are kept raw, in order, and told apart from the absence of one."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from penstock.registry.ratings import Rating
+from penstock.registry.registry import Registry
+
+CHAT = [{"role": "user", "content": "two and two?"}]
+
+
+def test_ratings_come_back_as_they_were_given(tmp_path: Path) -> None:
+    """A score of 0 and of −1 is a score; a conversation stays one."""
+    given = [
+        Rating(prompt="p", response="a", score=0.0, key="thumb", source="ada", conversation="c-1", version=7),
+        Rating(prompt="p", response="b", score=-1.0),
+        Rating(prompt=CHAT, response="four", rejected="five"),
+    ]
+    with Registry.open(f"sqlite:///{tmp_path}/a.sqlite", migrate=True) as registry:
+        registry.add_ratings("default", given[:2])
+        registry.add_ratings("other", given[2:])
+        first = registry.ratings(limit=1)
+        rest = registry.ratings(after=first[0].number)
+        of_one = registry.ratings("default")
+    assert given == [kept.rating for kept in (*first, *rest)]
+    assert given[:2] == [kept.rating for kept in of_one]
+    assert "other" == rest[-1].policy
+
+
+@pytest.mark.parametrize(
+    ("score", "rejected", "message"),
+    [
+        (None, None, "give one of the two"),
+        (1.0, "b", "give one of the two"),
+        (math.nan, None, "must be finite"),
+        (math.inf, None, "must be finite"),
+    ],
+)
+def test_what_is_no_rating_is_refused(score: float | None, rejected: str | None, message: str) -> None:
+    """Nobody's opinion is no row, and no sentinel."""
+    with pytest.raises(ValueError, match=message):
+        Rating(prompt="p", response="a", score=score, rejected=rejected)

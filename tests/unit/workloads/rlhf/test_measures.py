@@ -1,0 +1,43 @@
+"""How a reward model is judged, on numbers that can be checked by hand."""
+
+import numpy as np
+import pytest
+
+from workloads.rlhf.feedback.examples import Preference, Scored
+from workloads.rlhf.reward.measures import Measures, expected_calibration_error, measure
+
+
+def scored(score: float, prompt: str = "p") -> Scored:
+    """An example of that score."""
+    return Scored(prompt=prompt, response="r", score=score, raw=score, where="")
+
+
+PAIR = Preference(prompt="p", chosen="a", rejected="b", where="")
+
+
+def test_scores() -> None:
+    """Errors 0.5 and 1; the line through (0.5, 1) and (0, −1) is 4x − 1."""
+    found = measure([scored(1.0), scored(-1.0, "q")], [(0.5,), (0.0,)])
+    assert (0.625, 0.75) == (found.mse, found.mae)
+    assert (4.0, -1.0) == pytest.approx((found.slope, found.intercept))
+    assert (2, 0, None, None) == (found.scored, found.pairs, found.pair_accuracy, found.calibration_error)
+
+
+def test_pairs_given_and_pairs_of_one_prompt() -> None:
+    """Right, wrong, equal; and of three responses to one prompt two pairs that are not worth the same."""
+    assert 0.5 == measure([PAIR] * 3, [(1.0, 0.0), (0.0, 1.0), (2.0, 2.0)]).pair_accuracy
+    found = measure([scored(1.0), scored(1.0), scored(0.0)], [(3.0,), (1.0,), (2.0,)])
+    assert (2, 0.5) == (found.pairs, found.pair_accuracy)
+
+
+def test_nothing_to_measure_is_none() -> None:
+    """Not zero."""
+    assert Measures() == measure([], [])
+    assert measure([scored(1.0), scored(0.0)], [(2.0,), (2.0,)]).slope is None
+
+
+def test_a_calibrated_model_has_no_calibration_error() -> None:
+    """Where it says 75 % it is right in three of four; one that is always sure is off by a quarter."""
+    margin = np.log(3)
+    assert expected_calibration_error(np.array([margin] * 3 + [-margin])) == pytest.approx(0, abs=1e-12)
+    assert expected_calibration_error(np.array([50.0] * 3 + [-50.0])) == pytest.approx(0.25)

@@ -1,0 +1,121 @@
+"""Rows of feedback from where they lie, each with the words that name it.
+
+FILE.jsonl, .json, .ndjson     an object per line
+FILE.parquet                   columns
+FOLDER                         a Hugging Face dataset as `save_to_disk` writes it
+sqlite:///…, postgresql://…    the ratings of a registry
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.registry.errors import RegistryError
+from penstock.registry.ratings import KeptRating
+from penstock.registry.registry import Registry
+from penstock.runtime.settings import ConfigurationError
+
+Row = tuple[str, Any]
+"""Where it lies, and what is there: a mapping, or a ValueError for what cannot be read."""
+
+LINES: Final = (".jsonl", ".json", ".ndjson")
+MAX_LINE_BYTES: Final = 16 * 1024 * 1024
+_PAGE: Final = 1000
+
+
+def rows_of(place: str, part: str | None = None) -> Iterator[Row]:
+    """The rows at a place. part: a split of a dataset, or a policy of a registry.
+
+    Raises ConfigurationError for a place that is not there or holds something else.
+    """
+    if "://" in place:
+        return _ratings(place, part)
+    path = Path(place)
+    if not path.exists():
+        raise ConfigurationError(f"feedback={place}: no such file or folder")
+    if path.is_dir():
+        return _dataset(path, part)
+    readers: dict[str, Callable[[Path], Iterator[Row]]] = {
+        ".parquet": _parquet,
+        **dict.fromkeys(LINES, _lines),
+    }
+    if path.suffix not in readers:
+        raise ConfigurationError(
+            f"feedback={place}: use {', '.join(LINES)}, .parquet, a dataset's folder, or a registry's URL"
+        )
+    if part is not None:
+        raise ConfigurationError(f"--part {part!r}: {place} has no parts")
+    return readers[path.suffix](path)
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
+            if line.strip():
+                yield f"{path.name} line {number}", _object(line)
+
+
+def _object(line: bytes) -> Any:
+    if len(line) > MAX_LINE_BYTES:
+        return ValueError(f"longer than {MAX_LINE_BYTES} bytes")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return ValueError(f"no JSON: {error}")
+    return value if isinstance(value, dict) else ValueError(f"holds {type(value).__name__}, not an object")
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    from pyarrow import ArrowException, parquet  # noqa: PLC0415 - only who reads such files needs it
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=_PAGE):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path.name} row {number}", row
+    except (ArrowException, OSError) as error:
+        raise ConfigurationError(f"feedback={path}: no Parquet file: {error}") from error
+
+
+def _dataset(path: Path, part: str | None) -> Iterator[Row]:
+    import datasets  # noqa: PLC0415 - only who reads such folders needs it
+
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except (FileNotFoundError, ValueError) as error:
+        raise ConfigurationError(f"feedback={path}: no dataset that `save_to_disk` wrote: {error}") from error
+    if isinstance(loaded, datasets.DatasetDict):
+        name = part or "train"
+        if name not in loaded:
+            raise ConfigurationError(
+                f"feedback={path}: no split {name!r}; --part takes one of {', '.join(loaded)}"
+            )
+        loaded = loaded[name]
+    elif part is not None:
+        raise ConfigurationError(f"--part {part!r}: {path} has no splits")
+    for number, row in enumerate(loaded, start=1):
+        yield f"{path.name} row {number}", row
+
+
+def _ratings(url: str, policy: str | None) -> Iterator[Row]:
+    try:
+        with Registry.open(url) as registry:
+            after = 0
+            while page := registry.ratings(policy, after=after, limit=_PAGE):
+                after = page[-1].number
+                for kept in page:
+                    yield f"rating {kept.number}", _rating(kept)
+    except (RegistryError, ValueError) as error:
+        raise ConfigurationError(f"feedback={url.partition('://')[0]}://…: {error}") from error
+
+
+def _rating(kept: KeptRating) -> dict[str, Any]:
+    """A row in the form that files have."""
+    rating = kept.rating
+    row: dict[str, Any] = {"prompt": rating.prompt, "key": rating.key}
+    if rating.rejected is not None:
+        return {**row, "chosen": rating.response, "rejected": rating.rejected}
+    return {**row, "response": rating.response, "score": rating.score}

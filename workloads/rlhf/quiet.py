@@ -1,0 +1,12 @@
+"""What transformers writes to stderr by itself, bars and warnings to its own developers, stays away from our logs."""
+
+import warnings
+
+from transformers.utils import logging
+
+
+def quieten() -> None:
+    """For the life of this process."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

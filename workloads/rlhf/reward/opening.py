@@ -1,0 +1,56 @@
+"""The source of rewards that a text names.
+
+grpc://HOST:PORT, unix:/path     a reward service
+http://…, https://…              an HTTP endpoint
+module:function                  a Python function, where the text is this machine's own
+FOLDER                           a reward model, in this process
+"""
+
+from pathlib import Path
+
+from penstock.runtime.settings import ConfigurationError
+from penstock.wire.auth import Credentials
+from workloads.rlhf.reward.client import PLAINTEXT, RewardClient
+from workloads.rlhf.reward.source import RewardSource
+
+
+def open_source(
+    text: str,
+    *,
+    is_local: bool,
+    credentials: Credentials = PLAINTEXT,
+    base: str | None = None,
+    device: str = "cpu",
+) -> RewardSource:
+    """The source that a text names; `is_local`: the text is of this machine's configuration, not from the wire.
+
+    base, device: of a folder's model. Raises ConfigurationError for what names none, or a function from the wire.
+    """
+    if text.startswith(("http://", "https://")):
+        from workloads.rlhf.reward.endpoint import HttpRewards  # noqa: PLC0415 - only who needs it
+
+        return HttpRewards(text)
+    if text.startswith(("grpc://", "unix:")):
+        try:
+            return RewardClient(text.removeprefix("grpc://"), credentials=credentials)
+        except ValueError as error:
+            raise ConfigurationError(f"reward={text!r}: {error}") from error
+    if Path(text).is_dir():
+        from workloads.rlhf.reward.model import RewardModel  # noqa: PLC0415 - loads torch
+
+        return RewardModel.load(Path(text), base=base, device=device)
+    if ":" in text and "/" not in text:
+        return _function(text, is_local=is_local)
+    raise ConfigurationError(
+        f"reward={text!r}: name a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, or module:function"
+    )
+
+
+def _function(path: str, *, is_local: bool) -> RewardSource:
+    from workloads.rlhf.reward.callable import CallableRewards  # noqa: PLC0415 - only who needs it
+
+    if not is_local:
+        raise ConfigurationError(
+            f"reward={path!r}: a function is imported only where this machine's own configuration names it"
+        )
+    return CallableRewards(path)

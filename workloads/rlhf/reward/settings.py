@@ -1,0 +1,67 @@
+"""How a reward model is trained: one section, validated like the rest of the configuration."""
+
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from penstock.runtime.sections.section import Count, NonNegative, Positive, PositiveReal, Section
+from penstock.runtime.settings import ConfigurationError, merge, parse_assignment
+
+
+class RewardTraining(Section):
+    """Of a reward model. The defaults are for LoRA on models of 0.1 to 2 billion parameters."""
+
+    epochs: PositiveReal = 2.0
+    """Passes over the training examples."""
+    batch: Positive = 32
+    """Examples of one optimiser step; a pair counts once."""
+    micro_batch: Positive | None = None
+    """Examples that are in memory at once; none: the whole batch. The batch must be a multiple of it."""
+    learning_rate: PositiveReal = 1e-4
+    """Highest step size; LoRA wants about ten times that of full fine-tuning."""
+    warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
+    """Share of the steps in which the step size rises from 0."""
+    schedule: str = "cosine"
+    """How it falls afterwards: any of transformers' schedulers, such as linear, cosine, constant_with_warmup."""
+    weight_decay: NonNegative = 0.0
+    """Of AdamW."""
+    max_gradient_norm: PositiveReal = 1.0
+    """Gradients are clipped to this norm."""
+    centring: NonNegative = 0.01
+    """Weight of (chosen + rejected)² in the loss of pairs, which say nothing of where zero is."""
+    lora: bool = True
+    """Train a low-rank adapter; false: all weights."""
+    rank: Positive = 16
+    """Rank of the adapter."""
+    alpha: PositiveReal = 32.0
+    """Its scale: updates are multiplied by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """On the input of the adapter, in training only."""
+    max_tokens: Positive = 1024
+    """Longest prompt and response together; what is longer loses the beginning of its prompt."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice and hold fewer of them."""
+    validation_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
+    """Share of the examples, by prompt, that are not trained on; 0: none, and the last weights are kept."""
+    patience: Count = 0
+    """Stop after so many epochs without a better validation loss; 0: never. The best weights are kept either way."""
+    seed: Count = 0
+    """Of the split, the new weights and the order of the examples."""
+
+
+def training_settings(assignments: tuple[str, ...] = ()) -> RewardTraining:
+    """The defaults under `KEY=VALUE` assignments; raises ConfigurationError that names key, value and remedy."""
+    layer: dict[str, object] = {}
+    for text in assignments:
+        layer = merge(layer, parse_assignment(text))
+    try:
+        settings = RewardTraining.model_validate(layer)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise ConfigurationError(f"{name}={first.get('input')!r}: {first['msg']}") from error
+    if settings.micro_batch is not None and settings.batch % settings.micro_batch:
+        raise ConfigurationError(
+            f"micro_batch={settings.micro_batch}: batch={settings.batch} is no multiple of it"
+        )
+    return settings
