@@ -108,10 +108,11 @@ class Evaluation:
     def wanted(self, recent: Sequence[float], *, update: int, env_steps: int) -> bool:
         """Whether the weights of `update` should be evaluated. recent: returns, newest last.
 
-        True at most once until the result is there. Tell `requested` next.
+        True at most once until the result is there, and not once patience is exhausted. Tell `requested` next.
         """
         with self._lock:
-            if self._asked or self._pending is not None or update <= self._last_update:
+            is_busy = self._asked or self._pending is not None or update <= self._last_update
+            if is_busy or self._patience.exhausted:
                 return False
             self._asked = self._promising(recent) or self._due(env_steps)
             return self._asked
