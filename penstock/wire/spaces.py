@@ -208,7 +208,7 @@ def zeros(leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
     return np.zeros((*leading, *leaf.shape), np.dtype(leaf.dtype))
 
 
-def sample(leaf: Leaf, rows: int, random: np.random.Generator) -> Array:
+def sample(leaf: Leaf, rows: int, random: "np.random.Generator") -> Array:
     """Values drawn within the leaf's bounds, [rows, *shape]."""
     shape = (rows, *leaf.shape)
     match leaf:
