@@ -108,10 +108,11 @@ class Evaluation:
     def wanted(self, recent: Sequence[float], *, update: int, env_steps: int) -> bool:
         """Whether the weights of `update` should be evaluated. recent: returns, newest last.
 
-        True at most once until the result is there. Tell `requested` next.
+        True at most once until the result is there, and not once patience is exhausted. Tell `requested` next.
         """
         with self._lock:
-            if self._asked or self._pending is not None or update <= self._last_update:
+            is_busy = self._asked or self._pending is not None or update <= self._last_update
+            if is_busy or self._patience.exhausted:
                 return False
             self._asked = self._promising(recent) or self._due(env_steps)
             return self._asked
@@ -134,16 +135,23 @@ class Evaluation:
             return replaced
 
     def lacks_checkpoint(self, update: int) -> bool:
-        """Whether the weights of `update` are being evaluated and no checkpoint of them was told."""
+        """Whether the weights of `update` are being evaluated, or are the best ones, and no checkpoint of them was told."""
         with self._lock:
-            pending = self._pending
-            return pending is not None and pending.update == update and not pending.checkpoint
+            best = None if self.best is None else self.best.candidate
+            candidates = [one for one in (self._pending, best) if one is not None]
+            return any(one.update == update and not one.checkpoint for one in candidates)
 
     def kept_as(self, checkpoint: str, update: int) -> None:
-        """A checkpoint holds `update`; if that is what is being evaluated it may become the best one."""
+        """A checkpoint holds `update`; if that is what is being evaluated it may become the best one.
+
+        It may have become that already: an evaluation can be faster than a checkpoint.
+        """
         with self._lock:
             if self._pending is not None and self._pending.update == update:
                 self._pending = replace(self._pending, checkpoint=checkpoint)
+            best = self.best
+            if best is not None and best.candidate.update == update and not best.candidate.checkpoint:
+                self.best = replace(best, candidate=replace(best.candidate, checkpoint=checkpoint))
 
     def checkpoints(self) -> tuple[str, str]:
         """Of the best result and of what is being evaluated; "" for none."""

@@ -18,14 +18,12 @@ from torch import Tensor
 from broker.state import ProbeAnswer
 from penstock.policy.policy import Policy
 from penstock.runtime import metrics
-from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
+from penstock.wire.spaces import Space, leaves, sample
 from penstock.wire.specification import Probe
 from penstock.wire.tensor import Array
 
 ROWS: Final = 4
 _VERSIONS_KEPT: Final = 1024
-_UNBOUNDED: Final = 3.0
-"""Stands in for a bound that is infinite or astronomically far."""
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +35,7 @@ def make_probe(observation_space: Space, policy: Policy, seed: int) -> Probe:
     """
     generator = np.random.default_rng(seed)
     before, observation = (
-        {path: _draw(leaf, generator) for path, leaf in leaves(observation_space, "observation")}
+        {path: sample(leaf, ROWS, generator) for path, leaf in leaves(observation_space, "observation")}
         for _ in range(2)
     )
     if policy.state_space.spaces:
@@ -45,23 +43,6 @@ def make_probe(observation_space: Space, policy: Policy, seed: int) -> Probe:
     else:
         observation = before
     return Probe(observation=observation, action=policy.act(observation, deterministic=True).action)
-
-
-def _draw(leaf: Leaf, generator: np.random.Generator) -> Array:
-    rows = (ROWS, *leaf.shape)
-    match leaf:
-        case Box():
-            low = np.clip(leaf.low.astype(np.float64), -_UNBOUNDED, None)
-            high = np.clip(leaf.high.astype(np.float64), None, np.maximum(_UNBOUNDED, low))
-            if np.issubdtype(leaf.low.dtype, np.integer):
-                low, high = leaf.low.astype(np.float64), leaf.high.astype(np.float64)
-            return generator.uniform(low, np.maximum(low, high), rows).astype(leaf.dtype)
-        case Discrete():
-            return (leaf.start + generator.integers(leaf.n, size=rows)).astype(leaf.dtype)
-        case MultiDiscrete():
-            return generator.integers(np.asarray(leaf.nvec), size=rows).astype(leaf.dtype)
-        case MultiBinary():
-            return generator.integers(2, size=rows).astype(leaf.dtype)
 
 
 class Replica(Protocol):

@@ -96,7 +96,6 @@ class Segment:
 
     def _tensors(self) -> dict[str, Array]:
         steps = self.steps
-        last = [self.terminated or self.truncated]
         # What was seen last has no mask: nothing was done there.
         tensors: dict[str, Any] = {
             name: np.stack([row.get(name, np.ones_like(first)) for row in self.observations])
@@ -110,12 +109,14 @@ class Segment:
         ends = np.zeros((steps, 1), bool)
         tensors["terminated"], tensors["truncated"] = ends.copy(), ends
         tensors["terminated"][-1], tensors["truncated"][-1] = self.terminated, self.truncated
-        count = int(last[0] and self.final is not None)
+        # Of a step that is no experience nothing is valued.
+        final = self.final if self.valid[-1] else None
+        count = int(final is not None)
         tensors["final/slot"] = np.zeros(count, np.int32)
         tensors["final/step"] = np.full(count, steps - 1, np.int32)
         for name, row in self.observations[0].items():
             if not name.startswith("mask/"):
-                tensors[f"final/{name}"] = row[:0] if self.final is None else self.final[name]
+                tensors[f"final/{name}"] = row[:0] if final is None else final[name]
         if self.state:
             tensors |= self.state
             tensors["begins"] = np.zeros((steps + 1, 1), bool)

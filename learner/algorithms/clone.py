@@ -6,7 +6,7 @@ The first term is the cross-entropy of a choice and the negative log-likelihood 
 unless asked for, fits the critic to the discounted returns R, so that what is trained further begins with values.
 Where a fragment is cut R goes on with the critic's own value.
 
-    read → returns → [minibatch steps] → finite? → merge normaliser, measure the held-out steps
+    read → returns → [minibatch steps] → finite? → merge statistics, measure the held-out steps
                                             └ no: everything back
 """
 
@@ -24,6 +24,7 @@ from learner.algorithms.loss import value_loss
 from learner.algorithms.network import network_of
 from learner.algorithms.optimiser import FlatAdam
 from learner.batch import Batch
+from penstock.policy.layers import measure, thinned
 from penstock.policy.networks import Inputs
 from penstock.policy.normaliser import moments
 from penstock.policy.policy import Policy
@@ -67,6 +68,7 @@ class Clone:
         self.validation = section.validation
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
         self._network = network_of(policy, self._optimiser)
+        self._seed = seed
         self._permutations = torch.Generator().manual_seed(seed)
         self._held_out: Batch | None = None
         self._updates = 0
@@ -131,11 +133,15 @@ class Clone:
         order = torch.randperm(count, generator=self._permutations).to(batch.valid.device)
         parts = order.tensor_split(min(self.section.minibatches, count))
         trace = torch.stack([self._gradient_step(steps.select(part)) for part in parts])
+        activations = measure(self.policy, lambda: self.policy.bodies(steps.inputs))
+        checksums = self._optimiser.checksum() + (0.0 if activations is None else activations.checksum())
         # The one read of the device.
-        *means, checksum = [*trace.mean(0).tolist(), float(self._optimiser.checksum())]
+        *means, checksum = [*trace.mean(0).tolist(), float(checksums)]
         if not all(map(math.isfinite, (*means, checksum))):
             self._optimiser.restore(backup)
             return Update(applied=False, reason="nan", steps=count, gradient_steps=len(parts), metrics={})
+        if activations is not None:
+            activations.merge()
         self._observe(batch)
         self._updates += 1
         metrics = dict(zip(("nll", "value_loss", "gradient_norm"), means, strict=True))
@@ -165,7 +171,10 @@ class Clone:
 
     def _gradient_step(self, steps: _Steps) -> Tensor:
         """One minibatch; −log π, value loss and the gradient's norm, [3], from before the step."""
-        outputs = self._network.outputs(steps.inputs)
+        # There is no ratio here: dropout is that of any supervised learning.
+        seed, device = self._seed + self._optimiser.steps, steps.inputs.vector.device
+        with thinned(self.policy.dropouts, seed, device):
+            outputs = self._network.outputs(steps.inputs)
         log_prob = self.policy.joint_log_prob(outputs.parameters, steps.action)
         built, slopes = [log_prob], [torch.full_like(log_prob, -1.0 / len(log_prob))]
         error = log_prob.new_zeros(())

@@ -7,8 +7,8 @@ With π the policy at the start of the batch, which is also the one that is trai
     ∇ = E[ ρ_t ∇log π(a_t) (r_t + γ v_{t+1} − V_t) ] + entropy bonus                 (section 4.2)
     value loss = ½ E[ (v_t − V)² ]
 
-The published loss is a sum over the steps of a batch, this one is a mean: B times the learning rate. The
-optimiser is Adam instead of RMSProp.
+The published loss is a sum over the steps of a batch, this one a mean; the optimiser is Adam, to whom a
+constant factor of the loss is nothing, instead of RMSProp.
 """
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from penstock.runtime.settings import ImpalaSection
 
 
 class Impala(OnPolicy[ImpalaSection]):
-    """V-trace corrects for experience of older policies, so it needs no trust region."""
+    """V-trace corrects for experience of older policies, where PPO holds on to a trust region."""
 
     def _advantages(self, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
         section = self.section

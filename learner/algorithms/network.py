@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from learner.algorithms.hardware import Hardware
 from learner.algorithms.optimiser import FlatAdam
+from penstock.policy.masking import masked
 from penstock.policy.networks import Inputs
-from penstock.policy.policy import Outputs, Policy, masked
+from penstock.policy.policy import Outputs, Policy
 
 _REMEMBERED_SIZES = 16
 

@@ -7,16 +7,16 @@ a broken one is refused where it is written down and not by a loss that is no nu
 
 import copy
 import importlib
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from penstock.policy.networks import Body, Inputs, Reader
 from penstock.policy.weights import decode, encode
 from penstock.runtime.settings import ConfigurationError, PolicySection
-from penstock.wire.spaces import Box, Discrete, MultiDiscrete, leaves
+from penstock.wire.spaces import leaves, sample
 
 _ROWS = 5
 _TOLERANCE = 1e-3
@@ -74,7 +74,7 @@ def body_of(reader: Reader, section: PolicySection) -> Body | CustomBody:
     return CustomBody(network, width)
 
 
-def load(name: str) -> Callable[..., Any]:
+def load(name: str) -> type[nn.Module]:
     """The class of `module:Class`; imports the module. Raises ConfigurationError that says what is wrong."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
@@ -85,22 +85,19 @@ def load(name: str) -> Callable[..., Any]:
         raise ConfigurationError(
             f"policy.network={name!r}: cannot be loaded: {_said(error)}; is its folder on PYTHONPATH?"
         ) from error
-    if not callable(found):
-        raise ConfigurationError(f"policy.network={name!r}: {found!r} is not a class")
-    return found  # type: ignore[no-any-return]
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ConfigurationError(f"policy.network={name!r}: {found!r}, must be a class of torch.nn.Module")
+    return found
 
 
 def _construct(name: str, reader: Reader, section: PolicySection) -> nn.Module:
     make, arguments = load(section.network), section.network_arguments
     try:
-        network = make(reader, **arguments)
+        return make(reader, **arguments)
     except Exception as error:
         raise ConfigurationError(
             f"{name}: made with policy.network_arguments={arguments!r} it raised {_said(error)}"
         ) from error
-    if not isinstance(network, nn.Module):
-        raise ConfigurationError(f"{name}: makes a {type(network).__name__}, must be a torch.nn.Module")
-    return network
 
 
 def _width(name: str, network: nn.Module) -> int:
@@ -165,24 +162,10 @@ def _features(name: str, network: nn.Module, inputs: Inputs, width: int) -> Tens
 
 
 def _trial(reader: Reader) -> Inputs:
-    """Observations as the reader gives them, drawn: bounds do not matter to a network that must stand any."""
-    random = torch.Generator().manual_seed(0)
-    observation = {}
-    for path, leaf in leaves(reader.space, "observation"):
-        shape = (_ROWS, *leaf.shape)
-        match leaf:
-            case Box(dtype="uint8"):
-                drawn = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
-            case Box():
-                drawn = torch.randn(shape, generator=random)
-            case Discrete():
-                drawn = torch.randint(leaf.start, leaf.start + leaf.n, shape, generator=random)
-            case MultiDiscrete():
-                drawn = torch.stack([torch.randint(n, (_ROWS,), generator=random) for n in leaf.nvec], 1)
-            case _:
-                drawn = torch.randint(0, 2, shape, generator=random)
-        observation[path] = drawn
-    return reader.read(observation, torch.float32)
+    """Inputs of observations drawn within their bounds."""
+    random = np.random.default_rng(0)
+    drawn = {path: sample(leaf, _ROWS, random) for path, leaf in leaves(reader.space, "observation")}
+    return reader.read({path: torch.from_numpy(array) for path, array in drawn.items()}, torch.float32)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

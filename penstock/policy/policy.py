@@ -22,12 +22,12 @@ from penstock.policy.acting import NumpyForward, numpy_forward
 from penstock.policy.custom_network import body_of
 from penstock.policy.distributions import ActionHead, Place, Reals, head_of
 from penstock.policy.layers import dropouts
+from penstock.policy.masking import ActionMasks, masked
 from penstock.policy.memory import Look, Memory
 from penstock.policy.networks import Body, Inputs, Reader, initialise
 from penstock.policy.normaliser import Normaliser
 from penstock.policy.trajectory import Trajectory
 from penstock.runtime.settings import PolicySection
-from penstock.wire.schema import choices
 from penstock.wire.spaces import Dict, Space, leaves, unflatten
 from penstock.wire.tensor import Array
 
@@ -97,10 +97,7 @@ class Policy(nn.Module):
         self.actor_head = nn.Linear(width, ends[-1])
         self.critic_head = nn.Linear(width, 1)
         self._remembers = bool(self.memory.state_space.spaces)
-        maskable = [
-            head.path for head, (_, leaf) in zip(heads, leaves(action_space), strict=True) if choices(leaf)
-        ]
-        self._masks = tuple((path, f"mask/{path}") for path in maskable)
+        self._masks = ActionMasks(action_space, self._cuts)
         self.dropouts = dropouts(self)
         self._random = np.random.default_rng(0)
         self._fast: NumpyForward | None = None
@@ -140,7 +137,7 @@ class Policy(nn.Module):
         The arrays returned are the caller's. Uses the weights of this moment, no gradients.
         """
         step = self.step(observation)
-        masks: Any = {path: observation[name] for path, name in self._masks if name in observation}
+        masks = self._masks.given(observation)
         acted = self.choose(step.parameters, self._random, deterministic=deterministic, masks=masks)
         return replace(acted, state=step.state) if step.state else acted
 
@@ -237,7 +234,7 @@ class Policy(nn.Module):
         """`log_prob` under the very outputs that `act` draws from, for the probe."""
         parameters = torch.from_numpy(self.action_parameters(observation)).to(self.actor_head.weight.device)
         with torch.inference_mode():
-            forbidden = self._forbidden(self._tensors(observation), parameters)
+            forbidden = self._masks.forbidden(self._tensors(observation), parameters)
             answer = self.joint_log_prob(masked(parameters, forbidden), self._tensors(action))
         result: NDArray[np.float32] = answer.float().cpu().numpy()
         return result
@@ -256,20 +253,8 @@ class Policy(nn.Module):
         return replace(look, inputs=self._masked_by(look.inputs, seen.observation))
 
     def _masked_by(self, inputs: Inputs, observation: Mapping[str, Tensor]) -> Inputs:
-        forbidden = self._forbidden(observation, inputs.vector)
+        forbidden = self._masks.forbidden(observation, inputs.vector)
         return inputs if forbidden is None else replace(inputs, forbidden=forbidden)
-
-    def _forbidden(self, observation: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
-        """What the masks of an observation rule out, bool [M, P]; rows behind theirs are free. None: no masks."""
-        given = {path: observation[name] for path, name in self._masks if name in observation}
-        if not given:
-            return None
-        forbidden = torch.zeros((len(rows), self._cuts[-1].stop), dtype=torch.bool, device=rows.device)
-        for head, cut in zip(self.action_heads, self._cuts, strict=True):
-            if head.path in given:
-                allowed = given[head.path].reshape(-1, head.size)
-                forbidden[: len(allowed), cut] = ~allowed
-        return forbidden
 
     def bodies(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Features of actor and critic before the recurrent cores, [M, F] each."""
@@ -358,17 +343,6 @@ class QPolicy(Policy):
     def value_of(self, inputs: Inputs) -> Tensor:
         """Of the best action, [M]."""
         return self.outputs(inputs).value
-
-
-def masked(parameters: Tensor, forbidden: Tensor | None) -> Tensor:
-    """Parameters [M, P] that leave what is `forbidden` (bool [M, P]) no probability.
-
-    The lowest finite logit: its exponential is 0 beside any other, while log-probability, entropy and their
-    gradients stay finite, as they do not with minus infinity.
-    """
-    if forbidden is None:
-        return parameters
-    return parameters.masked_fill(forbidden, torch.finfo(parameters.dtype).min)
 
 
 def build(observation_space: Space, action_space: Space, section: PolicySection, seed: int) -> Policy:

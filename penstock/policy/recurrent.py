@@ -84,7 +84,7 @@ def single(state: Mapping[str, Tensor]) -> Unroll:
 
 
 def _pack(starts: NDArray[np.bool_], first: int, end: int, finals: Index, device: torch.device) -> Packed:
-    """The sequences of rows first ≤ t < end."""
+    """The sequences of rows first ≤ t < end, each with the last observation that followed it, if one did."""
     steps, columns = starts.shape
     opens = starts[first:end].copy()
     opens[0] = True
@@ -92,18 +92,15 @@ def _pack(starts: NDArray[np.bool_], first: int, end: int, finals: Index, device
     goes_on = np.append(column[1:] == column[:-1], False)
     length = np.where(goes_on, np.append(begin[1:], 0), end - first) - begin
     number = opens.T.cumsum().reshape(columns, end - first) - 1  # sequence of each [B, t]
-    own = length.copy()
-    last_row = np.zeros(len(length), np.int64)
-    for k, (step, slot) in enumerate(finals):
-        if first <= step < end:
-            sequence = number[slot, step - first]
-            length[sequence] += 1
-            last_row[sequence] = steps * columns + k
+    own, behind = length.copy(), np.zeros(len(length), np.int64)
+    here = ((finals[:, 0] >= first) & (finals[:, 0] < end)).nonzero()[0]
+    followed = number[finals[here, 1], finals[here, 0] - first]
+    length[followed] += 1
+    behind[followed] = steps * columns + here
     longest = np.argsort(-length, kind="stable")
     place = np.arange(length.max())[:, np.newaxis]
-    rows = np.where(
-        place < own[longest], (first + begin[longest] + place) * columns + column[longest], last_row[longest]
-    )
+    inside = (first + begin[longest] + place) * columns + column[longest]
+    rows = np.where(place < own[longest], inside, behind[longest])
     is_there = place < length[longest]
     source = np.where((begin == 0) & ~starts[first, column], column, columns)
     rank = np.argsort(longest)

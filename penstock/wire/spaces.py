@@ -15,6 +15,8 @@ from penstock.v1 import tensor_pb2 as pb
 from penstock.wire.tensor import Array, check_dtype, from_tensor, to_tensor
 
 MAX_DEPTH = 8
+_UNBOUNDED = 3.0
+"""Stands in for a bound that is infinite or astronomically far."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,3 +206,21 @@ def from_proto(field: str, message: pb.Space, depth: int = 0) -> Space:
 def zeros(leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
     """An array of zeros with the leaf's dtype and `leading` axes before its shape."""
     return np.zeros((*leading, *leaf.shape), np.dtype(leaf.dtype))
+
+
+def sample(leaf: Leaf, rows: int, random: "np.random.Generator") -> Array:
+    """Values drawn within the leaf's bounds, [rows, *shape]."""
+    shape = (rows, *leaf.shape)
+    match leaf:
+        case Box():
+            low = np.clip(leaf.low.astype(np.float64), -_UNBOUNDED, None)
+            high = np.clip(leaf.high.astype(np.float64), None, np.maximum(_UNBOUNDED, low))
+            if np.issubdtype(leaf.low.dtype, np.integer):
+                low, high = leaf.low.astype(np.float64), leaf.high.astype(np.float64)
+            return random.uniform(low, np.maximum(low, high), shape).astype(leaf.dtype)
+        case Discrete():
+            return (leaf.start + random.integers(leaf.n, size=shape)).astype(leaf.dtype)
+        case MultiDiscrete():
+            return random.integers(np.asarray(leaf.nvec), size=shape).astype(leaf.dtype)
+        case MultiBinary():
+            return random.integers(2, size=shape).astype(leaf.dtype)

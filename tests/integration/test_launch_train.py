@@ -35,6 +35,27 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
         wait_until_gone(trainings[-1])
 
 
+@pytest.mark.parametrize("name", ["impala", "reinforce"])
+def test_the_algorithm_that_is_named_learns_and_the_books_balance(
+    name: str, start: Callable[..., Training]
+) -> None:
+    """One gradient step per batch, through every process; its figures are in the lines, its name in the configuration."""
+    training = start(
+        "CartPole-v1", "--seed", "1", "--json", "--total-steps", "8000", "--set", f"algorithm.name={name}",
+        "--set", "evaluation.episodes=2", "--set", "learner.stop_at_target=false",
+    )  # fmt: skip
+    code, out, err = training.end()
+    assert code == 0, err
+    summary = json.loads(out)
+    assert summary["ledger"]["balanced"]
+    assert summary["updates"] >= 8000 // 600
+    assert summary["policy_version"] > 1
+    assert f'name = "{name}"' in (training.run_dir / "config.toml").read_text()
+    last = json.loads((training.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"policy_loss", "entropy_coefficient", "learning_rate"} <= last.keys()
+    assert "clip_fraction" not in last
+
+
 def test_cartpole_is_solved_by_separate_processes_and_the_books_balance(
     start: Callable[..., Training],
 ) -> None:

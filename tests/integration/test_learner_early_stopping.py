@@ -127,6 +127,8 @@ def test_patience_and_the_best_version_survive_a_kill(redis_url: str, tmp_path: 
         best = judge.give(7.0)
         judge.give(1.0)
         until(lambda: waits(tmp_path) == 1, "the second result")
+        checkpoint_now(producer, tmp_path)
+        # When there is another, the one before is not only written but committed.
         kept = checkpoint_now(producer, tmp_path)
         assert kept.state["evaluation"]["patience"] == {"best": 7.0, "without": 1}
         process.kill()

@@ -117,6 +117,7 @@ def test_a_replayed_run_in_lock_step_ends_with_the_same_bytes(
     assert again["updates"] == original["updates"]
 
 
+@pytest.mark.slow
 def test_a_recording_holds_what_a_killed_learner_learned_once(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:

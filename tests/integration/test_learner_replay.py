@@ -91,18 +91,17 @@ def run_whole(url: str, run_dir: Path) -> Checkpoint:
 
 
 def run_killed(url: str, run_dir: Path) -> Checkpoint:
-    """The same fragments; the learner is killed twice, some fragments behind a checkpoint, and resumed."""
+    """The same fragments; the learner is killed some fragments behind a checkpoint, and resumed."""
     with Producer(url, run_dir) as producer:
         process = learner_process(url, run_dir, replaying())
         session = producer.open(data="same")
-        for stop in (20, 40):
-            producer.drive([session], lambda stop=stop: producer.status().settled >= stop)  # type: ignore[misc]
-            before = entries_of(checkpoint_now(producer, run_dir))
-            producer.drive([session], lambda stop=stop: producer.status().settled >= stop + 8)  # type: ignore[misc]
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            assert producer.status().trim_floor < before[0], "the log holds what replay held"
-            process = learner_process(url, run_dir, replaying(), "--resume")
+        producer.drive([session], lambda: producer.status().settled >= 30)
+        before = entries_of(checkpoint_now(producer, run_dir))
+        producer.drive([session], lambda: producer.status().settled >= 40)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert producer.status().trim_floor < before[0], "the log holds what replay held"
+        process = learner_process(url, run_dir, replaying(), "--resume")
         producer.drive([session], lambda: process.poll() is not None)
         assert process.returncode == 0, (run_dir / "learner.log").read_text()
     return newest(run_dir)
@@ -129,9 +128,9 @@ def test_a_killed_learner_ends_bit_by_bit_like_one_that_was_not(
 def test_a_log_that_fills_up_is_trimmed_behind_what_replay_holds(redis_url: str, tmp_path: Path) -> None:
     """Checkpoints come early; both of the newest find everything they held, and nothing before is kept for long."""
     given = replaying(
-        algorithm={"capacity_bytes": 10_000},
-        broker={"max_log_bytes": 60_000},
-        learner={"total_steps": 400 * CHARGE, "checkpoint_interval_s": 3600},
+        algorithm={"capacity_bytes": 6_000, "replay_ratio": 0.1},
+        broker={"max_log_bytes": 30_000},
+        learner={"total_steps": 200 * CHARGE, "checkpoint_interval_s": 3600},
     )
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session = producer.open()

@@ -9,15 +9,15 @@ IMPALA: Final[dict[str, dict[str, Any]]] = {
         "actor": {"unroll_length": 32},
         "algorithm": {
             "batch_steps": 1024, "entropy_coefficient": 0.01, "learning_rate": 1e-3,
-            "learning_rate_schedule": "linear", "scale_rewards": True,
+            "learning_rate_schedule": "linear", "normalise_advantages": True, "scale_rewards": True,
         },
     },
     "CartPole": {
-        "actor": {"unroll_length": 16},
         "algorithm": {
-            "batch_steps": 256, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 2e-3,
-            "learning_rate_schedule": "linear",
+            "batch_steps": 512, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 2e-3,
+            "learning_rate_schedule": "linear", "normalise_advantages": True, "scale_rewards": True,
         },
+        "learner": {"total_steps": 300_000},
     },
 }  # fmt: skip
 
@@ -33,5 +33,6 @@ REINFORCE: Final[dict[str, dict[str, Any]]] = {
             "batch_steps": 512, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 2e-3,
             "learning_rate_schedule": "linear",
         },
+        "learner": {"total_steps": 300_000},
     },
 }  # fmt: skip

@@ -55,7 +55,7 @@ _SAC: Final[dict[str, Any]] = {
     "environment": {"count": 4},
     "actor": {"count": 1, "unroll_length": 16},
     "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
-    "algorithm": {"learning_starts": 5_000, "error_steps": 512, "capacity": 300_000},
+    "algorithm": {"learning_starts": 5_000, "batch_size": 128, "error_steps": 512, "capacity": 300_000},
     "learner": {"total_steps": 300_000, "threads": 2},
 }
 

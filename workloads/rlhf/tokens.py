@@ -101,10 +101,7 @@ class Encoder:
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Padded:
     """Rows of token ids, none empty, as a batch."""
-    longest = max(map(len, rows))
-    ids = torch.full((len(rows), longest), pad_id, dtype=torch.long)
-    mask = torch.zeros((len(rows), longest), dtype=torch.long)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = torch.tensor(row, dtype=torch.long)
-        mask[index, : len(row)] = 1
-    return Padded(ids, mask)
+    lengths = torch.tensor([len(row) for row in rows])
+    longest = int(lengths.max())
+    ids = torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows], dtype=torch.long)
+    return Padded(ids, (torch.arange(longest) < lengths[:, None]).long())

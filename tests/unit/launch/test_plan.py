@@ -40,7 +40,7 @@ def test_layers_lie_over_one_another_in_order(tmp_path: Path, monkeypatch: pytes
 def test_defaults_of_one_algorithm_are_not_laid_under_another(
     said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CartPole's for PPO hold keys that IMPALA has not; what is known of the task stays, but for shorter unrolls."""
+    """CartPole's for PPO hold keys that IMPALA has not; what is known of the task stays."""
     file = tmp_path / "mine.toml"
     file.write_text('[environment]\nid = "CartPole-v1"\n')
     if said == "file":
@@ -50,8 +50,8 @@ def test_defaults_of_one_algorithm_are_not_laid_under_another(
     assignments = ("algorithm.name=impala",) if said == "--set" else ()
     settings = make_plan(Request(what=str(file), assignments=assignments)).settings
     assert isinstance(settings.algorithm, ImpalaSection)
-    assert settings.learner.total_steps == 150_000
-    assert (settings.environment.count, settings.actor.unroll_length) == (16, 16)
+    assert settings.learner.total_steps == 300_000
+    assert (settings.environment.count, settings.actor.unroll_length) == (16, 32)
 
 
 @pytest.mark.parametrize("name", ["ppo", "impala", "reinforce"])

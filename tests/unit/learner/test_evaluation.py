@@ -213,6 +213,7 @@ def test_patience_and_the_best_weights_survive_a_checkpoint() -> None:
     assert again.wanted([], update=6, env_steps=500)
     play(again, 7, 7.0)
     assert again.hopeless
+    assert not again.wanted([], update=8, env_steps=10**6), "the run is about to end"
 
 
 def test_before_the_first_result_there_is_little_to_keep() -> None:

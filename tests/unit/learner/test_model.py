@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from learner.algorithms.registry import check_hardware
+from learner.algorithms.registry import ALGORITHMS, check_hardware
 from learner.model import check_memory, check_schema, check_specification, make_model
 from penstock.runtime import settings as configuration
 from penstock.runtime.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
@@ -75,6 +75,21 @@ def test_more_environments_or_episodes_than_a_message_may_name_are_refused(key: 
     """Not by the broker, at the first fragment or report."""
     with pytest.raises(ConfigurationError, match=f"{key}=4097.*4096"):
         configuration.load([configuration.parse_assignment(f"{key}=4097")])
+
+
+@pytest.mark.parametrize("name", ["ppo", "impala", "reinforce"])
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_the_specification_tells_what_the_algorithm_paces_by(name: str, staleness: int) -> None:
+    """Lock-step, steps of an update and the oldest experience, whatever learns."""
+    section = {"name": name, "staleness": staleness, "batch_steps": 512}
+    model = make_model(configuration.load([{"run": "a", "algorithm": section}]))
+    told = model.specification
+    assert (told.lock_step, told.update_steps, told.hard_staleness) == (
+        staleness == 0, 512, 4 * (staleness + 1)
+    )  # fmt: skip
+    expected: Any = ALGORITHMS[name]
+    assert type(model.algorithm) is expected
+    assert model.pacing.budget == 512 * (staleness + 1)
 
 
 def test_where_a_learner_keeps_its_journals_is_told_to_no_actor(tmp_path: Path) -> None:

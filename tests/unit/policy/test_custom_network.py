@@ -102,9 +102,10 @@ BROKEN = {
     "TorchBatchNorm": "training mode gives other features",
     "Frozen": r"parameters \['layer.weight'\] take no gradient; make them buffers",
     "NoWidth": "width=None; say how many features it gives",
-    "NoModule": "makes a NoModule, must be a torch.nn.Module",
+    "NoModule": "NoModule.*, must be a class of torch.nn.Module",
     "Huge": "its weights cannot be published: .*header",
-    "NOTHING": "None is not a class",
+    "NOTHING": "None, must be a class of torch.nn.Module",
+    "make": "function make .*, must be a class",
     "Absent": "cannot be loaded: AttributeError",
 }
 

@@ -346,6 +346,17 @@ async def test_a_step_that_the_policy_did_not_draw_teaches_nothing(
         assert column(fragment, "log_prob") == [fields.get("taken_log_prob", 0.0)]
 
 
+async def test_an_episode_may_end_with_a_step_that_teaches_nothing() -> None:
+    """Its final observation values no step; what was before it is learned from."""
+    stand, episode = await begun()
+    await stand.act(episode, seen(0))
+    await stand.act(episode, seen(1), deterministic=True)
+    stand.end(episode, TRUNCATED, final=seen(2))
+    (fragment,) = stand.fragments()
+    assert column(fragment, "valid") == [True, False]
+    assert len(fragment.arrays()["final/observation"]) == 0
+
+
 async def test_a_step_of_the_fallback_teaches_nothing_and_loses_nothing() -> None:
     """The version before answers; the step stands under it, not valid, and the next one after it."""
     stand, episode = await begun(unroll=8)

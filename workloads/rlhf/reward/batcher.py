@@ -36,10 +36,21 @@ class _Waiting:
 
 
 class Batcher:
-    """See the module. score: rows of token ids to their scores, called by one thread at a time."""
+    """See the module. score: rows of token ids to their scores, called by one thread at a time.
 
-    def __init__(self, score: Callable[[Rows], Scores], *, max_rows: int) -> None:
+    on_begin, on_end: told of each pass.
+    """
+
+    def __init__(
+        self,
+        score: Callable[[Rows], Scores],
+        *,
+        max_rows: int,
+        on_begin: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._score, self._max_rows = score, max_rows
+        self._on_begin, self._on_end = on_begin, on_end
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "scoring")
         self._waiting: deque[_Waiting] = deque()
@@ -68,6 +79,7 @@ class Batcher:
         if not batch:
             self._is_busy = False
             return
+        self._on_begin()
         running = self._loop.run_in_executor(
             self._thread, self._timed, [row for one in batch for row in one.rows]
         )
@@ -98,6 +110,7 @@ class Batcher:
 
     def _passed(self, batch: Sequence[_Waiting], done: "asyncio.Future[Scores]") -> None:
         """Hand out the scores; the error of a pass goes to each of its callers."""
+        self._on_end()
         error = done.exception()
         at = 0
         for one in batch:

@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 NAME: Final = "penstock.v1.RewardService"
 ROLE: Final = "reward"
 EVENT_LOOP: Final = "event loop"
+SCORING: Final = "scoring"
+STALL_S: Final = 120.0
+"""A batch that takes longer will not end."""
 MAX_BATCH_ROWS: Final = 256
 DRAIN_GRACE_S: Final = 10.0
 
@@ -132,11 +135,18 @@ async def _serve(
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     lifecycle.on_drain(lambda: _set_from_thread(loop, stop))
     front = _front(settings, listen)
-    batcher = Batcher(model.score_rows, max_rows=MAX_BATCH_ROWS)
+    batcher = Batcher(
+        model.score_rows,
+        max_rows=MAX_BATCH_ROWS,
+        on_begin=lambda: health.expect(SCORING, "a batch is being scored"),
+        on_end=lambda: _rest(health),
+    )
     service = RewardService(model, batcher)
     service.add_to(front.server)
     watching = asyncio.create_task(watch_loop(partial(health.progress, EVENT_LOOP)))
     health.watch(EVENT_LOOP, settings.broker.stall_timeout_s)
+    health.watch(SCORING, STALL_S)
+    health.suspend(SCORING)
     try:
         metrics_port, address = _listen(front, health, settings, listen)
         await front.server.start()
@@ -154,6 +164,12 @@ async def _serve(
         service.close()
         batcher.close()
     return EXIT_OK
+
+
+def _rest(health: Health) -> None:
+    """A batch was scored, and another may not come for long."""
+    health.progress(SCORING)
+    health.suspend(SCORING)
 
 
 def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

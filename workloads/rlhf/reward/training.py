@@ -115,6 +115,7 @@ def read_data(order: Order, encoder: Encoder) -> Data:
 class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes without types
     """transformers' Trainer with the two losses of a reward model and its measures."""
 
+    control: Any
     loss_is_scaled_for_ga = False
     """`compute_loss` is the mean over a micro-batch: the Trainer divides it by their number."""
 

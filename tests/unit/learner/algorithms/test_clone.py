@@ -12,7 +12,9 @@ from torch.nn import functional
 
 from learner.algorithms.clone import METRICS, Clone
 from learner.batch import Batch
+from penstock.policy.layers import BatchNorm
 from penstock.policy.policy import Policy
+from penstock.policy.weights import encode
 from penstock.runtime.settings import CloneSection
 from penstock.wire.spaces import Box, Discrete
 from tests.experience import collect, small_policy
@@ -204,3 +206,23 @@ def test_a_restored_state_goes_on_bit_by_bit(*, normalise: bool) -> None:
     found, expected = other.state(), one.state()
     assert found.numbers == expected.numbers
     assert all(torch.equal(found.tensors[name], tensor) for name, tensor in expected.tensors.items())
+
+
+def test_dropout_thins_every_step_and_batch_normalisation_is_merged_after_each_pass() -> None:
+    """And what is predicted, published and resumed is the whole network."""
+    batch = collect(small_policy(7))
+    section: dict[str, Any] = {"hidden_norm": "batch", "dropout": 0.3}
+    one, other = (Clone(small_policy(3, **section), CloneSection(), seed=1) for _ in range(2))
+    for _ in range(3):
+        assert one.update(batch, progress=0.0).applied
+    layers = [layer for layer in one.policy.modules() if isinstance(layer, BatchNorm)]
+    assert {layer.merges.item() for layer in layers} == {3.0}
+    assert one._measure(batch) == one._measure(batch)
+    other.load(one.state())
+    whole = Clone(small_policy(3, **section), CloneSection(), seed=1)
+    whole.policy.dropouts = ()
+    whole.load(one.state())
+    for clone in (one, other, whole):
+        assert clone.update(batch, progress=0.0).applied
+    weights = [encode(clone.policy) for clone in (one, other, whole)]
+    assert weights[0] == weights[1] != weights[2]
