@@ -12,7 +12,7 @@ def divide(charges: Sequence[int], ranks: int) -> list[slice]:
     total, before = sum(charges), 0
     of = []
     for charge in charges:
-        of.append((2 * before + charge) * ranks // max(1, 2 * total))
+        of.append(min(ranks - 1, (2 * before + charge) * ranks // max(1, 2 * total)))
         before += charge
     starts = [sum(rank < at for rank in of) for at in range(ranks + 1)]
     return [slice(start, end) for start, end in pairwise(starts)]
