@@ -17,7 +17,7 @@ from broker.guard import UnsuitableRedis, check_version
 from tests.deploy.dockerfiles import VENV, stages
 from tests.deploy.manifests import ROOT
 from tests.guarded_redis import tls_binary
-from tests.redis_server import Binary
+from tests.redis_server import Binary, find_binaries
 from tests.unit.registry.postgresql_server import find_programs
 
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -88,7 +88,7 @@ def _ours(name: str) -> Image:
 
 def _redis() -> Binary:
     binary = tls_binary()
-    assert binary is not None, "no redis-server with TLS"
+    assert binary is not None, f"no redis-server with TLS among {find_binaries()}"
     return binary
 
 
