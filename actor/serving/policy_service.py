@@ -25,7 +25,7 @@ from penstock.wire import spaces
 from penstock.wire.limits import MAX_MESSAGE_BYTES
 from penstock.wire.refusal import Refused
 from penstock.wire.spaces import Space
-from penstock.wire.unary import unforeseen
+from penstock.wire.unary import unary, unforeseen
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class PolicyService:
 
     def add_to(self, server: "grpc.aio.Server") -> None:
         """Serve all calls from `server`."""
-        unary: dict[str, tuple[Any, Any, Any]] = {
+        calls: dict[str, tuple[Any, Any, Any]] = {
             "Act": (pb.ActRequest, pb.ActReply, self.act),
             "StartEpisode": (pb.StartEpisodeRequest, pb.StartEpisodeReply, self.start),
             "Reward": (pb.RewardRequest, pb.RewardReply, self.reward),
@@ -73,7 +73,7 @@ class PolicyService:
             name: grpc.unary_unary_rpc_method_handler(
                 unary(name, request, body), response_serializer=reply.SerializeToString
             )
-            for name, (request, reply, body) in unary.items()
+            for name, (request, reply, body) in calls.items()
         }
         handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(
             self.act_stream, response_serializer=pb.ActReply.SerializeToString

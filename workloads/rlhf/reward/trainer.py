@@ -21,6 +21,7 @@ from transformers import (
     PrinterCallback,
     Trainer,
     TrainerCallback,
+    TrainerControl,
     TrainingArguments,
 )
 
@@ -61,6 +62,7 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
         self.remove_callback(PrinterCallback)
         if settings.patience and data.validation:
             self.add_callback(EarlyStoppingCallback(settings.patience))
+        self.control: TrainerControl  # made by the Trainer
         self._centring = settings.centring
         self._validation = data.validation
         self.measures = Measures()

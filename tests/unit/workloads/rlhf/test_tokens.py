@@ -7,12 +7,12 @@ import pytest
 from penstock.runtime.settings import ConfigurationError
 from workloads.rlhf import tiny
 from workloads.rlhf.prompt import Turn
-from workloads.rlhf.tokens import Encoder, TooLong, load_tokenizer, pad
+from workloads.rlhf.tokens import Encoder, Tokenizer, TooLong, load_tokenizer, pad
 
 TEMPLATE = "{% for turn in messages %}{{ turn['role'] + ' ' + turn['content'] + ' ' }}{% endfor %}assistant"
 
 
-def tokenizer() -> tiny.Tokenizer:
+def tokenizer() -> Tokenizer:
     """Whose ids are <pad> 0, <bos> 1, <eos> 2, <unk> 3, a 4, b 5, …, user 8, assistant 9."""
     return tiny.build_tokenizer(["a", "b", "c", "d", "user", "assistant"])
 
