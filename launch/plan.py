@@ -132,10 +132,10 @@ def resolve(first: Mapping[str, Any], request: Request) -> Settings:
     return over_defaults(layers)
 
 
-def local_actor_section(run_dir: Path) -> ActorSection:
-    """What this machine allows a run to import: the run's own configuration, where it is here."""
+def local_settings(run_dir: Path) -> Settings:
+    """What this machine allows a run to import and where it has things: the run's own configuration, where it is here."""
     config = run_dir / CONFIG_FILE
-    return configuration.load([configuration.parse_toml(config)]).actor if config.exists() else ActorSection()
+    return configuration.load([configuration.parse_toml(config)] if config.exists() else [])
 
 
 def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
@@ -184,10 +184,15 @@ def held_folder(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def prepare_folder(plan: Plan) -> None:
-    """Make the run's folder and its configuration file."""
+def make_folders(plan: Plan) -> None:
+    """The run's folder and those for logs and endpoints."""
     (plan.run_dir / "logs").mkdir(parents=True, exist_ok=True)
     (plan.run_dir / "endpoints").mkdir(exist_ok=True)
+
+
+def prepare_folder(plan: Plan) -> None:
+    """Make the run's folder and its configuration file."""
+    make_folders(plan)
     temporary = plan.config.with_suffix(".tmp")
     temporary.write_text(toml.dump(plan.settings))
     temporary.replace(plan.config)

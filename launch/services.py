@@ -11,6 +11,7 @@ from launch.plan import Plan
 from launch.process import CleanExit, ServiceSpec, penstock
 from penstock.registry.weight_files import registry_url
 from penstock.runtime.settings import ENVIRONMENT_PREFIX, Settings
+from penstock.runtime.workload import Services, find, load
 
 _MAX_SOCKET_FOLDER: Final = 80
 _FOLDER_PREFIX: Final = "penstock-"
@@ -33,8 +34,11 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
     resume = ("--resume", *loss, *(("--best",) if plan.best else ()))
     # A learner that is started again goes on from where it was.
     again = ("--newest",) if plan.best else ()
+    beside = _beside(plan, sockets)
+    places = [("--set", f"actor.places.{key}={place}") for key, place in beside.places.items()]
+    acting = (*config, *(word for said in places for word in said))
     actors = [
-        _actor(f"actor-{index}", "rollout", broker, config) for index in range(plan.settings.actor.count)
+        _actor(f"actor-{index}", "rollout", broker, acting) for index in range(plan.settings.actor.count)
     ]
     return [
         *([ServiceSpec(name="redis", role="redis", command=penstock(*redis))] if own_redis else []),
@@ -50,10 +54,21 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
             on_restart=again if plan.resume else ("--resume",),
             clean_exit=CleanExit.DONE,
         ),
+        *[_own(name, command, config) for name, command in beside.commands.items()],
         *actors,
         *([_server(plan, broker, config)] if plan.settings.serving.listen else []),
-        _actor("evaluator", "evaluation", broker, config),
+        _actor("evaluator", "evaluation", broker, acting),
     ]
+
+
+def _beside(plan: Plan, sockets: Path) -> Services:
+    """The processes of the run's workload."""
+    workload = find(plan.settings.workload)
+    return load(workload.services)(plan.settings, sockets) if workload.services else Services()
+
+
+def _own(name: str, command: tuple[str, ...], config: tuple[str, ...]) -> ServiceSpec:
+    return ServiceSpec(name=name, role=name, command=penstock(*command, *config), clean_exit=CleanExit.DIED)
 
 
 def _actor(name: str, role: str, broker: str, config: tuple[str, ...]) -> ServiceSpec:

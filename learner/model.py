@@ -209,8 +209,8 @@ def _specification(
             seed=settings.seed,
             environment_json=_environment(settings).canonical_json(),
             policy_json=settings.policy.canonical_json(),
-            # Where this machine keeps its journals is nothing to the actors of others.
-            actor_json=settings.actor.model_copy(update={"ack_journal": None}).canonical_json(),
+            # Where this machine keeps what is nothing to the actors of others.
+            actor_json=settings.actor.model_copy(update={"ack_journal": None, "places": {}}).canonical_json(),
             evaluation_json=settings.evaluation.canonical_json(),
             workload=settings.workload,
             observation_space=observation,

@@ -14,6 +14,8 @@ class PolicySection(Section):
     """Network between observations and heads as `module:Class`, see docs/policies.md; empty: trunks and an MLP."""
     network_arguments: dict[str, Any] = {}
     """Arguments of that class."""
+    kwargs: dict[str, Any] = {}
+    """Arguments of a workload's own policy, such as the model of a run of language models."""
     hidden_sizes: tuple[Positive, ...] = (64, 64)
     """Widths of the hidden layers of the MLP."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
