@@ -15,7 +15,7 @@ class PolicySection(Section):
     network_arguments: dict[str, Any] = {}
     """Arguments of that class."""
     kwargs: dict[str, Any] = {}
-    """Arguments of a workload's own policy, such as the model of a run of language models."""
+    """What a workload with a policy of its own kind must know of it, such as the language model to train."""
     hidden_sizes: tuple[Positive, ...] = (64, 64)
     """Widths of the hidden layers of the MLP."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
