@@ -5,8 +5,6 @@ Nothing is stepped: a response is generated whole (`rollout`), and rewarded.
 
 from typing import Any
 
-from transformers import AutoConfig
-
 from penstock.runtime.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.spaces import Discrete, Space
 from workloads.rlhf.rollout.section import language
@@ -20,6 +18,8 @@ def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
     place = language(section).model
     if not place:
         raise ConfigurationError("environment.kwargs.model='': name the folder of the model that is trained")
+    from transformers import AutoConfig  # noqa: PLC0415 - the launcher asks for the target alone
+
     try:
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:

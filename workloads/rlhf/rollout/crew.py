@@ -68,9 +68,16 @@ def equip(of: Run) -> Equipment:
     encoder = Encoder(tokenizer, room)
     prompts = read_prompts(section.prompts, encoder, held_out=section.held_out, seed=of.specification.seed)
     local = of.make_policy(of.specification.seed)
-    network: Any = local.policy.network
-    backend = CachedGeneration(network, eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
+    backend = make_backend(local.policy, tokenizer, section.device)
     return Equipment(section=section, tokenizer=tokenizer, prompts=prompts, local=local, backend=backend)
+
+
+def make_backend(policy: Any, tokenizer: Tokenizer, device: str) -> Backend:
+    """What generates with the network of a `LanguagePolicy`, which is moved to the device."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    policy.to(device)
+    return CachedGeneration(policy.network, eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
 
 
 def open_judge(text: str, equipment: Equipment, settings: Settings, *, standardise: bool) -> Judge:

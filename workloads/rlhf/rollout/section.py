@@ -33,6 +33,8 @@ class Language(Section):
     """module:function that the evaluation measures by; empty: the reward itself."""
     response_tokens: Positive = 64
     """Most tokens of a response; one that is cut there counts as truncated."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the actors generate; auto: CUDA where there is one."""
     group: Positive = 1
     """Responses to each prompt in a fragment; group-relative advantages need several."""
     feedback: str = ""
