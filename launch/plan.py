@@ -13,6 +13,7 @@ from typing import Any
 
 from actor.reward import potentials
 from launch import toml
+from launch.places import places_of
 from learner.recording.index import DESCRIPTION
 from penstock.runtime import settings as configuration
 from penstock.runtime.settings import ActorSection, ConfigurationError, Section, ServingSection, Settings
@@ -135,7 +136,11 @@ def resolve(first: Mapping[str, Any], request: Request) -> Settings:
 def local_settings(run_dir: Path) -> Settings:
     """What this machine allows a run to import and where it has things: the run's own configuration, where it is here."""
     config = run_dir / CONFIG_FILE
-    return configuration.load([configuration.parse_toml(config)] if config.exists() else [])
+    if not config.exists():
+        return configuration.load([])
+    settings = configuration.load([configuration.parse_toml(config)])
+    actor = settings.actor.model_copy(update={"places": places_of(settings)})
+    return settings.model_copy(update={"actor": actor})
 
 
 def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:

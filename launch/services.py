@@ -4,9 +4,11 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from launch.places import places_of
 from launch.plan import Plan
 from launch.process import CleanExit, ServiceSpec, penstock
 from penstock.registry.weight_files import registry_url
@@ -35,8 +37,7 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
     # A learner that is started again goes on from where it was.
     again = ("--newest",) if plan.best else ()
     beside = _beside(plan, sockets)
-    places = [("--set", f"actor.places.{key}={place}") for key, place in beside.places.items()]
-    acting = (*config, *(word for said in places for word in said))
+    acting = (*config, *_placing({**places_of(plan.settings), **beside.places}))
     actors = [
         _actor(f"actor-{index}", "rollout", broker, acting) for index in range(plan.settings.actor.count)
     ]
@@ -65,6 +66,12 @@ def _beside(plan: Plan, sockets: Path) -> Services:
     """The processes of the run's workload."""
     workload = find(plan.settings.workload)
     return load(workload.services)(plan.settings, sockets) if workload.services else Services()
+
+
+def _placing(places: Mapping[str, str]) -> tuple[str, ...]:
+    """What actors of this machine are told of it. As JSON: a text that looks like a number stays a text."""
+    said = [("--set", f"actor.places.{key}={json.dumps(place)}") for key, place in places.items()]
+    return tuple(word for pair in said for word in pair)
 
 
 def _own(name: str, command: tuple[str, ...], config: tuple[str, ...]) -> ServiceSpec:

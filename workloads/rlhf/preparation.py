@@ -122,28 +122,14 @@ def _base_model(folder: Path, seed: int, progress: Progress) -> Path:
 
 def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progress) -> str:
     """Trained on the feedback; a training that was interrupted is gone on with."""
-    from workloads.rlhf.feedback.reading import Source  # noqa: PLC0415 - loads transformers
-    from workloads.rlhf.feedback.scale import parse_scale  # noqa: PLC0415
-    from workloads.rlhf.reward.model import CARD  # noqa: PLC0415
-    from workloads.rlhf.reward.settings import training_settings  # noqa: PLC0415
-    from workloads.rlhf.reward.training import CHECKPOINTS, Order, train  # noqa: PLC0415
+    from workloads.rlhf.reward.model import CARD  # noqa: PLC0415 - loads torch
+    from workloads.rlhf.reward.training import train  # noqa: PLC0415
 
     folder = (run_dir / REWARD_MODEL).absolute()
     if (folder / CARD).exists():
         return str(folder)
+    order = _order(section, folder, seed)
     progress.say(f"preparing: a reward model from {section.feedback}, in {folder}")
-    try:
-        scale = parse_scale(section.feedback_scale)
-    except ValueError as error:
-        raise ConfigurationError(f"environment.kwargs.feedback_{error}") from error
-    said = tuple(f"{key}={json.dumps(value)}" for key, value in section.reward_training.items())
-    order = Order(
-        source=Source(place=section.feedback, scale=scale),
-        base=section.model,
-        out=folder,
-        settings=training_settings((f"seed={seed}", *said)),
-        resume=any((folder / CHECKPOINTS).glob("checkpoint-*")),
-    )
     results = train(order, progress.stop)
     if results is None:
         raise Interrupted
@@ -153,6 +139,31 @@ def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progres
         f"the reward model is trained: {results['steps']} steps in {results['seconds']:g} s; {measured}"
     )
     return str(folder)
+
+
+def _order(section: Language, folder: Path, seed: int) -> Any:
+    """How it is trained; raises ConfigurationError."""
+    from workloads.rlhf.feedback.reading import Source  # noqa: PLC0415 - loads transformers
+    from workloads.rlhf.feedback.scale import parse_scale  # noqa: PLC0415
+    from workloads.rlhf.reward.settings import training_settings  # noqa: PLC0415
+    from workloads.rlhf.reward.training import CHECKPOINTS, Order  # noqa: PLC0415
+
+    try:
+        scale = parse_scale(section.feedback_scale)
+    except ValueError as error:
+        raise ConfigurationError(f"environment.kwargs.feedback_{error}") from error
+    said = tuple(f"{key}={json.dumps(value)}" for key, value in section.reward_training.items())
+    try:
+        training = training_settings((f"seed={seed}", *said))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"environment.kwargs.reward_training.{error}") from error
+    return Order(
+        source=Source(place=section.feedback, scale=scale),
+        base=section.model,
+        out=folder,
+        settings=training,
+        resume=any((folder / CHECKPOINTS).glob("checkpoint-*")),
+    )
 
 
 def _with_places(settings: Settings, made: dict[str, Any]) -> Settings:

@@ -6,6 +6,7 @@ turns red when that takes too long. What no repetition changes ends the actor wi
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final, NamedTuple
 
 from penstock.runtime.exit import Fatal
@@ -23,6 +24,7 @@ from workloads.rlhf.tokens import Tokenizer
 
 log = logging.getLogger(__name__)
 
+_TELL_S: Final = 0.1
 CLIP: Final = 5.0
 """Most standard deviations of a standardised reward."""
 
@@ -43,14 +45,20 @@ class Judge:
     ) -> None:
         """reads_tokens: the source has this very tokenizer. standardise: as `section.Language` says."""
         self._source, self._tokenizer = source, tokenizer
+        self._caller = ThreadPoolExecutor(1, "rewards")
         self._reads_tokens, self._standardise = reads_tokens, standardise
 
     def score(self, responses: Sequence[Response], is_over: Callable[[], bool]) -> Rewards | None:
         """Their rewards; None when `is_over` before there was an answer. Raises Fatal."""
         samples = [self._sample(one) for one in responses]
         while True:
+            call = self._caller.submit(self._source.score, samples)
+            # Whoever is asked for whether it is over cannot wake us.
+            while not wait([call], _TELL_S).done:
+                if is_over():
+                    return None
             try:
-                rewards = self._source.score(samples)
+                rewards = call.result()
             except Unavailable as error:
                 if is_over():
                     return None
@@ -61,8 +69,9 @@ class Judge:
                 return _standardised(rewards) if self._standardise else rewards
 
     def close(self) -> None:
-        """Let go of the source."""
+        """Let go of the source, and so end a call that still waits."""
         self._source.close()
+        self._caller.shutdown()
 
     def _sample(self, response: Response) -> Sample:
         text = self._tokenizer.decode(response.ids, skip_special_tokens=True)

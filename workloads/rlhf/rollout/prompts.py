@@ -7,7 +7,7 @@ one that leaves no room for a response, is named and counted.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from workloads.rlhf.tokens import Encoder
 log = logging.getLogger(__name__)
 
 
-class Asked(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Asked:
     """A prompt. index: its place among all distinct prompts, on whichever side."""
 
     index: int
@@ -56,14 +57,16 @@ def read_prompts(place: str, encoder: Encoder, *, held_out: float, seed: int) ->
         log.warning("bad row: %s", line)
     order = sorted(found, key=lambda name: place_of(name, seed))
     held = set(order[: max(1, round(held_out * len(order)))] if held_out else ())
-    sides = [tuple(one for name, one in found.items() if (name in held) is side) for side in (False, True)]
-    if not sides[0]:
+    train, asked_later = (
+        tuple(one for name, one in found.items() if (name in held) is side) for side in (False, True)
+    )
+    if not train:
         lines = "\n".join(bad.lines())
         raise ConfigurationError(
             f"environment.kwargs.prompts={place}: {len(found)} prompts can be used and "
-            f"{len(sides[1])} of them are held out: none is left to train on\n{lines}".rstrip()
+            f"{len(asked_later)} of them are held out: none is left to train on\n{lines}".rstrip()
         )
-    return Prompts(*sides, bad)
+    return Prompts(train, asked_later, bad)
 
 
 def _prompt_of(row: Any) -> Any:

@@ -1,5 +1,6 @@
 """Rewards for responses: what a source is shown, and what becomes of its answers."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,6 +76,29 @@ def test_a_source_that_is_away_is_asked_again(base: Path) -> None:
 def test_nobody_waits_for_rewards_when_the_work_is_over(base: Path) -> None:
     """The answer is none."""
     assert judge(base, Recorder(Unavailable("away"))).score(responses(base), lambda: True) is None
+
+
+class Hanging:
+    """A source that does not answer before it is closed."""
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
+    def score(self, samples: Sequence[Sample]) -> Rewards:
+        """Not in the life of this source."""
+        self._closed.wait()
+        raise Unavailable("closed")
+
+    def close(self) -> None:
+        """Let the caller go."""
+        self._closed.set()
+
+
+def test_a_call_that_hangs_holds_nobody_up(base: Path) -> None:
+    """It is left alone when the work is over, and ends when the judge is closed."""
+    hung = Judge(Hanging(), load_tokenizer(str(base)), reads_tokens=False, standardise=False)
+    assert hung.score(responses(base), lambda: True) is None
+    hung.close()
 
 
 def test_what_no_repetition_changes_ends_the_actor(base: Path) -> None:
