@@ -18,7 +18,10 @@ GROUP: Final = "penstock.workloads"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """An installed workload. Every field but `name` and `places` is a path for `load`."""
+    """An installed workload.
+
+    Every field but `name` and `places` is a path for `load`; defaults are for one forward pass per step.
+    """
 
     name: str
     environment: str
@@ -31,6 +34,8 @@ class Workload:
     """(environment id: str, algorithm name: str) → dict, a layer for `settings.load`."""
     target: str
     """(section: EnvironmentSection) → mean return that counts as solved, or None."""
+    model: str = "learner.stepwise:make_model"
+    """(Settings, this record, learner Group, torch device) → learner Model."""
     crew: str = "actor.crew:make_crew"
     """(RunSpecification, Settings of this process, Health) → what a rollout worker acts with, `actor.rollout.Crew`."""
     player: str = "actor.player:make_player"

@@ -45,6 +45,13 @@ def test_actors_are_told_to_shape_rewards_with_the_discount_that_is_learned_with
         make_model(made)
 
 
+def test_arguments_that_a_policy_has_not_are_refused() -> None:
+    """Those of a workload with a policy of its own."""
+    made = configuration.load([{"run": "a", "policy": {"kwargs": {"model": "base"}}}])
+    with pytest.raises(ConfigurationError, match=r"policy\.kwargs=\{'model': 'base'\}: .*takes none"):
+        make_model(made)
+
+
 def test_a_specification_that_no_reply_holds_is_refused() -> None:
     """Bounds of every pixel as numbers: actors would ask for it for ever."""
     pixels = np.zeros((1024, 1024), np.float32)

@@ -28,7 +28,7 @@ def make_network(section: LanguageSection, seed: int) -> Network:
     if section.lora:
         network = _with_adapter(network, section, seed)
     if section.gradient_checkpointing:
-        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        network.activation_checkpointing_enable({"use_reentrant": False})
     return network.eval()
 
 

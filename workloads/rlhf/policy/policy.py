@@ -60,7 +60,7 @@ class LanguagePolicy(nn.Module):
         """Itself."""
         return self
 
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
         """`trained`, sharing its memory; neither frozen weights nor the critic."""
         return {name: parameter.detach() for name, parameter in self.trained().items()}
 
