@@ -20,6 +20,7 @@ from penstock.policy.policy import Policy
 from penstock.runtime.exit import Fatal
 from penstock.runtime.settings import (
     ActorSection,
+    ConfigurationError,
     EnvironmentSection,
     EvaluationSection,
     PolicySection,
@@ -90,18 +91,27 @@ def read(specification: RunSpecification, local: ActorSection) -> Run:
 
 
 def policy_maker(specification: RunSpecification, local: ActorSection | None = None) -> Callable[[], Policy]:
-    """What makes the policy of a run, for somebody who has no environment; raises as `read`.
+    """What makes the policy of a run, for somebody who asks it for one action at a time; raises as `read`.
 
-    local: of this process; None: it trusts nothing.
+    local: of this process; None: it trusts nothing. Refuses, when called, a policy that answers otherwise.
     """
     local = local or ActorSection()
     workload = find(specification.workload)
     section = _placed("policy", _policy_section(specification), workload, local)
     check_trusted("policy.network", section.network, local.allow_modules)
     make = load(workload.policy)
-    return lambda: make(
-        specification.observation_space, specification.action_space, section, specification.seed
-    )
+
+    def one() -> Policy:
+        spaces = specification.observation_space, specification.action_space
+        policy: object = make(*spaces, section, specification.seed)
+        if not isinstance(policy, Policy):
+            raise ConfigurationError(
+                f"workload={workload.name!r}: its {type(policy).__name__} gives no single actions, so it is neither served "
+                "nor exported as ONNX"
+            )
+        return policy
+
+    return one
 
 
 def actor_section(specification: RunSpecification) -> ActorSection:
