@@ -14,6 +14,7 @@ import numpy as np
 
 from actor.player import Player
 from launch.plan import local_settings
+from launch.returns import shown
 from learner.final_policy import FinalPolicy, read_final
 from penstock.policy.weights import load_into
 from penstock.runtime.exit import EXIT_OK
@@ -44,7 +45,7 @@ def main(run: Path, *, episodes: int | None, seed: int | None, deterministic: bo
     result = evaluate(final, local_settings(run), episodes=episodes, seed=seed, deterministic=deterministic)
     how = "deterministic" if deterministic else "sampled"
     text = (
-        f"{result.mean:.1f} ± {result.std:.1f} over {result.episodes} {how} episodes of version "
+        f"{shown(result.mean)} ± {shown(result.std, result.mean)} over {result.episodes} {how} episodes of version "
         f"{result.version}, seeds from {result.seed}"
     )
     sys.stdout.write((json.dumps(asdict(result)) if as_json else text) + "\n")

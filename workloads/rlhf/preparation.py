@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 BASE_MODEL: Final = "base_model"
 FEEDBACK: Final = "feedback.jsonl"
 REWARD_MODEL: Final = "reward_model"
+_PLACES: Final = ("model", "prompts", "feedback", "reward")
 _TEXTS: Final = 4000
 _STEPS: Final = 400
 _OPINIONS: Final = 2500
@@ -168,7 +169,8 @@ def _order(section: Language, folder: Path, seed: int) -> Any:
 
 def _with_places(settings: Settings, made: dict[str, Any]) -> Settings:
     """What was made in the sections that name it, folders as absolute paths."""
-    kwargs = {name: _absolute(value) for name, value in {**settings.environment.kwargs, **made}.items()}
+    kwargs = {**settings.environment.kwargs, **made}
+    kwargs |= {key: _absolute(kwargs[key]) for key in _PLACES if key in kwargs}
     policy = {"model": kwargs["model"], **settings.policy.kwargs}
     return settings.model_copy(
         update={
@@ -178,6 +180,6 @@ def _with_places(settings: Settings, made: dict[str, Any]) -> Settings:
     )
 
 
-def _absolute(value: Any) -> Any:
-    is_path = isinstance(value, str) and value and Path(value).exists()
-    return str(Path(value).absolute()) if is_path else value
+def _absolute(place: str) -> str:
+    """Of a folder or file that is there; a name on the hub or an address stays as it is."""
+    return str(Path(place).absolute()) if place and Path(place).exists() else place
