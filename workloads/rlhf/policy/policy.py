@@ -27,7 +27,7 @@ from workloads.rlhf.policy.settings import LanguageSection, language_section
 
 
 class LanguagePolicy(nn.Module):
-    """A `penstock.policy.tokens.TokenPolicy`. learns: with what only a learner needs: the reference, and values."""
+    """A `penstock.policy.tokens.TokenPolicy`. learns: False: without the copy that is the reference of all weights."""
 
     def __init__(self, section: LanguageSection, seed: int, *, learns: bool = True) -> None:
         super().__init__()
@@ -42,6 +42,12 @@ class LanguagePolicy(nn.Module):
     def vocabulary(self) -> int:
         """Tokens that it knows: ids 0 … V−1."""
         return int(self.network.get_output_embeddings().weight.shape[0])
+
+    @property
+    def positions(self) -> int | None:
+        """Most tokens that it reads, prompt and response together; None: no bound is known."""
+        most: int | None = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
+        return most
 
     @property
     def device(self) -> torch.device:
@@ -88,7 +94,7 @@ class LanguagePolicy(nn.Module):
             features = features.detach()
         log_probs = logits.float().log_softmax(-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
-        return TokenOutputs(_chosen(log_probs, rows.action), entropy, self.critic(features.float()))
+        return TokenOutputs(_chosen(log_probs, rows.action), entropy, self.critic(features.float()).float())
 
     @torch.no_grad()
     def reference_log_prob(self, rows: TokenRows) -> Tensor:
@@ -147,9 +153,11 @@ class ValueHead(nn.Module):
         return values.squeeze(-1)
 
 
-def build(observation: Space, action: Space, section: PolicySection, seed: int) -> LanguagePolicy:
-    """The policy of a learner, from the `policy` section; raises ConfigurationError."""
-    policy = LanguagePolicy(language_section(section), seed)
+def build(
+    observation: Space, action: Space, section: PolicySection, seed: int, *, learns: bool = False
+) -> LanguagePolicy:
+    """From the `policy` section of a run; raises ConfigurationError."""
+    policy = LanguagePolicy(language_section(section), seed, learns=learns)
     for name, space in (("observation", observation), ("action", action)):
         if not isinstance(space, Discrete) or space.n != policy.vocabulary:
             raise ConfigurationError(
