@@ -22,6 +22,7 @@ WORKLOAD = Workload(
     policy="workloads.rlhf.policy.policy:build",
     defaults="workloads.rlhf.defaults:for_environment",
     target="workloads.rlhf.environment:target",
+    model="workloads.rlhf.learning:make_model",
     crew="workloads.rlhf.rollout.crew:make_crew",
     player="workloads.rlhf.rollout.player:make_player",
     places=("model", "prompts", "reward", "true_reward"),

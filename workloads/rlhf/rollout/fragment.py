@@ -33,9 +33,6 @@ from workloads.rlhf.reward.source import ScoredBy
 from workloads.rlhf.rollout.backend import Generated
 from workloads.rlhf.rollout.prompts import Asked
 
-PROMPT: Final = "extra/prompt"
-"""Which prompt a column answers, int32 [N]: equal for those of a group. Where the algorithm requires it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -56,7 +53,7 @@ class TokenFragments:
         """Raises ConfigurationError for a schema with tensors that responses do not have."""
         self._schema, self._pad, self._reward = schema, pad_id, reward
         self._episodes = Episodes(slots)
-        known = set(_tensors_of([Asked(0, "", (0,))], _NOTHING, (None,), pad_id)) | {PROMPT}
+        known = set(_tensors_of([Asked(0, "", (0,))], _NOTHING, (None,), pad_id))
         unknown = sorted(schema.by_name.keys() - known)
         if unknown:
             raise ConfigurationError(f"schema: tensors {unknown} are not made by a crew of language models")
@@ -68,8 +65,6 @@ class TokenFragments:
     def cut(self, scored: Scored, stamp: Stamp) -> tuple[Fragment, list[Episode]]:
         """The fragment and the episodes that ended in it, with the rewards as they were given."""
         tensors = _tensors_of(scored.asked, scored.generated, scored.rewards, self._pad)
-        if PROMPT in self._schema.by_name:
-            tensors[PROMPT] = np.array([one.index for one in scored.asked], np.int32)
         slots = self._episodes.slots()
         ends = Ends(tensors["final/slot"], tensors["final/step"])
         episodes = self._episodes.advance(

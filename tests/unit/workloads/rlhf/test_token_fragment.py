@@ -11,11 +11,11 @@ from actor.reward import learner_reward
 from penstock.runtime.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.fragment import Fragment, check
 from penstock.wire.messages import Episode, Publication
-from penstock.wire.schema import Axes, FragmentSchema, TensorRule, fragment_schema
+from penstock.wire.schema import FragmentSchema, TensorRule, fragment_schema
 from penstock.wire.spaces import Discrete
 from workloads.rlhf.reward.source import ScoredBy
 from workloads.rlhf.rollout.backend import Generated
-from workloads.rlhf.rollout.fragment import PROMPT, Scored, TokenFragments
+from workloads.rlhf.rollout.fragment import Scored, TokenFragments
 from workloads.rlhf.rollout.prompts import Asked
 
 PAD, EOS = 0, 2
@@ -46,11 +46,8 @@ def cut(
     rewards: tuple[float | None, ...], generated: Generated = GENERATED
 ) -> tuple[Fragment, list[Episode]]:
     """One fragment, which the broker would take."""
-    rule = TensorRule(name=PROMPT, dtype="int32", axes=Axes.SLOT)
-    fragment, episodes = TokenFragments(schema(rule), 4, PAD).cut(
-        Scored(ASKED, generated, rewards, BY), stamp()
-    )
-    check(fragment, schema(rule), "r")
+    fragment, episodes = TokenFragments(schema(), 4, PAD).cut(Scored(ASKED, generated, rewards, BY), stamp())
+    check(fragment, schema(), "r")
     return fragment, episodes
 
 
@@ -73,7 +70,6 @@ def test_every_token_is_where_the_convention_says() -> None:
     assert not arrays["reward"][:3].any()
     np.testing.assert_array_equal(arrays["terminated"].T[:, 3], [True, False, True, False])
     np.testing.assert_array_equal(arrays["truncated"].T[:, 3], [False, True, False, False])
-    np.testing.assert_array_equal(arrays[PROMPT], [7, 7, 3, 4])
     np.testing.assert_array_equal(arrays["final/slot"], [0, 1, 2])
     np.testing.assert_array_equal(arrays["final/observation"], [EOS, 18, EOS])
     assert [(span.version, span.update) for span in fragment.header.weights] == [(5, 4)]
