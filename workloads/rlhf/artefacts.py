@@ -1,13 +1,18 @@
 """What a run of language models leaves: its last policy in Hugging Face's format, and a list of everything there is.
 
-RUN/policies/vN/           adapter_model.safetensors, adapter_config.json (without LoRA model.safetensors), tokenizer,
-generation_config.json: how it was sampled in training
-RUN/reward_model/          where the run has trained one
-RUN/manifest.json          these files with their sha256, what they were made from, the results in short
-RUN/training_results.json  summary and full history
+    RUN/policies/vN/             adapter_model.safetensors, adapter_config.json (without LoRA model.safetensors), tokenizer,
+                                 generation_config.json: how it was sampled in training
+    RUN/value_head.safetensors   what the learner valued responses with, of its last checkpoint
+    RUN/reward_model/            where the run has trained one
+    RUN/manifest.json            these files with their sha256, what they were made from, the results in short
+    RUN/training_results.json    summary and full history
 
-base = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
-model = PeftModel.from_pretrained(base, "RUN/policies/vN")
+The policy is read by transformers and peft alone:
+
+    base = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, "RUN/policies/vN")
+
+Nothing of it is pickled.
 """
 
 import hashlib
@@ -20,6 +25,7 @@ from workloads.rlhf.preparation import FEEDBACK, REWARD_MODEL
 from workloads.rlhf.rollout.section import language
 
 MANIFEST: Final = "manifest.json"
+VALUE_HEAD: Final = "value_head.safetensors"
 RESULTS: Final = "training_results.json"
 _HISTORY: Final = "metrics.jsonl"
 _SHORT: Final = ("solved", "mean_return", "evaluation", "env_steps", "updates", "policy_version")
@@ -29,7 +35,14 @@ def write(settings: Settings, run_dir: Path, summary: dict[str, Any]) -> None:
     """Write all of it; without a final policy, as after a failure, only the results."""
     _write_json(run_dir / RESULTS, {**summary, "history": _history(run_dir)})
     folder = _policy(settings, run_dir)
-    files = [*_files(folder), *_files(run_dir / REWARD_MODEL), *_files(run_dir / FEEDBACK), run_dir / RESULTS]
+    head = _value_head(run_dir)
+    files = [
+        *_files(folder),
+        *_files(head),
+        *_files(run_dir / REWARD_MODEL),
+        *_files(run_dir / FEEDBACK),
+        run_dir / RESULTS,
+    ]
     section = language(settings.environment)
     manifest = {
         "run": settings.run,
@@ -72,6 +85,24 @@ def _policy(settings: Settings, run_dir: Path) -> Path | None:
     tokenizer.save_pretrained(folder)
     _generation(settings, tokenizer).save_pretrained(folder)
     return folder
+
+
+def _value_head(run_dir: Path) -> Path | None:
+    """The critic, which is in no version that is published; None where there is no whole checkpoint."""
+    from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
+
+    from learner.algorithms.stored import under  # noqa: PLC0415
+    from learner.checkpoint import CheckpointStore  # noqa: PLC0415
+
+    checkpoints = run_dir / "checkpoints"
+    if not checkpoints.is_dir():
+        return None
+    store = CheckpointStore(checkpoints, keep=2)
+    newest = store.newest([(name, None) for name in store.ids()])
+    if newest is None:
+        return None
+    save_file(under(newest.tensors, "critic/"), run_dir / VALUE_HEAD)
+    return run_dir / VALUE_HEAD
 
 
 def _generation(settings: Settings, tokenizer: Any) -> Any:

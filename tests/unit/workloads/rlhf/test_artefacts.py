@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from actor.run import policy_maker
 from launch import generate, toml
+from learner.checkpoint import CheckpointStore
 from learner.final_policy import FinalPolicy, read_final, write_final
 from penstock.policy.weights import encode
 from penstock.runtime import settings as configuration
@@ -69,6 +71,8 @@ def trained(base: Path, tmp_path: Path) -> tuple[Path, LanguagePolicy]:
     )
     (tmp_path / "policies").mkdir()
     write_final(tmp_path, FinalPolicy(specification=specification, blob=encode(policy), version=9, update=8))
+    tensors = {f"critic/{name}": tensor for name, tensor in policy.critic.state_dict().items()}
+    CheckpointStore(tmp_path / "checkpoints", keep=2).write("1-1", {**tensors, "policy/x": torch.ones(1)}, {})
     (tmp_path / "config.toml").write_text(toml.dump(settings))
     (tmp_path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2}\n')
     return tmp_path, policy
@@ -87,6 +91,18 @@ def test_the_final_policy_is_read_without_penstock(base: Path, trained: tuple[Pa
     assert AutoTokenizer.from_pretrained(folder)("good bad")["input_ids"] == [1, 4, 14]
     sampled = GenerationConfig.from_pretrained(folder)
     assert (sampled.do_sample, sampled.temperature, sampled.max_new_tokens) == (True, 1.0, 8)
+
+
+def test_the_value_head_is_that_of_the_last_checkpoint(
+    base: Path, trained: tuple[Path, LanguagePolicy]
+) -> None:
+    """Alone: it is in no adapter."""
+    run_dir, policy = trained
+    artefacts.write(settings_of(base), run_dir, SUMMARY)
+    found = load_file(run_dir / "value_head.safetensors")
+    expected = policy.critic.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
 def test_the_manifest_names_every_file_with_its_digest(
