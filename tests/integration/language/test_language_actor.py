@@ -2,134 +2,23 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import pytest
-import torch
 
 from broker.state import ProbeAnswer
-from penstock.policy.tokens import TokenRows
 from penstock.policy.weights import encode
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.settings import ConfigurationError
-from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Role
-from penstock.wire.specification import Probe
-from tests.integration.actor_run import ActorThread, Course, Plan, actors
-from tests.integration.broker_process import BrokerProcess, eventually, launch
+from tests.integration.actor_run import ActorThread, actors
+from tests.integration.broker_process import BrokerProcess, eventually
+from tests.integration.language.course import PATIENCE_S, LanguageCourse, log_probs, responses
 from tests.integration.reward_process import serving
-from tests.tiny_reward import make_base, make_reward_model
 from workloads.rlhf.reward.model import RewardModel
-from workloads.rlhf.reward.source import Sample
-from workloads.rlhf.sentiment import NEUTRAL
 from workloads.rlhf.tokens import load_tokenizer
-
-UNROLL: Final = 12
-PATIENCE_S: Final = 120.0
-
-
-class LanguageCourse(Course):
-    """The learner's side; every publication is another adapter."""
-
-    def build(self, seed: int) -> Any:
-        """A policy whose adapter does something."""
-        policy: Any = super().build(0)
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in policy.trained().values():
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-        return policy
-
-    def _make_probe(self) -> Probe:
-        rows = np.random.default_rng(0).integers(4, 30, (2, 6))
-        return Probe({"observation": rows[:, :-1]}, {"action": rows[:, 1:]})
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny language model."""
-    return make_base(tmp_path_factory.mktemp("language") / "base", steps=5)
-
-
-@pytest.fixture(scope="module")
-def reward(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reward model on it."""
-    folder = tmp_path_factory.mktemp("language") / "reward"
-    make_reward_model(base, folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of one and of two words."""
-    file = tmp_path_factory.mktemp("language") / "prompts.jsonl"
-    words = [*NEUTRAL, *(f"{first} {second}" for first in NEUTRAL[:4] for second in NEUTRAL[:4])]
-    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in words))
-    return file
-
-
-@pytest.fixture
-def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker that is ready."""
-    process = launch(redis_url, tmp_path)
-    eventually(process.is_ready, "readiness of the broker")
-    yield process
-    process.end()
-
-
-@pytest.fixture
-def begin(redis_url: str, base: Path) -> Iterator[Callable[..., LanguageCourse]]:
-    """Opens a run; the places that its specification names are those of another machine."""
-    courses: list[LanguageCourse] = []
-
-    def make(**kwargs: Any) -> LanguageCourse:
-        told = {"model": str(base), "prompts": "/theirs", "reward": "theirs:function", "response_tokens": 8}
-        plan = Plan(
-            workload="rlhf",
-            unroll=UNROLL,
-            environment={"id": "words", "count": 8, "kwargs": told | kwargs},
-            policy={"kwargs": {"model": str(base), "rank": 4}},
-            evaluation={"episodes": 6, "both": True},
-        )
-        course = LanguageCourse(redis_url, plan)
-        courses.append(course)
-        course.publish()
-        return course
-
-    yield make
-    for course in courses:
-        course.log.close()
-
-
-def log_probs(course: LanguageCourse, fragment: Fragment) -> Any:
-    """What the learner's side finds for the tokens that were drawn, under the version in the header: [n]."""
-    arrays: dict[str, Any] = fragment.arrays()
-    rows = torch.from_numpy(arrays["observation"][:-1].T.copy())
-    valid = torch.from_numpy(arrays["valid"].T.copy())
-    last = valid.long().cumsum(1).argmax(1)
-    present = torch.arange(rows.shape[1]) <= last[:, None]
-    place = valid.flatten().nonzero()[:, 0]
-    action = torch.from_numpy(arrays["action"].T.copy()).flatten()[place]
-    policy: Any = course.policies[fragment.header.oldest_version]
-    with torch.no_grad():
-        return policy.outputs(TokenRows(rows, present, place, action)).log_prob.numpy()
-
-
-def responses(fragment: Fragment, base: Path) -> list[Sample]:
-    """Prompt and response of each column, as token ids."""
-    arrays: dict[str, Any] = fragment.arrays()
-    found = []
-    for slot in range(arrays["valid"].shape[1]):
-        drawn = arrays["valid"][:, slot].nonzero()[0]
-        ids = arrays["observation"][:, slot].tolist()
-        first, last = int(drawn[0]), int(drawn[-1])
-        found.append(
-            Sample(prompt_ids=tuple(ids[: first + 1]), response_ids=tuple(ids[first + 1 : last + 2]))
-        )
-    return found
 
 
 def test_fragments_are_what_the_adapters_wrote_and_the_service_said(
