@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import subprocess
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,15 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from launch.process import penstock
+from tests.integration.broker_process import eventually
 from tests.integration.training import Training
 from tests.learning.small_words import learned, settings_of
 from tests.tiny_reward import make_base
 from workloads.rlhf.sentiment import Sentiment, optimum, true_reward
 
 RECIPE: Final = Path(__file__).parents[2] / "recipes" / "rlhf-tiny.toml"
+STEPS: Final = tomllib.loads(RECIPE.read_text())["learner"]["total_steps"]
+PREPARED_S: Final = 600.0
 TASK: Final = Sentiment()
 BETA: Final = 0.1
 BEST: Final = optimum(TASK.rewards(), BETA)
@@ -89,10 +93,9 @@ def trained(run_dir: Path, seed: int, *options: str, victims: Sequence[str] = ()
     journals = f"actor.ack_journal={run_dir / 'journals'}"
     training = Training(run_dir, str(RECIPE), "--seed", str(seed), "--set", journals, *options)
     try:
-        training.until(lambda: (run_dir / "endpoints.json").exists())
-        total = 150_000
+        eventually(lambda: has_begun(training), "the end of the preparation", within_s=PREPARED_S)
         for number, victim in enumerate(victims, 1):
-            training.until(lambda number=number: training.steps() >= total * number / (len(victims) + 2))
+            training.until_steps(STEPS * number // (len(victims) + 2))
             os.kill(training.pids()[victim], signal.SIGKILL)
         training.until(lambda: training.ends_within(1.0))
     finally:
@@ -105,6 +108,12 @@ def trained(run_dir: Path, seed: int, *options: str, victims: Sequence[str] = ()
     audit = subprocess.run(penstock("audit", str(run_dir)), capture_output=True, text=True, check=False)
     assert audit.returncode == 0, audit.stdout + audit.stderr
     return measured(run_dir)
+
+
+def has_begun(training: Training) -> bool:
+    """Whether the processes are started, which come after base model and reward model."""
+    assert training.process.poll() is None, training.process.communicate()
+    return (training.run_dir / "endpoints.json").exists()
 
 
 def check(found: Measured) -> None:
