@@ -23,7 +23,7 @@ from workloads.rlhf.policy.policy import LanguagePolicy
 from workloads.rlhf.policy.settings import LanguageSection
 from workloads.rlhf.sentiment import optimal
 
-PROMPT: Final = (1, 20, 21)
+PROMPT: Final = (1,)
 RESPONSES: Final = 256
 LONG: Final = 200
 SHORT: Final = 60
