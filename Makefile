@@ -77,7 +77,7 @@ dashboards: .venv/installed
 	$(PIP) --editable ".[all,dev]"
 	@touch $@
 
-# Language models are half a gigabyte more, which `make train` does without.
+# Language models are 0.4 GB more, which `make train` does without.
 .venv/installed-test: .venv/installed
 	@echo "installing what language models need"
 	$(PIP) --editable ".[all,dev,rlhf]"

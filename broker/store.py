@@ -1,19 +1,19 @@
 """The run in Redis as the gRPC services use it (asyncio).
 
-Every method is one round trip of one script (Append: one pipeline). A method either returns a reply,
+Every method is one round trip of one script (`broker.appends`: several in one). A method either returns a reply,
 refusals included, or raises `StoreUnavailable`: then nobody knows whether the call took effect, and
 repeating it is safe. Nothing is kept in the process: any number of stores share one Redis.
 """
 
 import asyncio
 import json
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from redis.exceptions import NoScriptError
 
 from broker import keys, replies
+from broker.appends import Appends
 from broker.connection import connect_async, is_unavailable
 from broker.scripts import Script, load
 from broker.state import Appended, AppendItem, ControlAction, Opened, Status, Watched
@@ -36,9 +36,7 @@ class Store:
 
     def __init__(self, client: Any, staging_expiry_s: float) -> None:
         self._redis = client
-        self._staging_expiry_ms = max(1, round(staging_expiry_s * 1000))
-        self._nonce = secrets.token_hex(6)
-        self._attempts = 0
+        self._appends = Appends(client, staging_expiry_s)
 
     @classmethod
     def connect(
@@ -72,19 +70,12 @@ class Store:
     async def append(self, session: int, acked_through: int, items: Sequence[AppendItem]) -> Appended:
         """Append checked fragments with consecutive sequence numbers, each at most once.
 
-        One pipeline: the payloads are staged under names of this attempt that expire, then one script
-        moves them into place or drops them. Refusals for the first fragment not taken: FULL (detail
-        log_bytes, log_entries, staging, pacing, closed), GAP(expected), INVALID, EXPIRED, FENCED.
+        Refusals for the first fragment not taken: FULL (detail log_bytes, log_entries, staging, pacing, closed),
+        GAP(expected), INVALID, EXPIRED, FENCED.
         """
-        staged = [self._staging_key() for _ in items]
-        arguments: list[Any] = [session, acked_through]
-        for item in items:
-            header = item.header
-            arguments += (header.sequence, header.charge, header.kind.value, len(item.payload))
-            arguments += (item.header_bytes, header.newest_version)
         last = items[-1].header.sequence if items else 0
         failpoint("append.sending", last)
-        reply = await self._guarded(lambda: self._append(load("append"), staged, items, arguments))
+        reply = await self._guarded(lambda: self._appends.append(session, acked_through, items))
         failpoint("append.stored", last)
         return replies.appended(reply)
 
@@ -155,25 +146,6 @@ class Store:
                     raise
             await asyncio.sleep(_RESUBSCRIBE_S)
             yield
-
-    def _staging_key(self) -> str:
-        self._attempts += 1
-        return f"{keys.STAGING}{self._nonce}:{self._attempts}"
-
-    async def _append(
-        self, script: Script, staged: list[str], items: Sequence[AppendItem], arguments: list[Any]
-    ) -> Any:
-        pipeline = self._redis.pipeline(transaction=False)
-        for key, item in zip(staged, items, strict=True):
-            pipeline.execute_command("SET", key, item.payload, "PX", self._staging_expiry_ms)
-        pipeline.execute_command("EVALSHA", script.sha1, len(staged), *staged, *arguments)
-        # A SET that failed (at `maxmemory`) is seen by the script as a staging key that is absent.
-        reply = (await pipeline.execute(raise_on_error=False))[-1]
-        if isinstance(reply, NoScriptError):
-            return await self._redis.execute_command("EVAL", script.source, len(staged), *staged, *arguments)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
 
     async def _run(self, name: str, *arguments: Any) -> Any:
         script = load(name)

@@ -117,7 +117,8 @@ def _asked(where: str, row: Any, columns: Mapping[str, str]) -> "list[tuple[dict
     if named.get("prompt") is None:
         raise ValueError("no prompt")
     prompt = parse_prompt(named["prompt"])
-    names = ("response",) if named.get("response") is not None else ("chosen", "rejected")
+    is_pair = named.get("chosen") is not None or named.get("rejected") is not None
+    names = ("chosen", "rejected") if is_pair else ("response",)
     return [
         ({"where": where, "of": name}, Sample(prompt=prompt, response=response_of(named, name)))
         for name in names

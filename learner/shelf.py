@@ -6,7 +6,8 @@
 
 A rollback made an older version active again at once; here its content gets a number of its own, drawn where all
 numbers are drawn, so that versions only rise. The pointer that actors follow does not move: training goes on.
-Each step may be repeated; a crash in between leaves bytes or a file that the next look completes or removes.
+Each step may be repeated. A crash in between leaves bytes in Redis, which the next look lets go of, or a file that
+no registry names: it is passed over, and not removed, for it may be another registry's.
 """
 
 import logging

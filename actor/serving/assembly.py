@@ -1,6 +1,7 @@
 """The parts of one policy server, put together; needs a running event loop."""
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from actor.serving.following import Following
 from actor.serving.learning import Learning
 from actor.serving.policy_service import PolicyService
 from actor.serving.served_outbox import Queue
+from actor.serving.shadow_record import ShadowRecord
 from actor.serving.shelf import Shelf, Weights
 from actor.serving.traffic import Traffic
 from actor.serving.trial import Trial
@@ -69,6 +71,7 @@ class Parts:
     episode_desk: EpisodeDesk
     service: PolicyService
     errands: Errands
+    record: ShadowRecord | None
 
 
 def assemble(
@@ -91,7 +94,8 @@ def assemble(
     learning = None if following is None else _learning(settings, specification, following)
     spaces = (specification.observation_space, specification.action_space)
     draws = _draws(section, specification)
-    desk = Desk(spaces, shelf, batcher, section, draws, make_policy().state_space)
+    record = _record(section, source)
+    desk = Desk(spaces, shelf, batcher, section, draws, make_policy().state_space, record)
     slow_s = section.canary_slow_ms / 1000
     feedback = None if traffic is None else traffic.keep_feedback
     episode_desk = EpisodeDesk(desk, episodes, learning, feedback, trial, slow_s)
@@ -114,6 +118,21 @@ def assemble(
         episode_desk=episode_desk,
         service=service,
         errands=errands,
+        record=record,
+    )
+
+
+def _record(section: ServingSection, source: Source) -> ShadowRecord | None:
+    named, folder = section.shadow_record, source.run_dir
+    path = named or (folder / "shadow.jsonl" if folder is not None else None)
+    if path is None:
+        return None
+    if os.access(path.parent, os.W_OK):
+        return ShadowRecord(path)
+    if named is None:
+        return None  # a folder that is only read
+    raise ConfigurationError(
+        f"serving.shadow_record={str(named)!r}: its folder is not there or cannot be written to; name a file in one that can"
     )
 
 

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from actor.serving.answering import Answer, Loaded, NotFinite, Question
 from actor.serving.batcher import Batcher
 from actor.serving.fallback import Draw
 from actor.serving.leaves import Layout, invalid
+from actor.serving.shadow_record import ShadowRecord
 from actor.serving.shelf import Choice, Shelf
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
@@ -82,15 +84,17 @@ class Desk:
         section: ServingSection,
         draws: Mapping[str, Draw],
         state_space: Dict = _NO_STATE,
+        record: ShadowRecord | None = None,
     ) -> None:
         """spaces: of observation and action. draws: the fallbacks that need no policy, by name.
 
-        state_space: of what the policy remembers.
+        state_space: of what the policy remembers. record: where shadows' answers are kept, if anywhere.
         """
         self.observation, self.action = Layout("observation", spaces[0]), Layout("action", spaces[1])
         self.shelf, self._batcher, self._section, self._draws = shelf, batcher, section, draws
         self._state, self._state_leaves = Layout("state", state_space), list(leaves(state_space, "state"))
         self.remembers = bool(self._state_leaves)
+        self._record = record
         self._complained_s = -_COMPLAIN_EVERY_S
         self._answers = {
             (arm, name): metrics.ANSWERS.labels(arm, name or "none") for arm in Arm for name in FALLBACKS
@@ -125,6 +129,8 @@ class Desk:
             masks=self.action.read_masks(request.action_mask, batch),
             distribution=request.want_distribution,
             value=request.want_value,
+            episode_id=request.episode_id,
+            request_id=request.request_id,
         )
 
     def _read_state(self, request: pb.ActRequest) -> dict[str, Array]:
@@ -184,7 +190,7 @@ class Desk:
             if choice.arm is not Arm.PINNED:
                 self.shelf.note_answered(choice.arm, answer.loaded)
             if choice.shadow is not None:
-                self._compare(choice.shadow, asked.question, answer)
+                self._compare(choice.shadow, asked, answer)
         name = "previous" if choice.is_previous else ""
         return self._given(asked, answer, environment_action(answer), name, False)
 
@@ -247,19 +253,23 @@ class Desk:
             raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=1000))
         return name, self._draws[name](rows)
 
-    def _compare(self, shadow: Loaded, question: Question, answer: Answer) -> None:
-        """Have another version answer as well, when there is time, and note how far it agrees."""
+    def _compare(self, shadow: Loaded, asked: Asked, answer: Answer) -> None:
+        """Have another version answer as well, when there is time, and note what it says."""
+        question = replace(asked.question, taken=answer.action, distribution=self._record is not None)
         try:
-            future = self._batcher.ask(shadow, replace(question, taken=answer.action))
+            future = self._batcher.ask(shadow, question)
         except Refused:
             return  # there was no time
-        future.add_done_callback(_note_agreement)
+        future.add_done_callback(partial(self._note, asked, answer, shadow.version))
 
-
-def _note_agreement(done: "asyncio.Future[Answer]") -> None:
-    failed = done.cancelled() or done.exception() is not None
-    agreement = 0.0 if failed else float(np.exp(np.minimum(done.result().log_prob, 0.0)).mean())
-    metrics.SHADOW_AGREEMENT.observe(agreement)
+    def _note(self, asked: Asked, answer: Answer, shadow: int, done: "asyncio.Future[Answer]") -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        agreement = 0.0 if error else float(np.exp(np.minimum(done.result().log_prob, 0.0)).mean())
+        metrics.SHADOW_AGREEMENT.observe(agreement)
+        if self._record is not None:
+            self._record.note(asked.choice.arm, asked.question, answer, shadow, error or done.result())
 
 
 def environment_action(answer: Answer) -> dict[str, Any]:

@@ -141,6 +141,8 @@ async def _serve(
             task.cancel()
         await front.server.stop(0)
         parts.batcher.close()
+        if parts.record is not None:
+            parts.record.close()
     return EXIT_OK
 
 

@@ -29,8 +29,8 @@ _NOW: Final[Sequence[Panel]] = [
 _PROCESSES: Final[Sequence[Panel]] = [
     lines("Processes by role", "That Prometheus reaches.", "none", below(1),
           ("count by (run, role) (penstock_cpu_seconds_total{RUN})", "{{role}} {{run}}")),
-    lines("Restarts", "Services that died and were started again by the launcher, in ten minutes. Kubernetes counts its own.", "none", above(1, 3),
-          ("sum by (run, role) (increase(penstock_restarts_total{RUN}[10m]))", "{{role}} {{run}}")),
+    lines("Restarts", "Processes that died and were started again, in ten minutes.", "none", above(1, 3),
+          ("penstock:restarts{RUN}", "{{role}} {{run}}")),
     lines("Age", "Since a process was started; a drop is a restart.", "s", below(60, "orange"),
           ("time() - process_start_time_seconds{RUN}", "{{instance}} {{run}}")),
     lines("CPU by process", "Cores that a process keeps busy.", "suffix: cores", above(64),

@@ -258,6 +258,10 @@ CANARIES_WITHDRAWN = _answering.counter(
 SHADOW_AGREEMENT = _answering.summary(
     "policy_shadow_agreement", "Probability that the shadow gives the action that was answered"
 )
+SHADOW_UNRECORDED = _answering.counter(
+    "policy_shadow_unrecorded",
+    "Answers of the shadow that its record could not keep up with or had no room for",
+)
 
 # Learner
 _learning = _Declare(_LEARNING)

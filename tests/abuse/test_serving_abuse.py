@@ -209,6 +209,7 @@ def plan(cases: int, seed: int) -> Iterator[tuple[str, bytes]]:
             yield rpc.path, case(str(rpc), seed, number)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("cases", [600, pytest.param(20_000, marks=[pytest.mark.slow])])
 def test_no_bytes_at_all_break_a_policy_server(server: BrokerProcess, cases: int) -> None:
     """Every case ends with a reply or a reason, and memory does not grow."""

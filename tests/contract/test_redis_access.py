@@ -20,7 +20,7 @@ BROKER_SCRIPTS: Final = frozenset(
     {"open_session", "append", "close_session", "report", "watch", "status", "control"}
 )
 SOURCES: Final = {
-    "broker": ("store.py", "guard.py"),
+    "broker": ("store.py", "appends.py", "guard.py"),
     "learner": ("learner_log.py", "learner_calls.py"),
     "operator": ("audit_log.py",),
 }

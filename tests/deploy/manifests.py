@@ -56,6 +56,8 @@ class Workload:
     replicas: int
     template: Object
     claims: tuple[Object, ...] = ()
+    service: str = ""
+    """By which each pod of a StatefulSet has a name of its own."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -88,6 +90,7 @@ def workloads(objects: tuple[Object, ...]) -> list[Workload]:
             replicas=one["spec"].get("replicas", 1),
             template=one["spec"]["template"],
             claims=tuple(one["spec"].get("volumeClaimTemplates", ())),
+            service=one["spec"].get("serviceName", ""),
         )
         for one in kinds(objects, "Deployment", "StatefulSet", "Job")
     ]

@@ -120,6 +120,18 @@ def test_a_learner_that_stands_still(scene: Scene, training: Training) -> None:
     scene.clears("PenstockNoProgress")
 
 
+def test_a_learner_that_was_killed(scene: Scene, training: Training) -> None:
+    """No progress either, while its launcher cannot start it again."""
+    scene.clears("PenstockNoProgress")
+    training.process.send_signal(signal.SIGSTOP)
+    try:
+        os.kill(training.pids()["learner"], signal.SIGKILL)
+        scene.fires("PenstockNoProgress")
+    finally:
+        training.process.send_signal(signal.SIGCONT)
+    scene.clears("PenstockNoProgress")
+
+
 def test_a_learner_that_is_slow(scene: Scene, training: Training) -> None:
     """The workers wait for it, and fewer of them are wanted than there are."""
     scene.clears("PenstockLearnerSaturated")

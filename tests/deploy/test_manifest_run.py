@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import pytest
 
-from tests.deploy.manifests import ROOT, Workload, needs_kubectl, overlay, workloads
+from tests.deploy.manifests import KUBERNETES, ROOT, Workload, needs_kubectl, render, workloads
 from tests.deploy.node.images import NAMESPACES, absent
 
 PATIENCE_S: Final = 240
+LOCAL, PRODUCTION = (KUBERNETES / "overlays" / name for name in ("local", "production"))
 PROBES: Final = {"startup", "readiness", "liveness"}
 
 
@@ -26,12 +27,12 @@ def lacking() -> str:
     return absent()
 
 
-def run(name: str, folder: Path, *, whole_drain: bool) -> dict[str, Any]:
+def run(overlay: Path, folder: Path, *, whole_drain: bool) -> dict[str, Any]:
     """The node's report."""
     if lacking():
         pytest.skip(lacking())
     drain = "whole" if whole_drain else "short"
-    command = [sys.executable, "-m", "tests.deploy.node", name, str(folder), str(PATIENCE_S), drain]
+    command = [sys.executable, "-m", "tests.deploy.node", str(overlay), str(folder), str(PATIENCE_S), drain]
     with (folder / "node.log").open("wb") as log:
         done = subprocess.run(
             [*NAMESPACES, *command], cwd=ROOT, stdout=log, stderr=log, timeout=PATIENCE_S + 180, check=False
@@ -41,22 +42,25 @@ def run(name: str, folder: Path, *, whole_drain: bool) -> dict[str, Any]:
     return report
 
 
-def check(name: str, report: dict[str, Any]) -> None:
+def check(overlay: Path, report: dict[str, Any]) -> None:
     """Everything of the overlay ran as it should, and the run was solved."""
+    there = workloads(render(overlay))
     words = report["words"]
     assert report["finished"], words
     assert report["learner"]["solved"], words
     assert report["learner"]["ledger"]["balanced"], report["learner"]
     assert sorted(pod["workload"] for pod in report["pods"].values()) == sorted(
-        workload.name for workload in workloads(overlay(name)) for _ in range(workload.replicas)
+        workload.name for workload in there for _ in range(workload.replicas)
     )
-    by_name = {workload.name: workload for workload in workloads(overlay(name))}
+    by_name = {workload.name: workload for workload in there}
     for pod, told in report["pods"].items():
         check_pod(by_name[told["workload"]], {one["container"]: one for one in told["stories"]}, words)
         assert report["ready"][pod] or not by_name[told["workload"]].serves, (pod, words)
+    assert {"learner-0", "server-5d8f9c7b4-x7k20"} <= report["metrics"].keys()
+    assert all("penstock_cpu_seconds_total{" in text for text in report["metrics"].values())
     code, text = report["visits"]["actor"]
     assert (code, "may not call" in text) == (1, True), text
-    if name == "local":
+    if "operator" in by_name:
         code, text = report["visits"]["operator"]
         assert (code, json.loads(text)["run"]) == (0, "cartpole"), text
 
@@ -73,14 +77,15 @@ def check_pod(workload: Workload, stories: dict[str, Any], words: str) -> None:
         return
     assert story["probed"].keys() == PROBES, (workload.name, story, words)
     assert story["exits"] == [], (workload.name, story, words)
-    assert story["drained"] == 0, (workload.name, story, words)
+    # torchrun ends with 1 when it is told to end, whatever its ranks did.
+    assert story["drained"] == (container.get("command") == ["torchrun"]), (workload.name, story, words)
 
 
 @needs_kubectl
 @pytest.mark.timeout(600)
 def test_local_solves_cartpole(short_folder: Path) -> None:
     """Job, Redis, PostgreSQL, brokers, learner, actors, server, each in its pod."""
-    check("local", run("local", short_folder, whole_drain=False))
+    check(LOCAL, run(LOCAL, short_folder, whole_drain=False))
 
 
 @needs_kubectl
@@ -88,4 +93,30 @@ def test_local_solves_cartpole(short_folder: Path) -> None:
 @pytest.mark.timeout(600)
 def test_production_solves_cartpole(short_folder: Path) -> None:
     """With cert-manager's and the operator's secrets, and a database outside; deleted at once, each as it says."""
-    check("production", run("production", short_folder, whole_drain=True))
+    check(PRODUCTION, run(PRODUCTION, short_folder, whole_drain=True))
+
+
+@needs_kubectl
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_learner_of_two_pods_solves_cartpole(short_folder: Path, tmp_path: Path) -> None:
+    """Under torchrun: they find one another by name, share every update, and learner-0 alone keeps the run."""
+    report = run(two_ranks(tmp_path / "ranks"), short_folder, whole_drain=False)
+    check(tmp_path / "ranks", report)
+    for rank in (0, 1):
+        shown = report["metrics"][f"learner-{rank}"].splitlines()
+        assert {"penstock_ranks 2.0", f"penstock_rank {rank}.0"} <= set(shown)
+    (updates,) = [line.split()[1] for line in shown if line.startswith("penstock_rank_updates_total")]
+    assert float(updates) > 0
+    assert list((short_folder / "volumes" / "claim-learner-1-data").iterdir()) == []
+
+
+def two_ranks(folder: Path) -> Path:
+    """`local` with the component `ranks`."""
+    folder.mkdir()
+    here = Path("../" * (len(folder.parts) - 1)) / KUBERNETES.relative_to("/")
+    (folder / "kustomization.yaml").write_text(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+        f"resources: [{here / 'overlays' / 'local'}]\ncomponents: [{here / 'components' / 'ranks'}]\n"
+    )
+    return folder

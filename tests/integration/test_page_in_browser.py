@@ -7,12 +7,15 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from launch.process import penstock
 from tests.integration.training import PATIENCE_S, Training, wait_until_gone
 
 if TYPE_CHECKING:
@@ -78,7 +81,7 @@ def training(tmp_path: Path) -> Iterator[Training]:
 
 
 def test_a_person_watches_a_run(training: Training) -> None:
-    """The curve moves, runs compare, a learner that stands still is named, the keyboard reads values."""
+    """The curve moves, runs compare, a learner that stands still or was killed is named, the keyboard reads values."""
     url = json.loads((training.run_dir / "endpoints.json").read_text())["launcher"]["address"]
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM)
@@ -90,6 +93,7 @@ def test_a_person_watches_a_run(training: Training) -> None:
         see_it_small_and_dark(screen)
         see_a_learner_that_stands_still(screen, training.pids()["learner"])
         assert screen.complaints == []
+        see_a_learner_that_was_killed(browser, training)
         ask_for_a_run_that_is_not_there(browser, url)
         browser.close()
 
@@ -151,10 +155,49 @@ def see_a_learner_that_stands_still(screen: Screen, pid: int) -> None:
     screen.until("() => !document.querySelector('#verdict').textContent.includes('stands still')")
 
 
+def see_a_learner_that_was_killed(browser: "Browser", training: Training) -> None:
+    """Named while its launcher cannot start it again, and counted once it has; the run goes on.
+
+    On the page of `penstock ui`, since the launcher's own stands still with it.
+    """
+    learner = "[...document.querySelectorAll('#roles tbody tr')].find(row => row.cells[0].textContent === 'learner')"
+    with page_of(training.run_dir.parent) as url:
+        screen = Screen(browser, f"{url}#/run/{training.run_dir.name}")
+        training.process.send_signal(signal.SIGSTOP)
+        try:
+            os.kill(training.pids()["learner"], signal.SIGKILL)
+            screen.until(
+                "() => document.querySelector('#verdict').textContent"
+                ".startsWith('learner-bound: learner has ended; no update for')"
+            )
+            screen.until("() => document.querySelector('.stage.stuck h4')?.textContent === 'Learner'")
+            steps = screen.tab.evaluate(NEWEST_STEP)
+        finally:
+            training.process.send_signal(signal.SIGCONT)
+        screen.until(
+            f"() => {learner}.cells[2].textContent === 'ok' && {learner}.cells[6].textContent === '1'"
+        )
+        screen.until(f"() => ({NEWEST_STEP})() > {steps}")
+        assert screen.complaints == []
+
+
+@contextmanager
+def page_of(runs: Path) -> Iterator[str]:
+    """Address of a `penstock ui`."""
+    command = penstock("ui", str(runs), "--listen", "127.0.0.1:0")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
 def see_it_small_and_dark(screen: Screen) -> None:
     """On a telephone at night nothing is wider than the screen."""
     tab = screen.tab
     tab.get_by_label("Compare first").uncheck()
+    screen.until("() => document.querySelectorAll('#return path.curve').length === 1")
     tab.set_viewport_size({"width": 390, "height": 844})
     tab.emulate_media(color_scheme="dark")
     screen.until("() => document.documentElement.dataset.theme === 'dark'")

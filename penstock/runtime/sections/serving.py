@@ -46,6 +46,8 @@ class ServingSection(Section):
     """Observations of open episodes held for the learner; beyond it episodes are answered and not learned from."""
     outbox_fragments: Positive = 1024
     """Fragments kept until acknowledged; beyond it experience is counted and dropped."""
+    shadow_record: Path | None = None
+    """File of JSON lines for what the shadow would have answered; none: `shadow.jsonl` in the run's folder, if one is served."""
     fallback: Literal["previous", "fixed", "uniform", "none"] = "previous"
     """Who answers when no version can: the one that answered before (then a uniform draw), `fallback_action`, a uniform draw, or nobody."""
     canary_horizon: Positive = 200

@@ -1,4 +1,4 @@
-"""A node that runs a rendered overlay: `unshare … python -m tests.deploy.node OVERLAY FOLDER`.
+"""A node that runs a rendered overlay: `unshare … python -m tests.deploy.node OVERLAY FOLDER LIMIT_S whole|short`.
 
 Every pod starts at once, as after `kubectl apply`; the run goes on until the learner says that it is finished. Then an
 operator looks at it, everything is deleted at once, and `FOLDER/report.json` says what happened. It judges nothing.
@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 
-from tests.deploy.manifests import Workload, overlay, workloads
+from tests.deploy.manifests import Workload, kinds, overlay, render, workloads
 from tests.deploy.node.network import DATABASE, Addresses, connect, open_network
 from tests.deploy.node.pod import Pod
+from tests.deploy.node.probes import fetch, port_of
 from tests.deploy.node.secrets import made_by_cert_manager, made_by_operator
 from tests.deploy.node.volumes import Volumes
 
@@ -23,16 +25,16 @@ _VISIT_S: Final = 60.0
 
 
 class Node:
-    """The pods of one overlay."""
+    """The pods of one overlay, which lies in `folder`."""
 
-    def __init__(self, name: str, work: Path) -> None:
-        self.objects, self.work = overlay(name), work
+    def __init__(self, folder: Path, work: Path) -> None:
+        self.objects, self.work = render(folder), work
         self.addresses = Addresses(self.objects)
-        secrets = {}
-        if name == "production":
+        secrets, alone = {}, bool(kinds(self.objects, "Job"))
+        if not alone:
             secrets = made_by_cert_manager(self.objects) | made_by_operator(work / "operator")
         self.volumes = Volumes(work, self.objects, secrets)
-        self.outside = [self._database()] if name == "production" else []
+        self.outside = [] if alone else [self._database()]
         self.pods = [
             self._pod(workload, pod) for workload in workloads(self.objects) for pod in pod_names(workload)
         ]
@@ -115,18 +117,32 @@ def look(node: Node) -> dict[str, tuple[int, str]]:
     return {name: pod.visit(command, _VISIT_S) for name, pod in lookers.items()}
 
 
-def main(name: str, work: Path, *, limit_s: float, whole: bool) -> None:
+def scrape(node: Node) -> dict[str, str]:
+    """What each pod that has the port `metrics` tells Prometheus, or why it tells nothing."""
+    told = {}
+    for pod in node.pods:
+        (container,) = pod.workload.spec["containers"]
+        if any(port["name"] == "metrics" for port in container.get("ports", ())):
+            try:
+                told[pod.name] = fetch(pod.address, port_of(container, "metrics"), "/metrics", _VISIT_S)[1]
+            except (OSError, HTTPException) as error:
+                told[pod.name] = str(error)
+    return told
+
+
+def main(folder: Path, work: Path, *, limit_s: float, whole: bool) -> None:
     """Run it and report."""
-    node = Node(name, work)
+    node = Node(folder, work)
     node.start()
     finished = node.await_end(limit_s)
-    visits = look(node)
+    visits, metrics = look(node), scrape(node)
     ready = {pod.name: pod.ready.is_set() for pod in node.pods}
     node.drain(whole=whole)
     run = node.volumes.claim("learner-0", "data") / "run"
     report = {
         "finished": finished,
         "visits": visits,
+        "metrics": metrics,
         "ready": ready,
         "pods": {
             pod.name: {
@@ -144,4 +160,5 @@ def main(name: str, work: Path, *, limit_s: float, whole: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), limit_s=float(sys.argv[3]), whole=sys.argv[4] == "whole")
+    overlay_folder, work_folder = map(Path, sys.argv[1:3])
+    main(overlay_folder, work_folder, limit_s=float(sys.argv[3]), whole=sys.argv[4] == "whole")

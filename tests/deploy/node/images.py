@@ -9,7 +9,7 @@ import shutil
 import site
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,7 @@ from broker.guard import UnsuitableRedis, check_version
 from tests.deploy.dockerfiles import VENV, stages
 from tests.deploy.manifests import ROOT
 from tests.guarded_redis import tls_binary
-from tests.redis_server import Binary
+from tests.redis_server import Binary, find_binaries
 from tests.unit.registry.postgresql_server import find_programs
 
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -44,11 +44,15 @@ exec "$@"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """command: what an entry point puts before the arguments. programs: folders to show."""
+    """command: what an entry point puts before the arguments. programs: folders to show.
+
+    names_its_user: gives whatever user it runs as a name. Others do not know the number that a manifest says.
+    """
 
     entry_point: tuple[str, ...]
     environment: dict[str, str]
     programs: tuple[str, ...]
+    names_its_user: bool = False
 
 
 def image(reference: str) -> Image:
@@ -65,7 +69,7 @@ def image(reference: str) -> Image:
         entry_point = ("sh", "-c", POSTGRES_ENTRY_POINT, "entry-point")
         found = _image(entry_point, f"{programs}:{SYSTEM_PATH}", str(programs.parent))
         found.environment["LANG"] = "C.UTF-8"  # the official image's is UTF-8 as well
-        return found
+        return replace(found, names_its_user=True)
     raise AssertionError(f"image {reference} is not known here")
 
 
@@ -88,7 +92,7 @@ def _ours(name: str) -> Image:
 
 def _redis() -> Binary:
     binary = tls_binary()
-    assert binary is not None, "no redis-server with TLS"
+    assert binary is not None, f"no redis-server with TLS among {find_binaries()}"
     return binary
 
 

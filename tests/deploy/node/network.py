@@ -13,6 +13,7 @@ NODE: Final = "10.77.0.1"
 DATABASE: Final = "10.77.9.9"
 """Something that is there already, outside of the namespace."""
 _BRIDGE: Final = "pods"
+_DOMAIN: Final = "penstock.svc.cluster.local"
 
 
 def ip(*words: str) -> None:
@@ -43,16 +44,29 @@ class Addresses:
         self._pods.append((pod, address, workload))
         return address
 
-    def hosts(self) -> str:
-        """The names as a hosts file: each Service once for each pod behind it."""
+    def hosts(self, pod: str) -> str:
+        """The names as a pod's hosts file: its own first; each Service once for each pod behind it, and that pod."""
         lines = ["127.0.0.1 localhost"]
+        lines += [f"{address} {self._own_names(name, of)}" for name, address, of in self._pods if name == pod]
         for service in self._services:
             name = service["metadata"]["name"]
-            for _, address, workload in self._pods:
+            for other, address, workload in self._pods:
                 if service["spec"]["selector"].items() <= workload.labels.items():
                     check_ports(service, workload)
-                    lines.append(f"{address} {name} {name}.penstock {name}.penstock.svc")
+                    lines.append(f"{address} {_names(name)}")
+                    if workload.service == name:
+                        lines.append(f"{address} {_names(f'{other}.{name}')}")
         return "\n".join(lines) + "\n"
+
+    @staticmethod
+    def _own_names(pod: str, workload: Workload) -> str:
+        """As the kubelet writes them: with its Service, the full name comes first."""
+        return f"{pod}.{workload.service}.{_DOMAIN} {pod}" if workload.service else pod
+
+
+def _names(name: str) -> str:
+    """The ways to say a name of the namespace."""
+    return f"{name} {name}.penstock {name}.penstock.svc {name}.{_DOMAIN}"
 
 
 def check_ports(service: Object, workload: Workload) -> None:

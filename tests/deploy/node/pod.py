@@ -52,7 +52,7 @@ class Pod:
         address: str,
         work: Path,
         volumes: Volumes,
-        hosts: Callable[[], str],
+        hosts: Callable[[str], str],
     ) -> None:
         self.workload, self.name, self.address = workload, name, address
         self.ready = threading.Event()
@@ -169,19 +169,20 @@ class Pod:
             )
             for mount in container["volumeMounts"]
         ]
-        user = context["runAsUser"]
+        user, stands_for = context["runAsUser"], image(container["image"])
+        named = f"penstock:x:{user}:{user}::/tmp:/bin/sh\n" if stands_for.names_its_user else ""
         spec = Spec(
             command=command,
             environment=environment,
             mounts=mounts,
-            programs=list(image(container["image"]).programs),
+            programs=list(stands_for.programs),
             etc={
-                "hosts": self._hosts(),
+                "hosts": self._hosts(self.name),
                 "hostname": f"{self.name}\n",
                 "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
                 "resolv.conf": "",
-                "passwd": f"root:x:0:0::/:/bin/sh\nnobody:x:{user}:{user}::/tmp:/bin/sh\n",
-                "group": f"root:x:0:\nnobody:x:{user}:\n",
+                "passwd": f"root:x:0:0::/:/bin/sh\n{named}",
+                "group": "root:x:0:\n",
             },
             root=str(self._work / "root"),
             user=user,

@@ -1,4 +1,4 @@
-"""Probes over HTTP, from the node to a pod, as the kubelet makes them."""
+"""Questions over HTTP, from the node to a pod: probes, as the kubelet makes them, and metrics."""
 
 import http.client
 
@@ -7,16 +7,22 @@ from tests.deploy.manifests import Object
 
 def ask_http(address: str, container: Object, get: Object, timeout: float) -> str:
     """What is wrong with the answer to a GET, "" when nothing; `get` names a port of the container, and a path."""
-    connection = http.client.HTTPConnection(address, port_of(container, get["port"]), timeout=timeout)
     try:
-        connection.request("GET", get["path"])
-        reply = connection.getresponse()
-        text = reply.read().decode(errors="replace").strip()
+        status, text = fetch(address, port_of(container, get["port"]), get["path"], timeout)
     except (OSError, http.client.HTTPException) as error:
         return str(error) or type(error).__name__
+    return "" if 200 <= status < 400 else f"{status} {text}"
+
+
+def fetch(address: str, port: int, path: str, timeout: float) -> tuple[int, str]:
+    """Status and text; raises OSError or HTTPException."""
+    connection = http.client.HTTPConnection(address, port, timeout=timeout)
+    try:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        return reply.status, reply.read().decode(errors="replace").strip()
     finally:
         connection.close()
-    return "" if 200 <= reply.status < 400 else f"{reply.status} {text}"
 
 
 def port_of(container: Object, name: str) -> int:

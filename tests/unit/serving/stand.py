@@ -17,6 +17,7 @@ from actor.serving.episode_desk import EpisodeDesk
 from actor.serving.episodes import Episodes
 from actor.serving.learning import Learning
 from actor.serving.served_outbox import Queue
+from actor.serving.shadow_record import ShadowRecord
 from actor.serving.shelf import Shelf, Weights
 from actor.serving.trial import Trial
 from learner.batch import check_meaning
@@ -118,7 +119,14 @@ def reason_of(error: BaseException | None) -> Reason:
 class Stand:
     """Made in a running loop. `now_s`: what episodes take for the time; `withdrawn`: what the trial found worse."""
 
-    def __init__(self, made: RunSpecification | None = None, *, learns: bool = True, **serving: Any) -> None:
+    def __init__(
+        self,
+        made: RunSpecification | None = None,
+        *,
+        learns: bool = True,
+        record: ShadowRecord | None = None,
+        **serving: Any,
+    ) -> None:
         self.specification = made or specification()
         self.section = ServingSection(**serving)
         self.now_s = 0.0
@@ -136,7 +144,7 @@ class Stand:
         if self.section.fallback == "fixed":
             draws["fixed"] = fallback.fixed(spaces[1], self.section)
         state = policy_maker(self.specification)().state_space
-        self.desk = Desk(spaces, self.shelf, self.batcher, self.section, draws, state)
+        self.desk = Desk(spaces, self.shelf, self.batcher, self.section, draws, state, record)
         slow_s = self.section.canary_slow_ms / 1000
         self.episode_desk = EpisodeDesk(self.desk, self.episodes, self.learning, None, self.trial, slow_s)
         self.episode_desk._now = lambda: self.now_s

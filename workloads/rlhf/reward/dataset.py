@@ -21,6 +21,16 @@ class Item:
     target: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Encoded examples. cut: prompts that lost their beginning."""
+
+    train: list[Item]
+    validation: list[Item]
+    bad: BadRows
+    cut: int
+
+
 def encode(examples: Sequence[Example], encoder: Encoder, bad: BadRows) -> list[Item]:
     """Items of the examples that fit, in order; the others are counted in `bad`."""
     items = []

@@ -1,9 +1,8 @@
-"""Trains a reward model with transformers' Trainer: schedule, clipping, accumulation and mixed precision are its own.
+"""Trains a reward model from feedback, and writes it with its results.
 
-    scored   (s − score)²                                                       regression
-    pair     −log σ(s_chosen − s_rejected) + centring · (s_chosen + s_rejected)²    Bradley and Terry (1952)
+    feedback ─► examples ─► split by prompt ─► token ids ─► Trainer ─► best weights ─► reference ─► folder
 
-The loss of a batch is the mean over its examples. After each epoch the validation examples are scored and a
+Schedule, clipping, accumulation and mixed precision are those of transformers' Trainer. After each epoch the validation examples are scored and a
 checkpoint is written; the weights with the best validation loss are kept. A drain (Ctrl-C) writes a checkpoint
 behind the step under way and ends; `resume` goes on from there as if nothing had been.
 """
@@ -11,36 +10,25 @@ behind the step under way and ends; `resume` goes on from there as if nothing ha
 import hashlib
 import json
 import logging
-import math
 import shutil
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
-from torch.nn import functional
-from transformers import (
-    EarlyStoppingCallback,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
 from transformers.trainer_utils import get_last_checkpoint
 
 from penstock.runtime.settings import ConfigurationError
-from workloads.rlhf.feedback.examples import BadRows, summary
+from workloads.rlhf.feedback.examples import summary
 from workloads.rlhf.feedback.reading import Source, read
 from workloads.rlhf.feedback.split import split
 from workloads.rlhf.reward import model as reward_model
-from workloads.rlhf.reward.dataset import Collate, Item, encode
-from workloads.rlhf.reward.measures import Measures, measure
+from workloads.rlhf.reward.dataset import Data, encode
 from workloads.rlhf.reward.model import CARD, CHECKED, Card, Network
 from workloads.rlhf.reward.settings import RewardTraining
+from workloads.rlhf.reward.trainer import RewardTrainer
 from workloads.rlhf.tokens import Encoder, Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -66,16 +54,6 @@ class Order:
     device: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Encoded examples. cut: prompts that lost their beginning."""
-
-    train: list[Item]
-    validation: list[Item]
-    bad: BadRows
-    cut: int
-
-
 def train(order: Order, stop: threading.Event) -> dict[str, Any] | None:
     """Train, save and return what `training_results.json` holds; None when `stop` was set first.
 
@@ -88,7 +66,8 @@ def train(order: Order, stop: threading.Event) -> dict[str, Any] | None:
     encoder = Encoder(tokenizer, reward_model.max_tokens_of(network, order.settings.max_tokens))
     data = read_data(order, encoder)
     _same_plan(order, data)
-    trainer = RewardTrainer(network, data, tokenizer, order, stop)
+    folder = order.out / CHECKPOINTS
+    trainer = RewardTrainer(network, data, order.settings, checkpoints=folder, device=order.device, stop=stop)
     trainer.train(resume_from_checkpoint=checkpoint)
     if stop.is_set():
         log.info("interrupted: go on with --resume", extra={"step": trainer.state.global_step})
@@ -110,138 +89,6 @@ def read_data(order: Order, encoder: Encoder) -> Data:
         left = "\n".join([f"feedback={order.source.place}: no row is left", *feedback.bad.lines()])
         raise ConfigurationError(left)
     return Data(train_items, validation, feedback.bad, encoder.cut)
-
-
-class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes without types
-    """transformers' Trainer with the two losses of a reward model and its measures."""
-
-    control: Any
-    loss_is_scaled_for_ga = False
-    """`compute_loss` is the mean over a micro-batch: the Trainer divides it by their number."""
-
-    def __init__(
-        self, network: Network, data: Data, tokenizer: Tokenizer, order: Order, stop: threading.Event
-    ) -> None:
-        settings = order.settings
-        super().__init__(
-            model=network,
-            args=_arguments(order, validates=bool(data.validation)),
-            data_collator=Collate(tokenizer.pad_token_id),
-            train_dataset=data.train,
-            eval_dataset=data.validation or None,
-            callbacks=[_Drain(stop), _Progress()],
-        )
-        self.remove_callback(PrinterCallback)
-        if settings.patience and data.validation:
-            self.add_callback(EarlyStoppingCallback(settings.patience))
-        self._centring = settings.centring
-        self._validation = data.validation
-        self.measures = Measures()
-
-    def compute_loss(
-        self,
-        model: Network,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Tensor:
-        """Mean loss of a micro-batch, as the module says."""
-        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
-        return loss_of(logits[:, 0].float(), inputs["targets"], self._centring).mean()
-
-    def evaluate(self, *_arguments: Any, **_named: Any) -> dict[str, float]:
-        """Score the validation examples."""
-        scores = score_items(self.model, self._validation)
-        self.measures = measure([item.example for item in self._validation], scores)
-        found = {"loss": validation_loss(self._validation, scores), **self.measures.as_dict()}
-        metrics = {f"eval_{name}": value for name, value in found.items() if value is not None}
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-
-def loss_of(scores: Tensor, targets: Tensor, centring: float) -> Tensor:
-    """Loss of each example, [S + P], from the scores of a batch, [S + 2P], as `Collate` orders them."""
-    scored = (scores[: len(targets)] - targets) ** 2
-    chosen, rejected = scores[len(targets) :].chunk(2) if len(scores) > len(targets) else (scores[:0],) * 2
-    pairs = functional.softplus(rejected - chosen) + centring * (chosen + rejected) ** 2
-    return torch.cat([scored, pairs])
-
-
-def validation_loss(items: Sequence[Item], scores: Sequence[tuple[float, ...]]) -> float:
-    """Mean loss without the centring, which says nothing of how good a model is."""
-    losses = [
-        (given[0] - item.target) ** 2 if item.target is not None else _softplus(given[1] - given[0])
-        for item, given in zip(items, scores, strict=True)
-    ]
-    return sum(losses) / len(losses)
-
-
-def _softplus(x: float) -> float:
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
-
-
-def score_items(network: Network, items: Sequence[Item]) -> list[tuple[float, ...]]:
-    """Scores of each item's rows."""
-    given = iter(reward_model.score_rows(network, [row for item in items for row in item.rows]))
-    return [tuple(next(given) for _ in item.rows) for item in items]
-
-
-def _arguments(order: Order, *, validates: bool) -> TrainingArguments:
-    settings = order.settings
-    micro = settings.micro_batch or settings.batch
-    on_gpu = order.device != "cpu" and torch.cuda.is_available()
-    return TrainingArguments(
-        output_dir=str(order.out / CHECKPOINTS),
-        num_train_epochs=settings.epochs,
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=settings.batch // micro,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type=settings.schedule,
-        warmup_steps=settings.warmup,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_gradient_norm,
-        bf16=on_gpu and torch.cuda.is_bf16_supported(),
-        use_cpu=not on_gpu,
-        activation_checkpointing=settings.gradient_checkpointing,
-        eval_strategy="epoch" if validates else "no",
-        save_strategy="epoch",
-        save_total_limit=2,
-        load_best_model_at_end=validates,
-        metric_for_best_model="eval_loss" if validates else None,
-        greater_is_better=False if validates else None,
-        logging_steps=0.05,
-        disable_tqdm=True,
-        report_to="none",
-        remove_unused_columns=False,
-        dataloader_pin_memory=on_gpu,
-        seed=settings.seed,
-        data_seed=settings.seed,
-    )
-
-
-class _Drain(TrainerCallback):  # type: ignore[misc]  # transformers comes without types
-    """Ends the training behind the step under way, with a checkpoint."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
-
-    def on_step_end(self, _args: Any, state: Any, control: Any, **_others: Any) -> None:
-        """Called by the Trainer."""
-        if self._stop.is_set() and state.global_step < state.max_steps:
-            control.should_save = control.should_training_stop = True
-
-
-class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers comes without types
-    """Log lines with loss and measures."""
-
-    def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, Any], **_others: Any) -> None:
-        """Called by the Trainer."""
-        if "train_runtime" in logs:
-            return
-        what = "validated" if any(name.startswith("eval_") for name in logs) else "training"
-        fields = {name.removeprefix("eval_"): value for name, value in logs.items()}
-        log.info(what, extra={"step": f"{state.global_step}/{state.max_steps}", **fields})
 
 
 def _prepare(order: Order) -> str | None:
@@ -291,23 +138,11 @@ def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder)
     if data.validation:
         trainer.evaluate()  # of the best weights, which are loaded now
     state = trainer.state
-    examples = {
-        side: [item.example for item in items]
-        for side, items in (("train", data.train), ("validation", data.validation))
-    }
     mean, std = _reference(order, trainer, data, encoder)
     return {
         "model": order.base,
         "scale": order.source.scale.name,
-        "feedback": {
-            "place": order.source.place.partition("://")[0] + "://…"
-            if "://" in order.source.place
-            else order.source.place,
-            **{side: summary(found) for side, found in examples.items()},
-            "bad_rows": data.bad.count,
-            "bad_rows_shown": data.bad.lines(),
-            "prompts_cut": data.cut,
-        },
+        "feedback": _counted(order.source.place, data),
         "settings": order.settings.model_dump(mode="json"),
         "steps": state.global_step,
         "best_step": _best_step(state),
@@ -316,6 +151,19 @@ def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder)
         "reward_mean": mean,
         "reward_std": std,
         "history": state.log_history,
+    }
+
+
+def _counted(place: str, data: Data) -> dict[str, Any]:
+    """What was learned from. Of a URL only its kind: it may hold a password."""
+    kind, is_url, _ = place.partition("://")
+    return {
+        "place": f"{kind}://…" if is_url else place,
+        "train": summary([item.example for item in data.train]),
+        "validation": summary([item.example for item in data.validation]),
+        "bad_rows": data.bad.count,
+        "bad_rows_shown": data.bad.lines(),
+        "prompts_cut": data.cut,
     }
 
 

@@ -16,11 +16,12 @@ from transformers import TrainerCallback
 from penstock.runtime.settings import ConfigurationError
 from workloads.rlhf.feedback.reading import Source
 from workloads.rlhf.feedback.scale import parse_scale
-from workloads.rlhf.reward import training
+from workloads.rlhf.reward import trainer
 from workloads.rlhf.reward.model import RewardModel
 from workloads.rlhf.reward.settings import RewardTraining, training_settings
 from workloads.rlhf.reward.source import Sample
-from workloads.rlhf.reward.training import Order, loss_of, train
+from workloads.rlhf.reward.trainer import loss_of
+from workloads.rlhf.reward.training import Order, train
 from workloads.rlhf.sentiment import Sentiment
 
 TASK = Sentiment()
@@ -124,12 +125,12 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_been(
     source = feedback(tmp_path, scored=40, pairs=20)
     assert train(order(base, source, tmp_path / "whole"), NEVER) is not None
     stop = threading.Event()
-    progress = training._Progress
-    monkeypatch.setattr(training, "_Progress", lambda: _StopAt(stop, 3))
+    progress = trainer._Progress
+    monkeypatch.setattr(trainer, "_Progress", lambda: _StopAt(stop, 3))
     parted = order(base, source, tmp_path / "parted")
     assert train(parted, stop) is None
     assert not (tmp_path / "parted" / "reward.json").exists()
-    monkeypatch.setattr(training, "_Progress", progress)
+    monkeypatch.setattr(trainer, "_Progress", progress)
 
     with pytest.raises(ConfigurationError, match="go on with --resume"):
         train(parted, NEVER)

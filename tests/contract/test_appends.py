@@ -1,0 +1,160 @@
+"""Appends that come while others are under way go together, and each gets its own reply."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+import redis
+
+from broker import appends
+from broker.store import Store, StoreUnavailable
+from penstock.wire.messages import Role
+from penstock.wire.refusal import Reason
+from tests.redis_server import RedisServer
+from tests.small_run import CHARGE
+from tests.store_run import Actor, item, open_run, reconnect
+
+MANY = 40
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    """A store on a fresh server."""
+    made = Store.connect(redis_url)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Appends in each pipeline."""
+    counts: list[int] = []
+    execute = appends.Appends._execute
+
+    async def counted(self: appends.Appends, batch: Sequence[Any]) -> list[Any]:
+        counts.append(len(batch))
+        return await execute(self, batch)
+
+    monkeypatch.setattr(appends.Appends, "_execute", counted)
+    return counts
+
+
+async def servers(store: Store, count: int) -> list[Actor]:
+    """So many who need no leave, their sessions open."""
+    actors = [Actor(store, f"server-{i}", role=Role.SERVER) for i in range(count)]
+    for actor in actors:
+        await actor.open()
+    return actors
+
+
+async def test_what_comes_together_goes_together(store: Store, redis_url: str, sent: list[int]) -> None:
+    """Each is acknowledged for itself; the log holds all of them, each session's in order."""
+    log = open_run(redis_url, budget=1000 * CHARGE)
+    actors = await servers(store, MANY)
+    replies = await asyncio.gather(*(actor.append(1 + i % 3) for i, actor in enumerate(actors)))
+    assert [reply.acked_through for reply in replies] == [1 + i % 3 for i in range(MANY)]
+    assert sum(sent) == MANY
+    assert len(sent) == appends.AT_ONCE + 1  # the first ones alone, then all who waited
+    headers = [entry.header for entry in log.read(0, 1000, 0) if entry.header is not None]
+    for actor in actors:
+        own = [header.sequence for header in headers if header.session == actor.session]
+        assert own == list(range(1, actor.acked + 1))
+    log.close()
+
+
+async def test_one_who_comes_alone_is_sent_alone(store: Store, redis_url: str, sent: list[int]) -> None:
+    """Nobody is waited for."""
+    log = open_run(redis_url, budget=1000 * CHARGE)
+    (actor,) = await servers(store, 1)
+    for _ in range(3):
+        await actor.append()
+    assert sent == [1, 1, 1]
+    log.close()
+
+
+async def test_no_pipeline_is_longer_than_its_bounds(
+    store: Store, redis_url: str, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By calls and by bytes; a single append with more goes all the same."""
+    log = open_run(redis_url, budget=1000 * CHARGE)
+    actors = await servers(store, MANY)
+    size = len(item(actors[0].session, 1).payload)
+    monkeypatch.setattr(appends, "MOST_CALLS", 8)
+    await asyncio.gather(*(actor.append() for actor in actors))
+    assert max(sent) == 8
+    sent.clear()
+    monkeypatch.setattr(appends, "MOST_BYTES", 3 * size)
+    await asyncio.gather(*(actor.append() for actor in actors))
+    assert max(sent) == 3
+    sent.clear()
+    monkeypatch.setattr(appends, "MOST_BYTES", size - 1)
+    await asyncio.gather(*(actor.append() for actor in actors))
+    assert set(sent) == {1}
+    assert all(actor.acked == 3 for actor in actors)
+    log.close()
+
+
+async def test_a_refusal_is_for_its_own_caller(store: Store, redis_url: str) -> None:
+    """A gap, an unknown session and a repetition among good ones."""
+    log = open_run(redis_url, budget=1000 * CHARGE)
+    actors = await servers(store, 6)
+    gap, unknown, again = actors[1], actors[3], actors[5]
+    await again.append()
+    replies = await asyncio.gather(
+        actors[0].append(),
+        store.append(gap.session, 0, [item(gap.session, 2)]),
+        actors[2].append(),
+        store.append(unknown.session + 1000, 0, [item(unknown.session + 1000, 1)]),
+        actors[4].append(),
+        store.append(again.session, 0, [item(again.session, 1)]),
+    )
+    reasons = [reply.refusal.reason if reply.refusal else None for reply in replies]
+    assert reasons == [None, Reason.GAP, None, Reason.EXPIRED, None, None]
+    assert [reply.appended for reply in replies] == [1, 0, 1, 0, 1, 0]
+    assert len(log.read(0, 100, 0)) == 4
+    log.close()
+
+
+async def test_all_are_told_when_redis_is_gone_and_served_when_it_is_back(
+    redis_server: RedisServer, store: Store
+) -> None:
+    """Those who waited too; and what they send again is stored once."""
+    log = open_run(redis_server.url, budget=1000 * CHARGE)
+    actors = await servers(store, MANY)
+    redis_server.write_out()
+    redis_server.kill()
+    failed = await asyncio.gather(*(actor.append() for actor in actors), return_exceptions=True)
+    assert {type(error) for error in failed} == {StoreUnavailable}
+    redis_server.start()
+    await reconnect(store)
+    log.reopen(log.snapshot())
+    await asyncio.gather(*(actor.append() for actor in actors))
+    assert len(log.read(0, 100, 0)) == MANY
+    log.close()
+
+
+async def test_scripts_that_redis_forgot_are_sent_whole(store: Store, redis_url: str) -> None:
+    """To each of those who went together."""
+    log = open_run(redis_url, budget=1000 * CHARGE)
+    actors = await servers(store, 10)
+    with redis.Redis.from_url(redis_url) as client:
+        client.script_flush()
+    replies = await asyncio.gather(*(actor.append(2) for actor in actors))
+    assert [reply.acked_through for reply in replies] == [2] * 10
+    log.close()
+
+
+async def test_a_caller_that_is_cancelled_holds_nobody_up(store: Store, redis_url: str) -> None:
+    """Neither the one who carries a pipeline nor one who waits."""
+    log = open_run(redis_url, budget=1000 * CHARGE)
+    actors = await servers(store, 8)
+    tasks = [asyncio.ensure_future(actor.append()) for actor in actors]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    tasks[5].cancel()
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(done[5], asyncio.CancelledError)
+    assert all(done[i].acked_through == 1 for i in range(8) if i not in (0, 5))  # type: ignore[union-attr]
+    assert (await actors[1].append()).acked_through == 2
+    log.close()
