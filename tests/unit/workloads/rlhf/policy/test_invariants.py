@@ -11,8 +11,10 @@ from torch import Tensor
 from learner.algorithms.hardware import Hardware
 from learner.algorithms.responses import read_responses
 from learner.algorithms.token_ppo import TokenPPO
+from learner.batch import Batch
 from penstock.policy import weights
 from penstock.runtime.settings import TokenPPOSection
+from penstock.wire.fragment import Fragment, from_proto, to_proto
 from tests.token_experience import Response, batch_of, fragment, sample
 from workloads.rlhf.policy.policy import LanguagePolicy
 from workloads.rlhf.policy.settings import LanguageSection
@@ -40,12 +42,12 @@ def algorithm_of(policy: LanguagePolicy, hardware: Hardware | None = None, **sec
     return TokenPPO(policy, TokenPPOSection(**(usual | section)), seed=0, hardware=hardware)
 
 
-def written_by(policy: LanguagePolicy) -> list[Response]:
+def written_by(policy: LanguagePolicy, round_: int = 0) -> list[Response]:
     """Four responses to each prompt, of up to five tokens; scored −1, 0, 1, … in turn."""
     made = [
         one
-        for seed, prompt in enumerate(PROMPTS)
-        for one in sample(policy, prompt, 4, 5, seed, vocabulary=policy.vocabulary)
+        for index, prompt in enumerate(PROMPTS)
+        for one in sample(policy, prompt, 4, 5, 10 * round_ + index, vocabulary=policy.vocabulary)
     ]
     scores = (-1.0, 0.0, 1.0)
     return [
@@ -85,8 +87,47 @@ def test_actor_and_learner_agree_on_what_was_sampled(base: Path) -> None:
     assert responses is not None
     with torch.no_grad():
         for part in responses.micro_batches(np.arange(len(responses)), 10_000):
-            found = policy.outputs(part.rows).log_prob
-            assert (found - responses.behaviour[part.index]).abs().max() <= 1e-5
+            error = (policy.outputs(part.rows).log_prob - responses.behaviour[part.index]).abs()
+            assert error.max() <= 1e-5
+            assert error.exp().mean() < 1.001
+
+
+def through_the_wire(sent: Fragment) -> Batch:
+    """Bytes as an actor sends them, checked and put together as the learner does."""
+    message = to_proto(sent).SerializeToString()
+    return batch_of(from_proto(type(to_proto(sent)).FromString(message)))
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_an_actor_that_never_lags_is_the_synchronous_loop(base: Path, lag: int) -> None:
+    """Weights published and loaded, experience sent as bytes, against one policy that writes and learns itself.
+
+    The same adapter bit by bit after three updates; not so with an actor that is one version behind.
+    """
+    policy, learner, actor = (policy_of(base) for _ in range(3))
+    alone, apart = algorithm_of(policy, minibatches=2), algorithm_of(learner, minibatches=2)
+    published = [weights.encode(apart.published_modules()["default"])] * (lag + 1)
+    for update in range(3):
+        alone.update(
+            batch_of(fragment(written_by(policy, update), vocabulary=policy.vocabulary)), progress=0.0
+        )
+        weights.load_into(actor, published[-1 - lag])
+        sent = fragment(written_by(actor, update), vocabulary=policy.vocabulary, update=update)
+        apart.update(through_the_wire(sent), progress=0.0)
+        published.append(weights.encode(apart.published_modules()["default"]))
+    assert torch.equal(flat(policy), flat(learner)) is (lag == 0)
+
+
+def test_every_reward_arrives_as_it_was_given(base: Path) -> None:
+    """−1 and 0 as well: behind the wire each response has its own, to the bit, and none is left out."""
+    policy = policy_of(base)
+    given = written_by(policy)
+    assert {one.score for one in given} == {-1.0, 0.0, 1.0}
+    responses = read_responses(through_the_wire(fragment(given, vocabulary=policy.vocabulary)))
+    assert responses is not None
+    assert responses.left_out == 0
+    assert responses.reward[responses.last].tolist() == [one.score for one in given]
+    assert responses.counts.tolist() == [len(one.tokens) for one in given]
 
 
 @pytest.mark.parametrize("shared_trunk", [True, False])

@@ -46,7 +46,7 @@ def rows_of(policy: LanguagePolicy, lengths: tuple[int, ...] = LENGTHS, more: in
 
 
 def test_a_fresh_adapter_is_the_reference(base: Path) -> None:
-    """Its log-probabilities are those of the model it was made of, bit by bit."""
+    """Its logits are those of the model it was made of, bit by bit; only wanted rows go through the last layer."""
     policy = policy_of(base)
     rows = rows_of(policy)
     bare = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
@@ -54,6 +54,8 @@ def test_a_fresh_adapter_is_the_reference(base: Path) -> None:
         logits = bare(input_ids=rows.tokens, attention_mask=rows.present.long()).logits
         expected = logits.flatten(0, 1)[rows.place].log_softmax(-1).gather(1, rows.action[:, None])[:, 0]
         outputs = policy.outputs(rows)
+        own = policy.network(input_ids=rows.tokens, attention_mask=rows.present.long()).logits
+    assert torch.equal(own, logits)
     assert torch.equal(outputs.log_prob, policy.reference_log_prob(rows))
     assert torch.allclose(outputs.log_prob, expected, atol=1e-6)
     assert not outputs.value.any()
