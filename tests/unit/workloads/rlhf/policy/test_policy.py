@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import get_peft_model_state_dict
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
@@ -46,7 +46,7 @@ def rows_of(policy: LanguagePolicy, lengths: tuple[int, ...] = LENGTHS, more: in
 
 
 def test_a_fresh_adapter_is_the_reference(base: Path) -> None:
-    """Its log-probabilities are those of the model it was made of, bit by bit."""
+    """Its logits are those of the model it was made of, bit by bit; only wanted rows go through the last layer."""
     policy = policy_of(base)
     rows = rows_of(policy)
     bare = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
@@ -54,9 +54,30 @@ def test_a_fresh_adapter_is_the_reference(base: Path) -> None:
         logits = bare(input_ids=rows.tokens, attention_mask=rows.present.long()).logits
         expected = logits.flatten(0, 1)[rows.place].log_softmax(-1).gather(1, rows.action[:, None])[:, 0]
         outputs = policy.outputs(rows)
+        own = policy.network(input_ids=rows.tokens, attention_mask=rows.present.long()).logits
+    assert torch.equal(own, logits)
     assert torch.equal(outputs.log_prob, policy.reference_log_prob(rows))
     assert torch.allclose(outputs.log_prob, expected, atol=1e-6)
     assert not outputs.value.any()
+
+
+def test_gpt2_is_a_policy_like_any_other(tmp_path: Path) -> None:
+    """Its layers hold their weights the other way round, and it drops features unless it is told not to."""
+    config = GPT2Config(
+        vocab_size=36, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2
+    )
+    assert config.attn_pdrop > 0
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    policy = policy_of(tmp_path, gradient_checkpointing=True)
+    assert (policy.vocabulary, policy.positions) == (36, 32)
+    rows = rows_of(policy)
+    assert torch.equal(policy.outputs(rows).log_prob, policy.reference_log_prob(rows))
+    disturb(policy)
+    training = policy.outputs(rows).log_prob
+    with torch.no_grad():
+        acting = policy.outputs(rows).log_prob
+    assert torch.allclose(training, acting, atol=1e-6)
+    assert not torch.allclose(acting, policy.reference_log_prob(rows), atol=1e-3)
 
 
 @pytest.mark.parametrize("lora", [True, False])
