@@ -1,6 +1,7 @@
 """What a rollout worker of this machine acts with: environments, a policy, and the arrays between them."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -13,15 +14,30 @@ from actor.seeds import action_seed, environment_seeds, place_of
 from actor.session import Session
 from penstock.runtime import tracing
 from penstock.runtime.health import Health
-from penstock.runtime.settings import ActorSection
+from penstock.runtime.settings import Settings
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Episode
 from penstock.wire.specification import RunSpecification
 
 
-def make_crew(specification: RunSpecification, local: ActorSection, health: Health) -> "EnvironmentCrew":
-    """The crew of a run; raises what `run.read` and the environment raise."""
-    return EnvironmentCrew(run.read(specification, local), health)
+def make_crew(specification: RunSpecification, settings: Settings, health: Health) -> "EnvironmentCrew":
+    """The crew of a run; settings: of this process. Raises what `run.read` and the environment raise."""
+    return EnvironmentCrew(run.read(specification, settings.actor), health)
+
+
+def watch(health: Health, stall_timeout_s: float) -> None:
+    """Have health watch what a crew does, from when it is first expected."""
+    for name in (ENVIRONMENT, WEIGHTS):
+        health.watch(name, stall_timeout_s)
+        health.suspend(name)
+
+
+def note_lag(health: Health, known: int, newest: int) -> None:
+    """Expect weights while an older version is held here than is published."""
+    if newest > known:
+        health.expect(WEIGHTS, f"version {newest} is published, {known} is held here")
+    else:
+        health.suspend(WEIGHTS)
 
 
 class EnvironmentCrew:
@@ -29,9 +45,7 @@ class EnvironmentCrew:
 
     def __init__(self, of: Run, health: Health) -> None:
         torch.set_num_threads(of.actor.threads)
-        for name in (ENVIRONMENT, WEIGHTS):
-            health.watch(name, of.actor.stall_timeout_s)
-            health.suspend(name)
+        watch(health, of.actor.stall_timeout_s)
         self._health, count = health, of.environment.count
         self.specification = of.specification
         self.outbox_fragments = of.actor.outbox_fragments
@@ -54,15 +68,9 @@ class EnvironmentCrew:
         seeds = environment_seeds(seed, actor_id, salt, self._stepper.slots)
         initial = self._local.policy.initial_state(self._stepper.slots)
         self._builder.start(self._stepper.reset(seeds) | initial)
-        session.follow_lag(self._note_lag)
+        session.follow_lag(partial(note_lag, self._health))
         if self._local.publication.version:
             self._local.tell(session)
-
-    def _note_lag(self, known: int, newest: int) -> None:
-        if newest > known:
-            self._health.expect(WEIGHTS, f"version {newest} is published, {known} is held here")
-        else:
-            self._health.suspend(WEIGHTS)
 
     def follow(self, session: Session) -> None:
         """Apply newer weights and answer the probe with them."""

@@ -10,27 +10,22 @@ import logging
 import time
 from functools import partial
 
-import torch
-
-from actor import run
-from actor.acting import LocalPolicy
-from actor.evaluation import Played, play
+from actor.evaluation import Played
 from actor.link import Link
+from actor.player import Player
 from actor.rollout import ENVIRONMENT
-from actor.run import Run
 from actor.session import Session, count_strikes, open_session
-from actor.vector import Stepper
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.settings import Settings
+from penstock.runtime.workload import find, load
 from penstock.wire.messages import Episode, Report, Role, RunState
 from penstock.wire.refusal import Reason, Refusal
 
 log = logging.getLogger(__name__)
 
-MAX_ENVIRONMENTS = 100
 _LEAST_WAIT_S = 0.05
 
 
@@ -42,9 +37,8 @@ class Evaluator:
     ) -> None:
         self._lifecycle, self._link, self._actor_id = lifecycle, link, actor_id
         self._health, self._settings = health, settings
-        self._run: Run | None = None
-        self._stepper: Stepper | None = None
-        self._local: LocalPolicy | None = None
+        self._run = ""
+        self._player: Player | None = None
         self._done = self._strikes = 0
         self._unsent: dict[bool, tuple[Episode, ...]] = {}
         """Results by `deterministic`, the way they were played."""
@@ -57,8 +51,8 @@ class Evaluator:
                 if session is None or self._serve(session):
                     return EXIT_OK
         finally:
-            if self._stepper is not None:
-                self._stepper.close()
+            if self._player is not None:
+                self._player.close()
 
     def _serve(self, session: Session) -> bool:
         """Evaluate in one session; True when the work is done, False when another session is needed."""
@@ -85,20 +79,14 @@ class Evaluator:
 
     def _prepare(self, session: Session) -> None:
         specification = session.specification
-        if self._run is not None and self._run.specification.run != specification.run:
+        if self._player is not None and self._run != specification.run:
             raise Fatal(f"the broker serves run {specification.run} now; start this actor again")
-        if self._run is None:
-            self._run = of = run.read(specification, self._settings.actor)
-            torch.set_num_threads(of.actor.threads)
-            self._health.watch(ENVIRONMENT, of.actor.stall_timeout_s)
+        if self._player is None:
+            make_player = load(find(specification.workload).player)
+            self._player = made = make_player(specification, self._settings)
+            self._run = specification.run
+            self._health.watch(ENVIRONMENT, made.stall_timeout_s)
             self._health.suspend(ENVIRONMENT)
-            # One seed per episode: the environments are made one by one unless there is no such way.
-            section = of.environment
-            if section.vectorise != "vector":
-                section = section.model_copy(update={"vectorise": "sync"})
-            count = min(of.evaluation.episodes, MAX_ENVIRONMENTS)
-            self._stepper = of.make_environment(section, count, of.evaluation.seed)
-            self._local = of.make_policy(specification.seed)
 
     def _await_request(self, session: Session) -> bool:
         with session.changed:
@@ -113,19 +101,19 @@ class Evaluator:
 
     def _measure(self, session: Session) -> None:
         """Play the version asked for; leaves the result in `_unsent`, or nothing when it cannot be had."""
-        assert self._run is not None
-        assert self._local is not None
+        assert self._player is not None
+        section, local = self._player.evaluation, self._player.local
         version, began = session.evaluate_version, time.monotonic()
         weights = session.fetch(version)
         if weights is None:
             log.warning("version is no longer kept, not evaluated", extra={"version": version})
             self._done = version
             return
-        self._local.apply(weights)
-        self._local.tell(session)
-        counts = self._run.evaluation.deterministic
+        local.apply(weights)
+        local.tell(session)
+        counts = section.deterministic
         results: dict[bool, tuple[Episode, ...]] = {}
-        for deterministic in (counts, not counts) if self._run.evaluation.both else (counts,):
+        for deterministic in (counts, not counts) if section.both else (counts,):
             played = self._play(deterministic=deterministic)
             if played is None:
                 return
@@ -135,16 +123,11 @@ class Evaluator:
         self._done, self._unsent = version, results
 
     def _play(self, *, deterministic: bool) -> list[Played] | None:
-        """Every time from the same seeds, those of drawn actions too; None when the process drains first."""
-        assert self._run is not None
-        assert self._stepper is not None
-        assert self._local is not None
-        section = self._run.evaluation
-        self._health.expect(ENVIRONMENT, f"version {self._local.publication.version} is being evaluated")
-        self._local.policy.seed_actions(section.seed)
-        played = play(
-            self._stepper,
-            self._local.policy,
+        """Every time from the same seeds; None when the process drains first."""
+        assert self._player is not None
+        section, version = self._player.evaluation, self._player.local.publication.version
+        self._health.expect(ENVIRONMENT, f"version {version} is being evaluated")
+        played = self._player.play(
             episodes=section.episodes,
             seed=section.seed,
             deterministic=deterministic,

@@ -6,7 +6,7 @@ point, an environment by its Gymnasium id. The module of an id or of a network i
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,16 +20,18 @@ from penstock.policy.policy import Policy
 from penstock.runtime.exit import Fatal
 from penstock.runtime.settings import (
     ActorSection,
+    ConfigurationError,
     EnvironmentSection,
     EvaluationSection,
     PolicySection,
     Section,
 )
-from penstock.runtime.trusted import check_trusted
+from penstock.runtime.trusted import check_trusted, placed
 from penstock.runtime.workload import Workload, find, load
 from penstock.wire.specification import Probe, RunSpecification
 
 S = TypeVar("S", bound=Section)
+K = TypeVar("K", EnvironmentSection, PolicySection)
 
 _LOCAL = ("threads", "outbox_fragments", "stall_timeout_s")
 """Knobs of the actor section that a process may set for itself."""
@@ -71,13 +73,14 @@ def read(specification: RunSpecification, local: ActorSection) -> Run:
     Raises ConfigurationError for a workload or a module that this process does not have or allow, Fatal for a
     specification of another version of penstock, or spaces that differ from this machine's environment.
     """
+    workload = find(specification.workload)
     run = Run(
         specification=specification,
-        environment=environment_section(specification),
-        policy=_section(PolicySection, "policy", specification.policy_json),
+        environment=_placed("environment", environment_section(specification), workload, local),
+        policy=_placed("policy", _policy_section(specification), workload, local),
         actor=_overlay(_section(ActorSection, "actor", specification.actor_json), local),
         evaluation=_section(EvaluationSection, "evaluation", specification.evaluation_json),
-        workload=find(specification.workload),
+        workload=workload,
     )
     check_trusted("environment.id", run.environment.id, local.allow_modules)
     check_trusted("policy.network", run.policy.network, local.allow_modules)
@@ -87,19 +90,28 @@ def read(specification: RunSpecification, local: ActorSection) -> Run:
     return run
 
 
-def policy_maker(
-    specification: RunSpecification, allow_modules: Collection[str] = ()
-) -> Callable[[], Policy]:
-    """What makes the policy of a run, for somebody who has no environment; raises as `read`.
+def policy_maker(specification: RunSpecification, local: ActorSection | None = None) -> Callable[[], Policy]:
+    """What makes the policy of a run, for somebody who asks it for one action at a time; raises as `read`.
 
-    allow_modules: of this process.
+    local: of this process; None: it trusts nothing. Refuses, when called, a policy that answers otherwise.
     """
-    section = _section(PolicySection, "policy", specification.policy_json)
-    check_trusted("policy.network", section.network, allow_modules)
-    make = load(find(specification.workload).policy)
-    return lambda: make(
-        specification.observation_space, specification.action_space, section, specification.seed
-    )
+    local = local or ActorSection()
+    workload = find(specification.workload)
+    section = _placed("policy", _policy_section(specification), workload, local)
+    check_trusted("policy.network", section.network, local.allow_modules)
+    make = load(workload.policy)
+
+    def one() -> Policy:
+        spaces = specification.observation_space, specification.action_space
+        policy: object = make(*spaces, section, specification.seed)
+        if not isinstance(policy, Policy):
+            raise ConfigurationError(
+                f"workload={workload.name!r}: its {type(policy).__name__} gives no single actions, so it is neither served "
+                "nor exported as ONNX"
+            )
+        return policy
+
+    return one
 
 
 def actor_section(specification: RunSpecification) -> ActorSection:
@@ -110,6 +122,16 @@ def actor_section(specification: RunSpecification) -> ActorSection:
 def environment_section(specification: RunSpecification) -> EnvironmentSection:
     """The run's own; raises Fatal for another version of penstock."""
     return _section(EnvironmentSection, "environment", specification.environment_json)
+
+
+def _policy_section(specification: RunSpecification) -> PolicySection:
+    return _section(PolicySection, "policy", specification.policy_json)
+
+
+def _placed(name: str, section: K, workload: Workload, local: ActorSection) -> K:
+    """The section with this machine's places."""
+    kwargs = placed(f"{name}.kwargs", section.kwargs, workload.places, local.places)
+    return section.model_copy(update={"kwargs": kwargs})
 
 
 def probe_answer(policy: Policy, probe: Probe) -> tuple[float, ...]:
@@ -136,7 +158,7 @@ def _overlay(told: ActorSection, local: ActorSection) -> ActorSection:
         if key in local.model_fields_set and here != run:
             log.warning("ignored: the run decides", extra={"key": f"actor.{key}", "here": here, "told": run})
     own: dict[str, Any] = {key: getattr(local, key) for key in _LOCAL if key in local.model_fields_set}
-    own["ack_journal"] = local.ack_journal  # never a path from the wire
+    own |= {"ack_journal": local.ack_journal, "places": local.places}  # never a path from the wire
     return told.model_copy(update=own)
 
 

@@ -6,17 +6,19 @@ import sys
 from functools import partial
 from typing import Final
 
-from actor.crew import make_crew
 from actor.evaluator import Evaluator
 from actor.link import Link
+from actor.rollout import Crew
 from actor.worker import Worker
 from penstock.runtime.credentials import credentials
 from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.runtime.workload import find, load
 from penstock.wire.ids import check_id, to_id
 from penstock.wire.messages import Role
+from penstock.wire.specification import RunSpecification
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """The sender must not wait the default 5 ms for the interpreter while environments step."""
@@ -37,7 +39,7 @@ def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role,
         name = check_id("actor_id", actor_id or to_id(f"{socket.gethostname()}-{os.getpid()}"))
         if role is Role.EVALUATION:
             return Evaluator(lifecycle, link, name, health, settings).run()
-        crew_of = partial(make_crew, local=settings.actor, health=health)
+        crew_of = partial(make_crew, settings=settings, health=health)
         journal = settings.actor.ack_journal
         return Worker(lifecycle, link, name, health, crew_of, ack_journal=journal).run()
     except (Fatal, ConfigurationError) as error:
@@ -45,6 +47,12 @@ def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role,
         raise
     finally:
         link.close()
+
+
+def make_crew(specification: RunSpecification, settings: Settings, health: Health) -> Crew:
+    """What the run's workload acts with."""
+    crew: Crew = load(find(specification.workload).crew)(specification, settings, health)
+    return crew
 
 
 def connect(broker: str, settings: Settings) -> Link:

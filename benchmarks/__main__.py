@@ -20,6 +20,7 @@ from benchmarks import (
     frames,
     gpu,
     growth,
+    language,
     many_actors,
     offer,
     packing,
@@ -49,13 +50,14 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "serving": serving.table,
     "growth": growth.table,
     "memory": growth.memory_table,
+    "language": language.table,
     "scaling": scaling.table,
     "capacity": capacity.table,
     "peers": peers.table,
     "serving-peers": served.table,
 }
-ASKED_FOR: Final = ("scaling", "capacity", "peers", "serving-peers")
-"""Not without being named: two take long, two need environments of their own (`make bench-peers`)."""
+ASKED_FOR: Final = ("language", "scaling", "capacity", "peers", "serving-peers")
+"""Not without being named: one needs the extra rlhf, two take long, two have environments of their own (`make bench-peers`)."""
 
 
 def main() -> None:

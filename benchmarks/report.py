@@ -29,6 +29,7 @@ The settings of each task were tuned beforehand on seeds that overlap those of t
 | `reinforce` | The policy gradient with a learned baseline (Williams 1992): Monte-Carlo returns or GAE, one gradient step on each batch, nothing corrected or clipped. |
 | `dqn` | Deep Q-network (Mnih et al. 2015), double (van Hasselt et al. 2016), from [replay](replay.md); n-step, dueling and prioritised on request. |
 | `sac` | Soft actor-critic (Haarnoja et al. 2018b) from [replay](replay.md), with a temperature that tunes itself. |
+| `token_ppo` | PPO of [language models](rlhf.md), token by token, held near the model that it began with. |
 
 `algorithm.name` chooses one; `penstock train TASK --set algorithm.name=impala --print-config` shows its knobs, and
 `penstock/runtime/sections/algorithm.py` says what each means. All of these are figures of `metrics.jsonl` and of Prometheus:

@@ -208,6 +208,38 @@ def evaluate(
 
 
 @app.command()
+def generate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run of language models that has ended.")],
+    prompt: Annotated[
+        list[str], typer.Option("--prompt", metavar="TEXT", help="What to answer; may be repeated.")
+    ],
+    count: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
+    tokens: Annotated[int | None, typer.Option(min=1, help="At most; default: as in training.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The most likely tokens; default: drawn as in training.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have the final language model of a run answer."""
+
+    def body() -> int:
+        from launch.generate import main
+
+        return main(
+            run,
+            prompt,
+            count=count,
+            tokens=tokens,
+            seed=seed,
+            deterministic=deterministic,
+            as_json=as_json,
+        )
+
+    finish(body)
+
+
+@app.command()
 def record(
     run: Annotated[Path, typer.Argument(help="Folder of a run that has ended.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the recording, a new one.")],

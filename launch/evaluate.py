@@ -12,14 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from actor import run as actor_run
-from actor.evaluation import play
-from actor.evaluator import MAX_ENVIRONMENTS
-from launch.plan import local_actor_section
+from actor.player import Player
+from launch.plan import local_settings
+from launch.returns import shown
 from learner.final_policy import FinalPolicy, read_final
 from penstock.policy.weights import load_into
 from penstock.runtime.exit import EXIT_OK
-from penstock.runtime.settings import ActorSection, ConfigurationError
+from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.runtime.workload import find, load
 
 _NEVER: Final = threading.Event()
 
@@ -42,12 +42,10 @@ def main(run: Path, *, episodes: int | None, seed: int | None, deterministic: bo
         final = read_final(run)
     except ValueError as error:
         raise ConfigurationError(f"{run}: {error}") from error
-    result = evaluate(
-        final, local_actor_section(run), episodes=episodes, seed=seed, deterministic=deterministic
-    )
+    result = evaluate(final, local_settings(run), episodes=episodes, seed=seed, deterministic=deterministic)
     how = "deterministic" if deterministic else "sampled"
     text = (
-        f"{result.mean:.1f} ± {result.std:.1f} over {result.episodes} {how} episodes of version "
+        f"{shown(result.mean)} ± {shown(result.std, result.mean)} over {result.episodes} {how} episodes of version "
         f"{result.version}, seeds from {result.seed}"
     )
     sys.stdout.write((json.dumps(asdict(result)) if as_json else text) + "\n")
@@ -55,24 +53,18 @@ def main(run: Path, *, episodes: int | None, seed: int | None, deterministic: bo
 
 
 def evaluate(
-    final: FinalPolicy, local: ActorSection, *, episodes: int | None, seed: int | None, deterministic: bool
+    final: FinalPolicy, local: Settings, *, episodes: int | None, seed: int | None, deterministic: bool
 ) -> Evaluation:
     """Play `episodes` (the run's setting when None) from `seed` (likewise)."""
-    of = actor_run.read(final.specification, local)
-    count = episodes or of.evaluation.episodes
-    first = of.evaluation.seed if seed is None else seed
-    section = of.environment
-    if section.vectorise != "vector":
-        # One seed per episode: a vector entry point takes one for all.
-        section = section.model_copy(update={"vectorise": "sync"})
-    stepper = of.make_environment(section, min(count, MAX_ENVIRONMENTS), first)
-    policy = of.make_policy(final.specification.seed).policy
-    load_into(policy, final.blob)
-    policy.seed_actions(first)
+    make_player = load(find(final.specification.workload).player)
+    player: Player = make_player(final.specification, local, episodes)
+    count = episodes or player.evaluation.episodes
+    first = player.evaluation.seed if seed is None else seed
+    load_into(player.local.policy, final.blob)
     try:
-        played = play(stepper, policy, episodes=count, seed=first, deterministic=deterministic, stop=_NEVER)
+        played = player.play(episodes=count, seed=first, deterministic=deterministic, stop=_NEVER)
     finally:
-        stepper.close()
+        player.close()
     returns = np.array([episode.episode_return for episode in played or ()])
     return Evaluation(
         mean=float(returns.mean()),

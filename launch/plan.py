@@ -13,6 +13,7 @@ from typing import Any
 
 from actor.reward import potentials
 from launch import toml
+from launch.places import places_of
 from learner.recording.index import DESCRIPTION
 from penstock.runtime import settings as configuration
 from penstock.runtime.settings import ActorSection, ConfigurationError, Section, ServingSection, Settings
@@ -132,10 +133,14 @@ def resolve(first: Mapping[str, Any], request: Request) -> Settings:
     return over_defaults(layers)
 
 
-def local_actor_section(run_dir: Path) -> ActorSection:
-    """What this machine allows a run to import: the run's own configuration, where it is here."""
+def local_settings(run_dir: Path) -> Settings:
+    """What this machine allows a run to import and where it has things: the run's own configuration, where it is here."""
     config = run_dir / CONFIG_FILE
-    return configuration.load([configuration.parse_toml(config)]).actor if config.exists() else ActorSection()
+    if not config.exists():
+        return configuration.load([])
+    settings = configuration.load([configuration.parse_toml(config)])
+    actor = settings.actor.model_copy(update={"places": places_of(settings)})
+    return settings.model_copy(update={"actor": actor})
 
 
 def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
@@ -184,10 +189,15 @@ def held_folder(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def prepare_folder(plan: Plan) -> None:
-    """Make the run's folder and its configuration file."""
+def make_folders(plan: Plan) -> None:
+    """The run's folder and those for logs and endpoints."""
     (plan.run_dir / "logs").mkdir(parents=True, exist_ok=True)
     (plan.run_dir / "endpoints").mkdir(exist_ok=True)
+
+
+def prepare_folder(plan: Plan) -> None:
+    """Make the run's folder and its configuration file."""
+    make_folders(plan)
     temporary = plan.config.with_suffix(".tmp")
     temporary.write_text(toml.dump(plan.settings))
     temporary.replace(plan.config)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from launch.plan import local_actor_section
+from launch.plan import local_settings
 from launch.policy_place import Place, opened
 from penstock.registry.records import PolicyVersion
 from penstock.registry.weight_files import read_kept, read_specification, replace_file
@@ -48,7 +48,7 @@ def _onnx(folder: Path, version: PolicyVersion, blob: bytes) -> bytes:
         raise Fatal(f"{error}; `pip install 'penstock[onnx]'`") from error
     specification = read_specification(folder)
     # No environment is made: this machine need not have it.
-    policy = policy_maker(specification, local_actor_section(folder).allow_modules)()
+    policy = policy_maker(specification, local_settings(folder).actor)()
     load_into(policy, blob)
     told = {
         "run": version.run,

@@ -15,7 +15,7 @@ from actor.fragment_builder import FragmentBuilder, Stamp
 from actor.reward import learner_reward
 from actor.run import Run
 from actor.seeds import action_seed, environment_seeds
-from launch.plan import local_actor_section
+from launch.plan import local_settings
 from learner.final_policy import FinalPolicy, read_final
 from learner.recording.writer import RecordingWriter
 from penstock.policy.weights import load_into, sha256
@@ -33,7 +33,7 @@ def main(run: Path, out: Path, *, steps: int, seed: int, deterministic: bool, as
         final = read_final(run)
     except ValueError as error:
         raise ConfigurationError(f"{run}: {error}") from error
-    made = actor_run.read(final.specification, local_actor_section(run))
+    made = actor_run.read(final.specification, local_settings(run).actor)
     account = record(made, final, out, steps=steps, seed=seed, deterministic=deterministic)
     text = (
         f"{out}: {account['steps']} steps of version {account['version']} in {account['fragments']} fragments; "

@@ -38,7 +38,7 @@ STALL_S: Final = 60.0
 """Health turns red when nobody has looked at the services for this long."""
 _DRAIN_ORDER: Final = (
     (("actor", "evaluator"), 4.0),
-    (("server",), 8.0),
+    (("server", "reward"), 8.0),
     (("learner",), 11.0),
     (("broker",), 12.5),
     (("redis",), DRAIN_S - 0.5),

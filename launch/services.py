@@ -4,13 +4,16 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from launch.places import places_of
 from launch.plan import Plan
 from launch.process import CleanExit, ServiceSpec, penstock
 from penstock.registry.weight_files import registry_url
 from penstock.runtime.settings import ENVIRONMENT_PREFIX, Settings
+from penstock.runtime.workload import Services, find, load
 
 _MAX_SOCKET_FOLDER: Final = 80
 _FOLDER_PREFIX: Final = "penstock-"
@@ -33,8 +36,10 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
     resume = ("--resume", *loss, *(("--best",) if plan.best else ()))
     # A learner that is started again goes on from where it was.
     again = ("--newest",) if plan.best else ()
+    beside = _beside(plan, sockets)
+    acting = (*config, *_placing({**places_of(plan.settings), **beside.places}))
     actors = [
-        _actor(f"actor-{index}", "rollout", broker, config) for index in range(plan.settings.actor.count)
+        _actor(f"actor-{index}", "rollout", broker, acting) for index in range(plan.settings.actor.count)
     ]
     return [
         *([ServiceSpec(name="redis", role="redis", command=penstock(*redis))] if own_redis else []),
@@ -50,10 +55,27 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
             on_restart=again if plan.resume else ("--resume",),
             clean_exit=CleanExit.DONE,
         ),
+        *[_own(name, command, config) for name, command in beside.commands.items()],
         *actors,
         *([_server(plan, broker, config)] if plan.settings.serving.listen else []),
-        _actor("evaluator", "evaluation", broker, config),
+        _actor("evaluator", "evaluation", broker, acting),
     ]
+
+
+def _beside(plan: Plan, sockets: Path) -> Services:
+    """The processes of the run's workload."""
+    workload = find(plan.settings.workload)
+    return load(workload.services)(plan.settings, sockets) if workload.services else Services()
+
+
+def _placing(places: Mapping[str, str]) -> tuple[str, ...]:
+    """What actors of this machine are told of it. As JSON: a text that looks like a number stays a text."""
+    said = [("--set", f"actor.places.{key}={json.dumps(place)}") for key, place in places.items()]
+    return tuple(word for pair in said for word in pair)
+
+
+def _own(name: str, command: tuple[str, ...], config: tuple[str, ...]) -> ServiceSpec:
+    return ServiceSpec(name=name, role=name, command=penstock(*command, *config), clean_exit=CleanExit.DIED)
 
 
 def _actor(name: str, role: str, broker: str, config: tuple[str, ...]) -> ServiceSpec:

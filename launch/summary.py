@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launch.plan import Plan
+from launch.returns import shown
 from launch.supervisor import Account
 
 LEARNER_FILE: Final = "learner.json"
@@ -98,11 +99,11 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"  steps        {_count(summary['env_steps'])} ({_count(summary['env_steps_per_second'])} per second)",
         f"  time         {_seconds(summary['training_seconds'])} of training, {_seconds(summary['wall_seconds'])} in all",
         f"  updates      {_count(summary['updates'])}, policy version {_count(summary['policy_version'])}",
-        f"  return       {_decimal(summary['mean_return'])} over the last 100 training episodes",
+        f"  return       {shown(summary['mean_return'])} over the last 100 training episodes",
     ]
     if evaluation:
         lines.append(
-            f"  evaluation   {_decimal(evaluation.get('mean'))} ± {_decimal(evaluation.get('std'))} over "
+            f"  evaluation   {shown(mean := evaluation.get('mean'))} ± {shown(evaluation.get('std'), mean)} over "
             f"{evaluation.get('episodes')} episodes of version {evaluation.get('version')}{_ways(evaluation)}"
         )
     if summary["staleness"]:
@@ -163,7 +164,9 @@ def _ending(summary: dict[str, Any]) -> str:
 def _ways(evaluation: dict[str, Any]) -> str:
     """Both ways to play, where both were."""
     means = {name: evaluation[name]["mean"] for name in ("deterministic", "sampled") if evaluation.get(name)}
-    return f" ({', '.join(f'{name} {mean:.1f}' for name, mean in means.items())})" if len(means) > 1 else ""
+    return (
+        f" ({', '.join(f'{name} {shown(mean)}' for name, mean in means.items())})" if len(means) > 1 else ""
+    )
 
 
 def _ledger(ledger: dict[str, Any]) -> str:

@@ -13,8 +13,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from launch.plan import Plan, held_folder, prepare_folder
+from launch.plan import Plan, held_folder, make_folders, prepare_folder
+from launch.preparation import prepared
 from launch.run import Run
 from launch.services import private_folder
 from launch.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
@@ -23,6 +25,7 @@ from penstock.runtime import logs
 from penstock.runtime.exit import EXIT_INTERRUPTED
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
+from penstock.runtime.workload import find, load
 
 
 def train(plan: Plan, *, as_json: bool, ui: bool = False) -> int:
@@ -53,7 +56,7 @@ def _page(plan: Plan, *, ui: bool) -> Iterator[str]:
 def _train(
     plan: Plan, redis: RedisFacts, lifecycle: Lifecycle, started_s: float, *, as_json: bool, page_url: str
 ) -> int:
-    prepare_folder(plan)
+    make_folders(plan)
     stream = sys.stderr if as_json else sys.stdout
     sockets = private_folder()
     log_path = plan.run_dir / "logs" / "launcher.log"
@@ -62,8 +65,13 @@ def _train(
         logs.configure("launcher", plan.settings.run, style=plan.settings.logs.format, stream=log_file)
         try:
             with make_view(stream, plan.settings.run, plan.settings.learner.total_steps, plan.target) as view:
+                plan = prepared(plan, lifecycle, view.event)
+                prepare_folder(plan)
                 run = Run(plan, sockets, lifecycle, view, redis, page_url)
                 outcome = run.go()
+        except Interrupted:
+            sys.stderr.write(f"interrupted while preparing; with --run-dir {plan.run_dir} it goes on\n")
+            return EXIT_INTERRUPTED
         finally:
             shutil.rmtree(sockets, ignore_errors=True)
     ending = Ending(
@@ -95,10 +103,17 @@ def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:
 def _conclude(plan: Plan, ending: Ending, *, as_json: bool) -> None:
     summary = make_summary(plan, ending)
     write_summary(plan.run_dir, summary)
+    _write_artefacts(plan, summary)
     _draw_curve(plan.run_dir)
     lines: Sequence[str] = [json.dumps(summary, indent=2)] if as_json else summary_lines(summary)
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
+
+
+def _write_artefacts(plan: Plan, summary: dict[str, Any]) -> None:
+    workload = find(plan.settings.workload)
+    if workload.artefacts:
+        load(workload.artefacts)(plan.settings, plan.run_dir, summary)
 
 
 def _draw_curve(run_dir: Path) -> None:

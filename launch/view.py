@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.progress import Progress
+from launch.returns import shown
 
 PLAIN_INTERVAL_S: Final = 2.0
 _REFRESHES_PER_SECOND: Final = 4
@@ -135,7 +136,7 @@ def facts(progress: Progress, target: float | None) -> list[tuple[str, str]]:
     goal = "" if target is None else f" of {target:g}"
     return [
         ("rate", f"{_text(progress.steps_per_second, ',.0f')}/s"),
-        ("return", f"{_text(progress.mean_return, '.1f')}{goal}"),
+        ("return", f"{shown(progress.mean_return)}{goal}"),
         ("staleness", _text(progress.staleness, ".1f")),
         ("buffer", f"{_share(progress.outstanding, progress.budget)} {progress.log_bytes / _MIB:.1f} MiB"),
         ("updates", f"{progress.updates:,}"),

@@ -12,14 +12,12 @@ import torch
 from broker.state import Pacing
 from learner.algorithm import Algorithm, Imitator, Retained
 from learner.algorithms.group import Group, Solo
-from learner.algorithms.hardware import Hardware
-from learner.algorithms.registry import check_hardware, make
+from learner.algorithms.registry import check_hardware
 from learner.early_stopping import check_patience
 from learner.keeper import Room
-from learner.probe import Quarantine, Replica, make_probe
+from learner.probe import Quarantine, Replica
 from learner.recording.reader import Recording
 from penstock.policy import weights
-from penstock.policy.policy import Policy
 from penstock.registry.records import MAX_PINNED
 from penstock.runtime.settings import ConfigurationError, EnvironmentSection, Settings
 from penstock.runtime.workload import Workload, find, load
@@ -28,9 +26,7 @@ from penstock.wire.schema import (
     FragmentSchema,
     TensorRule,
     fragment_schema,
-    mask_rules,
     payload_room,
-    state_rules,
 )
 from penstock.wire.spaces import Space
 from penstock.wire.specification import Probe, RunSpecification
@@ -59,7 +55,7 @@ class Model:
 
 
 def make_model(settings: Settings, group: Group | None = None, device: torch.device | None = None) -> Model:
-    """Raises ConfigurationError for settings that do not fit together.
+    """As the workload of the settings makes it; raises ConfigurationError for settings that do not fit together.
 
     group: the ranks that learn it together; None: this process alone. device: None: as the settings say.
     """
@@ -67,17 +63,8 @@ def make_model(settings: Settings, group: Group | None = None, device: torch.dev
     group = group or Solo()
     check_hardware(settings, group.size)
     workload = find(settings.workload)
-    observation, action = load(workload.spaces)(settings.environment)
-    settings = settings.model_copy(update={"policy": settings.algorithm.policy_section(settings.policy)})
-    policies = [_build(workload, settings, observation, action) for _ in range(2)]
-    device = device or device_of(settings)
-    algorithm = make(
-        policies[0].to(device), settings.algorithm, seed=settings.seed, hardware=_hardware(settings, group)
-    )
-    probe = make_probe(observation, policies[1], settings.seed)
-    target = _target(settings, workload)
-    extra = (*_mask_rules(settings, action), *state_rules(policies[1].state_space))
-    return model_of(settings, algorithm, policies[1], (observation, action), probe, device, target, extra)
+    model: Model = load(workload.model)(settings, workload, group, device or device_of(settings))
+    return model
 
 
 def model_of(
@@ -110,17 +97,6 @@ def model_of(
     )
 
 
-def _mask_rules(settings: Settings, action: Space) -> tuple[TensorRule, ...]:
-    key = settings.environment.mask_key
-    rules = mask_rules(action) if key else ()
-    if key and not rules:
-        raise ConfigurationError(
-            f"environment.mask_key={key!r}: the actions {action} are no choices of one of n, which alone take a "
-            "mask; leave it empty"
-        )
-    return rules
-
-
 def _recording(settings: Settings, algorithm: Algorithm, schema: FragmentSchema) -> Recording | None:
     """The one that is learned from; refused when it is of other spaces, or none where there must be one."""
     folder = settings.learner.feed_from
@@ -135,36 +111,6 @@ def _recording(settings: Settings, algorithm: Algorithm, schema: FragmentSchema)
     if not recording.fragments:
         raise ConfigurationError(f"learner.feed_from={str(folder)!r}: holds no fragment")
     return recording
-
-
-def _build(workload: Workload, settings: Settings, observation: Space, action: Space) -> Policy:
-    _check_state(settings)
-    try:
-        policy: Policy = load(workload.policy)(observation, action, settings.policy, settings.seed)
-    except ConfigurationError:
-        raise
-    except ValueError as error:
-        raise ConfigurationError(f"environment.id={settings.environment.id!r}: {error}") from error
-    policy.seed_actions(settings.seed)
-    return policy
-
-
-def _check_state(settings: Settings) -> None:
-    policy, length = settings.policy, settings.actor.unroll_length
-    if policy.burn_in and policy.recurrent == "none":
-        raise ConfigurationError(
-            f"policy.burn_in={policy.burn_in}: policy.recurrent='none' has no state to refresh; set it to 0"
-        )
-    if policy.burn_in >= length:
-        raise ConfigurationError(
-            f"policy.burn_in={policy.burn_in}: nothing is left to learn from of actor.unroll_length={length} steps; "
-            "lower the one or raise the other"
-        )
-
-
-def _hardware(settings: Settings, group: Group) -> Hardware:
-    section = settings.learner
-    return Hardware(group=group, bfloat16=section.precision == "bfloat16", compiled=section.compile)
 
 
 def device_of(settings: Settings, index: int = 0) -> torch.device:
@@ -187,7 +133,8 @@ def device_of(settings: Settings, index: int = 0) -> torch.device:
     return torch.device(name, index)
 
 
-def _target(settings: Settings, workload: Workload) -> float | None:
+def target_of(settings: Settings, workload: Workload) -> float | None:
+    """The configured mean return, else the workload's."""
     if settings.learner.target_return is not None:
         return settings.learner.target_return
     target: Any = load(workload.target)(settings.environment)
@@ -209,8 +156,8 @@ def _specification(
             seed=settings.seed,
             environment_json=_environment(settings).canonical_json(),
             policy_json=settings.policy.canonical_json(),
-            # Where this machine keeps its journals is nothing to the actors of others.
-            actor_json=settings.actor.model_copy(update={"ack_journal": None}).canonical_json(),
+            # Where this machine keeps what is nothing to the actors of others.
+            actor_json=settings.actor.model_copy(update={"ack_journal": None, "places": {}}).canonical_json(),
             evaluation_json=settings.evaluation.canonical_json(),
             workload=settings.workload,
             observation_space=observation,

@@ -82,7 +82,7 @@ def assemble(
     _check_range(section)
     traffic = _traffic(section, source, following)
     fetch = _no_weights if following is None else following.fetch
-    make_policy = policy_maker(specification, settings.actor.allow_modules)
+    make_policy = policy_maker(specification, settings.actor)
     shelf = Shelf(make_policy, fetch if traffic is None else traffic.fetch, section)
     batcher = Batcher(
         max_rows=section.max_batch_rows,

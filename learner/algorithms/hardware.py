@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from learner.algorithms.group import Group, Solo
+from penstock.runtime.settings import LearnerSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,3 +13,8 @@ class Hardware:
     group: Group = field(default_factory=Solo)
     bfloat16: bool = False
     compiled: bool = False
+
+
+def hardware_of(section: LearnerSection, group: Group) -> Hardware:
+    """What the settings ask for."""
+    return Hardware(group=group, bfloat16=section.precision == "bfloat16", compiled=section.compile)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from learner.algorithm import AlgorithmState, Charged, Retained, Settles, Update
 from learner.algorithms.optimiser import Backup, FlatAdam
 from learner.algorithms.schedule import factor
+from learner.algorithms.stored import copies, load_copies, under
 from learner.algorithms.target import Target
 from learner.batch import Batch
 from learner.replay.memory import Prioritisation, Replay, Sample
@@ -266,8 +267,7 @@ class OffPolicy(ABC):
         """Weights, moments, generators, and which entries replay holds with which priorities; copies."""
         tensors: dict[str, Tensor] = {}
         for name, module in self.modules().items():
-            weights = module.state_dict().items()
-            tensors |= {f"{name}/{key}": value.detach().to("cpu", copy=True) for key, value in weights}
+            tensors |= copies(name, module)
         for name, optimiser in self.optimisers().items():
             tensors |= {f"optimiser/{name}/{key}": moment for key, moment in optimiser.moments().items()}
         held, numbers = self.replay.state()
@@ -298,16 +298,16 @@ class OffPolicy(ABC):
                 f"algorithm state: {missing[0]} missing; was the run begun with another algorithm?"
             )
         for name, module in self.modules().items():
-            _load(module, name, _under(state.tensors, f"{name}/"))
+            load_copies(module, name, state.tensors)
         for name, optimiser in self.optimisers().items():
-            found = _under(state.tensors, f"optimiser/{name}/")
+            found = under(state.tensors, f"optimiser/{name}/")
             optimiser.load_moments(found, int(numbers["gradient_steps"][name]))
         for name, random in self.generators().items():
             if f"generator/{name}" not in state.tensors:
                 raise ValueError(f"generator/{name}: missing")
             random.set_state(state.tensors[f"generator/{name}"])
         held = numbers["replay"]
-        self.replay.load(_under(state.tensors, "replay/"), held)
+        self.replay.load(under(state.tensors, "replay/"), held)
         self.limiter.counts = Counts(inserted=int(held["inserted"]), sampled=int(held["sampled"]))
         self._updates, self._unpublished = int(numbers["updates"]), int(numbers["unpublished"])
 
@@ -324,17 +324,3 @@ def _check(policy: Policy, name: str) -> None:
             f"algorithm.name={name!r}: policy.dropout and policy.hidden_norm='batch' are for algorithms that learn from "
             "whole batches of new experience; leave them out, or use hidden_norm='layer'"
         )
-
-
-def _load(module: nn.Module, name: str, weights: Mapping[str, Tensor]) -> None:
-    own = module.state_dict()
-    for key, tensor in own.items():
-        if key not in weights or weights[key].shape != tensor.shape:
-            raise ValueError(f"{name}/{key}: missing or not {tuple(tensor.shape)}; is it the same policy?")
-    with torch.no_grad():
-        for key, tensor in own.items():
-            tensor.copy_(weights[key])
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -12,15 +12,14 @@ the `Group` of ranks, so that several of them make the update that one would mak
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from learner.algorithm import AlgorithmState, Charged, Retained, Settles, Update
+from learner.algorithm import AlgorithmState, Update
 from learner.algorithms.advantage import Advantages, Unrolls
 from learner.algorithms.group import Deal, Share
 from learner.algorithms.hardware import Hardware
@@ -34,18 +33,18 @@ from learner.algorithms.loss import (
     value_loss,
 )
 from learner.algorithms.network import network_of
+from learner.algorithms.once import LearnsOnce, Own
 from learner.algorithms.optimiser import FlatAdam
 from learner.algorithms.preparation import Prepared, prepare
 from learner.algorithms.reward_scale import RewardScale, Scaled
 from learner.algorithms.rows import Gathered, Rows, Steps
 from learner.algorithms.schedule import decayed, factor, warmup
 from learner.algorithms.sequences import Sequences
+from learner.algorithms.stored import copies, load_copies, under
 from learner.batch import Batch
 from penstock.policy.layers import Measured, measure, thinned
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Outputs, Policy
-from penstock.runtime.settings import OnPolicySection
-from penstock.wire.schema import TensorRule
 
 METRICS = (
     "policy_loss",
@@ -67,7 +66,6 @@ over gradient steps. All of them are of the rows of all ranks."""
 _SUMMED = ("policy_loss", "value_loss", "entropy", "optimiser")
 """Of which every rank holds a share. The last is no metric: not finite on one rank, it is so on all."""
 
-Own = TypeVar("Own", bound=OnPolicySection)
 Course = Mapping[str, float]
 """The scheduled numbers of one update, by the name of their metric."""
 
@@ -90,23 +88,19 @@ class Trace:
     numbers: dict[str, float] = field(default_factory=dict)
 
 
-class OnPolicy(ABC, Generic[Own]):
+class OnPolicy(LearnsOnce[Own]):
     """An `Algorithm`. Owns the policy's weights from now on: do not convert or move the policy."""
 
     def __init__(self, policy: Policy, section: Own, *, seed: int, hardware: Hardware | None = None) -> None:
         hardware = hardware or Hardware()
+        super().__init__(section)
         self.policy = policy
-        self.section = section
-        self.lock_step = section.lock_step
-        self.settles = Settles.ON_PUBLISH
-        self.hard_staleness: int | None = section.stale_after or 4 * (section.staleness + 1)
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
         self._network = network_of(policy, self._optimiser, hardware)
         self._group = hardware.group
         self._seed = seed
         self._permutations = torch.Generator().manual_seed(seed)
         self._reward_scale = RewardScale(section.discount, self._group) if section.scale_rewards else None
-        self._updates = 0
 
     # ---- what an algorithm says of itself
 
@@ -152,58 +146,9 @@ class OnPolicy(ABC, Generic[Own]):
         """More metrics, of the last epoch, scalars on the device. batch: this rank's; rows, log_prob: of all ranks."""
         return {}
 
-    # ---- batches
-
-    @property
-    def updates(self) -> int:
-        """Applied updates in this model's own lineage."""
-        return self._updates
-
-    def requires(self) -> tuple[TensorRule, ...]:
-        """Nothing beyond the standard tensors."""
-        return ()
-
-    def budget(self, fragment_charge: int) -> int:
-        """(S+1)·B; raises ValueError with both numbers when it is below one fragment."""
-        budget = (self.section.staleness + 1) * self.section.batch_steps
-        if budget < fragment_charge:
-            raise ValueError(
-                f"algorithm.batch_steps: the budget of {budget} steps is below one fragment of "
-                f"{fragment_charge}; raise batch_steps or lower actor.unroll_length or environment.count"
-            )
-        return budget
-
-    def take(self, pending: Sequence[Charged]) -> int:
-        """The fewest fragments whose charges reach B."""
-        total = 0
-        for count, fragment in enumerate(pending, 1):
-            total += fragment.charge
-            if total >= self.section.batch_steps:
-                return count
-        return 0
-
     def published_modules(self) -> dict[str, nn.Module]:
         """The policy, as `default`."""
         return {"default": self.policy}
-
-    def scalars(self, progress: float) -> dict[str, float]:
-        """None."""
-        return {}
-
-    def retain_from(self) -> int | None:
-        """Nothing behind the settled position."""
-        return None
-
-    def retains(self, fragment_bytes: int) -> Retained:
-        """Nothing."""
-        return Retained()
-
-    def recall(self, batch: Batch) -> None:
-        """Never asked: it retains nothing."""
-
-    def end_recall(self) -> int:
-        """Nothing was needed."""
-        return 0
 
     # ---- an update
 
@@ -339,9 +284,7 @@ class OnPolicy(ABC, Generic[Own]):
 
     def state(self) -> AlgorithmState:
         """Weights, moments, generator and returns so far; copies."""
-        tensors = {
-            f"policy/{k}": v.detach().to("cpu", copy=True) for k, v in self.policy.state_dict().items()
-        }
+        tensors = copies("policy", self.policy)
         tensors |= {f"optimiser/{name}": moment for name, moment in self._optimiser.moments().items()}
         tensors["generator/permutations"] = self._permutations.get_state()
         if self._reward_scale is not None:
@@ -351,26 +294,12 @@ class OnPolicy(ABC, Generic[Own]):
 
     def load(self, state: AlgorithmState) -> None:
         """Become what `state` was taken from; raises ValueError that names what is missing or misshapen."""
-        weights = _under(state.tensors, "policy/")
-        own = self.policy.state_dict()
-        for name, tensor in own.items():
-            if name not in weights or weights[name].shape != tensor.shape:
-                raise ValueError(
-                    f"policy/{name}: missing or not {tuple(tensor.shape)}; is it the same policy?"
-                )
         missing = [key for key in ("updates", "gradient_steps") if key not in state.numbers]
         if missing or "generator/permutations" not in state.tensors:
             raise ValueError(f"algorithm state: {missing or 'generator/permutations'} missing")
-        moments_by_name = _under(state.tensors, "optimiser/")
-        self._optimiser.load_moments(moments_by_name, int(state.numbers["gradient_steps"]))
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(weights[name])
+        load_copies(self.policy, "policy", state.tensors)
+        self._optimiser.load_moments(under(state.tensors, "optimiser/"), int(state.numbers["gradient_steps"]))
         self._permutations.set_state(state.tensors["generator/permutations"])
         if self._reward_scale is not None:
-            self._reward_scale.load(_under(state.tensors, "rewards/"))
+            self._reward_scale.load(under(state.tensors, "rewards/"))
         self._updates = int(state.numbers["updates"])
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -26,9 +26,9 @@ class Backup:
     steps: int
 
 
-def flatten(module: nn.Module) -> Tensor:
-    """Move all parameters of a module into one flat tensor that they become views of."""
-    parameters = list(module.parameters())
+def flatten(module: nn.Module | Mapping[str, nn.Parameter]) -> Tensor:
+    """Move all parameters of a module, or these, into one flat tensor that they become views of."""
+    parameters = list(module.parameters() if isinstance(module, nn.Module) else module.values())
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     for parameter, part in zip(parameters, flat.split([own.numel() for own in parameters]), strict=True):
         parameter.data = part.view_as(parameter)
@@ -36,21 +36,21 @@ def flatten(module: nn.Module) -> Tensor:
 
 
 class FlatAdam:
-    """Adam (Kingma and Ba 2015) of every parameter of `module`.
+    """Adam (Kingma and Ba 2015) of every parameter of `module`, or of those that are given by name.
 
     Moves the parameters into one flat tensor (`parameters`) that they become views of: do not move or
     convert the module afterwards. `own` are the module's parameters in the vector's order; whoever
     differentiates writes into `flat_gradient` or, by parameter, `gradient_views`.
     """
 
-    def __init__(self, module: nn.Module, epsilon: float) -> None:
-        named = dict(module.named_parameters())
+    def __init__(self, module: nn.Module | Mapping[str, nn.Parameter], epsilon: float) -> None:
+        named = dict(module.named_parameters() if isinstance(module, nn.Module) else module)
         self._names = list(named)
         self.own = list(named.values())
         ends = list(accumulate(parameter.numel() for parameter in self.own))
         self._cuts = [slice(end - own.numel(), end) for end, own in zip(ends, self.own, strict=True)]
         self._epsilon = epsilon
-        self.parameters = flatten(module)
+        self.parameters = flatten(named)
         self.first = torch.zeros_like(self.parameters)
         self.second = torch.zeros_like(self.parameters)
         self.flat_gradient = torch.zeros_like(self.parameters)

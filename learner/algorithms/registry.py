@@ -11,7 +11,9 @@ from learner.algorithms.impala import Impala
 from learner.algorithms.ppo import PPO
 from learner.algorithms.reinforce import Reinforce
 from learner.algorithms.sac import SAC
+from learner.algorithms.token_ppo import TokenPPO
 from penstock.policy.policy import Policy
+from penstock.policy.tokens import TokenPolicy
 from penstock.runtime.settings import AlgorithmSection, ConfigurationError, Settings
 
 
@@ -20,6 +22,16 @@ class Maker(Protocol):
 
     def __call__(self, policy: Policy, section: Any, *, seed: int) -> Algorithm:
         """seed: of all that the algorithm draws."""
+        ...
+
+
+class TokenMaker(Protocol):
+    """`HardwareMaker` of an algorithm that learns whole responses, token by token."""
+
+    def __call__(
+        self, policy: TokenPolicy, section: Any, *, seed: int, hardware: Hardware | None = None
+    ) -> Algorithm:
+        """hardware: of one rank; None: in float32."""
         ...
 
 
@@ -35,13 +47,31 @@ class HardwareMaker(Maker, Protocol):
 
 ON_HARDWARE: Final[Mapping[str, HardwareMaker]] = {"ppo": PPO, "impala": Impala, "reinforce": Reinforce}
 ALGORITHMS: Final[Mapping[str, Maker]] = {**ON_HARDWARE, "clone": Clone, "dqn": DQN, "sac": SAC}
+OF_TOKENS: Final[Mapping[str, TokenMaker]] = {"token_ppo": TokenPPO}
 
 
 def make(policy: Policy, section: AlgorithmSection, *, seed: int, hardware: Hardware) -> Algorithm:
-    """What learns by a section; ask `check_hardware` before."""
+    """What learns single steps by a section; ask `check_hardware` before. Raises ConfigurationError for one of tokens."""
+    _check_kind(section, ALGORITHMS, "acts step by step")
     if section.name in ON_HARDWARE:
         return ON_HARDWARE[section.name](policy, section, seed=seed, hardware=hardware)
     return ALGORITHMS[section.name](policy, section, seed=seed)
+
+
+def make_of_tokens(
+    policy: TokenPolicy, section: AlgorithmSection, *, seed: int, hardware: Hardware
+) -> Algorithm:
+    """What learns responses by a section; ask `check_hardware` before. Raises ConfigurationError for one of steps."""
+    _check_kind(section, OF_TOKENS, "writes tokens")
+    return OF_TOKENS[section.name](policy, section, seed=seed, hardware=hardware)
+
+
+def _check_kind(section: AlgorithmSection, known: Mapping[str, object], what: str) -> None:
+    if section.name not in known:
+        _refuse(
+            f"algorithm.name={section.name!r}: does not learn what this workload does, which {what}",
+            f"use {' or '.join(sorted(known))}",
+        )
 
 
 def check_hardware(settings: Settings, ranks: int) -> None:
@@ -55,9 +85,10 @@ def check_hardware(settings: Settings, ranks: int) -> None:
 
 def _check_networks(settings: Settings, *, compiled: bool) -> None:
     asked_for = "learner.compile=true" if compiled else f"learner.precision={settings.learner.precision!r}"
-    if settings.algorithm.name not in ON_HARDWARE:
+    name = settings.algorithm.name
+    if name not in ON_HARDWARE and (compiled or name not in OF_TOKENS):
         _refuse(
-            f"{asked_for}: algorithm.name={settings.algorithm.name!r} has none of it",
+            f"{asked_for}: algorithm.name={name!r} has none of it",
             f"leave it at its default, or use {_known()}",
         )
     if settings.policy.recurrent != "none":

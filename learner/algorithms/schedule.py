@@ -7,6 +7,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 _STEERING = 1.5
 _TOLERANCE = 2.0
+_ERROR_BOUND = 0.2
 
 
 def factor(schedule: Schedule, progress: float) -> float:
@@ -42,3 +43,12 @@ def steered(rate: float, divergence: float, target: float, bounds: tuple[float, 
     elif divergence < target / _TOLERANCE:
         rate *= _STEERING
     return min(max(rate, bounds[0]), bounds[1])
+
+
+def adapted(coefficient: float, divergence: float, target: float, count: int, horizon: float) -> float:
+    """The next weight of a penalty on a divergence (Ziegler et al. 2019, section 2.2).
+
+    β ← β (1 + clip(KL/target − 1, −0.2, 0.2) · n/horizon), of n = `count` episodes since the last time.
+    """
+    error = min(max(divergence / target - 1.0, -_ERROR_BOUND), _ERROR_BOUND)
+    return coefficient * max(0.0, 1.0 + error * count / horizon)

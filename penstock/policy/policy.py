@@ -27,7 +27,7 @@ from penstock.policy.memory import Look, Memory
 from penstock.policy.networks import Body, Inputs, Reader, initialise
 from penstock.policy.normaliser import Normaliser
 from penstock.policy.trajectory import Trajectory
-from penstock.runtime.settings import PolicySection
+from penstock.runtime.settings import ConfigurationError, PolicySection
 from penstock.wire.spaces import Dict, Space, leaves, unflatten
 from penstock.wire.tensor import Array
 
@@ -351,8 +351,12 @@ def build(observation_space: Space, action_space: Space, section: PolicySection,
     Orthogonal weights with gain √2 in hidden layers, 0.01 before the actions, 1 before the value
     (Andrychowicz et al. 2021), zero biases; a custom network initialises itself. Raises ValueError that names
     field and space when a space cannot be handled, and what can, and ConfigurationError for a custom network
-    that breaks its contract.
+    that breaks its contract and for `kwargs`, of which there are none here.
     """
+    if section.kwargs:
+        raise ConfigurationError(
+            f"policy.kwargs={section.kwargs}: this workload's policy takes none; leave it out"
+        )
     kind = QPolicy if section.discrete == "epsilon_greedy" else Policy
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)

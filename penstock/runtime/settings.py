@@ -18,7 +18,6 @@ from penstock.runtime.sections.algorithm import (
     AnyAlgorithm,
     CloneSection,
     ImpalaSection,
-    OnPolicySection,
     PPOSection,
     ReinforceSection,
 )
@@ -27,11 +26,13 @@ from penstock.runtime.sections.broker import BrokerSection
 from penstock.runtime.sections.environment import EnvironmentSection
 from penstock.runtime.sections.learner import EvaluationSection, LearnerSection
 from penstock.runtime.sections.observability import LogsSection, MetricsSection, TracingSection
+from penstock.runtime.sections.on_policy import OnPolicySection
 from penstock.runtime.sections.policy import PolicySection
 from penstock.runtime.sections.replay import DQNSection, ReplaySection, SACSection
 from penstock.runtime.sections.section import Section
 from penstock.runtime.sections.security import SecuritySection
 from penstock.runtime.sections.serving import ServingSection
+from penstock.runtime.sections.token import TokenPPOSection
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -57,6 +58,7 @@ __all__ = [
     "SecuritySection",
     "ServingSection",
     "Settings",
+    "TokenPPOSection",
     "TracingSection",
     "from_environment",
     "load",

@@ -5,8 +5,9 @@ neither. A path is "module:function".
 """
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Final
 
@@ -17,7 +18,10 @@ GROUP: Final = "penstock.workloads"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """An installed workload. Every field but `name` is a path for `load`."""
+    """An installed workload.
+
+    Every field but `name` and `places` is a path for `load`; defaults are for one forward pass per step.
+    """
 
     name: str
     environment: str
@@ -30,6 +34,42 @@ class Workload:
     """(environment id: str, algorithm name: str) → dict, a layer for `settings.load`."""
     target: str
     """(section: EnvironmentSection) → mean return that counts as solved, or None."""
+    model: str = "learner.stepwise:make_model"
+    """(Settings, this record, learner Group, torch device) → learner Model."""
+    crew: str = "actor.crew:make_crew"
+    """(RunSpecification, Settings of this process, Health) → what a rollout worker acts with, `actor.rollout.Crew`."""
+    player: str = "actor.player:make_player"
+    """(RunSpecification, Settings of this process, episodes: int or None) → what measures, `actor.player.Player`."""
+    places: tuple[str, ...] = ()
+    """Keys of `environment.kwargs` and `policy.kwargs` that say where something lies or who is asked: an actor reads
+    them in its own `actor.places`, never in a specification."""
+    prepare: str = ""
+    """(Settings, run folder: Path, Progress) → Settings: makes what a run needs before its processes start; "": nothing.
+    Called at every start, so it keeps what it finds made."""
+    services: str = ""
+    """(Settings, folder of sockets: Path) → `Services`, the processes that a run has beside the core's; "": none."""
+    artefacts: str = ""
+    """(Settings, run folder: Path, summary: dict) → None: what a run leaves beside the core's files; "": nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Processes of a workload's own.
+
+    commands: arguments of `penstock` by the service's name. places: what `actor.places` of the run's actors says of
+    them, over the configuration: where they listen.
+    """
+
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a long preparation is given. say: tells the user. stop: set when it must end early, by Interrupted."""
+
+    say: Callable[[str], None]
+    stop: threading.Event
 
 
 def find(name: str) -> Workload:

@@ -50,6 +50,8 @@ sys.exit(run_service(
 class Plan:
     """What a test varies. Steps; `budget_fragments` in full fragments."""
 
+    workload: str = "control"
+    unroll: int = UNROLL
     environment: Mapping[str, Any] = field(default_factory=lambda: {"count": 2})
     policy: Mapping[str, Any] = field(default_factory=lambda: {"hidden_sizes": [8]})
     actor: Mapping[str, Any] = field(default_factory=dict)
@@ -67,14 +69,14 @@ class Course:
     def __init__(self, redis_url: str, plan: Plan) -> None:
         layer = {name: dict(getattr(plan, name)) for name in ("environment", "policy", "actor", "evaluation")}
         self.settings = configuration.load([layer])
-        self.workload = find("control")
+        self.workload = find(plan.workload)
         self.observation, self.action = load(self.workload.spaces)(self.settings.environment)
         self.schema = fragment_schema(self.observation, self.action)
         self.probe = self._make_probe()
         self.specification = self._specify(plan)
         self.log = LearnerLog.connect(redis_url, wait_s=PATIENCE_S)
         self.log.acquire(RUN, "learner", 15_000)
-        self.charge = UNROLL * self.settings.environment.count
+        self.charge = plan.unroll * self.settings.environment.count
         self.log.start(self.specification.encode(), self._pace(plan))
         self.policies: dict[int, Policy] = {}
         self.fragments: list[Fragment] = []
@@ -146,12 +148,12 @@ class Course:
             policy_json=made.policy.canonical_json(),
             actor_json=made.actor.canonical_json(),
             evaluation_json=made.evaluation.canonical_json(),
-            workload="control",
+            workload=plan.workload,
             observation_space=self.observation,
             action_space=self.action,
             schema=self.schema,
             probe=self.probe,
-            unroll_length=UNROLL,
+            unroll_length=plan.unroll,
             lock_step=plan.lock_step,
             session_timeout_ms=plan.session_timeout_ms,
         )

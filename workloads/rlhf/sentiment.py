@@ -38,6 +38,12 @@ def true_reward(response: str) -> float:
     return max(-1.0, min(1.0, sum(_SIGN.get(word, 0) for word in words) / len(words))) if words else 0.0
 
 
+def true_rewards(prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
+    """The same of several, as a source of rewards; they do not depend on the prompts."""
+    del prompts
+    return [true_reward(response) for response in responses]
+
+
 class Distribution(NamedTuple):
     """Values of the true reward, rising, and their chances: float64 [K] each."""
 

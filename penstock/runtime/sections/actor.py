@@ -10,7 +10,7 @@ from penstock.wire.limits import MAX_STEPS
 
 
 class ActorSection(Section):
-    """How experience is generated. The learner's values hold for every actor of the run; an actor elsewhere sets only `threads`, `outbox_fragments`, `stall_timeout_s`, `allow_modules` and `ack_journal` for itself."""
+    """How experience is generated. The learner's values hold for every actor of the run; an actor elsewhere sets only `threads`, `outbox_fragments`, `stall_timeout_s`, `allow_modules`, `places` and `ack_journal` for itself."""
 
     count: Annotated[int, Field(ge=0)] = 2
     """Rollout workers that the launcher starts, and that open round 0 in lock-step; 0: only clients act, see `serving.listen`."""
@@ -24,6 +24,8 @@ class ActorSection(Section):
     """Threads of the policy's forward pass; an actor may set its own."""
     allow_modules: tuple[str, ...] = ()
     """Modules that a run specification may make this actor import, beside Gymnasium's and installed workloads; an actor's own."""
+    places: dict[str, str] = {}
+    """Where this machine has what a workload's kwargs name, such as `{model = "/models/small"}`; an actor's own."""
     stall_timeout_s: Positive = 120
     """Health turns red when the environment makes no step for this long, in seconds; an actor may set its own."""
     ack_journal: Path | None = None

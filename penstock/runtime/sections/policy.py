@@ -14,6 +14,8 @@ class PolicySection(Section):
     """Network between observations and heads as `module:Class`, see docs/policies.md; empty: trunks and an MLP."""
     network_arguments: dict[str, Any] = {}
     """Arguments of that class."""
+    kwargs: dict[str, Any] = {}
+    """What a workload with a policy of its own kind must know of it, such as the language model to train."""
     hidden_sizes: tuple[Positive, ...] = (64, 64)
     """Widths of the hidden layers of the MLP."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"

@@ -83,6 +83,8 @@ def test_who_only_serves_or_exports_imports_no_network_either(stranger: str) -> 
     with pytest.raises(ConfigurationError, match=r"policy\.network='stranger:Good'.*allow_modules"):
         run.policy_maker(asked)
     assert stranger not in sys.modules
-    assert isinstance(run.policy_maker(asked, [stranger])().actor_body, CustomBody)
+    assert isinstance(
+        run.policy_maker(asked, ActorSection(allow_modules=(stranger,)))().actor_body, CustomBody
+    )
     allowed = run.read(asked, ActorSection(allow_modules=(stranger,)))
     assert isinstance(allowed.make_policy(0).policy.actor_body, CustomBody)

@@ -110,3 +110,25 @@ def test_launchers_that_clean_up_the_same_folders_do_not_trip_over_each_other(
         made = {future.result() for future in [pool.submit(private_folder) for _ in range(8)]}
     assert set(tmp_path.glob("penstock-*")) == made
     assert len(made) == 8
+
+
+def test_actors_of_this_machine_are_told_where_it_has_what_the_run_names(tmp_path: Path) -> None:
+    """Of a run of language models; what the user said of this machine, and the service that was started, come over it."""
+    kwargs = {"model": "/models/a", "prompts": "/data/p.jsonl", "reward": str(tmp_path), "serve_reward": True}
+    said = ("workload=rlhf", f"environment.kwargs={dump_inline(kwargs)}", 'actor.places.prompts="7"')
+    plan = make_plan(Request(what="words", run_dir=tmp_path / "run", assignments=said))
+    specs = {spec.name: spec.command for spec in service_specs(plan, tmp_path / "sockets")}
+    assert list(specs)[-3:] == ["reward", "actor-0", "evaluator"]
+    for name in ("actor-0", "evaluator"):
+        told = [word for word in specs[name] if word.startswith("actor.places.")]
+        assert told == [
+            'actor.places.model="/models/a"',
+            'actor.places.prompts="7"',
+            f'actor.places.reward="unix:{tmp_path}/sockets/reward.sock"',
+        ]
+    assert "actor.places" not in " ".join(specs["learner"])
+
+
+def dump_inline(kwargs: dict[str, object]) -> str:
+    """As an inline table of TOML."""
+    return "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in kwargs.items()) + "}"

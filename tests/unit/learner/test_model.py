@@ -45,6 +45,22 @@ def test_actors_are_told_to_shape_rewards_with_the_discount_that_is_learned_with
         make_model(made)
 
 
+def test_arguments_that_a_policy_has_not_are_refused() -> None:
+    """Those of a workload with a policy of its own."""
+    made = configuration.load([{"run": "a", "policy": {"kwargs": {"model": "base"}}}])
+    with pytest.raises(ConfigurationError, match=r"policy\.kwargs=\{'model': 'base'\}: .*takes none"):
+        make_model(made)
+
+
+def test_an_algorithm_of_tokens_learns_no_single_steps() -> None:
+    """Those that do are named."""
+    made = configuration.load([{"run": "a", "algorithm": {"name": "token_ppo"}}])
+    with pytest.raises(
+        ConfigurationError, match=r"algorithm\.name='token_ppo': does not .*acts step by step; use clone or"
+    ):
+        make_model(made)
+
+
 def test_a_specification_that_no_reply_holds_is_refused() -> None:
     """Bounds of every pixel as numbers: actors would ask for it for ever."""
     pixels = np.zeros((1024, 1024), np.float32)
@@ -252,3 +268,12 @@ def test_what_several_ranks_share_is_not_refused() -> None:
     for name in ("ppo", "impala", "reinforce"):
         policy = {"hidden_norm": "batch", "frame_stack": 2}
         check_hardware(configuration.load([{"run": "a", "algorithm": {"name": name}, "policy": policy}]), 2)
+
+
+def test_tokens_are_learned_in_mixed_precision_by_one_rank() -> None:
+    """Neither compiled nor by several."""
+    tokens: dict[str, Any] = {"run": "a", "algorithm": {"name": "token_ppo"}}
+    check_hardware(configuration.load([tokens, {"learner": {"precision": "bfloat16"}}]), 1)
+    for ranks, layer in ((1, {"learner": {"compile": True}}), (2, {})):
+        with pytest.raises(ConfigurationError, match="algorithm.name='token_ppo'"):
+            check_hardware(configuration.load([tokens, layer]), ranks)

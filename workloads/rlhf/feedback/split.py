@@ -37,7 +37,7 @@ def split(examples: Sequence[Example], *, share: float, seed: int) -> Split:
         )
     held: set[str] = set()
     count = 0
-    for prompt in sorted(of_prompt, key=lambda prompt: _place(prompt, seed))[:-1]:
+    for prompt in sorted(of_prompt, key=lambda prompt: place_of(prompt, seed))[:-1]:
         if count >= share * len(examples):
             break
         held.add(prompt)
@@ -48,5 +48,6 @@ def split(examples: Sequence[Example], *, share: float, seed: int) -> Split:
     return Split(tuple(sides[0]), tuple(sides[1]))
 
 
-def _place(prompt: str, seed: int) -> bytes:
+def place_of(prompt: str, seed: int) -> bytes:
+    """What the order of prompts goes by, of a prompt's `identity`."""
     return hashlib.sha256(f"{seed}\n{prompt}".encode()).digest()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.runtime.settings import ConfigurationError
 from penstock.wire.auth import Credentials
-from workloads.rlhf.reward.client import PLAINTEXT, RewardClient
+from workloads.rlhf.reward.client import DEADLINE_S, PLAINTEXT, RewardClient
 from workloads.rlhf.reward.source import RewardSource
 
 
@@ -21,18 +21,20 @@ def open_source(
     credentials: Credentials = PLAINTEXT,
     base: str | None = None,
     device: str = "cpu",
+    deadline_s: float = DEADLINE_S,
 ) -> RewardSource:
     """The source that a text names; `is_local`: the text is of this machine's configuration, not from the wire.
 
-    base, device: of a folder's model. Raises ConfigurationError for what names none, or a function from the wire.
+    base, device: of a folder's model. deadline_s: of a call to a service or endpoint. Raises ConfigurationError for what names none, or a function from the wire.
     """
     if text.startswith(("http://", "https://")):
         from workloads.rlhf.reward.endpoint import HttpRewards  # noqa: PLC0415 - only who needs it
 
-        return HttpRewards(text)
+        return HttpRewards(text, deadline_s=deadline_s)
     if text.startswith(("grpc://", "unix:")):
         try:
-            return RewardClient(text.removeprefix("grpc://"), credentials=credentials)
+            address = text.removeprefix("grpc://")
+            return RewardClient(address, credentials=credentials, deadline_s=deadline_s)
         except ValueError as error:
             raise ConfigurationError(f"reward={text!r}: {error}") from error
     if Path(text).is_dir():

@@ -10,7 +10,7 @@ import torch
 from learner.algorithm import Algorithm, AlgorithmState
 from learner.algorithms import on_policy
 from learner.algorithms.impala import Impala
-from learner.algorithms.registry import ALGORITHMS
+from learner.algorithms.registry import ALGORITHMS, OF_TOKENS
 from learner.algorithms.reinforce import Reinforce
 from learner.batch import Batch
 from penstock.policy import weights
@@ -44,7 +44,7 @@ def test_every_section_has_its_algorithm() -> None:
     """And every algorithm its section."""
     union, *_ = get_args(AnyAlgorithm)
     sections = [get_args(member)[0] for member in get_args(union)]
-    assert {section.model_fields["name"].default for section in sections} == set(ALGORITHMS)
+    assert {section.model_fields["name"].default for section in sections} == {*ALGORITHMS, *OF_TOKENS}
 
 
 @pytest.mark.parametrize("name", NAMES)

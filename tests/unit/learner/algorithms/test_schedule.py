@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from learner.algorithms.schedule import Schedule, decayed, factor, steered, warmup
+from learner.algorithms.schedule import Schedule, adapted, decayed, factor, steered, warmup
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,13 @@ def test_a_steered_rate_stays_within_its_bounds() -> None:
     for _ in range(40):
         low, high = steered(low, 1.0, 0.01, (1e-5, 1e-2)), steered(high, 0.0, 0.01, (1e-5, 1e-2))
     assert (low, high) == (1e-5, 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("divergence", "expected"),
+    [(6.0, 1.0), (6.6, 1.01), (60.0, 1.02), (5.4, 0.99), (0.0, 0.98), (-3.0, 0.98)],
+)
+def test_a_penalty_follows_the_divergence(divergence: float, expected: float) -> None:
+    """A tenth of the error for a tenth of the horizon, the error within a fifth (Ziegler et al. 2019)."""
+    assert adapted(0.05, divergence, 6.0, 100, 1000.0) == pytest.approx(0.05 * expected)
+    assert adapted(0.05, 0.0, 6.0, 10_000, 1000.0) == 0.0

@@ -1,0 +1,159 @@
+"""Responses of a batch: rows of tokens, those that were sampled flat, and cuts of them that fit into memory.
+
+A column of a fragment is one response with its prompt before it: `valid` where a token was sampled, one end, at
+the last of these. Where tokens lie is known on the CPU, so that a minibatch asks no device for it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from learner.batch import Batch, send
+from penstock.policy.tokens import TokenRows
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """rows: what the policy reads.   index: int64 [m], which of the n sampled tokens they ask for."""
+
+    rows: TokenRows
+    index: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Responses:
+    """R rows with n sampled tokens, those of a row behind one another.
+
+    tokens: int64 [R, L], prompt and response, all but the last.   action, behaviour, reward: [n].
+    cut_short: bool [R], its length ended it.   step: int64 [n], place in its row.   counts: int64 [R], sampled
+    tokens; lengths: int64 [R], tokens of `tokens` up to the last sampled action.   left_out: columns that are no
+    whole response.
+    """
+
+    tokens: Tensor
+    action: Tensor
+    behaviour: Tensor
+    reward: Tensor
+    cut_short: Tensor
+    step: Index
+    counts: Index
+    lengths: Index
+    left_out: int
+
+    def __len__(self) -> int:
+        """Rows (R)."""
+        return len(self.counts)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens (n)."""
+        return len(self.step)
+
+    @property
+    def last(self) -> Tensor:
+        """Which of the n sampled tokens are the last of their row, int64 [R]."""
+        return send(torch.from_numpy(np.cumsum(self.counts) - 1), self.tokens.device)
+
+    def prompts(self) -> Tensor:
+        """A number for each row, equal for equal prompts, int64 [R]."""
+        first = self.step[np.cumsum(self.counts) - self.counts]
+        ends = send(torch.from_numpy(first), self.tokens.device)
+        places = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        prompts = self.tokens.masked_fill(places > ends.unsqueeze(1), -1)
+        numbers: Tensor = torch.unique(prompts, dim=0, return_inverse=True)[1]
+        return numbers
+
+    def micro_batches(self, rows: Index, most_places: int) -> Iterator[MicroBatch]:
+        """These rows, those of similar length together, in parts of at most so many places; a longer row is one alone."""
+        for part in _parts(rows[np.argsort(self.lengths[rows], kind="stable")], self.lengths, most_places):
+            yield self._micro_batch(part)
+
+    def _micro_batch(self, rows: Index) -> MicroBatch:
+        counts, lengths, longest = self.counts[rows], self.lengths[rows], int(self.lengths[rows].max())
+        first = np.cumsum(self.counts) - self.counts
+        index = np.repeat(first[rows] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        place = np.repeat(np.arange(len(rows)) * longest, counts) + self.step[index]
+        present = np.arange(longest) < lengths[:, None]
+        device = self.tokens.device
+        on_device = send(torch.from_numpy(index), device)
+        return MicroBatch(
+            TokenRows(
+                tokens=self.tokens.index_select(0, send(torch.from_numpy(rows), device))[:, :longest],
+                present=send(torch.from_numpy(present), device),
+                place=send(torch.from_numpy(place), device),
+                action=self.action.index_select(0, on_device),
+            ),
+            on_device,
+        )
+
+
+class Grid:
+    """Sampled tokens [n] as [S, R]: token s of response r, without what lies between them; and back."""
+
+    def __init__(self, responses: Responses) -> None:
+        counts, device = responses.counts, responses.tokens.device
+        row = np.repeat(np.arange(len(counts)), counts)
+        nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        place = nth * len(counts) + row
+        self._place = send(torch.from_numpy(place), device)
+        self._shape = (int(counts.max()), len(counts))
+        rows = np.arange(self._shape[0])[:, None]
+        self.sampled = send(torch.from_numpy(rows < counts), device)
+        """Bool [S, R]."""
+
+    def spread(self, flat: Tensor) -> Tensor:
+        """[n] → [S, R], 0 elsewhere."""
+        room = flat.new_zeros(self._shape[0] * self._shape[1])
+        return room.index_copy(0, self._place, flat).view(self._shape)
+
+    def gather(self, grid: Tensor) -> Tensor:
+        """Inverse of `spread`."""
+        return grid.flatten().index_select(0, self._place)
+
+
+def read_responses(batch: Batch) -> Responses | None:
+    """The whole responses of a batch, or None where there is none. Reads the device once."""
+    ended = batch.terminated | batch.truncated
+    host = torch.stack([batch.valid, ended, batch.truncated & ~batch.terminated]).cpu().numpy()
+    valid, ends, cut_short = host.transpose(0, 2, 1)
+    kept, last = _whole(valid, ends)
+    if not len(kept):
+        return None
+    row, step = valid[kept].nonzero()
+    device = batch.valid.device
+    columns = send(torch.from_numpy(kept), device)
+    place = send(torch.from_numpy(step * valid.shape[0] + kept[row]), device)
+    return Responses(
+        tokens=batch.observation["observation"][:-1].t().index_select(0, columns).long(),
+        action=batch.action["action"].flatten().index_select(0, place).long(),
+        behaviour=batch.log_prob.flatten().index_select(0, place),
+        reward=batch.reward.flatten().index_select(0, place),
+        cut_short=send(torch.from_numpy(cut_short[kept, last[kept]]), device),
+        step=step,
+        counts=np.bincount(row, minlength=len(kept)),
+        lengths=last[kept] + 1,
+        left_out=int(valid.any(1).sum()) - len(kept),
+    )
+
+
+def _whole(valid: NDArray[np.bool_], ends: NDArray[np.bool_]) -> tuple[Index, Index]:
+    """Columns [B, T] with one end, at the last sampled token; and where that is, [B]."""
+    last = valid.shape[1] - 1 - np.argmax(valid[:, ::-1], 1)
+    at_last = np.take_along_axis(ends, last[:, None], 1)[:, 0]
+    return (valid.any(1) & at_last & (ends.sum(1) == 1)).nonzero()[0], last
+
+
+def _parts(order: Index, lengths: Index, most_places: int) -> Iterator[Index]:
+    """Consecutive parts of `order`, by rising length, whose padded size stays within the limit."""
+    start = 0
+    for end in range(1, len(order) + 1):
+        is_last = end == len(order)
+        if is_last or (end + 1 - start) * lengths[order[end]] > most_places:
+            yield order[start:end]
+            start = end

@@ -1,0 +1,86 @@
+"""The small form of learning sentiment words: prompts, generation, rewards, fragments and learner in one process."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from actor import run as actor_run
+from actor.fragment_builder import Stamp
+from learner.batch import assemble, check_meaning
+from learner.model import make_model
+from penstock.policy.weights import encode, load_into
+from penstock.runtime.settings import Settings, load
+from penstock.wire.fragment import check
+from penstock.wire.messages import Publication
+from workloads.rlhf.defaults import for_environment
+from workloads.rlhf.rollout.crew import equip, open_judge
+from workloads.rlhf.rollout.fragment import Scored, TokenFragments
+from workloads.rlhf.rollout.judge import Response
+from workloads.rlhf.rollout.prompts import in_random_order
+from workloads.rlhf.sentiment import Sentiment
+
+TRUE = "workloads.rlhf.sentiment:true_rewards"
+PROMPTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Means over the responses of one update. kl: to the policy that it began with, nats."""
+
+    reward: float
+    kl: float
+
+
+def settings_of(base: Path, folder: Path, seed: int, **algorithm: Any) -> Settings:
+    """Of a run that learns from the true reward, with as many prompts as the task says."""
+    rng, file = np.random.default_rng(seed), folder / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": Sentiment().prompt(rng)}) + "\n" for _ in range(PROMPTS)))
+    places = {"model": str(base), "prompts": str(file), "reward": TRUE}
+    said = {
+        "run": "small-form",
+        "workload": "rlhf",
+        "seed": seed,
+        "environment": {"id": "words", "count": 128, "kwargs": {**places, "response_tokens": 12}},
+        "policy": {"kwargs": {"model": str(base), "rank": 8, "alpha": 16.0}},
+        "actor": {"unroll_length": 14, "places": places},
+        "algorithm": {"name": "token_ppo", "batch_steps": 1024, **algorithm},
+    }
+    return load([for_environment("words", "token_ppo"), said])
+
+
+def learned(settings: Settings, updates: int) -> list[Batch]:
+    """What each of so many updates found in experience that never lags."""
+    torch.set_num_threads(1)
+    model = make_model(settings)
+    of = actor_run.read(model.specification, settings.actor)
+    equipment = equip(of)
+    section, algorithm, slots = equipment.section, model.algorithm, of.environment.count
+    judge = open_judge(TRUE, equipment, settings, standardise=False)
+    fragments = TokenFragments(model.specification.schema, slots, equipment.tokenizer.pad_token_id)
+    order = in_random_order(equipment.prompts.train, settings.seed)
+    equipment.backend.seed(settings.seed)
+    found = []
+    for update in range(updates):
+        load_into(equipment.local.policy, encode(algorithm.published_modules()["default"]))
+        asked = [next(order) for _ in range(slots)]
+        generated = equipment.backend.generate([one.ids for one in asked], section.response_tokens)
+        responses = [Response(one.prompt, one.ids, generated.response(row)) for row, one in enumerate(asked)]
+        rewards = judge.score(responses, lambda: False)
+        assert rewards is not None
+        weights = Publication(version=update + 1, update=update)
+        stamp = Stamp(run=settings.run, session=1, sequence=update + 1, weights=weights, round=0)
+        fragment, episodes = fragments.cut(Scored(asked, generated, rewards.values, rewards.by), stamp)
+        check(fragment, model.specification.schema, settings.run)
+        check_meaning(fragment.header, fragment.arrays())
+        assert algorithm.take([fragment.header])
+        batch = assemble([(fragment.header, fragment.arrays())], model.device)
+        made = algorithm.update(batch, progress=update / updates)
+        assert made.applied, made.reason
+        reward = float(np.mean([one.episode_return for one in episodes]))
+        found.append(Batch(reward, made.metrics["kl_reference"]))
+    judge.close()
+    return found

@@ -1,0 +1,160 @@
+"""Responses of token policies for tests: a small policy, sampling from any, real fragments of what was sampled."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from learner.batch import Batch, assemble, check_meaning
+from penstock.policy.tokens import TokenOutputs, TokenPolicy, TokenRows
+from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
+from penstock.wire.schema import fragment_schema
+from penstock.wire.spaces import Discrete
+
+RUN: Final = "tokens"
+PAD, EOS = 0, 1
+
+
+class SmallTokenPolicy(nn.Module):
+    """A recurrent network over eleven tokens; of two with other seeds, critic and reference differ too."""
+
+    def __init__(self, seed: int = 0, vocabulary: int = 11, width: int = 16) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            self.body = nn.ModuleList(
+                [nn.Embedding(vocabulary, width), nn.GRU(width, width, batch_first=True)]
+            )
+            self.head = nn.Linear(width, vocabulary)
+            self.critic = nn.Linear(width, 1)
+        self._reference = copy.deepcopy(nn.ModuleList([self.body, self.head])).requires_grad_(False)
+
+    def trained(self) -> Mapping[str, nn.Parameter]:
+        """Everything but the critic."""
+        return dict(self.published.named_parameters())
+
+    @property
+    def published(self) -> nn.Module:
+        """The same as a module."""
+        return nn.ModuleList([self.body, self.head])
+
+    def outputs(self, rows: TokenRows) -> TokenOutputs:
+        """Of the policy."""
+        features = self._features(self.body, rows)
+        log_probs = self.head(features).log_softmax(-1)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return TokenOutputs(_of(log_probs, rows.action), entropy, self.critic(features).squeeze(-1))
+
+    @torch.no_grad()
+    def reference_log_prob(self, rows: TokenRows) -> Tensor:
+        """Of the policy that it was."""
+        body, head = self._reference
+        return _of(head(self._features(body, rows)).log_softmax(-1), rows.action)
+
+    def _features(self, body: nn.Module, rows: TokenRows) -> Tensor:
+        embedding, core = body.children()
+        features: Tensor = core(embedding(rows.tokens))[0]
+        return features.flatten(0, 1)[rows.place]
+
+
+def _of(log_probs: Tensor, action: Tensor) -> Tensor:
+    return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """prompt, tokens: ids.   log_prob: of each of `tokens`, when it was sampled.   finished: not cut short."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    log_prob: tuple[float, ...]
+    score: float
+    finished: bool
+
+
+@torch.no_grad()
+def next_log_probs(policy: TokenPolicy, tokens: Tensor, vocabulary: int) -> Tensor:
+    """Of every token behind rows without padding: [B, L] → [B, V]."""
+    count, length = tokens.shape
+    place = (torch.arange(count) * length + length - 1).repeat_interleave(vocabulary)
+    every = torch.arange(vocabulary).repeat(count)
+    rows = TokenRows(tokens, torch.ones_like(tokens, dtype=torch.bool), place, every)
+    return policy.outputs(rows).log_prob.view(count, vocabulary)
+
+
+def sample(
+    policy: TokenPolicy, prompt: Sequence[int], count: int, most: int, seed: int, *, vocabulary: int = 11
+) -> list[Response]:
+    """Responses of up to `most` tokens, one token after the other as an actor does; with score 0."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.tensor([prompt] * count)
+    shares = []
+    for _ in range(most):
+        log_probs = next_log_probs(policy, tokens, vocabulary)
+        drawn = torch.multinomial(log_probs.exp(), 1, generator=generator)
+        shares.append(log_probs.gather(1, drawn))
+        tokens = torch.cat([tokens, drawn], 1)
+    rows = zip(tokens[:, len(prompt) :].tolist(), torch.cat(shares, 1).tolist(), strict=True)
+    return [_ended(tuple(prompt), row, log_prob) for row, log_prob in rows]
+
+
+def _ended(prompt: tuple[int, ...], tokens: list[int], log_prob: list[float]) -> Response:
+    end = tokens.index(EOS) + 1 if EOS in tokens else len(tokens)
+    return Response(prompt, tuple(tokens[:end]), tuple(log_prob[:end]), 0.0, EOS in tokens)
+
+
+def fragment(
+    responses: Sequence[Response], *, vocabulary: int = 11, update: int = 0, steps: int = 0, pad: int = PAD
+) -> Fragment:
+    """One fragment of these responses, checked as broker and learner do. steps: T; 0: as many as are needed."""
+    schema = fragment_schema(Discrete(vocabulary), Discrete(vocabulary))
+    count, most = len(responses), max(len(one.prompt) + len(one.tokens) - 1 for one in responses)
+    steps = steps or most
+    arrays = {
+        "observation": np.full((steps + 1, count), pad, np.int64),
+        "action": np.full((steps, count), pad, np.int64),
+        **{name: np.zeros((steps, count), np.float32) for name in ("reward", "log_prob")},
+        **{name: np.zeros((steps, count), bool) for name in ("valid", "terminated", "truncated")},
+    }
+    for column, one in enumerate(responses):
+        _write(arrays, column, one)
+    slot, step = (arrays["terminated"] | arrays["truncated"]).T.nonzero()
+    arrays["final/slot"], arrays["final/step"] = slot.astype(np.int32), step.astype(np.int32)
+    arrays["final/observation"] = arrays["observation"][step + 1, slot]
+    made = build(_header(count, steps, update, schema.schema_id), arrays)
+    check(made, schema, RUN)
+    check_meaning(made.header, made.arrays())
+    return made
+
+
+def _write(arrays: dict[str, np.ndarray], column: int, one: Response) -> None:
+    whole, first = (*one.prompt, *one.tokens), len(one.prompt) - 1
+    last = len(whole) - 2
+    arrays["observation"][: len(whole), column] = whole
+    arrays["action"][: len(whole) - 1, column] = whole[1:]
+    arrays["valid"][first : last + 1, column] = True
+    arrays["log_prob"][first : last + 1, column] = one.log_prob
+    arrays["reward"][last, column] = one.score
+    arrays["terminated" if one.finished else "truncated"][last, column] = True
+
+
+def _header(count: int, steps: int, update: int, schema_id: str) -> FragmentHeader:
+    return FragmentHeader(
+        run=RUN,
+        session=1,
+        sequence=1,
+        schema_id=schema_id,
+        steps=steps,
+        slots=tuple(Slot(index, 0, 0) for index in range(count)),
+        weights=(WeightSpan(0, 0, steps, update + 1, update),),
+        tensors=(),
+    )
+
+
+def batch_of(*fragments: Fragment) -> Batch:
+    """As the learner puts them together."""
+    return assemble([(one.header, one.arrays()) for one in fragments], torch.device("cpu"))

@@ -1,0 +1,111 @@
+"""Rewards and advantages of tokens, against their definitions."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from learner.algorithms.token_advantage import (
+    DEVIATION_FLOOR,
+    group_relative,
+    leave_one_out,
+    returns,
+    shaped,
+    token_gae,
+    whitened,
+)
+
+COUNTS = (4, 1, 3)
+
+
+def tokens(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards, values and which tokens there are, of responses of different lengths: [S, R] each."""
+    generator = torch.Generator().manual_seed(seed)
+    sampled = torch.arange(max(COUNTS))[:, None] < torch.tensor(COUNTS)
+    reward, value = (torch.randn(sampled.shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    return reward.where(sampled, 0.0), value.where(sampled, 0.0), sampled
+
+
+@pytest.mark.parametrize(
+    ("discount", "trace", "value_trace"), [(1.0, 0.95, 1.0), (0.9, 0.5, 0.5), (1.0, 0.0, 1.0)]
+)
+def test_gae_is_the_sum_that_defines_it(discount: float, trace: float, value_trace: float) -> None:
+    """Σ (γλ)^k δ_{t+k} over the tokens of a response, and nothing behind its last."""
+    reward, value, sampled = tokens()
+    estimated = token_gae(reward, value, sampled, discount=discount, trace=trace, value_trace=value_trace)
+    for row, count in enumerate(COUNTS):
+        r, v = reward[:count, row].tolist(), [*value[:count, row].tolist(), 0.0]
+        delta = [r[t] + discount * v[t + 1] - v[t] for t in range(count)]
+        for t in range(count):
+            wanted = sum((discount * trace) ** (k - t) * delta[k] for k in range(t, count))
+            target = v[t] + sum((discount * value_trace) ** (k - t) * delta[k] for k in range(t, count))
+            assert estimated.advantage[t, row].item() == pytest.approx(wanted, abs=1e-12)
+            assert estimated.target[t, row].item() == pytest.approx(target, abs=1e-12)
+        assert not estimated.advantage[count:, row].any()
+        assert not estimated.target[count:, row].any()
+
+
+def test_at_lambda_one_the_advantage_is_the_return_less_the_value() -> None:
+    """And the target of the critic is the return."""
+    reward, value, sampled = tokens()
+    estimated = token_gae(reward, value, sampled, discount=1.0, trace=1.0, value_trace=1.0)
+    whole = torch.flip(torch.flip(reward, [0]).cumsum(0), [0])
+    assert torch.allclose(estimated.advantage, (whole - value).where(sampled, 0.0))
+    assert torch.allclose(estimated.target, whole.where(sampled, 0.0))
+    assert torch.allclose(returns(reward, sampled, discount=1.0), whole.where(sampled, 0.0))
+
+
+def test_the_penalties_of_a_token() -> None:
+    """β per nat within the bound, and once where the length ended a response."""
+    reward = shaped(
+        torch.tensor([0.0, 0.0, 1.0, -1.0]),
+        torch.tensor([0.5, -30.0, 30.0, 0.0]),
+        torch.tensor([0.0, 0.0, 0.0, 1.0]),
+        coefficient=0.1,
+        bound=10.0,
+        eos_penalty=0.25,
+    )
+    assert reward.tolist() == pytest.approx([-0.05, 1.0, 0.0, -1.25])
+
+
+def test_a_response_is_held_against_the_others_of_its_group() -> None:
+    """All its tokens alike; with and without the group's deviation."""
+    sampled = torch.ones((2, 4), dtype=torch.bool)
+    reward = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 3.0, 7.0, 5.0]])
+    group = torch.tensor([0, 0, 1, 1])
+    plain = group_relative(reward, sampled, group, discount=1.0, by_deviation=False)
+    assert plain.tolist() == [[-1.0, 1.0, 1.0, -1.0]] * 2
+    reward[1, 1] = 5.0
+    divided = group_relative(reward, sampled, group, discount=1.0, by_deviation=True)
+    assert divided[0].tolist() == pytest.approx([-1.0, 1.0, 1.0, -1.0])
+
+
+@pytest.mark.parametrize("by_deviation", [True, False])
+def test_a_response_without_a_group_keeps_its_signal(by_deviation: bool) -> None:
+    """Its own mean would take all of it away (AReaL's issue of groups of one)."""
+    sampled = torch.ones((1, 3), dtype=torch.bool)
+    reward = torch.tensor([[1.0, 0.0, 0.0]])
+    group = torch.tensor([0, 1, 1])
+    advantage = group_relative(reward, sampled, group, discount=1.0, by_deviation=by_deviation)
+    assert advantage[0, 0] > 0.5
+    assert advantage[0, 1:].tolist() == [0.0, 0.0]
+    alone = group_relative(reward[:, :1], sampled[:, :1], group[:1], discount=1.0, by_deviation=by_deviation)
+    assert alone.tolist() == [[1.0]]
+
+
+def test_the_baseline_of_a_response_is_the_mean_of_the_others() -> None:
+    """Of what is still ahead only the baseline is taken away; a batch of one keeps all."""
+    sampled = torch.tensor([[True, True], [True, False]])
+    reward = torch.tensor([[1.0, 4.0], [2.0, 0.0]])
+    assert leave_one_out(reward, sampled, discount=1.0).tolist() == [[-1.0, 1.0], [-2.0, 0.0]]
+    assert leave_one_out(reward[:, :1], sampled[:, :1], discount=1.0).tolist() == [[3.0], [2.0]]
+
+
+def test_whitening_deletes_no_single_response_and_blows_nothing_up() -> None:
+    """One response is left as it is; differences below the floor stay small."""
+    one = torch.tensor([0.3, 0.3, 0.3])
+    assert torch.equal(whitened(one, 1), one)
+    many = whitened(torch.tensor([1.0, 2.0, 3.0, 6.0]), 2)
+    assert many.mean().item() == pytest.approx(0.0, abs=1e-6)
+    assert many.std(correction=0).item() == pytest.approx(1.0)
+    alike = torch.tensor([1.0, 1.0, 1.0, 1.0 + 1e-6])
+    assert whitened(alike, 4).abs().max() <= 1e-6 / DEVIATION_FLOOR

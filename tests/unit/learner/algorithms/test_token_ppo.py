@@ -1,0 +1,372 @@
+"""PPO of tokens: against a plain implementation, and what must be nothing to it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from learner.algorithm import Algorithm, AlgorithmState
+from learner.algorithms import token_metrics, token_ppo
+from learner.algorithms.responses import read_responses
+from learner.algorithms.token_ppo import TokenPPO
+from learner.algorithms.token_preparation import prepare
+from learner.batch import Batch
+from penstock.policy import weights
+from penstock.policy.tokens import TokenRows
+from penstock.runtime.settings import TokenPPOSection
+from tests.token_experience import Response, SmallTokenPolicy, batch_of, fragment, sample
+
+SMOOTH: dict[str, Any] = {"adam_epsilon": 1.0, "learning_rate": 1.0, "critic_learning_rate": 1.0}
+"""Adam's first steps have one size, also where rounding decides the sign of a gradient that is next to 0; not these."""
+PROMPTS = ((2, 3), (2, 4, 5), (2, 3), (2, 6, 7, 8))
+
+
+def make(policy: SmallTokenPolicy | None = None, **section: Any) -> TokenPPO:
+    """One gradient step on everything, unless it is said otherwise."""
+    usual: dict[str, Any] = {
+        "epochs": 1,
+        "minibatches": 1,
+        "learning_rate": 1e-2,
+        "critic_learning_rate": 1e-2,
+    }
+    return TokenPPO(policy or SmallTokenPolicy(), TokenPPOSection(**(usual | section)), seed=0)
+
+
+def responses(policy: SmallTokenPolicy | None = None, count: int = 3, seed: int = 0) -> list[Response]:
+    """Of that policy to each prompt, scored by how often token 9 is in them."""
+    made = [
+        one
+        for index, prompt in enumerate(PROMPTS)
+        for one in sample(policy or SmallTokenPolicy(), prompt, count, 6, seed + index)
+    ]
+    return [replace(one, score=one.tokens.count(9) / len(one.tokens) - 0.25) for one in made]
+
+
+def stale(seed: int = 0) -> Batch:
+    """Experience of another policy than the one that learns."""
+    return batch_of(fragment(responses(SmallTokenPolicy(7), seed=seed)))
+
+
+def flat(algorithm: TokenPPO) -> Tensor:
+    """All that is trained."""
+    everything = (*algorithm.policy.trained().values(), *algorithm.policy.critic.parameters())
+    return torch.cat([one.detach().flatten() for one in everything])
+
+
+def same(first: AlgorithmState, second: AlgorithmState) -> bool:
+    """Equal bit by bit."""
+    tensors = first.tensors.keys() == second.tensors.keys() and all(
+        torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items()
+    )
+    return tensors and first.numbers == second.numbers
+
+
+# ---------------------------------------------------------------- the equations, one response after the other
+
+
+def plain_update(policy: SmallTokenPolicy, given: Sequence[Response], section: TokenPPOSection) -> None:
+    """One update of one gradient step by autograd and torch's own Adam, written from the equations."""
+    read = [_read(policy, one) for one in given]
+    old = [[tensor.detach() for tensor in one] for one in read]
+    advantages, targets, anchors = [], [], []
+    for one, (log_prob, _, value, reference) in zip(given, old, strict=True):
+        reward = -section.kl_coefficient * (log_prob - reference).clamp(
+            -section.log_ratio_bound, section.log_ratio_bound
+        )
+        reward[-1] += one.score - (0.0 if one.finished else section.eos_penalty)
+        advantages.append(brute_force(reward, value, section.discount, section.gae_lambda))
+        targets.append(value + brute_force(reward, value, section.discount, section.value_lambda))
+        anchors.append(log_prob)
+    joined = torch.cat(advantages)
+    mean, deviation = joined.mean(), joined.std(correction=0)
+    loss = torch.zeros(())
+    for index, (log_prob, entropy, value, _) in enumerate(read):
+        advantage = (advantages[index] - mean) / deviation
+        weight = (
+            (anchors[index] - torch.tensor(given[index].log_prob))
+            .exp()
+            .clamp(max=section.behaviour_weight_cap)
+        )
+        ratio = (log_prob - anchors[index]).exp()
+        clipped = ratio.clamp(1 - section.clip_range, 1 + section.clip_range)
+        surrogate = weight * torch.minimum(ratio * advantage, clipped * advantage)
+        error = 0.5 * (value - targets[index]).square()
+        loss = (
+            loss
+            + (-surrogate + section.value_coefficient * error - section.entropy_coefficient * entropy).sum()
+        )
+    loss = loss / len(joined)
+    groups = [
+        {"params": list(policy.trained().values()), "lr": section.learning_rate},
+        {"params": list(policy.critic.parameters()), "lr": section.critic_learning_rate},
+    ]
+    optimiser = torch.optim.Adam(groups, eps=section.adam_epsilon)
+    loss.backward()
+    for group in groups:
+        nn.utils.clip_grad_norm_(group["params"], section.max_gradient_norm)
+    optimiser.step()
+
+
+def brute_force(reward: Tensor, value: Tensor, discount: float, trace: float) -> Tensor:
+    """Σ_k (γλ)^k δ_{t+k} by its definition."""
+    following = torch.cat([value[1:], torch.zeros(1)])
+    delta = reward + discount * following - value
+    length = len(reward)
+    return torch.stack(
+        [sum(((discount * trace) ** (k - t)) * delta[k] for k in range(t, length)) for t in range(length)]
+    )
+
+
+def _read(policy: SmallTokenPolicy, one: Response) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log π, entropy, V, log π_ref of one response alone."""
+    tokens = torch.tensor([[*one.prompt, *one.tokens[:-1]]])
+    place = torch.arange(len(one.prompt) - 1, tokens.shape[1])
+    rows = TokenRows(tokens, torch.ones_like(tokens, dtype=torch.bool), place, torch.tensor(one.tokens))
+    outputs = policy.outputs(rows)
+    return outputs.log_prob, outputs.entropy, outputs.value, policy.reference_log_prob(rows)
+
+
+@pytest.mark.parametrize("behaviour", [0, 7])
+def test_an_update_is_that_of_a_plain_implementation(behaviour: int) -> None:
+    """From fresh and from other policies' experience; every coefficient is at work."""
+    section = {
+        "kl_coefficient": 0.3,
+        "eos_penalty": 0.5,
+        "entropy_coefficient": 0.02,
+        "value_clip": None,
+        "log_ratio_bound": 0.2,
+        "gae_lambda": 0.9,
+        "discount": 0.97,
+    }
+    given = responses(SmallTokenPolicy(behaviour))
+    assert {one.finished for one in given} == {True, False}
+    policy, oracle = SmallTokenPolicy(), SmallTokenPolicy()
+    for moved in (policy, oracle):
+        _move(moved)
+    algorithm = make(policy, **section)
+    assert algorithm.update(batch_of(fragment(given)), progress=0.0).applied
+    plain_update(oracle, given, algorithm.section)
+    expected = torch.cat(
+        [one.detach().flatten() for one in (*oracle.trained().values(), *oracle.critic.parameters())]
+    )
+    assert torch.allclose(flat(algorithm), expected, atol=2e-5)
+
+
+def _move(policy: SmallTokenPolicy) -> None:
+    """Away from its reference."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in policy.trained().values():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+
+
+# ---------------------------------------------------------------- what is nothing to an update
+
+
+def test_fresh_experience_has_ratio_one() -> None:
+    """The learner's log-probabilities of whole rows are those of sampling token by token."""
+    policy = SmallTokenPolicy()
+    update = make(policy).update(batch_of(fragment(responses(policy))), progress=0.0)
+    assert update.metrics["max_ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert update.metrics["clip_fraction"] == 0.0
+    assert update.metrics["kl_behaviour"] == pytest.approx(0.0, abs=1e-9)
+    assert update.metrics["kl_reference"] == 0.0
+    assert update.metrics["effective_sample_size"] == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 20, 10_000])
+@pytest.mark.parametrize("advantage", ["gae", "group", "reinforce"])
+def test_micro_batches_change_nothing(advantage: str, micro_batch_tokens: int) -> None:
+    """Of one response each, of some, of all."""
+    settings = {"advantage": advantage, "minibatches": 2, "epochs": 2, **SMOOTH}
+    whole, cut = make(**settings), make(**settings, micro_batch_tokens=micro_batch_tokens)
+    told = [one.update(stale(), progress=0.0).metrics for one in (whole, cut)]
+    assert told[0] == pytest.approx(told[1], abs=1e-5)
+    assert torch.allclose(flat(whole), flat(cut), atol=1e-5)
+
+
+def test_padding_is_nothing() -> None:
+    """Neither which token it is nor how much there is of it."""
+    given = responses(SmallTokenPolicy(7))
+    algorithms = [make(), make()]
+    told = [
+        algorithm.update(batch_of(made), progress=0.0).metrics
+        for algorithm, made in zip(
+            algorithms, (fragment(given), fragment(given, pad=8, steps=17)), strict=True
+        )
+    ]
+    assert told[0] == told[1]
+    assert same(algorithms[0].state(), algorithms[1].state())
+
+
+def test_the_order_of_the_batch_is_nothing() -> None:
+    """Nor which responses came in one fragment."""
+    given = responses(SmallTokenPolicy(7))
+    one, other = make(**SMOOTH), make(**SMOOTH)
+    told = [
+        one.update(batch_of(fragment(given)), progress=0.0).metrics,
+        other.update(batch_of(fragment(given[5:]), fragment(given[4::-1])), progress=0.0).metrics,
+    ]
+    assert told[0] == pytest.approx(told[1], abs=1e-5)
+    assert torch.allclose(flat(one), flat(other), atol=1e-5)
+
+
+def test_rewards_of_minus_one_and_zero_are_rewards() -> None:
+    """There is no number that means none."""
+    given = [replace(one, score=score) for one, score in zip(responses(), [-1.0, 0.0] * 6, strict=True)]
+    update = make().update(batch_of(fragment(given)), progress=0.0)
+    assert update.steps == sum(len(one.tokens) for one in given)
+    assert update.metrics["score"] == -0.5
+    assert update.metrics["left_out"] == 0.0
+
+
+def test_what_is_between_sampled_tokens_is_read_and_not_trained() -> None:
+    """As what somebody else says in a conversation: the trace runs on behind it."""
+    one = Response((2, 3), (4, 5, 6, 7), (-1.0, -1.0, -1.0, -1.0), 0.5, True)
+    batch = batch_of(fragment([one]))
+    valid = batch.valid.clone()
+    valid[2, 0] = False
+    responses = read_responses(replace(batch, valid=valid))
+    assert responses is not None
+    section = TokenPPOSection(
+        kl_coefficient=0.0, normalise_advantages=False, value_lambda=0.9, gae_lambda=0.9
+    )
+    read = torch.tensor([[-1.0] * 3, [0.0] * 3, [0.3, -0.2, 0.7], [-1.0] * 3])
+    prepared = prepare(responses, read, section, section.kl_coefficient)
+    value = prepared.old_value
+    expected = brute_force(torch.tensor([0.0, 0.0, 0.5]), value, 1.0, 0.9)
+    assert torch.allclose(prepared.target - value, expected, atol=1e-6)
+    assert responses.tokens.tolist() == [[2, 3, 4, 5, 6]]
+    assert responses.action.tolist() == [4, 6, 7]
+
+
+def test_columns_that_are_no_whole_response_are_left_out() -> None:
+    """Without an end, or with two; and nothing is left where all are such."""
+    batch = batch_of(fragment(responses()))
+    truncated, terminated = batch.truncated.clone(), batch.terminated.clone()
+    truncated[:, 0] = terminated[:, 0] = False
+    terminated[:, 1] |= batch.valid[:, 1]
+    broken = replace(batch, truncated=truncated, terminated=terminated)
+    update = make().update(broken, progress=0.0)
+    assert update.metrics["left_out"] == 2.0
+    assert update.steps == int(batch.valid[:, 2:].sum())
+    nothing = torch.zeros_like(batch.valid)
+    update = make().update(replace(batch, truncated=nothing, terminated=nothing), progress=0.0)
+    assert (update.applied, update.reason) == (False, "empty")
+
+
+# ---------------------------------------------------------------- an algorithm like the others
+
+
+def test_every_metric_is_reported() -> None:
+    """And those of a critic only where there is one."""
+    for advantage, critic in (("gae", True), ("group", False), ("reinforce", False)):
+        algorithm: Algorithm = make(advantage=advantage)
+        update = algorithm.update(stale(), progress=0.0)
+        expected = {*token_metrics.METRICS, *(token_metrics.CRITIC_METRICS if critic else ())}
+        assert update.metrics.keys() == expected
+        assert all(math.isfinite(value) for value in update.metrics.values())
+        assert (update.applied, update.gradient_steps, algorithm.updates) == (True, 1, 1)
+
+
+def test_an_update_that_is_not_finite_leaves_no_trace() -> None:
+    """Of weights, moments and coefficient."""
+    algorithm = make(kl_target=1.0, epochs=2)
+    assert algorithm.update(stale(), progress=0.0).applied
+    before, batch = algorithm.state(), stale()
+    reward = batch.reward.clone()
+    reward[batch.terminated | batch.truncated] = math.inf
+    update = algorithm.update(replace(batch, reward=reward), progress=0.0)
+    assert (update.applied, update.reason, update.metrics) == (False, "nan", {})
+    # The generator of permutations has gone on, as it does with the other algorithms.
+    after = algorithm.state()
+    generator = {"generator/permutations": before.tensors["generator/permutations"]}
+    assert same(before, replace(after, tensors=after.tensors | generator))
+
+
+def test_a_restored_state_goes_on_bit_by_bit() -> None:
+    """The adapted coefficient too."""
+    settings = {"kl_target": 1.0, "kl_horizon": 20.0, "epochs": 2, "minibatches": 3}
+    first, second = make(**settings), make(SmallTokenPolicy(3), **settings)
+    first.update(stale(), progress=0.0)
+    state = first.state()
+    assert state.numbers["kl_coefficient"] != 0.05
+    second.load(state)
+    # The reference is read from the folder of the model; this one has none.
+    second.policy._reference.load_state_dict(first.policy._reference.state_dict())  # type: ignore[attr-defined]
+    for algorithm in (first, second):
+        algorithm.update(stale(1), progress=0.1)
+    assert same(first.state(), second.state())
+    blobs = [weights.encode(one.published_modules()["default"]) for one in (first, second)]
+    assert blobs[0] == blobs[1]
+
+
+def test_what_is_missing_in_a_state_is_named() -> None:
+    """Before anything is taken over."""
+    algorithm = make()
+    state = algorithm.state()
+    for name in ("critic/weight", "policy/1.bias", "optimiser/critic/first/bias", "generator/permutations"):
+        tensors = {key: tensor for key, tensor in state.tensors.items() if key != name}
+        with pytest.raises(ValueError, match=name.split("/")[-1]):
+            algorithm.load(replace(state, tensors=tensors))
+    with pytest.raises(ValueError, match="kl_coefficient"):
+        algorithm.load(replace(state, numbers={"updates": 0, "gradient_steps": {}}))
+
+
+def test_the_critic_learns_first() -> None:
+    """In the warm-up the policy stands still, and so does what is adapted to its divergence."""
+    algorithm = make(critic_warmup_updates=1, kl_target=1.0, kl_horizon=20.0)
+    policy, critic = weights.encode(algorithm.policy.published), weights.encode(algorithm.policy.critic)
+    told = algorithm.update(stale(), progress=0.0).metrics
+    assert told["learning_rate"] == told["gradient_norm"] == 0.0
+    assert weights.encode(algorithm.policy.published) == policy
+    assert weights.encode(algorithm.policy.critic) != critic
+    assert algorithm.update(stale(), progress=0.0).metrics["kl_coefficient"] == told["kl_coefficient"]
+    assert weights.encode(algorithm.policy.published) != policy
+
+
+def test_the_coefficient_follows_the_divergence() -> None:
+    """Up where it is too large, down where it is too small, by at most 20 % · n / horizon."""
+    for target, expected in ((1e-6, 1.2), (1e6, 0.8)):
+        policy = SmallTokenPolicy()
+        _move(policy)
+        algorithm = make(policy, kl_target=target, kl_horizon=12.0, kl_coefficient=0.1, learning_rate=0.0)
+        told = [
+            algorithm.update(batch_of(fragment(responses(policy))), progress=0.0).metrics for _ in range(2)
+        ]
+        assert told[0]["kl_reference"] > 0
+        assert told[1]["kl_coefficient"] == pytest.approx(0.1 * expected)
+
+
+def test_epochs_end_where_the_policy_has_moved_far() -> None:
+    """As with PPO."""
+    assert (
+        make(epochs=4, minibatches=4, target_kl=1e-9).update(stale(), progress=0.0).metrics["epochs"] == 1.0
+    )
+    assert make(epochs=4, minibatches=4, target_kl=1e9).update(stale(), progress=0.0).metrics["epochs"] == 4.0
+
+
+def test_two_runs_are_equal_bit_by_bit() -> None:
+    """Sampling, fragments and updates, with nothing but seeds in common."""
+    states = []
+    for _ in range(2):
+        policy = SmallTokenPolicy()
+        algorithm = make(policy, epochs=2, minibatches=2, micro_batch_tokens=30)
+        for update in range(3):
+            algorithm.update(
+                batch_of(fragment(responses(policy, seed=10 * update), update=update)), progress=0.0
+            )
+        states.append(algorithm.state())
+    assert same(*states)
+
+
+def test_a_minibatch_holds_whole_responses() -> None:
+    """Parts of nearly equal size, in the order of the permutation."""
+    parts = [part.tolist() for part in token_ppo.minibatches(np.arange(5), 2)]
+    assert parts == [[0, 1], [2, 3, 4]]
+    assert len(list(token_ppo.minibatches(np.arange(2), 4))) == 2

@@ -1,0 +1,117 @@
+"""Rewards for responses: what a source is shown, and what becomes of its answers."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.runtime.exit import Fatal
+from workloads.rlhf.reward.source import BadReward, Rewards, Sample, ScoredBy, Unavailable
+from workloads.rlhf.rollout.judge import Judge, Response
+from workloads.rlhf.tokens import load_tokenizer
+
+
+class Recorder:
+    """A source that keeps what it was shown and answers as it is told, in turn."""
+
+    def __init__(self, *answers: Rewards | Exception) -> None:
+        self.shown: list[Sample] = []
+        self._answers = list(answers)
+
+    def score(self, samples: Sequence[Sample]) -> Rewards:
+        """The next answer."""
+        self.shown = list(samples)
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def rewards(*values: float | None, mean: float | None = None, std: float | None = None) -> Rewards:
+    """Of a model with these statistics."""
+    return Rewards(values, ScoredBy(name="model", mean=mean, std=std))
+
+
+def responses(base: Path) -> list[Response]:
+    """One that ended with <eos> and one that did not."""
+    ids = load_tokenizer(str(base))
+    good, bad = (ids.convert_tokens_to_ids(word) for word in ("good", "bad"))
+    return [
+        Response("apple", (1, 9), (good, bad, ids.eos_token_id)),
+        Response("apple", (1, 9), (bad, bad)),
+    ]
+
+
+def judge(base: Path, source: Recorder, *, reads_tokens: bool = False, standardise: bool = False) -> Judge:
+    """Of the tiny tokenizer."""
+    return Judge(source, load_tokenizer(str(base)), reads_tokens=reads_tokens, standardise=standardise)
+
+
+def test_a_source_reads_text_unless_it_has_the_tokenizer(base: Path) -> None:
+    """Tokens are shown as they were drawn."""
+    source = Recorder(rewards(1.0, 2.0), rewards(1.0, 2.0))
+    asked = responses(base)
+    judge(base, source).score(asked, lambda: False)
+    assert source.shown == [
+        Sample(prompt="apple", response="good bad"),
+        Sample(prompt="apple", response="bad bad"),
+    ]
+    judge(base, source, reads_tokens=True).score(asked, lambda: False)
+    assert [one.response_ids for one in source.shown] == [one.ids for one in asked]
+    assert source.shown[0].prompt_ids == (1, 9)
+
+
+def test_a_source_that_is_away_is_asked_again(base: Path) -> None:
+    """Until it answers."""
+    source = Recorder(Unavailable("away"), Unavailable("away"), rewards(0.0, None))
+    given = judge(base, source).score(responses(base), lambda: False)
+    assert given is not None
+    assert given.values == (0.0, None)
+
+
+def test_nobody_waits_for_rewards_when_the_work_is_over(base: Path) -> None:
+    """The answer is none."""
+    assert judge(base, Recorder(Unavailable("away"))).score(responses(base), lambda: True) is None
+
+
+class Hanging:
+    """A source that does not answer before it is closed."""
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
+    def score(self, samples: Sequence[Sample]) -> Rewards:
+        """Not in the life of this source."""
+        self._closed.wait()
+        raise Unavailable("closed")
+
+    def close(self) -> None:
+        """Let the caller go."""
+        self._closed.set()
+
+
+def test_a_call_that_hangs_holds_nobody_up(base: Path) -> None:
+    """It is left alone when the work is over, and ends when the judge is closed."""
+    hung = Judge(Hanging(), load_tokenizer(str(base)), reads_tokens=False, standardise=False)
+    assert hung.score(responses(base), lambda: True) is None
+    hung.close()
+
+
+def test_what_no_repetition_changes_ends_the_actor(base: Path) -> None:
+    """With the reason."""
+    with pytest.raises(Fatal, match=r"environment\.kwargs\.reward: NaN"):
+        judge(base, Recorder(BadReward("NaN"))).score(responses(base), lambda: False)
+
+
+def test_standardised_rewards_are_in_standard_deviations(base: Path) -> None:
+    """At most 5 of them; one that is absent stays absent."""
+    source = Recorder(rewards(3.0, None, mean=1.0, std=4.0), rewards(99.0, -99.0, mean=1.0, std=4.0))
+    scaled = judge(base, source, standardise=True)
+    values = [scaled.score(responses(base), lambda: False) for _ in range(2)]
+    assert [one.values for one in values if one] == [(0.5, None), (5.0, -5.0)]
+    with pytest.raises(Fatal, match="does not say the mean and std"):
+        judge(base, Recorder(rewards(1.0, 2.0)), standardise=True).score(responses(base), lambda: False)

@@ -1,0 +1,90 @@
+"""How the learner's model of a language run is made, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from broker.state import ProbeAnswer
+from learner.algorithms.group import Solo
+from learner.model import Model
+from penstock.policy import weights
+from penstock.runtime import settings as configuration
+from penstock.runtime.settings import ConfigurationError, EnvironmentSection
+from penstock.runtime.workload import Workload
+from penstock.wire.spaces import Discrete, Space
+from workloads.rlhf.learning import make_model
+from workloads.rlhf.policy.policy import build
+
+VOCABULARY = 36
+WORDS = Workload(
+    name="words",
+    environment="nobody:steps",
+    spaces=f"{__name__}:spaces",
+    policy="workloads.rlhf.policy.policy:build",
+    defaults="nobody:asks",
+    target=f"{__name__}:target",
+    model="workloads.rlhf.learning:make_model",
+)
+
+
+def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
+    """Of the tiny model's tokens."""
+    return Discrete(VOCABULARY), Discrete(VOCABULARY)
+
+
+def target(section: EnvironmentSection) -> float:
+    """A score."""
+    return 0.5
+
+
+def made(base: Path, **sections: Any) -> Model:
+    """From settings as a file would give them."""
+    usual: dict[str, Any] = {
+        "run": "words",
+        "algorithm": {"name": "token_ppo", "batch_steps": 512},
+        "policy": {"kwargs": {"model": str(base), "rank": 4}},
+        "actor": {"unroll_length": 24},
+    }
+    settings = configuration.load([usual, sections])
+    return make_model(settings, WORDS, Solo(), torch.device("cpu"))
+
+
+def test_a_model_publishes_its_adapter_and_probes_it(base: Path) -> None:
+    """Tokens as observations and actions; an actor with other weights than it says is found out."""
+    model = made(base)
+    module = model.algorithm.published_modules()["default"]
+    assert model.weight_bytes == len(weights.encode(module)) < 100_000
+    assert model.specification.schema.by_name["observation"].dtype == "int64"
+    assert model.target == 0.5
+    snapshot, probe = weights.snapshot(module), model.specification.probe
+    model.quarantine.expect(1, "sha", snapshot)
+    actor = build(Discrete(VOCABULARY), Discrete(VOCABULARY), _policy(base), 5)
+    wrong = actor.acting_log_prob(probe.observation, probe.action) + 0.01
+    weights.load_into(actor, weights.encode(snapshot))
+    right = actor.acting_log_prob(probe.observation, probe.action)
+    for answer, held in ((right, False), (wrong, True), (right, False)):
+        model.quarantine.check([ProbeAnswer(3, "actor-0", 1, "sha", tuple(answer.tolist()))])
+        assert model.quarantine.holds(3) is held
+
+
+def _policy(base: Path) -> configuration.PolicySection:
+    return configuration.PolicySection(kwargs={"model": str(base), "rank": 4})
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            {"algorithm": {"name": "ppo"}},
+            r"algorithm\.name='ppo': does not learn .* writes tokens; use token_ppo",
+        ),
+        ({"actor": {"unroll_length": 65}}, r"actor\.unroll_length=65: .* reads 64 tokens"),
+        ({"policy": {"kwargs": {"ranks": 4}}}, r"policy\.kwargs\.ranks=4: Extra inputs"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(base: Path, section: dict[str, Any], message: str) -> None:
+    """By the setting to change."""
+    with pytest.raises(ConfigurationError, match=message):
+        made(base, **section)

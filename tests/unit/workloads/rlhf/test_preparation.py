@@ -1,0 +1,114 @@
+"""What a run needs is made once, named in its settings, and kept."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.runtime import settings as configuration
+from penstock.runtime.retry import Interrupted
+from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.runtime.workload import Progress
+from tests.tiny_reward import make_reward_model
+from workloads.rlhf import preparation
+from workloads.rlhf.preparation import prepare, services
+from workloads.rlhf.rollout.section import language
+
+FAST = {"epochs": 0.1, "batch": 64, "rank": 2, "max_tokens": 32}
+
+
+def settings_of(**kwargs: Any) -> Settings:
+    """Of a run of language models."""
+    return configuration.load([{"workload": "rlhf", "environment": {"id": "words", "kwargs": kwargs}}])
+
+
+def progress() -> tuple[Progress, list[str]]:
+    """One that nobody stops, and what it was told."""
+    said: list[str] = []
+    return Progress(said.append, threading.Event()), said
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little of everything."""
+    for name, value in (("_TEXTS", 64), ("_STEPS", 2), ("_OPINIONS", 80)):
+        monkeypatch.setattr(preparation, name, value)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_built_in_task_is_made_from_nothing_and_kept(tmp_path: Path) -> None:
+    """Model, feedback, prompts and reward model; the second time nothing is made."""
+    told, said = progress()
+    made = prepare(settings_of(task="sentiment", reward_training=FAST), tmp_path, told)
+    section = language(made.environment)
+    assert section.model == str(tmp_path / "base_model") == made.policy.kwargs["model"]
+    assert section.prompts == section.feedback == str(tmp_path / "feedback.jsonl")
+    assert section.reward == str(tmp_path / "reward_model")
+    assert section.true_reward == "workloads.rlhf.sentiment:true_rewards"
+    assert len(Path(section.feedback).read_text().splitlines()) == 80
+    results = json.loads((tmp_path / "reward_model" / "training_results.json").read_text())
+    assert results["settings"]["rank"] == 2
+    assert results["scale"] == "percent"
+    assert len(said) == 4
+    files = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
+    assert prepare(made, tmp_path, told) == made
+    assert len(said) == 4
+    assert files == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_preparation_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
+    """The reward model's training too."""
+    told, _ = progress()
+    told.stop.set()
+    asked = settings_of(task="sentiment", reward_training={**FAST, "epochs": 2})
+    with pytest.raises(Interrupted):
+        prepare(asked, tmp_path, told)
+    assert not (tmp_path / "reward_model" / "reward.json").exists()
+    again, said = progress()
+    prepare(asked, tmp_path, again)
+    assert (tmp_path / "reward_model" / "reward.json").exists()
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({}, r"environment\.kwargs\.model='': name the folder"),
+        ({"model": "m"}, r"environment\.kwargs\.prompts='': name prompts, or feedback"),
+        ({"model": "m", "prompts": "p"}, r"environment\.kwargs\.reward='': name who rewards, or feedback"),
+        (
+            {"model": "m", "prompts": "p", "reward": "grpc://x:1", "serve_reward": True},
+            r"environment\.kwargs\.reward='grpc://x:1': serve_reward serves a reward model's folder",
+        ),
+        (
+            {"model": "m", "feedback": "f", "feedback_scale": "inches"},
+            r"environment\.kwargs\.feedback_scale='inches': use thumbs",
+        ),
+        (
+            {"model": "m", "feedback": "f", "reward_training": {"ranc": 3}},
+            r"environment\.kwargs\.reward_training\.ranc",
+        ),
+    ],
+)
+def test_what_cannot_be_prepared_is_named(tmp_path: Path, kwargs: dict[str, Any], said: str) -> None:
+    """Before anything is made."""
+    told, _ = progress()
+    with pytest.raises(ConfigurationError, match=said):
+        prepare(settings_of(**kwargs), tmp_path, told)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_reward_model_is_served_where_that_is_asked_for(base: Path, tmp_path: Path) -> None:
+    """At a socket that the actors of this launcher are told, whatever the specification says."""
+    reward = tmp_path / "reward"
+    make_reward_model(base, reward)
+    asked = settings_of(model=str(base), prompts="p", reward=str(reward), serve_reward=True)
+    made = services(asked, Path("/run/x"))
+    assert made.places == {"reward": "unix:/run/x/reward.sock"}
+    assert made.commands == {
+        "reward": ("reward", "serve", str(reward), "--listen", "unix:/run/x/reward.sock")
+    }
+    assert not services(settings_of(model=str(base), reward=str(reward)), tmp_path).commands

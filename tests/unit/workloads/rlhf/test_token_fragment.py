@@ -1,0 +1,131 @@
+"""A batch of responses as a fragment: each token where the convention says, checked as the broker does."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actor.fragment_builder import Stamp
+from actor.reward import learner_reward
+from penstock.runtime.settings import ConfigurationError, EnvironmentSection
+from penstock.wire.fragment import Fragment, check
+from penstock.wire.messages import Episode, Publication
+from penstock.wire.schema import FragmentSchema, TensorRule, fragment_schema
+from penstock.wire.spaces import Discrete
+from workloads.rlhf.reward.source import ScoredBy
+from workloads.rlhf.rollout.backend import Generated
+from workloads.rlhf.rollout.fragment import Scored, TokenFragments
+from workloads.rlhf.rollout.prompts import Asked
+
+PAD, EOS = 0, 2
+VOCABULARY = Discrete(20)
+ASKED = (Asked(7, "a", (1, 10)), Asked(7, "a", (1, 10)), Asked(3, "b", (1, 11, 12, 13)), Asked(4, "c", (1,)))
+GENERATED = Generated(
+    tokens=np.array([[14, 15, EOS], [16, 17, 18], [EOS, PAD, PAD], [14, 14, 14]]),
+    log_prob=np.array([[-1, -2, -3], [-4, -5, -6], [-7, 0, 0], [-8, -9, -10]], np.float32),
+    lengths=np.array([3, 3, 1, 3]),
+    ended=np.array([True, False, True, False]),
+    whole=np.array([True, True, True, True]),
+)
+BY = ScoredBy(name="judge", sha256="ab")
+
+
+def schema(*extra: TensorRule) -> FragmentSchema:
+    """Of token rows."""
+    return fragment_schema(VOCABULARY, VOCABULARY, extra)
+
+
+def stamp(sequence: int = 1) -> Stamp:
+    """Of version 5."""
+    publication = Publication(version=5, update=4, sha256="", size=0)
+    return Stamp(run="r", session=1, sequence=sequence, weights=publication, round=0)
+
+
+def cut(
+    rewards: tuple[float | None, ...], generated: Generated = GENERATED
+) -> tuple[Fragment, list[Episode]]:
+    """One fragment, which the broker would take."""
+    fragment, episodes = TokenFragments(schema(), 4, PAD).cut(Scored(ASKED, generated, rewards, BY), stamp())
+    check(fragment, schema(), "r")
+    return fragment, episodes
+
+
+def test_every_token_is_where_the_convention_says() -> None:
+    """Prompt, response, padding; valid, log-probability and reward where a token was drawn."""
+    fragment, _ = cut((0.0, -1.0, 0.5, None))
+    arrays: dict[str, Any] = fragment.arrays()
+    assert fragment.header.steps == 4
+    np.testing.assert_array_equal(
+        arrays["observation"].T,
+        [[1, 10, 14, 15, EOS], [1, 10, 16, 17, 18], [1, 11, 12, 13, EOS], [1, 14, 14, 14, PAD]],
+    )
+    np.testing.assert_array_equal(arrays["action"], arrays["observation"][1:])
+    valid = [[0, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
+    np.testing.assert_array_equal(arrays["valid"].T, np.array(valid, bool))
+    np.testing.assert_array_equal(
+        arrays["log_prob"].T, [[0, -1, -2, -3], [0, -4, -5, -6], [0, 0, 0, -7], [0, 0, 0, 0]]
+    )
+    np.testing.assert_array_equal(arrays["reward"].T[:, 3], [0.0, -1.0, 0.5, 0.0])
+    assert not arrays["reward"][:3].any()
+    np.testing.assert_array_equal(arrays["terminated"].T[:, 3], [True, False, True, False])
+    np.testing.assert_array_equal(arrays["truncated"].T[:, 3], [False, True, False, False])
+    np.testing.assert_array_equal(arrays["final/slot"], [0, 1, 2])
+    np.testing.assert_array_equal(arrays["final/observation"], [EOS, 18, EOS])
+    assert [(span.version, span.update) for span in fragment.header.weights] == [(5, 4)]
+
+
+def test_rewards_of_zero_and_of_minus_one_are_rewards() -> None:
+    """Only a response without one is no episode."""
+    _, episodes = cut((0.0, -1.0, 0.5, None))
+    assert [(one.slot_id, one.episode_return, one.length, one.terminated) for one in episodes] == [
+        (0, 0.0, 3, True), (1, -1.0, 3, False), (2, 0.5, 1, True),
+    ]  # fmt: skip
+
+
+def test_every_response_is_an_episode_of_its_own() -> None:
+    """Its number rises where one ended; each begins at step 0."""
+    fragments = TokenFragments(schema(), 4, PAD)
+    first, _ = fragments.cut(Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, None), BY), stamp())
+    second, episodes = fragments.cut(Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, 1.0), BY), stamp(2))
+    assert [slot.episode_id for slot in first.header.slots] == [0, 0, 0, 0]
+    assert [slot.episode_id for slot in second.header.slots] == [1, 1, 1, 0]
+    assert {slot.first_step for slot in second.header.slots} == {0}
+    assert {one.slot_id: one.length for one in episodes} == {0: 3, 1: 3, 2: 1, 3: 3}
+
+
+def test_a_batch_that_never_began_is_a_fragment_that_is_valid_nowhere() -> None:
+    """The broker takes it, and nothing is learned from it."""
+    nothing = Generated(
+        tokens=np.zeros((4, 0), np.int64), log_prob=np.zeros((4, 0), np.float32),
+        lengths=np.zeros(4, np.int64), ended=np.zeros(4, bool), whole=np.zeros(4, bool),
+    )  # fmt: skip
+    fragment, episodes = cut((None, None, None, None), nothing)
+    assert not episodes
+    assert not fragment.arrays()["valid"].any()
+
+
+def test_the_header_says_whose_rewards_they_are() -> None:
+    """And of which prompts, and how the responses ended."""
+    said = json.loads(cut((0.0, 1.0, None, None))[0].header.attributes)
+    assert said == {
+        "finish": {"eos": 2, "length": 2},
+        "unrewarded": 2,
+        "reward": {"name": "judge", "sha256": "ab"},
+        "prompts": [7, 7, 3, 4],
+    }
+
+
+def test_wrappers_change_what_the_learner_is_given_and_no_return() -> None:
+    """As for every other environment."""
+    section = EnvironmentSection.model_validate({"reward": [{"scale": 2.0}]})
+    fragments = TokenFragments(schema(), 4, PAD, learner_reward(section))
+    fragment, episodes = fragments.cut(Scored(ASKED, GENERATED, (0.5, -0.5, 1.0, None), BY), stamp())
+    np.testing.assert_array_equal(fragment.arrays()["reward"].T[:, 3], [1.0, -1.0, 2.0, 0.0])
+    assert [one.episode_return for one in episodes] == [0.5, -0.5, 1.0]
+
+
+def test_a_tensor_that_responses_do_not_have_is_refused() -> None:
+    """By name."""
+    with pytest.raises(ConfigurationError, match=r"tensors \['extra/other'\]"):
+        TokenFragments(schema(TensorRule(name="extra/other", dtype="float32")), 4, PAD)

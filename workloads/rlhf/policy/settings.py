@@ -1,0 +1,62 @@
+"""What `policy.kwargs` says of a language model, validated like the rest of the configuration."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from penstock.runtime.sections.policy import PolicySection
+from penstock.runtime.sections.section import Positive, PositiveReal, Section
+from penstock.runtime.settings import ConfigurationError
+
+
+class LanguageSection(Section):
+    """Which model, and what of it is trained. `policy.kwargs` of a run."""
+
+    model: str = Field(min_length=1)
+    """Folder, or hub name, of a causal language model in Hugging Face format."""
+    lora: bool = True
+    """Train a low-rank adapter; false: all weights."""
+    rank: Positive = 16
+    """Rank of the adapter."""
+    alpha: PositiveReal = 32.0
+    """Its scale: updates are multiplied by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the layers that have one, such as ["q_proj", "v_proj"]; empty: all linear layers but the last."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights that are not trained; what is trained is float32."""
+    shared_trunk: bool = True
+    """The value loss trains the policy's features too; false: only the value head, on features as they are."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice and hold fewer of them."""
+
+
+def language_section(section: PolicySection) -> LanguageSection:
+    """What a policy section says; raises ConfigurationError that names key, value and remedy."""
+    _check_others(section)
+    try:
+        settings = LanguageSection.model_validate(section.kwargs)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, ("policy.kwargs", *first["loc"])))
+        raise ConfigurationError(f"{name}={_given(first)}: {first['msg']}") from error
+    if not settings.lora and settings.dtype != "float32":
+        raise ConfigurationError(
+            f"policy.kwargs.dtype={settings.dtype!r}: all weights are trained, in float32; leave it out, and say "
+            "learner.precision=bfloat16 to compute in bfloat16"
+        )
+    return settings
+
+
+def _given(error: Mapping[str, Any]) -> str:
+    return "" if error["type"] == "missing" else repr(error["input"])
+
+
+def _check_others(section: PolicySection) -> None:
+    """Keys that say how a network for control is made would say nothing here."""
+    usual = PolicySection()
+    for name in PolicySection.model_fields:
+        if name != "kwargs" and getattr(section, name) != getattr(usual, name):
+            raise ConfigurationError(
+                f"policy.{name}={getattr(section, name)!r}: a language model has none; leave it out, and use policy.kwargs"
+            )

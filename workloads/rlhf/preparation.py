@@ -1,0 +1,185 @@
+"""What a run of language models needs before its processes start, made where it is not there yet.
+
+    task = "sentiment"    RUN/base_model/, a tiny model built and pre-trained; RUN/feedback.jsonl, noisy opinions
+    feedback              RUN/reward_model/, trained on it, unless `reward` names one
+    prompts               those of the feedback, unless they are named
+
+Each is written under another name and then moved, or has a file that is written last: what an interrupted preparation
+left is made again, and what is whole is kept.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.runtime.retry import Interrupted
+from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.runtime.workload import Progress, Services
+from workloads.rlhf.quiet import quieten
+from workloads.rlhf.rollout.section import Language, language
+
+log = logging.getLogger(__name__)
+
+BASE_MODEL: Final = "base_model"
+FEEDBACK: Final = "feedback.jsonl"
+REWARD_MODEL: Final = "reward_model"
+_PLACES: Final = ("model", "prompts", "feedback", "reward")
+_TEXTS: Final = 4000
+_STEPS: Final = 400
+_OPINIONS: Final = 2500
+
+
+def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
+    """The settings with everything named that was made; raises ConfigurationError, Interrupted."""
+    quieten()
+    section = language(settings.environment)
+    made: dict[str, Any] = {}
+    if section.task == "sentiment":
+        made |= _sentiment(section, run_dir, settings.seed, progress)
+    section = section.model_copy(update=made)
+    made["prompts"] = section.prompts or section.feedback
+    _check(section.model_copy(update=made))
+    if not section.reward:
+        made["reward"] = _reward_model(section, run_dir, settings.seed, progress)
+    return _with_places(settings, made)
+
+
+def services(settings: Settings, sockets: Path) -> Services:
+    """The reward service, where the reward model is to have a process of its own."""
+    section = language(settings.environment)
+    if not section.serve_reward:
+        return Services()
+    address = f"unix:{sockets / 'reward.sock'}"
+    command = ("reward", "serve", section.reward, "--listen", address)
+    return Services(commands={"reward": command}, places={"reward": address})
+
+
+def _check(section: Language) -> None:
+    if not section.model:
+        raise ConfigurationError("environment.kwargs.model='': name the folder of the model that is trained")
+    if not section.prompts:
+        raise ConfigurationError("environment.kwargs.prompts='': name prompts, or feedback that has them")
+    if not section.reward and not section.feedback:
+        raise ConfigurationError(
+            "environment.kwargs.reward='': name who rewards, or feedback that a reward model is trained on"
+        )
+    if section.serve_reward and section.reward and not Path(section.reward).is_dir():
+        raise ConfigurationError(
+            f"environment.kwargs.reward={section.reward!r}: serve_reward serves a reward model's folder; say "
+            "serve_reward=false, or name one"
+        )
+
+
+def _sentiment(section: Language, run_dir: Path, seed: int, progress: Progress) -> dict[str, str]:
+    feedback = section.feedback or str(_opinions(run_dir / FEEDBACK, seed, progress))
+    return {
+        "model": section.model or str(_base_model(run_dir / BASE_MODEL, seed, progress)),
+        "feedback": feedback,
+        "feedback_scale": section.feedback_scale if section.feedback else "percent",
+        "true_reward": section.true_reward or "workloads.rlhf.sentiment:true_rewards",
+    }
+
+
+def _opinions(file: Path, seed: int, progress: Progress) -> Path:
+    from workloads.rlhf.sentiment import Sentiment  # noqa: PLC0415 - only for this task
+
+    if not file.exists():
+        progress.say(f"preparing: {_OPINIONS:,} noisy opinions in {file}")
+        rows = Sentiment().scored(np.random.default_rng(seed), _OPINIONS)
+        _write_lines(file, rows)
+    return file.absolute()
+
+
+def _write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> None:
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    temporary.replace(file)
+
+
+def _base_model(folder: Path, seed: int, progress: Progress) -> Path:
+    """A tiny language model that writes as the reference policy of the task does."""
+    from workloads.rlhf import tiny  # noqa: PLC0415 - loads torch
+    from workloads.rlhf.sentiment import WORDS, Sentiment  # noqa: PLC0415
+
+    if not folder.is_dir():
+        progress.say(f"preparing: a tiny language model, pre-trained for {_STEPS} steps, in {folder}")
+        rng, task = np.random.default_rng(seed), Sentiment()
+        texts = [(task.prompt(rng), task.response(rng)) for _ in range(_TEXTS)]
+        tokenizer = tiny.build_tokenizer(WORDS)
+        model = tiny.build_model(tokenizer, seed=seed)
+        loss = tiny.pretrain(model, tokenizer, texts, steps=_STEPS, seed=seed)
+        log.info("pre-trained", extra={"nats_per_token": loss})
+        temporary = folder.with_suffix(".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        tiny.save(model, tokenizer, temporary)
+        temporary.rename(folder)
+    return folder.absolute()
+
+
+def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progress) -> str:
+    """Trained on the feedback; a training that was interrupted is gone on with."""
+    from workloads.rlhf.reward.model import CARD  # noqa: PLC0415 - loads torch
+    from workloads.rlhf.reward.training import train  # noqa: PLC0415
+
+    folder = (run_dir / REWARD_MODEL).absolute()
+    if (folder / CARD).exists():
+        return str(folder)
+    order = _order(section, folder, seed)
+    progress.say(f"preparing: a reward model from {section.feedback}, in {folder}")
+    results = train(order, progress.stop)
+    if results is None:
+        raise Interrupted
+    found = results["validation"] or {}
+    measured = ", ".join(f"{name} {value:.3g}" for name, value in found.items() if value is not None)
+    progress.say(
+        f"the reward model is trained: {results['steps']} steps in {results['seconds']:g} s; {measured}"
+    )
+    return str(folder)
+
+
+def _order(section: Language, folder: Path, seed: int) -> Any:
+    """How it is trained; raises ConfigurationError."""
+    from workloads.rlhf.feedback.reading import Source  # noqa: PLC0415 - loads transformers
+    from workloads.rlhf.feedback.scale import parse_scale  # noqa: PLC0415
+    from workloads.rlhf.reward.settings import training_settings  # noqa: PLC0415
+    from workloads.rlhf.reward.training import CHECKPOINTS, Order  # noqa: PLC0415
+
+    try:
+        scale = parse_scale(section.feedback_scale)
+    except ValueError as error:
+        raise ConfigurationError(f"environment.kwargs.feedback_{error}") from error
+    said = tuple(f"{key}={json.dumps(value)}" for key, value in section.reward_training.items())
+    try:
+        training = training_settings((f"seed={seed}", *said))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"environment.kwargs.reward_training.{error}") from error
+    return Order(
+        source=Source(place=section.feedback, scale=scale),
+        base=section.model,
+        out=folder,
+        settings=training,
+        resume=any((folder / CHECKPOINTS).glob("checkpoint-*")),
+    )
+
+
+def _with_places(settings: Settings, made: dict[str, Any]) -> Settings:
+    """What was made in the sections that name it, folders as absolute paths."""
+    kwargs = {**settings.environment.kwargs, **made}
+    kwargs |= {key: _absolute(kwargs[key]) for key in _PLACES if key in kwargs}
+    policy = {"model": kwargs["model"], **settings.policy.kwargs}
+    return settings.model_copy(
+        update={
+            "environment": settings.environment.model_copy(update={"kwargs": kwargs}),
+            "policy": settings.policy.model_copy(update={"kwargs": policy}),
+        }
+    )
+
+
+def _absolute(place: str) -> str:
+    """Of a folder or file that is there; a name on the hub or an address stays as it is."""
+    return str(Path(place).absolute()) if place and Path(place).exists() else place

@@ -1,0 +1,72 @@
+"""`environment.kwargs` of a run of language models: which prompts, how long the responses, who rewards them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from penstock.runtime.sections.section import Count, Fraction, Positive, PositiveReal, Section
+from penstock.runtime.settings import ConfigurationError, EnvironmentSection
+
+
+class Language(Section):
+    """What a run of language models asks of its actors."""
+
+    task: Literal["", "sentiment"] = ""
+    """A built-in task: model, feedback and prompts that are not named are made on the spot."""
+    model: str = ""
+    """Folder or hub name of the model that is trained; actors read its tokenizer and vocabulary."""
+    prompts: str = ""
+    """Rows with a `prompt`: JSON lines, Parquet, a data set's folder or a registry's URL; those of feedback will do."""
+    held_out: Fraction = 0.1
+    """Share of the prompts that only the evaluation uses."""
+    reward: str = ""
+    """Who rewards: a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, or module:function."""
+    serve_reward: bool = False
+    """The launcher serves the folder that `reward` names to all actors, by a process of its own."""
+    reward_reads: Literal["text", "tokens"] = "text"
+    """tokens: the reward model has the policy's tokenizer and is shown the very tokens that were sampled."""
+    reward_timeout_s: PositiveReal = 30.0
+    """A call for rewards without an answer is given up after this long, in seconds, and made again."""
+    standardise: bool = False
+    """Rewards are (score − mean) / std with the mean and std that the reward model was saved with, clipped to ± 5."""
+    true_reward: str = ""
+    """module:function that the evaluation measures by; empty: the reward itself."""
+    response_tokens: Positive = 64
+    """Most tokens of a response; one that is cut there counts as truncated."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the actors generate; auto: CUDA where there is one."""
+    group: Positive = 1
+    """Responses to each prompt in a fragment; group-relative advantages need several."""
+    feedback: str = ""
+    """Feedback that the reward model is trained on first, where `reward` names none."""
+    feedback_scale: str = "none"
+    """Of its scores: thumbs, stars, percent, LOW:HIGH, or none."""
+    reward_training: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """How that reward model is trained: the keys of `penstock reward train --set`."""
+    temperature: Annotated[float, Field(ge=1.0, le=1.0)] = 1.0
+    """Only 1: the learner's probability ratios are those of the distribution that is sampled."""
+    top_p: Annotated[float, Field(ge=1.0, le=1.0)] = 1.0
+    """Only 1, likewise."""
+    top_k: Annotated[Count, Field(le=0)] = 0
+    """Only 0, likewise."""
+
+
+def language(section: EnvironmentSection) -> Language:
+    """The section's `kwargs`; raises ConfigurationError with a line per mistake."""
+    try:
+        return Language.model_validate(section.kwargs)
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(_explain(dict(one)) for one in error.errors())) from error
+
+
+def _explain(error: dict[str, object]) -> str:
+    place = error["loc"]
+    key = ".".join(map(str, place)) if isinstance(place, tuple) else str(place)
+    if error["type"] == "extra_forbidden":
+        return f"environment.kwargs.{key}: unknown key; use one of {', '.join(Language.model_fields)}"
+    if key in ("temperature", "top_p", "top_k"):
+        return (
+            f"environment.kwargs.{key}={error['input']!r}: sampling cannot be changed: tokens are drawn at temperature 1 "
+            "from the whole distribution, which is the one that is trained; leave it out"
+        )
+    return f"environment.kwargs.{key}={error['input']!r}: {error['msg']}"
