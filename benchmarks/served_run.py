@@ -1,6 +1,6 @@
 """What the serving benchmark asks: a policy server over a run's folder made without training, and bare echoes.
 
-python -m benchmarks.served_run ADDRESS     grpc.aio: each message is answered by one of an ActReply's size
+python -m benchmarks.served_run ADDRESS     grpc.aio: each message is answered with the same ActReply
 """
 
 import asyncio
@@ -25,13 +25,17 @@ from penstock.registry.registry import Registry
 from penstock.registry.weight_files import registry_url, write_kept
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.settings import ActorSection, PolicySection
+from penstock.v1 import policy_pb2 as pb
 from penstock.wire.server import build_server
 from penstock.wire.spaces import Box, Discrete
 from penstock.wire.specification import RunSpecification
+from penstock.wire.tensor import to_tensor
 
 SHAPE: Final = Shape(Box(np.full(4, -np.inf, np.float32), np.full(4, np.inf, np.float32)), 32, 1)
-REPLY: Final = bytes(110)
-"""About what an ActReply with one action weighs."""
+REPLY: Final = pb.ActReply(
+    action=[pb.Part(value=to_tensor(np.array(1)))], log_prob=[-0.7], version=1, arm=pb.ARM_ACTIVE
+).SerializeToString()
+"""What the policy server answers to a single observation."""
 ECHO: Final = "bench.Echo"
 
 

@@ -22,9 +22,12 @@ from penstock.v1 import tensor_pb2
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from penstock.wire.channel import CHANNEL_OPTIONS
 
+ACT: Final = "/penstock.v1.PolicyService/Act"
 ROWS: Final = 64
 EPISODE_STEPS: Final = 200
 _WARM_S: Final = 0.5
+_REFUSED: Final = pb.ActReply(refusal={}).SerializeToString()[:1]
+"""How a reply begins that holds a refusal, its first field."""
 
 Call = Callable[[], Awaitable[None]]
 
@@ -37,28 +40,21 @@ def request_of(rows: int) -> pb.ActRequest:
     return pb.ActRequest(observation=[pb.Part(value=tensor)], batch=rows)
 
 
-async def call_act(channel: Any, rows: int) -> Call:
-    """Unary Act."""
-    act = channel.unary_unary("/penstock.v1.PolicyService/Act", None, pb.ActReply.FromString)
+async def call_unary(channel: Any, method: str, rows: int) -> Call:
+    """Act, or an echo that answers with the same bytes; nothing is parsed on this side."""
+    ask = channel.unary_unary(method)
     data = request_of(rows).SerializeToString()
 
     async def call() -> None:
-        reply = await act(data)
-        if reply.HasField("refusal"):
-            raise RuntimeError(f"refused: {reply.refusal}")
+        check_answered(await ask(data))
 
     return call
 
 
-async def call_echo(channel: Any) -> Call:
-    """Bytes of the same size."""
-    echo = channel.unary_unary(f"/{ECHO}/Unary")
-    data = request_of(0).SerializeToString()
-
-    async def call() -> None:
-        await echo(data)
-
-    return call
+def check_answered(reply: bytes) -> None:
+    """Raise RuntimeError for the bytes of a refusal."""
+    if reply.startswith(_REFUSED):
+        raise RuntimeError(f"refused: {pb.ActReply.FromString(reply).refusal}")
 
 
 async def call_learn(channel: Any) -> Call:
@@ -125,7 +121,7 @@ async def stream(channel: Any, method: str, in_flight: int, until_s: float) -> l
             await call.write(data)
         answered = 0
         while time.perf_counter() < until_s:
-            await call.read()
+            check_answered(await call.read())
             latencies.append(time.perf_counter() - began[answered])
             answered += 1
             began.append(time.perf_counter())
@@ -142,16 +138,16 @@ async def measure(what: str, address: str, in_flight: int, streams: int, seconds
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         if what.endswith("-stream"):
             until_s = time.perf_counter() + _WARM_S + seconds
-            method = f"/{ECHO}/Stream" if what == "echo-stream" else "/penstock.v1.PolicyService/ActStream"
+            method = f"/{ECHO}/Stream" if what == "echo-stream" else f"{ACT}Stream"
             each = max(1, in_flight // streams)
             parts = await asyncio.gather(
                 *(stream(channel, method, each, until_s) for _ in range(min(streams, in_flight)))
             )
             return [latency for part in parts for latency in part[len(part) // 8 :]]
         makers: dict[str, Callable[[], Awaitable[Call]]] = {
-            "act": lambda: call_act(channel, 0),
-            "act-rows": lambda: call_act(channel, ROWS),
-            "echo": lambda: call_echo(channel),
+            "act": lambda: call_unary(channel, ACT, 0),
+            "act-rows": lambda: call_unary(channel, ACT, ROWS),
+            "echo": lambda: call_unary(channel, f"/{ECHO}/Unary", 0),
             "learn": lambda: call_learn(channel),
         }
         return await repeat([await makers[what]() for _ in range(in_flight)], seconds)

@@ -1,6 +1,6 @@
 """Many requests of one client on one call: read ahead, answered as answers come, in any order.
 
-    request ─► asked at once, without a task of its own ─► reply
+    request ─► asked at once, without a task of its own ─► pass ─► reply, written in turn
                     └─ an episode's, a named version's, or one that needs the fallback ─► a task
 
 A stream is the fast road: what a request costs here beyond its share of a forward pass is what limits its rate.
@@ -10,11 +10,14 @@ One event loop uses it.
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 import grpc
 
+from actor.serving.answering import Answer
 from actor.serving.desk import Answered, Asked, Desk
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
@@ -23,9 +26,7 @@ from penstock.wire.refusal import Refused
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT: Final = 256
-"""Unanswered requests of one stream; then it is not read until one is answered."""
-
-Reply = pb.ActReply | BaseException
+"""Requests of one stream whose replies are not written; then it is not read until one is."""
 
 
 class ActStream:
@@ -34,41 +35,57 @@ class ActStream:
     def __init__(
         self,
         desk: Desk,
-        act: Callable[[pb.ActRequest, float], Coroutine[Any, Any, pb.ActReply]],
+        act: Callable[[pb.ActRequest, float], Coroutine[Any, Any, bytes]],
         on_answer: Callable[[Answered], None],
     ) -> None:
         self._desk, self._act, self._on_answer = desk, act, on_answer
         self._loop = asyncio.get_running_loop()
-        self._replies: asyncio.Queue[Reply | None] = asyncio.Queue()
-        self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
-        self._open: set[asyncio.Future[Any]] = set()
+        self._replies: deque[bytes | BaseException] = deque()
+        self._in_flight = 0
+        self._news, self._room = asyncio.Event(), asyncio.Event()
+        self._tasks: set[asyncio.Task[bytes]] = set()
+        self._is_over = False
 
     async def serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Until all is answered, or nobody is there any more. Nothing that it began goes on after it."""
         reader = asyncio.create_task(self._read(requests))
-        reader.add_done_callback(lambda _done: self._replies.put_nowait(None))
+        reader.add_done_callback(lambda _done: self._news.set())
         try:
-            while (reply := await self._replies.get()) is not None:
+            while await self._has_reply(reader):
+                reply = self._replies.popleft()
                 if isinstance(reply, BaseException):
                     raise reply
                 await context.write(reply)
                 # Not before: of one that reads no replies no more requests are read.
-                self._room.release()
-            await reader
+                self._in_flight -= 1
+                self._room.set()
         except grpc.aio.InternalError:
             log.debug("a stream's caller has gone with its reply unread")
         finally:
-            for begun in (reader, *self._open):
+            self._is_over = True
+            for begun in (reader, *self._tasks):
                 begun.cancel()
+
+    async def _has_reply(self, reader: "asyncio.Task[None]") -> bool:
+        """Wait for one; False when there will be none. Raises what ended the reading."""
+        while not self._replies:
+            if reader.done():
+                reader.result()
+                if not self._in_flight:
+                    return False
+            self._news.clear()
+            await self._news.wait()
+        return True
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
         count = metrics.POLICY_CALLS.labels("act_stream").inc
         async for data in requests:
             count()
-            await self._room.acquire()
+            while self._in_flight >= MAX_IN_FLIGHT:
+                self._room.clear()
+                await self._room.wait()
+            self._in_flight += 1
             self._begin(pb.ActRequest.FromString(data))
-        while self._open:
-            await asyncio.wait(self._open)
 
     def _begin(self, request: pb.ActRequest) -> None:
         until_s = self._loop.time() + request.deadline_ms / 1000 if request.deadline_ms else math.inf
@@ -76,54 +93,53 @@ class ActStream:
             self._reply_later(self._act(request, until_s))
             return
         try:
-            asked = self._desk.ask(request, until_s)
+            self._desk.ask(request, until_s, partial(self._told, request), self._is_gone)
         except Refused as error:
-            self._replies.put_nowait(refusing(request, error))
-            return
-        if asked.future is None:
-            self._reply_later(self._wait_for(request, asked))
-        else:
-            self._open.add(asked.future)
-            asked.future.add_done_callback(lambda _done: self._is_answered(request, asked))
+            self._say(refusing(request, error))
 
-    def _is_answered(self, request: pb.ActRequest, asked: Asked) -> None:
+    def _is_gone(self) -> bool:
+        return self._is_over
+
+    def _told(self, request: pb.ActRequest, asked: Asked, said: Answer | Exception | None) -> None:
         """The chosen version has answered, or has failed to."""
-        assert asked.future is not None
-        self._open.discard(asked.future)
-        if asked.future.cancelled():
-            return
         try:
-            answered = self._desk.at_once(asked)
-            if answered is None:
-                self._reply_later(self._wait_for(request, asked))
+            if isinstance(said, Answer):
+                self._say(self._reply(request, self._desk.answered(asked, said)))
+            elif isinstance(said, Refused):
+                self._say(refusing(request, said))
             else:
-                self._replies.put_nowait(self._reply(request, answered))
+                self._reply_later(self._fall_back(request, asked, said))
         except Exception as error:  # noqa: BLE001 - raised by `serve`, which holds the call
-            self._replies.put_nowait(error)
+            self._say(error)
 
-    async def _wait_for(self, request: pb.ActRequest, asked: Asked) -> pb.ActReply:
+    async def _fall_back(self, request: pb.ActRequest, asked: Asked, error: Exception | None) -> bytes:
         try:
-            answered = await self._desk.wait_for(asked)
-        except Refused as error:
-            return refusing(request, error)
+            answered = await self._desk.fall_back(asked, error)
+        except Refused as refusal:
+            return refusing(request, refusal)
         return self._reply(request, answered)
 
-    def _reply(self, request: pb.ActRequest, answered: Answered) -> pb.ActReply:
+    def _reply(self, request: pb.ActRequest, answered: Answered) -> bytes:
         self._on_answer(answered)
-        return self._desk.reply(request, answered)
+        return self._desk.encode(request, answered)
 
-    def _reply_later(self, reply: Coroutine[Any, Any, pb.ActReply]) -> None:
+    def _say(self, reply: bytes | BaseException) -> None:
+        self._replies.append(reply)
+        self._news.set()
+
+    def _reply_later(self, reply: Coroutine[Any, Any, bytes]) -> None:
         task = asyncio.create_task(reply)
-        self._open.add(task)
+        self._tasks.add(task)
         task.add_done_callback(self._is_done)
 
-    def _is_done(self, task: "asyncio.Task[pb.ActReply]") -> None:
-        self._open.discard(task)
+    def _is_done(self, task: "asyncio.Task[bytes]") -> None:
+        self._tasks.discard(task)
         if not task.cancelled():
-            self._replies.put_nowait(task.exception() or task.result())
+            self._say(task.exception() or task.result())
 
 
-def refusing(request: pb.ActRequest, error: Refused) -> pb.ActReply:
+def refusing(request: pb.ActRequest, error: Refused) -> bytes:
     """The reply of a refusal, which is counted."""
     metrics.REFUSALS.labels(error.refusal.reason.label).inc()
-    return pb.ActReply(request_id=request.request_id, refusal=error.refusal.to_proto())
+    reply = pb.ActReply(request_id=request.request_id, refusal=error.refusal.to_proto())
+    return reply.SerializeToString()

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.policy.policy import Acted, Policy
-from penstock.wire.tensor import Array
+from penstock.wire.tensor import Array, all_finite
 
 Reals = NDArray[np.floating]
 
@@ -47,13 +47,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """action: by name, as drawn, [rows, *shape].   log_prob, value: float32 [rows].   distribution: by name.
+    """action: by name, as drawn, [rows, *shape].   ready: as the environment takes it; nothing of what was `taken`.
 
-    state: the policy's after this step, by name, [rows, *shape].
+    log_prob, value: float32 [rows].   distribution: by name.   state: the policy's after this step, by name, [rows, *shape].
     """
 
     loaded: Loaded
     action: Mapping[str, Array]
+    ready: Mapping[str, Array]
     log_prob: NDArray[np.float32]
     distribution: Mapping[str, Reals] | None = None
     value: NDArray[np.float32] | None = None
@@ -105,15 +106,28 @@ def _split(
 ) -> list[Answer | NotFinite]:
     start, answers = 0, list[Answer | NotFinite]()
     is_finite = _is_finite(acted.log_prob) and _is_finite(values)
+    action, ready, log_prob = acted.action, _ready(loaded.policy, acted.action), acted.log_prob
     for question in questions:
-        end = start + question.rows
-        action = {name: array[start:end] for name, array in acted.action.items()}
-        value = values[start:end] if values is not None and question.value else None
-        own = {name: array[start:end] for name, array in state.items()}
-        given = Answer(loaded, action, acted.log_prob[start:end], None, value, own)
+        rows = slice(start, start + question.rows)
+        drawn = {name: array[rows] for name, array in action.items()}
+        given = Answer(
+            loaded,
+            drawn,
+            drawn if ready is action else {name: array[rows] for name, array in ready.items()},
+            log_prob[rows],
+            None,
+            values[rows] if values is not None and question.value else None,
+            {name: array[rows] for name, array in state.items()} if state else state,
+        )
         answers.append(given if is_finite else _finite(given))
-        start = end
+        start = rows.stop
     return answers
+
+
+def _ready(policy: Policy, action: Mapping[str, Array]) -> Mapping[str, Array]:
+    """As the environment takes it, by name; the very same where that is as it was drawn."""
+    ready = {head.path: head.to_environment(action[head.path]) for head in policy.action_heads}
+    return action if all(ready[name] is action[name] for name in action) else ready
 
 
 def _single(
@@ -127,14 +141,15 @@ def _single(
     if question.taken is not None:
         log_prob = policy.acting_log_prob(question.observation, question.taken)
         described = policy.distribution(parameters, question.masks) if question.distribution else None
-        return _finite(Answer(loaded, question.taken, log_prob, described))
+        return _finite(Answer(loaded, question.taken, {}, log_prob, described))
     random = loaded.random if question.seed is None else np.random.default_rng(question.seed)
     try:
         acted = policy.choose(parameters, random, deterministic=question.deterministic, masks=question.masks)
     except FloatingPointError as error:
         return NotFinite(f"version {loaded.version}: {error}")
     described = policy.distribution(parameters, question.masks) if question.distribution else None
-    return _finite(Answer(loaded, acted.action, acted.log_prob, described, value, state))
+    ready = _ready(policy, acted.action)
+    return _finite(Answer(loaded, acted.action, ready, acted.log_prob, described, value, state))
 
 
 def _finite(given: Answer) -> Answer | NotFinite:
@@ -146,4 +161,4 @@ def _finite(given: Answer) -> Answer | NotFinite:
 
 
 def _is_finite(numbers: NDArray[np.float32] | None) -> bool:
-    return numbers is None or bool(np.isfinite(numbers).all())
+    return numbers is None or all_finite(numbers)

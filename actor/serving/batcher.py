@@ -12,9 +12,10 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from actor.serving.answering import Answer, Loaded, Question, answer
@@ -28,13 +29,18 @@ _LEAST_PROBE: Final = 16
 _MOST_PROBE: Final = 1024
 
 
+Tell = Callable[[Answer | Exception], None]
+"""Takes the answer; or Refused (DEADLINE), NotFinite, or what else the version failed with."""
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     loaded: Loaded
     question: Question
     until_s: float
     asked_s: float
-    future: "asyncio.Future[Answer]"
+    tell: Tell
+    is_gone: Callable[[], bool]
 
 
 class Batcher:
@@ -49,7 +55,7 @@ class Batcher:
         self._expected = 1
         self._until_probe = self._probe_every = _LEAST_PROBE
         self._timer: asyncio.Handle | None = None
-        self._is_probe = self._is_busy = False
+        self._is_probe = self._is_busy = self._is_due = False
         self._cost = PassCost()
         self._under_way = 0
 
@@ -59,10 +65,17 @@ class Batcher:
         Raises Refused (OVERLOADED) when its turn would come too late; the future raises Refused (DEADLINE) and
         NotFinite.
         """
-        now = self._loop.time()
-        delay_s = self._cost.of_many(self._rows, self._max_rows) + self._cost.of_many(
-            self._under_way, self._max_rows
-        )
+        future = self._loop.create_future()
+        self.put(loaded, question, until_s, partial(_settle, future), future.done)
+        return future
+
+    def put(
+        self, loaded: Loaded, question: Question, until_s: float, tell: Tell, is_gone: Callable[[], bool]
+    ) -> None:
+        """`ask` for who needs no future: `tell` is called with the pass, unless who asked `is_gone`."""
+        delay_s = self._cost.of_many(self._rows, self._max_rows)
+        if self._under_way:
+            delay_s += self._cost.of_many(self._under_way, self._max_rows)
         if delay_s > self._max_delay_s:
             raise Refused(
                 Refusal(
@@ -71,11 +84,11 @@ class Batcher:
                     retry_after_ms=math.ceil(delay_s * 1e3),
                 )
             )
-        waiting = _Waiting(loaded, question, until_s, now, self._loop.create_future())
-        self._waiting.append(waiting)
+        self._waiting.append(_Waiting(loaded, question, until_s, self._loop.time(), tell, is_gone))
         self._rows += question.rows
-        self._arrange()
-        return waiting.future
+        # Once its pass is due all the others of this round of the loop come along.
+        if not (self._is_busy or self._is_due):
+            self._arrange()
 
     def close(self) -> None:
         """Wait for the pass under way."""
@@ -85,8 +98,6 @@ class Batcher:
 
     def _arrange(self) -> None:
         """See to it that who waits is answered in time."""
-        if self._is_busy:
-            return
         if self._rows >= self._max_rows or (len(self._waiting) >= self._expected and not self._is_probe):
             self._until_probe -= 1
             if self._until_probe > 0 or self._rows >= self._max_rows:
@@ -99,7 +110,7 @@ class Batcher:
 
     def _schedule(self, wait_s: float) -> None:
         if self._timer is not None:
-            if wait_s > 0 or not isinstance(self._timer, asyncio.TimerHandle):
+            if wait_s > 0 or self._is_due:
                 return
             self._timer.cancel()
         if wait_s > 0:
@@ -107,8 +118,7 @@ class Batcher:
         elif self._expected == 1 and len(self._waiting) == 1:
             self._pass()
         else:
-            # Whoever is ready in this round of the loop comes along.
-            self._timer = self._loop.call_soon(self._pass)
+            self._is_due, self._timer = True, self._loop.call_soon(self._pass)
 
     def _waited(self) -> None:
         """The longest wait is over: this many come in that time."""
@@ -121,12 +131,11 @@ class Batcher:
         self._pass()
 
     def _pass(self) -> None:
-        self._timer = None
-        batch = self._take()
+        self._is_due, self._timer = False, None
+        batch, rows = self._take()
         self._expected = max(self._expected, len(batch))
         if not batch:
             return
-        rows = sum(waiting.question.rows for waiting in batch)
         metrics.SERVING_BATCH_ROWS.observe(rows)
         if self._cost.of(rows) < INLINE_S:
             self._note(rows, _answer_all(batch))
@@ -137,8 +146,8 @@ class Batcher:
         running = self._loop.run_in_executor(self._threads, _answer_all, batch)
         running.add_done_callback(lambda done: self._passed(rows, done))
 
-    def _take(self) -> list[_Waiting]:
-        """The next requests in order, as many as one pass takes, without those that are late or gone."""
+    def _take(self) -> tuple[list[_Waiting], int]:
+        """The next requests in order and their rows, as many as one pass takes, without who is late or gone."""
         now, rows, count = self._loop.time(), 0, 0
         batch: list[_Waiting] = []
         for waiting in self._waiting:
@@ -146,18 +155,18 @@ class Batcher:
                 break
             count += 1
             self._rows -= waiting.question.rows
-            if waiting.future.done():
+            if waiting.is_gone():
                 continue
             if waiting.until_s < now:
                 text = f"waited {(now - waiting.asked_s) * 1e3:.0f} ms for its turn; give the call more time"
-                waiting.future.set_exception(Refused(Refusal(reason=Reason.DEADLINE, detail=text)))
+                waiting.tell(Refused(Refusal(reason=Reason.DEADLINE, detail=text)))
                 continue
             rows += waiting.question.rows
             batch.append(waiting)
         del self._waiting[:count]
         if batch:
             metrics.SERVING_QUEUE_SECONDS.observe(now - batch[0].asked_s)
-        return batch
+        return batch, rows
 
     def _passed(self, rows: int, done: "asyncio.Future[_Outcome]") -> None:
         self._is_busy, self._under_way = False, 0
@@ -169,12 +178,15 @@ class Batcher:
         """Hand out the answers; remember what they cost."""
         self._cost.note(rows, outcome.seconds)
         for waiting, result in outcome.answers:
-            if waiting.future.done():
-                continue
-            if isinstance(result, Answer):
-                waiting.future.set_result(result)
-            else:
-                waiting.future.set_exception(result)
+            if not waiting.is_gone():
+                waiting.tell(result)
+
+
+def _settle(future: "asyncio.Future[Answer]", result: Answer | Exception) -> None:
+    if isinstance(result, Answer):
+        future.set_result(result)
+    else:
+        future.set_exception(result)
 
 
 @dataclass(frozen=True, slots=True)

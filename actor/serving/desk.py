@@ -7,15 +7,16 @@ read ─► choose who answers ─► ask (one forward pass for many) ─► rep
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from actor.serving.answering import Answer, Loaded, NotFinite, Question
 from actor.serving.batcher import Batcher
+from actor.serving.encoding import ARMS, FALLBACKS, ReplyEncoder, answered_by
 from actor.serving.fallback import Draw
 from actor.serving.leaves import Layout, invalid
 from actor.serving.shadow_record import ShadowRecord
@@ -33,18 +34,6 @@ log = logging.getLogger(__name__)
 MAX_REQUEST_ID: Final = 128
 _COMPLAIN_EVERY_S: Final = 10.0
 _NO_STATE: Final = Dict(())
-ARMS: Final = {
-    Arm.LATEST: pb.ARM_LATEST,
-    Arm.ACTIVE: pb.ARM_ACTIVE,
-    Arm.CANARY: pb.ARM_CANARY,
-    Arm.PINNED: pb.ARM_PINNED,
-}
-FALLBACKS: Final = {
-    "": pb.FALLBACK_UNSPECIFIED,
-    "previous": pb.FALLBACK_PREVIOUS,
-    "fixed": pb.FALLBACK_FIXED,
-    "uniform": pb.FALLBACK_UNIFORM,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +53,16 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question under way. future: of the chosen version's answer; None where nobody can answer."""
+    """A question, and who was chosen to answer it."""
 
     choice: Choice
     question: Question
     until_s: float
     began_s: float
-    future: "asyncio.Future[Answer] | None"
+
+
+Told = Callable[[Asked, Answer | Exception | None], None]
+"""Takes what the chosen version said: None: nobody could be asked."""
 
 
 class Desk:
@@ -95,24 +87,32 @@ class Desk:
         self._state, self._state_leaves = Layout("state", state_space), list(leaves(state_space, "state"))
         self.remembers = bool(self._state_leaves)
         self._record = record
+        self._encoder = ReplyEncoder(self.action, spaces[1])
         self._complained_s = -_COMPLAIN_EVERY_S
         self._answers = {
             (arm, name): metrics.ANSWERS.labels(arm, name or "none") for arm in Arm for name in FALLBACKS
         }
 
-    async def act(self, request: pb.ActRequest, until_s: float) -> tuple[pb.ActReply, Answered]:
+    async def act(self, request: pb.ActRequest, until_s: float) -> Answered:
         """Answer a request without an episode; raises Refused."""
         question = self.read(request)
         if request.version:
             choice = await self.shelf.exactly(request.version)
         else:
             choice = self.shelf.choose(request.client_key)
-        answered = await self.answer(choice, question, until_s)
-        return self.reply(request, answered), answered
+        return await self.answer(choice, question, until_s)
 
-    def ask(self, request: pb.ActRequest, until_s: float) -> Asked:
-        """Ask for who names neither an episode nor a version; raises Refused."""
-        return self._ask(self.shelf.choose(request.client_key), self.read(request), until_s)
+    def ask(self, request: pb.ActRequest, until_s: float, tell: Told, is_gone: Callable[[], bool]) -> None:
+        """Ask for who names neither an episode nor a version, without waiting; raises Refused.
+
+        tell: called with the pass, or before this returns. is_gone: whether nobody wants the answer any more.
+        """
+        question, choice = self.read(request), self.shelf.choose(request.client_key)
+        asked = Asked(choice, question, until_s, time.perf_counter())
+        if choice.loaded is None:
+            tell(asked, None)
+        else:
+            self._batcher.put(choice.loaded, question, until_s, partial(tell, asked), is_gone)
 
     def read(self, request: pb.ActRequest) -> Question:
         """What is asked; raises Refused (INVALID) for what cannot be answered."""
@@ -121,8 +121,10 @@ class Desk:
         if batch > self._section.max_request_rows:
             raise invalid(f"batch={batch}: at most {self._section.max_request_rows} rows in one request")
         observation = self.observation.read("observation", request.observation, batch)
+        if self.remembers or request.state:
+            observation |= self._read_state(request)
         return Question(
-            observation=observation | self._read_state(request),
+            observation=observation,
             rows=batch or 1,
             deterministic=request.deterministic,
             seed=request.seed if request.HasField("seed") else None,
@@ -152,39 +154,42 @@ class Desk:
 
     async def answer(self, choice: Choice, question: Question, until_s: float) -> Answered:
         """An answer, or the fallback's; raises Refused where there is none in time."""
-        return await self.wait_for(self._ask(choice, question, until_s))
+        asked = Asked(choice, question, until_s, time.perf_counter())
+        if choice.loaded is None:
+            return await self.fall_back(asked, None)
+        try:
+            answer = await self._batcher.ask(choice.loaded, question, until_s)
+        except Refused:
+            raise
+        except Exception as error:  # noqa: BLE001 - complained of there
+            return await self.fall_back(asked, error)
+        return self.answered(asked, answer)
 
-    def _ask(self, choice: Choice, question: Question, until_s: float) -> Asked:
-        began_s = time.perf_counter()
-        future = None if choice.loaded is None else self._batcher.ask(choice.loaded, question, until_s)
-        return Asked(choice, question, until_s, began_s, future)
-
-    def at_once(self, asked: Asked) -> Answered | None:
-        """The policy's answer where it is there; None: wait for it, it may be the fallback's."""
-        future = asked.future
-        if future is None or not future.done() or future.exception() is not None:
-            return None
-        return self._answered(asked, future.result())
-
-    async def wait_for(self, asked: Asked) -> Answered:
-        """See `answer`."""
-        choice, answer, not_finite = asked.choice, None, False
-        if choice.loaded is not None and asked.future is not None:
-            answer, not_finite = await self._outcome(choice.loaded, asked.future)
-        if answer is not None:
-            return self._answered(asked, answer)
+    async def fall_back(self, asked: Asked, error: Exception | None) -> Answered:
+        """The declared fallback's, since the chosen version failed with `error` or is none; raises Refused."""
+        choice, not_finite = asked.choice, isinstance(error, NotFinite)
+        if choice.loaded is not None and error is not None:
+            self._complain(choice.loaded, error)
         if self._section.fallback == "previous":
             former = self.shelf.former(choice.arm, choice.loaded)
-            if former is not None:
-                future = self._batcher.ask(former, asked.question, asked.until_s)
-                answer, _ = await self._outcome(former, future)
-        if answer is not None:
-            return self._given(asked, answer, environment_action(answer), "previous", not_finite)
+            answer = None if former is None else await self._ask_former(former, asked)
+            if answer is not None:
+                return self._given(asked, answer, answer.ready, "previous", not_finite)
         name, action = self._drawn(asked.question.rows)
         return self._given(asked, None, action, name, not_finite)
 
-    def _answered(self, asked: Asked, answer: Answer) -> Answered:
-        """Of the version that was asked first."""
+    async def _ask_former(self, former: Loaded, asked: Asked) -> Answer | None:
+        """None when it cannot answer either."""
+        try:
+            return await self._batcher.ask(former, asked.question, asked.until_s)
+        except Refused:
+            raise
+        except Exception as error:  # noqa: BLE001 - complained of there
+            self._complain(former, error)
+            return None
+
+    def answered(self, asked: Asked, answer: Answer) -> Answered:
+        """What the client gets of the version that was chosen."""
         choice = asked.choice
         if not choice.is_previous:
             if choice.arm is not Arm.PINNED:
@@ -192,7 +197,7 @@ class Desk:
             if choice.shadow is not None:
                 self._compare(choice.shadow, asked, answer)
         name = "previous" if choice.is_previous else ""
-        return self._given(asked, answer, environment_action(answer), name, False)
+        return self._given(asked, answer, answer.ready, name, False)
 
     def _given(
         self,
@@ -208,6 +213,14 @@ class Desk:
         return Answered(
             arm=arm, action=action, answer=answer, fallback=fallback, seconds=seconds, not_finite=not_finite
         )
+
+    def encode(self, request: pb.ActRequest, answered: Answered) -> bytes:
+        """The bytes of `reply`."""
+        answer = answered.answer
+        if answer is None or answer.distribution is not None or answer.value is not None or self.remembers:
+            return self.reply(request, answered).SerializeToString()
+        who = answered_by(answer.loaded.version, answered.arm, answered.fallback)
+        return self._encoder.encode(request, answered.action, answer, who)
 
     def reply(self, request: pb.ActRequest, answered: Answered) -> pb.ActReply:
         """The message of an answer."""
@@ -231,20 +244,12 @@ class Desk:
             reply.state.extend(kept)
         return reply
 
-    async def _outcome(self, loaded: Loaded, future: "asyncio.Future[Answer]") -> tuple[Answer | None, bool]:
-        """The answer, None when this version cannot; and whether that was for a number that is not finite."""
-        try:
-            return await future, False
-        except Refused:
-            raise
-        except Exception as error:
-            now = time.monotonic()
-            if now - self._complained_s >= _COMPLAIN_EVERY_S:
-                self._complained_s = now
-                log.exception(
-                    "a version cannot answer", extra={"version": loaded.version, "error": str(error)}
-                )
-            return None, isinstance(error, NotFinite)
+    def _complain(self, loaded: Loaded, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._complained_s >= _COMPLAIN_EVERY_S:
+            self._complained_s = now
+            fields = {"version": loaded.version, "error": str(error)}
+            log.error("a version cannot answer", exc_info=error, extra=fields)
 
     def _drawn(self, rows: int) -> tuple[str, Mapping[str, Array]]:
         name = "uniform" if self._section.fallback == "previous" else self._section.fallback
@@ -270,10 +275,3 @@ class Desk:
         metrics.SHADOW_AGREEMENT.observe(agreement)
         if self._record is not None:
             self._record.note(asked.choice.arm, asked.question, answer, shadow, error or done.result())
-
-
-def environment_action(answer: Answer) -> dict[str, Any]:
-    """The answer's action as the environment takes it, by name."""
-    return {
-        head.path: head.to_environment(answer.action[head.path]) for head in answer.loaded.policy.action_heads
-    }

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actor.serving.answering import Loaded, Question
-from actor.serving.desk import ARMS, Answered, Desk
+from actor.serving.desk import Answered, Desk
+from actor.serving.encoding import ARMS
 from actor.serving.episodes import Episode, Episodes
 from actor.serving.learning import Learning
 from actor.serving.leaves import invalid

@@ -17,7 +17,7 @@ from penstock.v1 import tensor_pb2
 from penstock.wire.refusal import Reason, Refusal, Refused
 from penstock.wire.schema import choices
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
-from penstock.wire.tensor import DTYPES, Array, from_tensor
+from penstock.wire.tensor import DTYPES, Array, all_finite, from_tensor
 
 Parts = Sequence[pb.Part]
 
@@ -36,6 +36,7 @@ class _Wanted:
     leaf: Leaf
     dtype: str
     shape: tuple[int, ...]
+    row_bytes: int
 
 
 class Layout:
@@ -43,12 +44,8 @@ class Layout:
 
     def __init__(self, root: str, space: Space) -> None:
         self.root = root
-        self._wanted = {
-            name.removeprefix(root).removeprefix("/"): _Wanted(
-                name.removeprefix(root).removeprefix("/"), name, leaf, leaf.dtype, leaf.shape
-            )
-            for name, leaf in leaves(space, root)
-        }
+        wanted = (_wanted(root, name, leaf) for name, leaf in leaves(space, root))
+        self._wanted = {one.path: one for one in wanted}
         self._masks = {
             path: choices(wanted.leaf) for path, wanted in self._wanted.items() if choices(wanted.leaf)
         }
@@ -62,7 +59,7 @@ class Layout:
             wanted = self._wanted.get(part.path)
             if wanted is None or wanted.name in arrays:
                 raise invalid(f"{field}: part {part.path[:80]!r} is unknown or twice; give {self._named()}")
-            arrays[wanted.name] = _read(f"{field}/{part.path}", part.value, wanted, batch)
+            arrays[wanted.name] = _read(field, part.value, wanted, batch)
         return arrays
 
     def read_masks(self, parts: Parts, batch: int) -> dict[str, NDArray[np.bool_]] | None:
@@ -103,17 +100,16 @@ class Layout:
         return ", ".join(map(repr, self._wanted))
 
 
+def _wanted(root: str, name: str, leaf: Leaf) -> _Wanted:
+    path, dtype, shape = name.removeprefix(root).removeprefix("/"), leaf.dtype, leaf.shape
+    return _Wanted(path, name, leaf, dtype, shape, math.prod(shape) * DTYPES[dtype].itemsize)
+
+
 def _lead(batch: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (batch, *shape) if batch else shape
 
 
 def _array(field: str, message: tensor_pb2.Tensor, dtype: str, shape: tuple[int, ...]) -> Array:
-    data = message.data
-    if dtype != "bool" and message.dtype == dtype and tuple(message.shape) == shape:
-        # As it should be: looked at once, for this is done for every request.
-        array = np.frombuffer(data, DTYPES[dtype]) if len(data) % DTYPES[dtype].itemsize == 0 else None
-        if array is not None and array.size == math.prod(shape) > 0:
-            return array.reshape(shape)
     try:
         array = from_tensor(field, message)
     except ValueError as error:
@@ -124,23 +120,36 @@ def _array(field: str, message: tensor_pb2.Tensor, dtype: str, shape: tuple[int,
 
 
 def _read(field: str, message: tensor_pb2.Tensor, wanted: _Wanted, batch: int) -> Array:
-    array = _array(field, message, wanted.dtype, _lead(batch, wanted.shape))
-    rows = array if batch else array[np.newaxis]
-    _check_values(field, rows, wanted.leaf)
+    rows = _as_wanted(message, wanted, batch)
+    if rows is None:
+        array = _array(f"{field}/{wanted.path}", message, wanted.dtype, _lead(batch, wanted.shape))
+        rows = array if batch else array[np.newaxis]
+    _check_values(field, rows, wanted)
     return rows
 
 
-def _check_values(field: str, rows: Array, leaf: Leaf) -> None:
+def _as_wanted(message: tensor_pb2.Tensor, wanted: _Wanted, batch: int) -> Array | None:
+    """The rows of a message that is as it should be: looked at once, for this is done for every request."""
+    data, dtype = message.data, wanted.dtype
+    if message.dtype != dtype or dtype == "bool" or tuple(message.shape) != _lead(batch, wanted.shape):
+        return None
+    if not len(data) == wanted.row_bytes * (batch or 1) > 0:
+        return None
+    return np.frombuffer(data, DTYPES[dtype]).reshape(batch or 1, *wanted.shape)
+
+
+def _check_values(field: str, rows: Array, wanted: _Wanted) -> None:
+    leaf = wanted.leaf
     match leaf:
         case Box():
-            if rows.dtype.kind == "f" and not np.isfinite(rows).all():
-                raise invalid(f"{field}: holds NaN or infinity; send finite numbers")
+            if rows.dtype.kind == "f" and not all_finite(rows):
+                raise invalid(f"{field}/{wanted.path}: holds NaN or infinity; send finite numbers")
         case Discrete():
-            _check_range(field, rows, leaf.start, leaf.start + leaf.n)
+            _check_range(f"{field}/{wanted.path}", rows, leaf.start, leaf.start + leaf.n)
         case MultiDiscrete():
-            _check_range(field, rows, 0, leaf.nvec)
+            _check_range(f"{field}/{wanted.path}", rows, 0, leaf.nvec)
         case MultiBinary():
-            _check_range(field, rows, 0, 2)
+            _check_range(f"{field}/{wanted.path}", rows, 0, 2)
 
 
 def _check_range(field: str, rows: Any, low: int, high: int | Iterable[int]) -> None:

@@ -15,7 +15,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from actor.serving.act_stream import ActStream, refusing
-from actor.serving.desk import ARMS, Answered, Desk
+from actor.serving.desk import Answered, Desk
+from actor.serving.encoding import ARMS
 from actor.serving.episode_desk import EpisodeDesk
 from actor.serving.episodes import Episodes
 from penstock.runtime import metrics
@@ -63,7 +64,6 @@ class PolicyService:
     def add_to(self, server: "grpc.aio.Server") -> None:
         """Serve all calls from `server`."""
         calls: dict[str, tuple[Any, Any, Any]] = {
-            "Act": (pb.ActRequest, pb.ActReply, self.act),
             "StartEpisode": (pb.StartEpisodeRequest, pb.StartEpisodeReply, self.start),
             "Reward": (pb.RewardRequest, pb.RewardReply, self.reward),
             "EndEpisode": (pb.EndEpisodeRequest, pb.EndEpisodeReply, self.end),
@@ -75,26 +75,26 @@ class PolicyService:
             )
             for name, (request, reply, body) in calls.items()
         }
-        handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(
-            self.act_stream, response_serializer=pb.ActReply.SerializeToString
-        )
+        # Their replies are bytes.
+        handlers["Act"] = grpc.unary_unary_rpc_method_handler(unary("Act", pb.ActRequest, self.act))
+        handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(self.act_stream)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
 
-    async def act(self, request: pb.ActRequest, context: Context) -> pb.ActReply:
+    async def act(self, request: pb.ActRequest, context: Context) -> bytes:
         """See policy.proto."""
         self._calls["act"].inc()
         left_s = context.time_remaining()
         return await self._answer(request, math.inf if left_s is None else self._loop.time() + left_s)
 
-    async def _answer(self, request: pb.ActRequest, until_s: float) -> pb.ActReply:
+    async def _answer(self, request: pb.ActRequest, until_s: float) -> bytes:
         try:
             if request.episode_id:
-                return await self._episode_desk.act(request, until_s)
-            reply, answered = await self._desk.act(request, until_s)
+                return (await self._episode_desk.act(request, until_s)).SerializeToString()
+            answered = await self._desk.act(request, until_s)
         except Refused as error:
             return refusing(request, error)
         self._on_answer(answered)
-        return reply
+        return self._desk.encode(request, answered)
 
     async def act_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """See policy.proto. Ends, with all that it has begun, when its caller goes away."""

@@ -23,6 +23,7 @@ Reals = NDArray[np.floating]
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _QUADRATURE_NODES = 16
+_SMALLEST_NORMAL = np.finfo(np.float32).tiny
 _LOG_STD_RANGE = (-20.0, 2.0)
 
 
@@ -112,7 +113,7 @@ class Categorical(ActionHead):
         """Gumbel-max: argmax of logits − log of exponentials."""
         noise = random.standard_exponential(parameters.shape, dtype=np.float32)
         # A draw of exactly 0 has no logarithm; the smallest normal number stands in for it.
-        np.maximum(noise, np.finfo(np.float32).tiny, out=noise)
+        np.maximum(noise, _SMALLEST_NORMAL, out=noise)
         np.log(noise, out=noise)
         return self._at(parameters, (parameters - noise).argmax(-1))
 
@@ -216,7 +217,7 @@ class EpsilonGreedy(Categorical):
     def _chosen(self, parameters: Reals, index: NDArray[np.intp]) -> tuple[Array, Reals]:
         probability = self.describe(parameters)["probability"][np.arange(len(index)), index]
         # The best where ε is 1 of many is drawn with probability 0 by rounding at worst.
-        log_p = np.log(np.maximum(probability, np.finfo(np.float32).tiny))
+        log_p = np.log(np.maximum(probability, _SMALLEST_NORMAL))
         return index.astype(self.action_dtype, copy=False), log_p
 
 

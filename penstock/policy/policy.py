@@ -29,7 +29,7 @@ from penstock.policy.normaliser import Normaliser
 from penstock.policy.trajectory import Trajectory
 from penstock.runtime.settings import ConfigurationError, PolicySection
 from penstock.wire.spaces import Dict, Space, leaves, unflatten
-from penstock.wire.tensor import Array
+from penstock.wire.tensor import Array, all_finite
 
 POLICY_GAIN = 0.01
 HIDDEN_GAIN = math.sqrt(2.0)
@@ -167,7 +167,7 @@ class Policy(nn.Module):
         masks: bool [N, size] by path, true where allowed, for leaves that choose one of n.
         Raises FloatingPointError for parameters that are not finite.
         """
-        if not np.isfinite(parameters).all():
+        if not all_finite(parameters):
             raise FloatingPointError(
                 "policy: the network's outputs are not finite; check observation and weights"
             )

@@ -86,9 +86,11 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
     def _check_of(self, method: str) -> Check:
         async def check(context: Context, size: int) -> str | None:
             try:
-                caller = self._identify(context)
-                self._allow(caller, method)
-                CALLER.set(caller)
+                caller = None
+                if self._proof is not Proof.NOTHING:
+                    caller = self._identify(context)
+                    self._allow(caller, method)
+                    CALLER.set(caller)
                 payer = _payer(caller, context)
                 if payer is not None:
                     delay_s = self._budgets.reserve(payer, size)
@@ -107,10 +109,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
 
         return check
 
-    def _identify(self, context: Context) -> Identity | None:
-        """Who calls; None where nobody is asked. Raises Unidentified."""
-        if self._proof is Proof.NOTHING:
-            return None
+    def _identify(self, context: Context) -> Identity:
+        """Who calls; raises Unidentified."""
         if self._proof is Proof.TOKEN:
             return self._by_token(context.invocation_metadata())
         return from_alternative_names(context.auth_context().get(_ALTERNATIVE_NAMES, ()))
@@ -121,9 +121,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
             raise Unidentified("send one token: `authorization: Bearer …` (security.token_file)")
         return self._tokens.identify(shown[0])
 
-    def _allow(self, caller: Identity | None, method: str) -> None:
-        if caller is None:
-            return
+    def _allow(self, caller: Identity, method: str) -> None:
         if caller.run != self._run:
             text = f"{caller} is of run {caller.run!r}; here run {self._run!r} is served"
             raise Denied(grpc.StatusCode.PERMISSION_DENIED, "denied", text)
@@ -174,8 +172,8 @@ def _gated(handler: Handler, check: Check, budgets: Budgets) -> Handler:
     async def call(raw: bytes, context: Context) -> Any:
         payer = await check(context, len(raw))
         reply = await inner(parse(raw) if parse else raw, context)
-        if payer is not None and hasattr(reply, "ByteSize"):
-            size = reply.ByteSize()
+        if payer is not None:
+            size = len(reply) if isinstance(reply, bytes) else reply.ByteSize()
             budgets.charge(payer, size)
             await _keep(context, budgets, payer, size)
         return reply

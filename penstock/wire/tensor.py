@@ -6,7 +6,7 @@ All bytes are row-major and little-endian. Reads are views of the bytes, never c
 import math
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,21 @@ DTYPES: Final[dict[str, np.dtype[np.generic]]] = {
     )
 }  # fmt: skip
 
+_FEW: Final = 32
+"""Numbers that Python adds up sooner than numpy looks at them."""
+
 if sys.byteorder != "little":
     raise ImportError("penstock speaks little-endian arrays and this machine is big-endian")
+
+
+def all_finite(array: Array) -> bool:
+    """Whether an array of real numbers holds neither NaN nor infinity."""
+    if array.size <= _FEW:
+        # Only finite numbers have a finite sum; where one overflows each is asked.
+        numbers: list[Any] = array.ravel().tolist()
+        if math.isfinite(sum(numbers)):
+            return True
+    return bool(np.isfinite(array).all())
 
 
 def check_dtype(field: str, name: str) -> np.dtype[np.generic]:

@@ -5,9 +5,10 @@ allocated at the peak beyond what was there before. Limits have about a third of
 counted when they were set: raise one only with a measurement that says what it buys.
 """
 
+import asyncio
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,21 +17,26 @@ import numpy as np
 import pytest
 
 from actor.fragment_builder import FragmentBuilder, Stamp
+from actor.serving.act_stream import ActStream
+from actor.serving.policy_service import PolicyService
 from actor.vector import Stepper
 from broker.admission import check_all
 from broker.outline import check_outline
 from penstock.policy.policy import build
 from penstock.runtime.settings import PolicySection
 from penstock.v1 import experience_pb2 as pb
+from penstock.v1 import policy_pb2
 from penstock.wire.fragment import Fragment, check, header_bytes, parse_header, to_proto
 from penstock.wire.messages import Publication
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
 from penstock.wire.specification import RunSpecification
+from penstock.wire.unary import unary
 from tests.small_run import SCHEMA, specification
 from tests.small_run import fragment as small_fragment
+from tests.unit.serving.stand import Stand, seen
 
-STEPS, SLOTS = 32, 16
+STEPS, SLOTS, CLIENTS = 32, 16, 64
 LARGE_BYTES = 2**20
 STAMP = Stamp(run="run-a", session=1, sequence=1, weights=Publication(1, 0), round=0)
 OBSERVATION = Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32))
@@ -131,6 +137,79 @@ def test_calls_to_read_a_fragment() -> None:
         fragment.arrays()
 
     assert calls(read) <= 500
+
+
+class Asking:
+    """gRPC's side of the policy server: as many requests at once as there are clients, and a call to answer them on."""
+
+    def __init__(self) -> None:
+        self.answered = 0
+
+    def time_remaining(self) -> None:
+        """No deadline."""
+
+    async def write(self, _reply: bytes) -> None:
+        """Of a stream."""
+        self.answered += 1
+
+    async def requests(self, data: bytes) -> AsyncIterator[bytes]:
+        """All there already."""
+        for _ in range(CLIENTS):
+            yield data
+
+
+async def act_alone(_request: policy_pb2.ActRequest, _until_s: float) -> bytes:
+    """What only episodes, named versions and fallbacks need."""
+    raise AssertionError
+
+
+async def crowded() -> tuple[Stand, bytes]:
+    """A server that expects so many, and what each of them asks."""
+    stand = Stand(learns=False)
+    await stand.publish(1)
+    stand.batcher._expected = CLIENTS
+    return stand, stand.asking(seen(0)).SerializeToString()
+
+
+async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
+    """The method Act of a server."""
+    spaces = (stand.specification.observation_space, stand.specification.action_space)
+    service = PolicyService(
+        stand.desk,
+        stand.episode_desk,
+        stand.episodes,
+        stand.section,
+        ("run", *spaces),
+        learns=False,
+        on_answer=stand.trial.answered,
+    )
+    return unary("Act", policy_pb2.ActRequest, service.act)
+
+
+def test_calls_to_answer_a_request() -> None:
+    """From bytes to bytes, one of many that share a forward pass."""
+    with asyncio.Runner() as runner:
+        stand, data = runner.run(crowded())
+        act, context = runner.run(act_of(stand)), Asking()
+
+        async def all_at_once() -> None:
+            await asyncio.gather(*(act(data, context) for _ in range(CLIENTS)))
+
+        assert calls(lambda: runner.run(all_at_once())) / CLIENTS <= 110
+
+
+def test_calls_to_answer_a_request_of_a_stream() -> None:
+    """From bytes to bytes, without a task or a future for each."""
+    with asyncio.Runner() as runner:
+        stand, data = runner.run(crowded())
+        asking = Asking()
+
+        async def serve() -> None:
+            stream = ActStream(stand.desk, act_alone, stand.trial.answered)
+            await stream.serve(asking.requests(data), asking)
+
+        assert calls(lambda: runner.run(serve())) / CLIENTS <= 90
+        assert asking.answered == 2 * CLIENTS
 
 
 def test_copies_of_a_payload_on_its_way_out(rollout: Rollout) -> None:

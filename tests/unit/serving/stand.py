@@ -12,7 +12,7 @@ from actor.run import policy_maker
 from actor.serving import fallback
 from actor.serving.answering import Loaded, Question
 from actor.serving.batcher import Batcher
-from actor.serving.desk import Desk
+from actor.serving.desk import Answered, Desk
 from actor.serving.episode_desk import EpisodeDesk
 from actor.serving.episodes import Episodes
 from actor.serving.learning import Learning
@@ -187,6 +187,13 @@ class Stand:
         return pb.ActRequest(
             **({"request_id": self.new_id(), "observation": parts_of(space, observation)} | fields)
         )
+
+    async def answer(self, request: pb.ActRequest, until_s: float) -> tuple[pb.ActReply, Answered]:
+        """What a request without an episode gets, as its caller reads it."""
+        answered = await self.desk.act(request, until_s)
+        written = self.desk.encode(request, answered)
+        assert written == self.desk.reply(request, answered).SerializeToString()
+        return pb.ActReply.FromString(written), answered
 
     async def act(self, episode: str, observation: Any, **fields: Any) -> pb.ActReply:
         """The next step."""

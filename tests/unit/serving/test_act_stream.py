@@ -22,10 +22,10 @@ class Caller:
         self.reads = asyncio.Event()
         self.reads.set()
 
-    async def write(self, reply: pb.ActReply) -> None:
+    async def write(self, reply: bytes) -> None:
         """As a ServicerContext does."""
         await self.reads.wait()
-        self.replies.append(reply)
+        self.replies.append(pb.ActReply.FromString(reply))
 
     def by_id(self) -> dict[str, pb.ActReply]:
         """Each id once."""
@@ -43,11 +43,11 @@ async def stream_of(requests: Iterable[pb.ActRequest | bytes]) -> AsyncIterator[
 def served(stand: Stand, told: list[Answered] | None = None) -> ActStream:
     """A stream that answers all kinds of requests, as the service does."""
 
-    async def act(request: pb.ActRequest, until_s: float) -> pb.ActReply:
+    async def act(request: pb.ActRequest, until_s: float) -> bytes:
         try:
             if request.episode_id:
-                return await stand.episode_desk.act(request, until_s)
-            return (await stand.desk.act(request, until_s))[0]
+                return (await stand.episode_desk.act(request, until_s)).SerializeToString()
+            return (await stand.answer(request, until_s))[0].SerializeToString()
         except Refused as error:
             return refusing(request, error)
 

@@ -431,7 +431,7 @@ async def test_a_client_that_is_tied_to_a_version_plays_its_episodes_with_it() -
     await stand.shelf.steer(arms(active=3, pinned=(2, 3), pins={"ada": 2}))
     replies = [await stand.act(stand.start("ada"), seen(0)) for _ in range(2)]
     assert [(reply.version, reply.arm) for reply in replies] == [(2, pb.ARM_PINNED)] * 2
-    reply, _ = await stand.desk.act(stand.asking(seen(0), client_key="ada"), 1e9)
+    reply, _ = await stand.answer(stand.asking(seen(0), client_key="ada"), 1e9)
     assert (reply.version, reply.arm) == (2, pb.ARM_PINNED)
     assert (await stand.act(stand.start("bob"), seen(0))).version == 3
 

@@ -105,13 +105,13 @@ async def test_a_client_that_keeps_the_state_gets_the_answers_of_an_episode(sect
     wishes = {"deterministic": True, "want_value": True}
     for step in range(6):
         held = await stand.act(episode, seen(step), **wishes)
-        reply, _ = await stand.desk.act(stand.asking(seen(step), state=state, **wishes), FAR)
+        reply, _ = await stand.answer(stand.asking(seen(step), state=state, **wishes), FAR)
         assert not held.state
         np.testing.assert_allclose(reply.value, held.value, rtol=1e-5)
         assert [part.value.data for part in reply.action] == [part.value.data for part in held.action]
         # Through the client's own hands.
         state = to_plain_parts(from_plain_parts("state", reply.state))
-    fresh, _ = await stand.desk.act(stand.asking(seen(5), **wishes), FAR)
+    fresh, _ = await stand.answer(stand.asking(seen(5), **wishes), FAR)
     assert not np.allclose(fresh.value, reply.value, rtol=1e-3)
 
 
@@ -119,7 +119,7 @@ async def test_state_of_a_batch_has_its_rows() -> None:
     """As many as there are observations."""
     stand = await stand_of(POLICIES["lstm"])
     rows = [pb.Part(value=to_tensor(np.zeros((3, 4), np.float32)))]
-    reply, _ = await stand.desk.act(pb.ActRequest(observation=rows, batch=3), FAR)
+    reply, _ = await stand.answer(pb.ActRequest(observation=rows, batch=3), FAR)
     shapes = {part.path: tuple(part.value.shape) for part in reply.state}
     assert shapes == {"actor/h": (3, 5), "actor/c": (3, 5), "critic/h": (3, 5), "critic/c": (3, 5)}
 
@@ -142,7 +142,7 @@ async def test_state_that_is_not_the_policys_is_refused(
     whole = dict.fromkeys(names, parts["actor/h"])
     fields = {"episode_id": stand.start()} if with_episode else {}
     request = stand.asking(seen(0), state=to_plain_parts(whole), **fields)
-    asked = stand.episode_desk.act(request, FAR) if with_episode else stand.desk.act(request, FAR)
+    asked = stand.episode_desk.act(request, FAR) if with_episode else stand.answer(request, FAR)
     with pytest.raises(Refused) as error:
         await asked
     assert said in error.value.refusal.detail

@@ -20,7 +20,7 @@ async def ask(stand: Stand, seed: int, **fields: Any) -> Any:
     """Its reply, after the shadow had its turn."""
     observation = rows_of(1, seed)["observation"][0]
     request = stand.asking(observation, **fields)
-    reply, _ = await stand.desk.act(request, 1e12)
+    reply, _ = await stand.answer(request, 1e12)
     loaded = stand.shelf.choose("ada").loaded
     assert loaded is not None
     await stand.batcher.ask(loaded, stand.desk.read(stand.asking(observation)))

@@ -27,7 +27,7 @@ def arms(active: int | None, *pinned: int, canary: int | None = None, **traffic:
 
 async def ask(stand: Stand, **fields: Any) -> pb.ActReply:
     """One request without an episode."""
-    reply, _ = await stand.desk.act(stand.asking(seen(0), **fields), 1e9)
+    reply, _ = await stand.answer(stand.asking(seen(0), **fields), 1e9)
     return reply
 
 
@@ -75,7 +75,7 @@ async def test_without_one_before_the_action_is_drawn_uniformly() -> None:
     rows = np.zeros((300, 4), np.float32)
     request = stand.asking(seen(0), batch=300)
     request.observation[0].CopyFrom(parts_of(stand.specification.observation_space, rows)[0])
-    reply, _ = await stand.desk.act(request, 1e9)
+    reply, _ = await stand.answer(request, 1e9)
     assert (reply.version, reply.fallback) == (0, pb.FALLBACK_UNIFORM)
     assert not reply.log_prob
     assert set(np.frombuffer(reply.action[0].value.data, np.int64).tolist()) == {0, 1, 2}

@@ -84,7 +84,7 @@ async def test_a_canary_that_answers_nan_is_withdrawn_with_its_first_episode() -
         for client in range(20):
             if without_episode:
                 request = stand.asking(seen(0), client_key=f"client-{client}")
-                stand.trial.answered((await stand.desk.act(request, 1e9))[1])
+                stand.trial.answered((await stand.answer(request, 1e9))[1])
             else:
                 await play(stand, client)
         assert [version for version, _ in stand.withdrawn] == [CANARY]

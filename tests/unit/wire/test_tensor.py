@@ -3,7 +3,7 @@ import pytest
 
 from penstock.v1 import tensor_pb2 as pb
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_RANK
-from penstock.wire.tensor import DTYPES, check_shape, from_tensor, read_array, to_tensor
+from penstock.wire.tensor import DTYPES, all_finite, check_shape, from_tensor, read_array, to_tensor
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -56,3 +56,18 @@ def test_the_array_of_a_message_is_a_read_only_view() -> None:
     array = from_tensor("x", pb.Tensor(dtype="uint8", shape=[2], data=b"ab"))
     assert not array.flags.writeable
     assert not array.flags.owndata
+
+
+@pytest.mark.parametrize("size", [1, 7, 5000])
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_numbers_that_are_not_finite_are_found_wherever_they_are(kind: type[np.floating], size: int) -> None:
+    """Among few and many; numbers whose sum overflows are finite, and none is as well."""
+    assert all_finite(np.zeros((0, 3), kind))
+    for largest in (1.0, np.finfo(kind).max, -np.finfo(kind).max):
+        array = np.full((size, 2), largest, kind)
+        assert all_finite(array)
+        assert all_finite(array.T)
+        for wrong in (np.nan, np.inf, -np.inf):
+            array[size // 2, 1] = wrong
+            assert not all_finite(array)
+            assert not all_finite(array.T)
