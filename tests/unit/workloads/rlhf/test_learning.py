@@ -65,7 +65,10 @@ def test_a_model_publishes_its_adapter_and_probes_it(base: Path) -> None:
     weights.load_into(actor, weights.encode(snapshot))
     right = actor.acting_log_prob(probe.observation, probe.action)
     for answer, held in ((right, False), (wrong, True), (right, False)):
-        model.quarantine.check([ProbeAnswer(3, "actor-0", 1, "sha", tuple(answer.tolist()))])
+        told = ProbeAnswer(
+            session=3, actor_id="actor-0", version=1, sha256="sha", log_prob=tuple(answer.tolist())
+        )
+        model.quarantine.check([told])
         assert model.quarantine.holds(3) is held
 
 
@@ -81,7 +84,8 @@ def _policy(base: Path) -> configuration.PolicySection:
             r"algorithm\.name='ppo': does not learn .* writes tokens; use token_ppo",
         ),
         ({"actor": {"unroll_length": 65}}, r"actor\.unroll_length=65: .* reads 64 tokens"),
-        ({"policy": {"kwargs": {"ranks": 4}}}, r"policy\.kwargs\.ranks=4: Extra inputs"),
+        ({"policy": {"kwargs": {"rank": 4}}}, r"policy\.kwargs\.model=: Field required"),
+        ({"policy": {"kwargs": {"model": "a", "ranks": 4}}}, r"policy\.kwargs\.ranks=4: Extra inputs"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(base: Path, section: dict[str, Any], message: str) -> None:
