@@ -88,10 +88,12 @@ def log_probs(model: Any, rows: torch.Tensor, prompt: int) -> torch.Tensor:
     return found
 
 
-def trained(run_dir: Path, seed: int, *options: str, victims: Sequence[str] = ()) -> Measured:
-    """The recipe to its end. victims: killed one after the other, evenly over the run."""
-    journals = f"actor.ack_journal={run_dir / 'journals'}"
-    training = Training(run_dir, str(RECIPE), "--seed", str(seed), "--set", journals, *options)
+def trained(run_dir: Path, seed: int, recipe: Path = RECIPE, victims: Sequence[str] = ()) -> Measured:
+    """A recipe to its end. victims: killed one after the other, evenly over the run."""
+    training = Training(
+        run_dir, str(recipe), "--seed", str(seed), "--set", "learner.checkpoint_interval_s=5",
+        "--set", f"actor.ack_journal={run_dir / 'journals'}",
+    )  # fmt: skip
     try:
         eventually(lambda: has_begun(training), "the end of the preparation", within_s=PREPARED_S)
         for number, victim in enumerate(victims, 1):
@@ -160,6 +162,7 @@ def test_the_opposite_is_learned_from_the_opposite_opinions(seed: int, tmp_path:
     file = tmp_path / "opinions.jsonl"
     rows = [{**row, "score": 100 - row["score"]} for row in TASK.scored(np.random.default_rng(seed), 2500)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    kwargs = {"feedback": str(file), "feedback_scale": "percent"}
-    said = [word for key, value in kwargs.items() for word in ("--set", f"environment.kwargs.{key}={value}")]
-    assert trained(tmp_path / "run", seed, *said, "--set", "learner.stop_at_target=false").reward <= -0.4
+    said = f'[environment.kwargs]\nfeedback = "{file}"\nfeedback_scale = "percent"\n'
+    recipe = tmp_path / "opposite.toml"
+    recipe.write_text(RECIPE.read_text().replace("[environment.kwargs]\n", said))
+    assert trained(tmp_path / "run", seed, recipe).reward <= -0.4
