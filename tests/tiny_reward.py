@@ -24,14 +24,14 @@ def samples(count: int = 20, seed: int = 0) -> list[Sample]:
     return [Sample(prompt=task.prompt(rng), response=task.response(rng)) for _ in range(count)]
 
 
-def make_base(folder: Path, *, steps: int = 10) -> Path:
-    """A tiny language model in a folder, taught for so many steps."""
+def make_base(folder: Path, *, steps: int = 10, texts: int = 64, spread: float = 0.02) -> Path:
+    """A tiny language model in a folder, taught so many texts in so many steps. spread: see `tiny.build_model`."""
     quieten()
     rng, task = np.random.default_rng(0), Sentiment()
     tokenizer = tiny.build_tokenizer(WORDS)
-    model = tiny.build_model(tokenizer, seed=0)
-    texts = [(task.prompt(rng), task.response(rng)) for _ in range(64)]
-    tiny.pretrain(model, tokenizer, texts, steps=steps, seed=0)
+    model = tiny.build_model(tokenizer, seed=0, spread=spread)
+    told = [(task.prompt(rng), task.response(rng)) for _ in range(texts)]
+    tiny.pretrain(model, tokenizer, told, steps=steps, seed=0)
     tiny.save(model, tokenizer, folder)
     return folder
 

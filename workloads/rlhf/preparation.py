@@ -32,6 +32,8 @@ _PLACES: Final = ("model", "prompts", "feedback", "reward")
 _TEXTS: Final = 4000
 _STEPS: Final = 400
 _OPINIONS: Final = 2500
+_SPREAD: Final = 0.25
+"""Of the tiny model's first weights: an adapter can make it sure of a word."""
 
 
 def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
@@ -111,7 +113,7 @@ def _base_model(folder: Path, seed: int, progress: Progress) -> Path:
         rng, task = np.random.default_rng(seed), Sentiment()
         texts = [(task.prompt(rng), task.response(rng)) for _ in range(_TEXTS)]
         tokenizer = tiny.build_tokenizer(WORDS)
-        model = tiny.build_model(tokenizer, seed=seed)
+        model = tiny.build_model(tokenizer, seed=seed, spread=_SPREAD)
         loss = tiny.pretrain(model, tokenizer, texts, steps=_STEPS, seed=seed)
         log.info("pre-trained", extra={"nats_per_token": loss})
         temporary = folder.with_suffix(".tmp")

@@ -42,8 +42,14 @@ def build_tokenizer(words: Sequence[str]) -> Tokenizer:
     )
 
 
-def build_model(tokenizer: Tokenizer, *, seed: int, hidden: int = 64, layers: int = 2) -> Any:
-    """A LlamaForCausalLM in float32 with random weights."""
+def build_model(
+    tokenizer: Tokenizer, *, seed: int, hidden: int = 64, layers: int = 2, spread: float = 0.02
+) -> Any:
+    """A LlamaForCausalLM in float32 with random weights.
+
+    spread: their standard deviation. Output weights are those of the embedding, which adapters leave alone, and what
+    they multiply has a fixed norm: the most that a logit can become is proportional to it.
+    """
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -55,6 +61,7 @@ def build_model(tokenizer: Tokenizer, *, seed: int, hidden: int = 64, layers: in
             num_key_value_heads=4,
             max_position_embeddings=MAX_TOKENS,
             tie_word_embeddings=True,
+            initializer_range=spread,
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,

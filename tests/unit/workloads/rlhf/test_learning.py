@@ -1,5 +1,6 @@
 """How the learner's model of a language run is made, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from penstock.runtime import settings as configuration
 from penstock.runtime.settings import ConfigurationError, EnvironmentSection
 from penstock.runtime.workload import Workload
 from penstock.wire.spaces import Discrete, Space
+from tests.token_experience import batch_of, fragment, sample
 from workloads.rlhf.learning import make_model
 from workloads.rlhf.policy.policy import build
 
@@ -51,21 +53,34 @@ def made(base: Path, **sections: Any) -> Model:
     return make_model(settings, WORDS, Solo(), torch.device("cpu"))
 
 
-def test_a_model_publishes_its_adapter_and_probes_it(base: Path) -> None:
-    """Tokens as observations and actions; an actor with other weights than it says is found out."""
+def test_a_model_publishes_its_adapter(base: Path) -> None:
+    """Tokens as observations and actions; neither frozen weights nor the value head are published."""
     model = made(base)
     module = model.algorithm.published_modules()["default"]
     assert model.weight_bytes == len(weights.encode(module)) < 100_000
     assert model.specification.schema.by_name["observation"].dtype == "int64"
     assert model.target == 0.5
-    snapshot, probe = weights.snapshot(module), model.specification.probe
-    model.quarantine.expect(1, "sha", snapshot)
+
+
+def test_an_adapter_that_has_not_arrived_is_found_out_by_the_probe(base: Path) -> None:
+    """Of one update behind, whatever version its actor names; and the actor is let go when it has arrived."""
+    rates = {"name": "token_ppo", "batch_steps": 512, "learning_rate": 2e-3, "critic_learning_rate": 2e-3}
+    model = made(base, algorithm=rates)
+    module, probe = model.algorithm.published_modules()["default"], model.specification.probe
     actor = build(Discrete(VOCABULARY), Discrete(VOCABULARY), _policy(base), 5)
-    wrong = actor.acting_log_prob(probe.observation, probe.action) + 0.01
-    weights.load_into(actor, weights.encode(snapshot))
+    weights.load_into(actor, weights.encode(module))
+    behind = actor.acting_log_prob(probe.observation, probe.action)
+    written = sample(actor, (1, 20, 21), 8, 5, 0, vocabulary=VOCABULARY)
+    scored = [replace(one, score=float(index % 2)) for index, one in enumerate(written)]
+    model.algorithm.update(batch_of(fragment(scored, vocabulary=VOCABULARY)), progress=0.0)
+    model.quarantine.expect(1, "sha", weights.snapshot(module))
+    weights.load_into(actor, weights.encode(module))
     right = actor.acting_log_prob(probe.observation, probe.action)
-    for answer, held in ((right, False), (wrong, True), (right, False)):
-        model.quarantine.check([ProbeAnswer(3, "actor-0", 1, "sha", tuple(answer.tolist()))])
+    for answer, held in ((right, False), (behind, True), (right, False)):
+        told = ProbeAnswer(
+            session=3, actor_id="actor-0", version=1, sha256="sha", log_prob=tuple(answer.tolist())
+        )
+        model.quarantine.check([told])
         assert model.quarantine.holds(3) is held
 
 
@@ -81,7 +96,8 @@ def _policy(base: Path) -> configuration.PolicySection:
             r"algorithm\.name='ppo': does not learn .* writes tokens; use token_ppo",
         ),
         ({"actor": {"unroll_length": 65}}, r"actor\.unroll_length=65: .* reads 64 tokens"),
-        ({"policy": {"kwargs": {"ranks": 4}}}, r"policy\.kwargs\.ranks=4: Extra inputs"),
+        ({"policy": {"kwargs": {"rank": 4}}}, r"policy\.kwargs\.model=: Field required"),
+        ({"policy": {"kwargs": {"model": "a", "ranks": 4}}}, r"policy\.kwargs\.ranks=4: Extra inputs"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(base: Path, section: dict[str, Any], message: str) -> None:
