@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from launch.process import penstock
 from tests.integration.training import Training, wait_until_gone
+from tests.tiny_reward import make_base
 
 STEPS = 3000
 CONFIG = """
@@ -48,10 +49,16 @@ episodes = 8
 
 
 @pytest.fixture
-def training(base: Path, reward: Path, prompts: Path, tmp_path: Path) -> Iterator[Training]:
-    """Of a tiny model, with a reward model that was taught nothing; nothing is left of it afterwards."""
+def taught(tmp_path: Path) -> Path:
+    """A tiny language model that writes words: `<pad>` and the like, which text does not show, are never drawn."""
+    return make_base(tmp_path / "taught", steps=150, texts=2000)
+
+
+@pytest.fixture
+def training(taught: Path, reward: Path, prompts: Path, tmp_path: Path) -> Iterator[Training]:
+    """Of that model, with a reward model that was taught nothing; nothing is left of it afterwards."""
     file = tmp_path / "words.toml"
-    file.write_text(CONFIG.format(base=base, reward=reward, prompts=prompts, folder=tmp_path, steps=STEPS))
+    file.write_text(CONFIG.format(base=taught, reward=reward, prompts=prompts, folder=tmp_path, steps=STEPS))
     training = Training(tmp_path / "run", str(file), "--json")
     yield training
     training.process.kill()
@@ -60,7 +67,7 @@ def training(base: Path, reward: Path, prompts: Path, tmp_path: Path) -> Iterato
 
 
 def test_a_run_survives_its_reward_service_and_leaves_a_policy_that_others_read(
-    training: Training, base: Path
+    training: Training, taught: Path
 ) -> None:
     """Books balance; the adapter is no longer that which it began with; the folder's files are what the list says."""
     training.until_steps(STEPS // 4)
@@ -76,7 +83,7 @@ def test_a_run_survives_its_reward_service_and_leaves_a_policy_that_others_read(
     last = json.loads((training.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["left_out"] == 0
     assert said(training, "audit").returncode == 0
-    check_policy(training, base)
+    check_policy(training, taught)
 
 
 def check_policy(training: Training, base: Path) -> None:
