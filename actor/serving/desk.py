@@ -36,7 +36,7 @@ _COMPLAIN_EVERY_S: Final = 10.0
 _NO_STATE: Final = Dict(())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Answered:
     """What a client gets. action: by name, as the environment takes it, [rows, *shape].
 
@@ -51,7 +51,7 @@ class Answered:
     not_finite: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """A question, and who was chosen to answer it."""
 
