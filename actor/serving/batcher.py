@@ -139,8 +139,7 @@ class Batcher:
         metrics.SERVING_BATCH_ROWS.observe(rows)
         if self._cost.of(rows) < INLINE_S:
             self._note(rows, _answer_all(batch))
-            if self._waiting:
-                self._schedule(0.0)
+            self._go_on()
             return
         self._is_busy, self._under_way = True, rows
         running = self._loop.run_in_executor(self._threads, _answer_all, batch)
@@ -171,7 +170,11 @@ class Batcher:
     def _passed(self, rows: int, done: "asyncio.Future[_Outcome]") -> None:
         self._is_busy, self._under_way = False, 0
         self._note(rows, done.result())
-        if self._waiting:
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """With who came meanwhile; who was told may have asked again, and begun a pass."""
+        if self._waiting and not (self._is_busy or self._is_due):
             self._schedule(0.0)
 
     def _note(self, rows: int, outcome: "_Outcome") -> None:

@@ -36,7 +36,7 @@ _COMPLAIN_EVERY_S: Final = 10.0
 _NO_STATE: Final = Dict(())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Answered:
     """What a client gets. action: by name, as the environment takes it, [rows, *shape].
 
@@ -51,7 +51,7 @@ class Answered:
     not_finite: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """A question, and who was chosen to answer it."""
 
@@ -157,8 +157,9 @@ class Desk:
         asked = Asked(choice, question, until_s, time.perf_counter())
         if choice.loaded is None:
             return await self.fall_back(asked, None)
+        future = self._batcher.ask(choice.loaded, question, until_s)
         try:
-            answer = await self._batcher.ask(choice.loaded, question, until_s)
+            answer = await future
         except Refused:
             raise
         except Exception as error:  # noqa: BLE001 - complained of there
@@ -180,8 +181,9 @@ class Desk:
 
     async def _ask_former(self, former: Loaded, asked: Asked) -> Answer | None:
         """None when it cannot answer either."""
+        future = self._batcher.ask(former, asked.question, asked.until_s)
         try:
-            return await self._batcher.ask(former, asked.question, asked.until_s)
+            return await future
         except Refused:
             raise
         except Exception as error:  # noqa: BLE001 - complained of there

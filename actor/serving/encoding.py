@@ -7,14 +7,16 @@ Serialised messages behind one another are one message, so pieces can be written
 of one, as many bytes as before, can be another's. Fields stand in the order in which protobuf writes them itself.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from actor.serving.answering import Answer
 from actor.serving.leaves import Layout
 from penstock.registry.routing import Arm
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.spaces import Space, leaves, zeros
+from penstock.wire.tensor import Array
 
 ARMS: Final = {
     Arm.LATEST: pb.ARM_LATEST,
@@ -38,7 +40,9 @@ class ReplyEncoder:
         self._before: dict[int, tuple[list[tuple[str, bytes]], bytes]] = {}
         """By batch: what stands before each leaf of the action, by name, and before the log-probabilities."""
 
-    def encode(self, request: pb.ActRequest, action: dict[str, Any], answer: Answer, who: bytes) -> bytes:
+    def encode(
+        self, request: pb.ActRequest, action: Mapping[str, Array], answer: Answer, who: bytes
+    ) -> bytes:
         """action: as the environment takes it, by name, [max(batch, 1), *shape]. who: see `answered_by`."""
         batch, request_id = request.batch, request.request_id
         before_action, before_log_prob = self._before.get(batch) or self._prepare(batch)

@@ -43,7 +43,7 @@ Fetch = Callable[[int], Weights | None]
 """The weights of a version; None when they are not held any more. Blocks; raises ValueError for damaged ones."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """Who answers: the version of `arm`, or, when that cannot, `loaded` in its place; None: nobody's weights."""
 

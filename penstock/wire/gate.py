@@ -86,7 +86,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
     def _check_of(self, method: str) -> Check:
         async def check(context: Context, size: int) -> str | None:
             try:
-                caller = None
+                caller: Identity | None = None
                 if self._proof is not Proof.NOTHING:
                     caller = self._identify(context)
                     self._allow(caller, method)

@@ -249,3 +249,26 @@ async def test_a_version_that_fails_altogether_fails_for_its_own_only() -> None:
     assert isinstance(given, Answer)
     assert isinstance(failed, AttributeError)
     batcher.close()
+
+
+async def test_who_is_told_may_ask_again_at_once() -> None:
+    """Two passes are never under way together, for a version is used by one thread at a time."""
+    batcher, held = alone(), Held()
+    for rows, seconds in ((1, 0.0), (2, 1.0)):
+        batcher._cost.note(rows, seconds)
+    asked: list[asyncio.Future[Answer]] = []
+
+    def ask_again(_answer: object) -> None:
+        asked.append(batcher.ask(held.loaded, question_of(2, value=True)))
+        asked.append(batcher.ask(held.loaded, question_of(1)))
+
+    with passes() as counted:
+        batcher.put(held.loaded, question_of(1), NEVER_S * 1e6, ask_again, lambda: False)
+        await asyncio.to_thread(held.begun.wait, 60)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not any(future.done() for future in asked)
+        held.go.set()
+        await asyncio.gather(*asked)
+    assert counted == [3, 4]
+    batcher.close()
