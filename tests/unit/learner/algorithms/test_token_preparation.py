@@ -1,6 +1,7 @@
 """Where the advantages of tokens vanish: at the policy that the reward and its penalty ask for."""
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from learner.algorithms.token_preparation import prepare
 from penstock.runtime.settings import TokenPPOSection
 from tests.token_experience import Response, batch_of, fragment
 
+Kind = Literal["gae", "group", "reinforce"]
+
 VOCABULARY = 11
 REWARDS = np.random.default_rng(0).uniform(-1.0, 1.0, VOCABULARY)
 REFERENCE = np.random.default_rng(1).dirichlet(np.ones(VOCABULARY))
 
 
-def advantages(policy: np.ndarray, beta: float, value: float, advantage: str, *, whiten: bool) -> Tensor:
+def advantages(policy: np.ndarray, beta: float, value: float, advantage: Kind, *, whiten: bool) -> Tensor:
     """Of every token once, one token to a response, under π_prox = `policy`."""
     given = [
         Response((2,), (token,), (math.log(policy[token]),), float(REWARDS[token]), True)
@@ -36,7 +39,7 @@ def advantages(policy: np.ndarray, beta: float, value: float, advantage: str, *,
 @pytest.mark.parametrize("whiten", [True, False])
 @pytest.mark.parametrize("advantage", ["gae", "group", "reinforce"])
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
-def test_nothing_pulls_away_from_the_best_policy(beta: float, advantage: str, whiten: bool) -> None:
+def test_nothing_pulls_away_from_the_best_policy(beta: float, advantage: Kind, whiten: bool) -> None:
     """Every token returns r − β log π*/π_ref = β log Z there, so that nothing is left of it behind any baseline.
 
     The penalty is in the reward before it is subtracted from and divided: neither moves the optimum. A policy that
