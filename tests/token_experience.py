@@ -114,7 +114,7 @@ def fragment(
     schema = fragment_schema(Discrete(vocabulary), Discrete(vocabulary))
     count, most = len(responses), max(len(one.prompt) + len(one.tokens) - 1 for one in responses)
     steps = steps or most
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "observation": np.full((steps + 1, count), pad, np.int64),
         "action": np.full((steps, count), pad, np.int64),
         **{name: np.zeros((steps, count), np.float32) for name in ("reward", "log_prob")},

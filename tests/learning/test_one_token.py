@@ -58,7 +58,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def learned(base: Path, beta: float, seed: int, updates: int, **settings: Any) -> Outcome:
     """What is reached after so many updates."""
-    section = TokenPPOSection(**(SETTINGS | {"kl_coefficient": beta} | settings))
+    section = TokenPPOSection(**{**SETTINGS, "kl_coefficient": beta, **settings})
     policy, actor = (_policy(base, seed) for _ in range(2))
     algorithm = TokenPPO(policy, section, seed=seed)
     rng = np.random.default_rng(seed)

@@ -29,10 +29,11 @@ from tests.tiny_reward import make_base
 from workloads.rlhf.sentiment import Sentiment, optimum, true_reward
 
 RECIPE: Final = Path(__file__).parents[2] / "recipes" / "rlhf-tiny.toml"
-STEPS: Final = tomllib.loads(RECIPE.read_text())["learner"]["total_steps"]
+SAID: Final = tomllib.loads(RECIPE.read_text())
+STEPS: Final = SAID["learner"]["total_steps"]
 PREPARED_S: Final = 600.0
 TASK: Final = Sentiment()
-BETA: Final = 0.1
+BETA: Final = SAID["algorithm"]["kl_coefficient"]
 BEST: Final = optimum(TASK.rewards(), BETA)
 RESPONSES: Final = 512
 SEEDS: Final = (1, 2, 3)

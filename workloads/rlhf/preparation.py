@@ -32,7 +32,7 @@ _PLACES: Final = ("model", "prompts", "feedback", "reward")
 _TEXTS: Final = 4000
 _STEPS: Final = 400
 _OPINIONS: Final = 2500
-_SPREAD: Final = 0.25
+_SPREAD: Final = 0.125
 """Of the tiny model's first weights: an adapter can make it sure of a word."""
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def plain_update(policy: SmallTokenPolicy, given: Sequence[Response], section: T
             + (-surrogate + section.value_coefficient * error - section.entropy_coefficient * entropy).sum()
         )
     loss = loss / len(joined)
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": list(policy.trained().values()), "lr": section.learning_rate},
         {"params": list(policy.critic.parameters()), "lr": section.critic_learning_rate},
     ]
@@ -66,7 +67,10 @@ def brute_force(reward: Tensor, value: Tensor, discount: float, trace: float) ->
     delta = reward + discount * following - value
     length = len(reward)
     return torch.stack(
-        [sum(((discount * trace) ** (k - t)) * delta[k] for k in range(t, length)) for t in range(length)]
+        [
+            sum(((discount * trace) ** (k - t) * delta[k] for k in range(t, length)), torch.zeros(()))
+            for t in range(length)
+        ]
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def test_an_update_that_is_not_finite_leaves_no_trace() -> None:
 
 def test_a_restored_state_goes_on_bit_by_bit() -> None:
     """The adapted coefficient too."""
-    settings = {"kl_target": 1.0, "kl_horizon": 20.0, "epochs": 2, "minibatches": 3}
+    settings: dict[str, Any] = {"kl_target": 1.0, "kl_horizon": 20.0, "epochs": 2, "minibatches": 3}
     first, second = make(**settings), make(SmallTokenPolicy(3), **settings)
     first.update(stale(), progress=0.0)
     state = first.state()

@@ -136,7 +136,7 @@ def test_micro_batches_padding_and_order_are_nothing(base: Path, shared_trunk: b
     given = written_by(moved(policy_of(base)))
     vocabulary = policy_of(base).vocabulary
     whole = batch_of(fragment(given, vocabulary=vocabulary))
-    variants = {
+    variants: dict[str, tuple[dict[str, Any], Batch]] = {
         "micro-batches of one": ({"micro_batch_tokens": 1}, whole),
         "other padding": ({}, batch_of(fragment(given, vocabulary=vocabulary, pad=30, steps=20))),
         "other order": ({}, batch_of(fragment(given[::-1], vocabulary=vocabulary))),
@@ -144,7 +144,7 @@ def test_micro_batches_padding_and_order_are_nothing(base: Path, shared_trunk: b
     plain = policy_of(base, shared_trunk=shared_trunk)
     before = flat(plain)
     # Not Adam's first step, in which rounding decides the sign of a gradient that is next to 0.
-    wanted = {"adam_epsilon": 1.0, "learning_rate": 1.0, "critic_learning_rate": 1.0}
+    wanted: dict[str, Any] = {"adam_epsilon": 1.0, "learning_rate": 1.0, "critic_learning_rate": 1.0}
     told = algorithm_of(plain, **wanted).update(whole, progress=0.0).metrics
     assert (flat(plain) - before).abs().max() > 1e-3
     for name, (section, batch) in variants.items():
