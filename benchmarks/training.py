@@ -51,7 +51,7 @@ def table(options: Options) -> Table:
             *(statistics.median(run.cpu_per_million(role) for run in full) for role in ROLES),
         ))  # fmt: skip
     return Table(
-        title=f"penstock train CartPole-v1, 2 actors, {TRAIN_STEPS:,} steps",
+        title=f"penstock train CartPole-v1, {TRAIN_STEPS:,} steps",
         columns=(
             "vectoriser",
             "environment steps/s",

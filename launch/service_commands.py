@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _TRACED = ("actor", "server", "broker", "learner")
 """Roles that a fragment passes through."""
+EVALUATOR_NICENESS: Final = 4
+"""Measuring gives way to learning where both share a machine: above all while they start."""
 
 
 def redis(
@@ -75,6 +77,8 @@ def actor(
     """Act: step environments with the newest weights, or with --role evaluation only measure."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        if role == "evaluation":
+            os.nice(EVALUATOR_NICENESS)
         from actor.service import main
 
         return main(lifecycle, broker=broker_address, actor_id=actor_id, role=_role(role), settings=settings)

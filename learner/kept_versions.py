@@ -7,32 +7,32 @@
 Offers wait here; a thread of this module writes the file, then registers, then has `shelf` make Redis and the
 folder follow the registry, at least every LOOK_S, also what operators have changed. A registry that does not
 answer or a full disk is logged and counted, and tried again at the next look: learning goes on. A refused write
-to Redis ends the process as everywhere.
+to Redis ends the process as everywhere. SQLAlchemy is not imported before the first look: it would keep the
+first update waiting.
 """
 
 import logging
 import threading
 from pathlib import Path
-from typing import Final
-
-from sqlalchemy.exc import SQLAlchemyError
+from typing import TYPE_CHECKING, Final
 
 from learner.evaluation import Result
 from learner.shelf import BY, Shelf
 from learner.worthy import Lineage, Worthy, best, periodic
 from penstock.registry.errors import DifferentBytes, RegistryError, TooManyPinned
 from penstock.registry.records import Evaluation, NewVersion, Origin, Status
-from penstock.registry.registry import Registry
 from penstock.registry.weight_files import forget_unfinished, write_kept
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.wire.messages import Publication
 
+if TYPE_CHECKING:
+    from penstock.registry.registry import Registry
+
 LOOK_S: Final = 2.0
 """What operators change reaches Redis and the folder within this."""
 MAX_WAITING: Final = 4
 """Offers that wait for a registry which does not answer; the oldest gives way."""
-_FAILURES: Final = (RegistryError, SQLAlchemyError, OSError, ValueError)
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +87,12 @@ class KeptVersions:
 
     def run(self) -> None:
         """Look until `stop`."""
-        while not self._stop.is_set():
-            self._look()
+        while True:
             self._hasten.wait(LOOK_S)
             self._hasten.clear()
+            if self._stop.is_set():
+                return
+            self._look()
 
     def finish(self, worthy: Worthy | None) -> None:
         """Keep what the process ends with, and what still waits, in this thread."""
@@ -112,18 +114,20 @@ class KeptVersions:
                 registry = self._opened()
                 self._register_all(registry)
                 self._shelf.follow(registry)
-            except _FAILURES as error:
+            except _failures() as error:
                 self._note(error)
             else:
                 self._failure = ""
 
-    def _opened(self) -> Registry:
+    def _opened(self) -> "Registry":
+        from penstock.registry.registry import Registry  # noqa: PLC0415
+
         if self._registry is None:
             self._lineage.run_dir.mkdir(parents=True, exist_ok=True)
             self._registry = Registry.open(self._lineage.url, migrate=True)
         return self._registry
 
-    def _register_all(self, registry: Registry) -> None:
+    def _register_all(self, registry: "Registry") -> None:
         with self._changed:
             waiting = list(self._waiting)
         if waiting:
@@ -136,7 +140,7 @@ class KeptVersions:
             with self._changed:
                 self._waiting = [one for one in self._waiting if one is not worthy]
 
-    def _register(self, registry: Registry, worthy: Worthy) -> None:
+    def _register(self, registry: "Registry", worthy: Worthy) -> None:
         policy, version = self._lineage.policy, worthy.publication.version
         known = {one.version: one for one in registry.list(policy) if one.run == self._lineage.run}
         others = [one.evaluation.mean for one in known.values() if one.evaluation and one.version != version]
@@ -172,7 +176,7 @@ class KeptVersions:
             reason=worthy.reason,
         )
 
-    def _activate_first(self, registry: Registry, version: int) -> None:
+    def _activate_first(self, registry: "Registry", version: int) -> None:
         policy = self._lineage.policy
         if not self._lineage.activate_first or registry.active(policy) is not None:
             return
@@ -184,6 +188,13 @@ class KeptVersions:
         if str(error) != self._failure:
             log.error("the registry of versions failed; learning goes on", extra={"error": str(error)})
         self._failure = str(error)
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What a look that fails raises; asked only then."""
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
+
+    return (RegistryError, SQLAlchemyError, OSError, ValueError)
 
 
 def _beats(evaluation: Evaluation | None, others: list[float]) -> bool:

@@ -13,16 +13,18 @@ no registry names: it is passed over, and not removed, for it may be another reg
 import logging
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from broker.kept_weights import KeptWeights
 from learner.lease import LeaseKeeper
 from penstock.registry.errors import UnknownVersion
 from penstock.registry.records import PolicyVersion
-from penstock.registry.registry import Registry
 from penstock.registry.weight_files import forget_kept, kept_files, read_kept, write_kept
 from penstock.runtime import metrics
 from penstock.wire.messages import Publication
+
+if TYPE_CHECKING:
+    from penstock.registry.registry import Registry
 
 BY: Final = "learner"
 
@@ -46,7 +48,7 @@ class Shelf:
         """Raise Fatal when another learner has taken over: the registry itself does not know who may write."""
         self._lease.confirm()
 
-    def follow(self, registry: Registry) -> None:
+    def follow(self, registry: "Registry") -> None:
         """Raises what the registry and the disk raise, and Fatal when this learner may not write any more."""
         revision = registry.traffic(self._policy).revision
         pinned = self._own(registry)
@@ -57,11 +59,11 @@ class Shelf:
             self._renumber(registry, pinned, revision)
         self._revision = revision
 
-    def _own(self, registry: Registry) -> dict[int, PolicyVersion]:
+    def _own(self, registry: "Registry") -> dict[int, PolicyVersion]:
         """What is pinned of this run; others that share the registry hold their own."""
         return {one.version: one for one in registry.pinned(self._policy) if one.run == self._run}
 
-    def _hold(self, registry: Registry, pinned: dict[int, PolicyVersion], revision: int) -> None:
+    def _hold(self, registry: "Registry", pinned: dict[int, PolicyVersion], revision: int) -> None:
         for version in self._keep(pinned.keys(), revision):
             self._restore(pinned[version])
         for version in kept_files(self._run_dir) - pinned.keys():
@@ -75,7 +77,7 @@ class Shelf:
             lambda: self._kept.keep(versions, highest=self._highest, traffic_revision=revision)
         )
 
-    def _is_retired(self, registry: Registry, version: int) -> bool:
+    def _is_retired(self, registry: "Registry", version: int) -> bool:
         """Not one that this registry does not know: a run may have been given another registry."""
         try:
             found = registry.get(self._policy, version)
@@ -94,7 +96,7 @@ class Shelf:
         publication = Publication(version.version, version.update, version.sha256, len(blob))
         self._lease.patiently(lambda: self._kept.restore(publication, blob))
 
-    def _renumber(self, registry: Registry, pinned: dict[int, PolicyVersion], revision: int) -> None:
+    def _renumber(self, registry: "Registry", pinned: dict[int, PolicyVersion], revision: int) -> None:
         """Give the content of a version that a rollback made active again a number of its own."""
         original = registry.awaiting_number(self._policy)
         if original is None or original.run != self._run:

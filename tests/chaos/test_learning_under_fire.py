@@ -66,7 +66,7 @@ def check_under_fire(
 def train(environment: str, steps: int, seed: int, run_dir: Path, hits: Counter[str] | None = None) -> float:
     """The return of one run's last version. hits: kill, and count here what was killed."""
     training = Training(
-        run_dir, environment, "--seed", str(seed), "--total-steps", str(steps),
+        run_dir, environment, "--actors", "2", "--seed", str(seed), "--total-steps", str(steps),
         "--set", "learner.stop_at_target=false", "--set", "learner.checkpoint_interval_s=5",
         "--set", f"actor.ack_journal={run_dir / 'journals'}",
     )  # fmt: skip

@@ -34,7 +34,7 @@ pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 FASTER: Final = 60
 PATIENCE_S: Final = 240.0
-LONG: Final = ("CartPole-v1", "--total-steps=1000000000", "--set=learner.stop_at_target=false")
+LONG: Final = ("CartPole-v1", "--actors=2", "--total-steps=1000000000", "--set=learner.stop_at_target=false")
 
 
 class Scene:

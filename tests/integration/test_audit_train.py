@@ -20,7 +20,7 @@ def training(tmp_path: Path) -> Iterator[Training]:
     folder = tmp_path / "run"
     found = Training(
         folder,
-        *("CartPole-v1", "--total-steps", "100000000"),
+        *("CartPole-v1", "--actors", "2", "--total-steps", "100000000"),
         *("--set", f"actor.ack_journal={os.path.relpath(tmp_path / 'acknowledged')}"),
         *("--set", "learner.stop_at_target=false", "--set", "learner.checkpoint_interval_s=1"),
     )

@@ -29,7 +29,7 @@ HOPS = (
     "versions",
 )
 SHORT = ("--total-steps", "3000", "--set", "evaluation.episodes=5")
-LONG = ("--total-steps", "100000000", "--set", "learner.stop_at_target=false")
+LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from launch.process import penstock
 from tests.integration.training import GONE_S, PATIENCE_S, Training, is_alive, wait_until_gone
 
-LONG = ("--total-steps", "100000000", "--set", "learner.stop_at_target=false")
+LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")
 OFTEN = ("--set", "learner.checkpoint_interval_s=1")
 
 

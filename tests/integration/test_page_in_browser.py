@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-LONG = ("--total-steps", "100000000", "--set", "learner.stop_at_target=false")
+LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")
 SHORT = ("--total-steps", "30000", "--set", "evaluation.episodes=5")
 PICTURES = os.environ.get("PENSTOCK_SCREENSHOTS")
 WIDE: "ViewportSize" = {"width": 1440, "height": 1000}

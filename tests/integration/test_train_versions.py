@@ -21,7 +21,7 @@ from tests.integration.broker_process import eventually, launch, open_run
 from tests.integration.simulated_actor import code_of
 from tests.integration.training import Training, wait_until_gone
 
-LONG = ("--total-steps", "100000000", "--set", "learner.stop_at_target=false")
+LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")
 OFTEN = ("--set", "evaluation.interval_steps=4000", "--set", "evaluation.episodes=8")
 
 

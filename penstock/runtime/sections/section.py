@@ -16,7 +16,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 class Section(BaseModel):
     """A part of the configuration: frozen, and unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     def canonical_json(self) -> str:
         """Keys sorted, no spaces: equal sections have equal text."""
