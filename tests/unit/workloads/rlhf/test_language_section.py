@@ -12,7 +12,7 @@ from workloads.rlhf.rollout.section import language
         ({"temperature": 0.7}, r"environment\.kwargs\.temperature=0\.7: sampling cannot be changed"),
         ({"top_p": 0.9}, r"environment\.kwargs\.top_p=0\.9: sampling cannot be changed"),
         ({"top_k": 50}, r"environment\.kwargs\.top_k=50: sampling cannot be changed"),
-        ({"promts": "x"}, r"environment\.kwargs\.promts: unknown key; use one of task, model, prompts"),
+        ({"prompt": "x"}, r"environment\.kwargs\.prompt: unknown key; use one of task, model, prompts"),
         ({"group": 0}, r"environment\.kwargs\.group=0: Input should be greater than 0"),
     ],
 )
