@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.served_run import ECHO
 from penstock.v1 import policy_pb2 as pb
-from penstock.v1 import tensor_pb2
+from penstock.v1 import refusal_pb2, tensor_pb2
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from penstock.wire.channel import CHANNEL_OPTIONS
 
@@ -26,7 +26,7 @@ ACT: Final = "/penstock.v1.PolicyService/Act"
 ROWS: Final = 64
 EPISODE_STEPS: Final = 200
 _WARM_S: Final = 0.5
-_REFUSED: Final = pb.ActReply(refusal={}).SerializeToString()[:1]
+_REFUSED: Final = pb.ActReply(refusal=refusal_pb2.Refusal()).SerializeToString()[:1]
 """How a reply begins that holds a refusal, its first field."""
 
 Call = Callable[[], Awaitable[None]]
