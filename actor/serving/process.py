@@ -33,6 +33,7 @@ from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.loop_lag import watch_loop
 from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.wire.budget import Rates
 from penstock.wire.ids import check_id, to_id
 from penstock.wire.server import Front, bind, build_server
 from penstock.wire.specification import RunSpecification
@@ -150,11 +151,19 @@ def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> N
     loop.call_soon_threadsafe(event.set)
 
 
+def _rates(settings: Settings) -> Rates:
+    return Rates(
+        calls=settings.serving.max_calls_per_s,
+        bytes=settings.broker.max_bytes_per_s,
+        settings="serving.max_calls_per_s, broker.max_bytes_per_s",
+    )
+
+
 def _front(settings: Settings, listen: str) -> Front:
     section = settings.broker
     return build_server(
         (NAME,),
-        interceptors=[build_gate(settings, credentials(settings.security), listen)],
+        interceptors=[build_gate(settings, credentials(settings.security), listen, _rates(settings))],
         maximum_concurrent_rpcs=section.max_concurrent_calls,
         max_connections=section.max_connections,
         max_connection_age_s=section.max_connection_age_s,

@@ -8,8 +8,10 @@ from penstock.wire.gate import Gate
 from penstock.wire.tokens import AcceptedTokens
 
 
-def build_gate(settings: Settings, credentials: Credentials, address: str) -> Gate:
-    """Raise ConfigurationError for a server that could not tell whose callers it may serve."""
+def build_gate(
+    settings: Settings, credentials: Credentials, address: str, rates: Rates | None = None
+) -> Gate:
+    """rates: None: those of a broker. Raises ConfigurationError for a server that could not tell whose callers it may serve."""
     proof = credentials.proof(address)
     if proof is not Proof.NOTHING and not settings.run:
         raise ConfigurationError(
@@ -19,7 +21,9 @@ def build_gate(settings: Settings, credentials: Credentials, address: str) -> Ga
         proof=proof,
         run=settings.run,
         tokens=_tokens(credentials) if proof is Proof.TOKEN else None,
-        budgets=Budgets(Rates(calls=settings.broker.max_calls_per_s, bytes=settings.broker.max_bytes_per_s)),
+        budgets=Budgets(
+            rates or Rates(calls=settings.broker.max_calls_per_s, bytes=settings.broker.max_bytes_per_s)
+        ),
         on_denied=lambda label: metrics.REFUSALS.labels(reason=label).inc(),
     )
 

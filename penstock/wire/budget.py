@@ -25,10 +25,11 @@ SMALL_BYTES: Final = 4 * KIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What each caller may ask for in a second."""
+    """What each caller may ask for in a second. settings: that say so, for who is refused."""
 
     calls: float
     bytes: float
+    settings: str = "broker.max_calls_per_s, broker.max_bytes_per_s"
 
 
 class Exceeded(Exception):
@@ -67,7 +68,7 @@ class Budgets:
         if delay > MAX_DELAY_S:
             raise Exceeded(
                 f"more than {self._rates.calls:g} calls or {self._rates.bytes:g} bytes a second "
-                f"(broker.max_calls_per_s, broker.max_bytes_per_s): wait {delay:.1f} s"
+                f"({self._rates.settings}): wait {delay:.1f} s"
             )
         bucket.calls -= 1
         bucket.bytes -= size

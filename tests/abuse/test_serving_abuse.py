@@ -42,8 +42,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     run = ServedRun(folder / "run")
     run.describe()
     run.promote(run.next_version())
-    settings: dict[str, Any] = {"max_episodes": MOST_EPISODES, "episode_timeout_s": TIMEOUT_S}
-    with serving(folder, run.folder, "server", "--set=broker.max_calls_per_s=1e6", **settings) as process:
+    settings: dict[str, Any] = {
+        "max_episodes": MOST_EPISODES,
+        "episode_timeout_s": TIMEOUT_S,
+        "max_calls_per_s": 1e6,
+    }
+    with serving(folder, run.folder, **settings) as process:
         yield process
 
 
@@ -177,6 +181,28 @@ def test_an_episode_of_somebody_elses_cannot_be_guessed(server: BrokerProcess) -
             ended = stub.EndEpisode(pb.EndEpisodeRequest(episode_id=guess, ending=pb.ENDING_TERMINATED))
             assert refusal_of(ended).reason is Reason.EPISODE_UNKNOWN
         assert episode.act(np.zeros(4, np.float32)).step == 0
+
+
+def test_a_connection_that_asks_too_often_is_refused_alone(tmp_path: Path) -> None:
+    """By the server's own bound, whatever a broker's is."""
+    run = ServedRun(tmp_path / "run")
+    run.describe()
+    run.promote(run.next_version())
+    data = asking().SerializeToString()
+    with (
+        serving(
+            tmp_path, run.folder, "server", "--set=broker.max_calls_per_s=1", max_calls_per_s=5
+        ) as server,
+        RawChannel(server.address) as loud,
+        PolicyClient(server.address, deadline_s=PATIENCE_S) as quiet,
+    ):
+        flying = [loud.start("/penstock.v1.PolicyService/Act", data) for _ in range(60)]
+        for _ in range(4):
+            quiet.act(np.zeros(4, np.float32))
+        answers = [answer_of(call) for call in flying]
+    refused = [answer for answer in answers if answer.code is grpc.StatusCode.RESOURCE_EXHAUSTED]
+    assert len(refused) >= 40
+    assert "serving.max_calls_per_s" in refused[0].text
 
 
 # ---------------------------------------------------------------- any bytes at all

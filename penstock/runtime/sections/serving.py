@@ -32,6 +32,8 @@ class ServingSection(Section):
     """Longest that a request waits for others to share its forward pass, in milliseconds; a lonely client waits for nobody."""
     max_delay_ms: PositiveReal = 100.0
     """Requests that would wait longer than this for their turn are refused at once, in milliseconds."""
+    max_calls_per_s: PositiveReal = 100_000.0
+    """Requests that one named client, or one connection of others, may make in a second; far more than is answered, so that load is shed by `max_delay_ms` first."""
     max_episodes: Annotated[int, Field(gt=0, le=100_000)] = 10_000
     """Most episodes open at once."""
     episode_timeout_s: PositiveReal = 60.0
