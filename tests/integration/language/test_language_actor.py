@@ -85,7 +85,7 @@ def test_the_probe_is_answered_with_the_adapter_that_generates(
     def answered(version: int) -> bool:
         course.learn()
         answers.update((answer.version, answer) for answer in course.log.renew().probes)
-        return version in answers or max(answers, default=0) >= version
+        return max(answers, default=0) >= version
 
     with actors(ActorThread(broker.address, "actor-0", places=places)):
         for _ in range(3):
