@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _TRACED = ("actor", "server", "broker", "learner")
 """Roles that a fragment passes through."""
-EVALUATOR_NICENESS: Final = 10
+EVALUATOR_NICENESS: Final = 4
 """Measuring gives way to learning where both share a machine: above all while they start."""
 
 
