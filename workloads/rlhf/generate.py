@@ -14,10 +14,11 @@ from workloads.rlhf.tokens import Encoder, load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response. log_prob: of all its tokens together, in nats. ended: with `<eos>`."""
+    """A response. tokens: its ids, `<eos>` too, which its text may not show. log_prob: of all of them together, in nats."""
 
     prompt: str
     response: str
+    tokens: tuple[int, ...]
     log_prob: float
     ended: bool
 
@@ -47,6 +48,7 @@ def generate(
     backend = make_backend(policy, tokenizer, section.device)
     backend.seed(seed)
     made = backend.generate(rows, most, deterministic=deterministic)
-    texts = tokenizer.batch_decode([made.response(row) for row in range(len(rows))], skip_special_tokens=True)
-    parts = zip(prompts, texts, made.log_prob.sum(1).tolist(), made.ended.tolist(), strict=True)
+    ids = [made.response(row) for row in range(len(rows))]
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    parts = zip(prompts, texts, ids, made.log_prob.sum(1).tolist(), made.ended.tolist(), strict=True)
     return [Answer(*part) for part in parts]

@@ -64,7 +64,7 @@ def check_fragments(course: LanguageCourse, base: Path, reward: Path) -> None:
             arrays["log_prob"].T[arrays["valid"].T], log_probs(course, fragment), atol=1e-5
         )
         asked = responses(fragment, base)
-        rewards = [score for score in model.score(asked).values if score is not None]
+        rewards = [value for value in model.score(asked).values if value is not None]
         np.testing.assert_allclose(arrays["reward"].sum(0), rewards, atol=1e-5)
         ends = [one.response_ids[-1] == eos for one in asked]
         np.testing.assert_array_equal(arrays["terminated"].any(0), ends)
@@ -83,11 +83,9 @@ def test_the_probe_is_answered_with_the_adapter_that_generates(
     answers: dict[int, ProbeAnswer] = {}
 
     def answered(version: int) -> bool:
-        if max(answers, default=0) >= version:
-            return True
         course.learn()
         answers.update((answer.version, answer) for answer in course.log.renew().probes)
-        return version in answers
+        return max(answers, default=0) >= version
 
     with actors(ActorThread(broker.address, "actor-0", places=places)):
         for _ in range(3):
@@ -120,13 +118,13 @@ def test_an_evaluation_measures_held_out_prompts_by_the_true_reward(
         encode(course.policies[version]), update=1, settled=course.position, scalars={}
     )
 
-    def are_there(count: int) -> bool:
+    def reported(count: int) -> bool:
         return course.read() == 0 and len(course.episodes(evaluation=True)) == count
 
     with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION, places=places)):
         for count, asked in ((12, version), (24, again.version)):
             course.log.request_evaluation(asked)
-            eventually(partial(are_there, count), "both results", within_s=PATIENCE_S)
+            eventually(partial(reported, count), "both results", within_s=PATIENCE_S)
     assert [report.deterministic for report in course.reports] == [True, False, True, False]
     returns = [[episode.episode_return for episode in report.episodes] for report in course.reports]
     assert returns[:2] == returns[2:]

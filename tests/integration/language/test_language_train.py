@@ -100,8 +100,7 @@ def check_policy(training: Training, base: Path) -> None:
     assert [answer["prompt"] for answer in answers] == ["apple bird"] * 2
     prompt = tokenizer("apple bird")["input_ids"]
     for answer in answers:
-        ids = tokenizer(answer["response"], add_special_tokens=False)["input_ids"]
-        row = torch.tensor([[*prompt, *ids, *([tokenizer.eos_token_id] if answer["ended"] else [])]])
+        row = torch.tensor([[*prompt, *answer["tokens"]]])
         with torch.inference_mode():
             shares = model(input_ids=row).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         found = shares.gather(1, row[0, len(prompt) :, None]).sum()

@@ -142,8 +142,9 @@ def test_generate_answers_as_the_policy_does(
     tokenizer = AutoTokenizer.from_pretrained(policy.section.model)
     for answer in answers:
         prompt = tokenizer(answer["prompt"])["input_ids"]
-        ids = tokenizer(answer["response"], add_special_tokens=False)["input_ids"]
-        row = np.array([[*prompt, *ids, *([tokenizer.eos_token_id] if answer["ended"] else [])]])
+        row = np.array([[*prompt, *answer["tokens"]]])
+        assert answer["response"] == tokenizer.decode(answer["tokens"], skip_special_tokens=True)
+        assert answer["ended"] == (answer["tokens"][-1] == tokenizer.eos_token_id)
         with torch.inference_mode():
             shares = policy.network(input_ids=torch.tensor(row)).logits[0].log_softmax(-1)
         drawn = torch.tensor(row[0, len(prompt) :])
