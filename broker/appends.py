@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
 from broker import keys
@@ -70,35 +69,35 @@ class Appends:
         staged = [self._staging_key() for _ in items]
         self._waiting.append(_Waiting(staged, [item.payload for item in items], arguments, reply))
         if self._under_way < AT_ONCE:
-            await self._send()  # nobody else waits
+            self._begin()
         return await reply
+
+    def _begin(self) -> None:
+        """Send from a task of its own: a caller that gives up takes nobody else's append with it."""
+        self._under_way += 1
+        task = asyncio.create_task(self._send())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _staging_key(self) -> str:
         self._attempts += 1
         return f"{keys.STAGING}{self._nonce}:{self._attempts}"
 
     async def _send(self) -> None:
-        """The oldest that fit into one pipeline; whoever waits after that is sent by a task."""
-        if not self._waiting:
-            return  # somebody who came in the meantime took them along
-        batch = self._oldest()
-        self._under_way += 1
+        """The oldest that fit into one pipeline, until nobody waits."""
         try:
-            for one, reply in zip(batch, await self._execute(batch), strict=True):
-                _answer(one, reply)
-        except asyncio.CancelledError:
-            for one in batch:
-                _answer(one, RedisConnectionError("the call that carried this one was given up"))
-            raise
-        except Exception as error:  # noqa: BLE001 - it is for those who wait
-            for one in batch:
-                _answer(one, error)
+            while self._waiting:
+                await self._carry(self._oldest())
         finally:
             self._under_way -= 1
-            if self._waiting:
-                task = asyncio.create_task(self._send())
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+
+    async def _carry(self, batch: Sequence[_Waiting]) -> None:
+        try:
+            replies = await self._execute(batch)
+        except Exception as error:  # noqa: BLE001 - it is for those who wait
+            replies = [error] * len(batch)
+        for one, reply in zip(batch, replies, strict=True):
+            _answer(one, reply)
 
     def _oldest(self) -> list[_Waiting]:
         batch = [self._waiting.popleft()]

@@ -63,6 +63,8 @@ class KeptVersions:
 
     def published(self, publication: Publication, blob: bytes) -> None:
         """Weights went out: keep them where it is time to."""
+        if self._registry is None and publication.update:
+            self._hasten.set()  # the first update is made
         if self._lineage.keep_every is None:
             return
         periods = publication.update // self._lineage.keep_every
@@ -154,7 +156,7 @@ class KeptVersions:
             registry.register(self._row(worthy), by=BY, make_room=True)
             self._own.append(version)
             log.info("version kept", extra={"version": version, "origin": worthy.origin.value})
-        elif worthy.evaluation is not None:
+        elif worthy.evaluation not in (None, known[version].evaluation):
             registry.record_evaluation(policy, version, worthy.evaluation, by=BY)
         if worthy.origin is not Origin.PERIODIC:
             self._activate_first(registry, version)

@@ -150,6 +150,9 @@ class Process:
         if base.beginning.checkpoint is not None and progress.evaluation:
             best = base.beginning.checkpoint.tensors.get(BEST)
             evaluation.restore(progress.evaluation, b"" if best is None else tensor_bytes(best))
+            if best is not None and evaluation.best is not None:
+                # Whoever measured it may have died before the registry heard of it.
+                self._kept.evaluated(evaluation.best)
         episodes = Episodes(base.learner_log, self._lease, evaluation, crew.stop, self._kept.evaluated)
         if progress.episodes:
             episodes.restore(progress.episodes)

@@ -168,7 +168,7 @@ class Huge(Good):
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
-        self.many = nn.ParameterList(torch.zeros(1) for _ in range(2000))
+        self.many = nn.ParameterList(torch.zeros(1) for _ in range(8000))
 
 
 class NoModule:

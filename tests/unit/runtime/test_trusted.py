@@ -19,7 +19,7 @@ def test_a_place_that_is_missing_is_named_with_the_remedy() -> None:
     """Nothing of the specification is read in its stead."""
     with pytest.raises(
         ConfigurationError,
-        match=r"policy\.kwargs\.model='/theirs': places are not taken .* actor\.places\.model",
+        match=r"policy\.kwargs\.model='/theirs': places are not taken .*actor\.places\.model",
     ):
         placed("policy.kwargs", {"model": "/theirs"}, KEYS, {})
 
