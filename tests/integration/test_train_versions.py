@@ -23,12 +23,14 @@ from tests.integration.training import Training, wait_until_gone
 
 LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")
 OFTEN = ("--set", "evaluation.interval_steps=4000", "--set", "evaluation.episodes=8")
+SOME = ("--set", "learner.keep_every_updates=40")
+"""Versions that are kept however few of them are better than the ones before."""
 
 
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Training]:
     """A run that goes on until it is asked to end, with an evaluation after every 4,000 steps."""
-    running = Training(tmp_path / "run", "CartPole-v1", *LONG, *OFTEN)
+    running = Training(tmp_path / "run", "CartPole-v1", *LONG, *OFTEN, *SOME)
     yield running
     running.process.kill()
     running.process.communicate()
@@ -53,6 +55,10 @@ class Operator:
             assert code_of(error)[0] is grpc.StatusCode.FAILED_PRECONDITION  # not made yet
             return {}
         return {one.version: one for one in reply.versions}
+
+    def having(self, status: str) -> list[int]:
+        """The versions with this status, oldest first."""
+        return sorted(number for number, one in self.versions().items() if one.status == status)
 
     def weights(self, version: int) -> bytes | None:
         """What GetWeights answers; None where it does not hold the version."""
@@ -81,8 +87,9 @@ def test_versions_of_a_run_are_answered_for_until_they_are_retired(training: Tra
     """By GetWeights and as files; a rollback over ControlService gets a number from the learner."""
     training.until_steps(1)
     operator = Operator(training.run_dir)
-    training.until(lambda: sum(one.status == "candidate" for one in operator.versions().values()) >= 2)
-    active, second, third = sorted(operator.versions())[:3]
+    training.until(lambda: len(operator.having("active")) == 1 and len(operator.having("candidate")) >= 2)
+    (active,) = operator.having("active")
+    second, third = operator.having("candidate")[-2:]
     training.until_steps(15_000)
     for version in (active, second, third):
         blob = operator.weights(version)
