@@ -25,10 +25,10 @@ from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.retry import Interrupted, retry
 from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2, weights_pb2_grpc
-from penstock.wire import status
+from penstock.wire import append, status
 from penstock.wire.auth import Credentials
 from penstock.wire.channel import open_channel
-from penstock.wire.fragment import Fragment, to_proto
+from penstock.wire.fragment import Fragment
 from penstock.wire.limits import (
     APPEND_DEADLINE_S,
     CALL_DEADLINE_S,
@@ -45,6 +45,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+_APPEND = "/penstock.v1.ExperienceService/Append"
 _COMPLAIN_EVERY_S = 10.0
 _CHUNK_DEADLINE_S = CALL_DEADLINE_S + WEIGHT_CHUNK_BYTES / LEAST_BYTES_PER_S
 
@@ -97,6 +98,12 @@ class _Line:
     def __init__(self, address: str, credentials: Credentials) -> None:
         self.channel = open_channel(address, credentials)
         self.experience = experience_pb2_grpc.ExperienceServiceStub(self.channel)
+        # Its requests are bytes.
+        self.append = self.channel.unary_unary(
+            _APPEND,
+            request_serializer=bytes,
+            response_deserializer=experience_pb2.AppendReply.FromString,
+        )
         self.weights = weights_pb2_grpc.WeightServiceStub(self.channel)
         self.heard_s = 0.0
 
@@ -141,16 +148,12 @@ class Link:
         self, session: int, acked_through: int, fragments: Sequence[Fragment], stop: threading.Event
     ) -> Appended:
         """Append, the same message each time it is repeated."""
-        request = experience_pb2.AppendRequest(
-            session=session,
-            acked_through=acked_through,
-            fragments=[to_proto(fragment) for fragment in fragments],
-        )
+        request = append.encode(session, acked_through, fragments)
         size = sum(len(fragment.payload) for fragment in fragments)
         metrics.FRAGMENT_BYTES_SENT.inc(size)
         deadline_s = APPEND_DEADLINE_S + size / LEAST_BYTES_PER_S
         repeated = lambda: metrics.FRAGMENTS_RESENT.inc(len(fragments))  # noqa: E731 - one use
-        reply = self._call(lambda line: line.experience.Append, request, deadline_s, stop, repeated)
+        reply = self._call(lambda line: line.append, request, deadline_s, stop, repeated)
         return Appended(
             acked_through=reply.acked_through,
             refusal=Refusal.from_proto(reply.refusal),

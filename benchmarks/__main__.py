@@ -34,6 +34,7 @@ from benchmarks import (
 )
 from benchmarks.peers import served
 from benchmarks.table import Options, Table
+from penstock.runtime.allocator import keep_freed_memory
 
 PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "startup": startup.table,
@@ -61,7 +62,8 @@ ASKED_FOR: Final = ("language", "scaling", "capacity", "peers", "serving-peers")
 
 
 def main() -> None:
-    """Run the parts asked for."""
+    """Run the parts asked for; this process is the learner in many of them, and behaves like one."""
+    keep_freed_memory()
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure.")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part (may be repeated)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each measurement; the median is shown")

@@ -1,9 +1,12 @@
-"""The other process of a measurement."""
+"""The other process of a measurement. Like every process of a run it keeps memory that it has freed."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+from penstock.runtime.allocator import ENVIRONMENT
 
 
 @contextmanager
@@ -13,7 +16,8 @@ def child(arguments: Sequence[str], *, pipes: bool = False) -> Iterator["subproc
     pipes: its standard input and output are the caller's to write and read.
     """
     command, pipe = [sys.executable, *arguments], subprocess.PIPE if pipes else None
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+    environment = {**os.environ, **ENVIRONMENT}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
         try:
             yield process
         except BaseException:

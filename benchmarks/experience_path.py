@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -170,10 +171,11 @@ def median_rate(runs: Sequence[Transfer]) -> float:
 # ---- the reader's side
 
 
-def measure(here: Services, *, count: int, size: int) -> Transfer:
-    """`count` fragments of `size` bytes, from the actor's outbox to the learner's memory."""
-    command = ("-m", __spec__.name, here.broker, str(count), str(size))
-    return receive(here, _shape(size), command, count=count)
+def measure(here: Services, *, count: int, size: int, senders: int = 1) -> Transfer:
+    """`count` fragments of `size` bytes, from the outboxes of so many actors to the learner's memory."""
+    each = count // senders
+    command = ("-m", __spec__.name, here.broker, str(each), str(size))
+    return receive(here, _shape(size), command, count=each * senders, senders=senders)
 
 
 def receive(
@@ -185,22 +187,27 @@ def receive(
     in_flight: int = IN_FLIGHT,
     read_count: int = READ_COUNT,
     take: Take | None = None,
+    senders: int = 1,
 ) -> Transfer:
-    """Be the learner of one sending process (its arguments behind `python`) until `count` fragments are here."""
+    """Be the learner of sending processes (their arguments behind `python`) until `count` fragments are here.
+
+    CPU seconds of "sender" are those of the first.
+    """
     log = LearnerLog.connect(here.redis_url, wait_s=10.0)
     log.acquire(RUN, "bench", 600_000)
     log.start(shape.specification().encode(), shape.pacing(in_flight))
     log.publish(b"weights", update=0, settled=0, scalars={})
-    with child(sender) as process:
-        transfer, last = Transfer(processes=_processes(here, process.pid)), 0
+    with ExitStack() as stack:
+        children = [stack.enter_context(child(sender)) for _ in range(senders)]
+        transfer, last = Transfer(processes=_processes(here, children[0].pid)), 0
         while transfer.entries < count:
             entries = log.read(last, read_count, 1000)
             if entries:
                 _take(log, entries, transfer, take or _touch)
                 last = entries[-1].number
                 log.settle(last)
-            elif process.poll():
-                raise RuntimeError(f"the sender stopped after {transfer.entries} of {count} fragments")
+            elif any(process.poll() for process in children):
+                raise RuntimeError(f"a sender stopped after {transfer.entries} of {count} fragments")
         transfer.finish()
     log.release()
     log.close()
@@ -235,7 +242,7 @@ def send(
     """Send `count` fragments of the session's source as fast as leave is given, through an outbox."""
     lifecycle = Lifecycle("bench")
     link = Link(address, Credentials())
-    session = opened(link, "bench-actor", lifecycle)
+    session = opened(link, f"bench-actor-{os.getpid()}", lifecycle)
     outbox = Outbox(session, outbox_fragments)
     outbox.start()
     source = source_of(session.number)

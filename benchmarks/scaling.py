@@ -120,7 +120,8 @@ def _more_brokers(here: Services, count: int) -> Iterator[Sequence[Broker]]:
         brokers = []
         for index in range(count):
             name, address = f"broker-{index + 2}", f"unix:{here.folder}/broker-{index + 2}.sock"
-            command = penstock("broker", "--redis", here.redis_url, "--listen", address)
+            where = ("--redis", here.redis_url, "--listen", address, "--set", "broker.durability=memory")
+            command = penstock("broker", *where)
             process = start(name, command, here.folder, read_fd)
             stack.callback(process.kill)
             endpoint = read_endpoint(here.folder / f"{name}.json")

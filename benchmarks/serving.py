@@ -3,6 +3,7 @@
 Both are grpc.aio in one process; the client is another process, with so many calls in flight. `cpu` is what the
 server's process spends on a call, which other work on the machine disturbs less than the clock. Learning: every step
 belongs to an episode, carries the reward of the one before, and goes to a learner's log (its own broker and Redis).
+Each alone: the same policy server, told that no two requests share a forward pass.
 """
 
 import json
@@ -36,25 +37,36 @@ TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One kind of asking. limit: its echo."""
+    """One kind of asking, and what it is compared with: both a server and a word of `serving_load`."""
 
     name: str
-    what: str
-    limit: str
+    what: tuple[str, str]
+    limit: tuple[str, str]
     in_flight: int
     streams: int = 1
     rows: int = 1
 
 
+ACT: Final = ("server", "act")
+ALONE: Final = ("alone", "act")
+MANY: Final = ("server", "act-rows")
+LEARN: Final = ("learning", "learn")
+STREAM: Final = ("server", "act-stream")
+STREAM_ALONE: Final = ("alone", "act-stream")
+ECHO: Final = ("echo", "echo")
+ECHO_STREAM: Final = ("echo", "echo-stream")
 LOADS: Final = (
-    Load(name="Act, 1 client", what="act", limit="echo", in_flight=1),
-    Load(name="Act, 16 in flight", what="act", limit="echo", in_flight=16),
-    Load(name="Act, 64 in flight", what="act", limit="echo", in_flight=64),
-    Load(name="Act of 64 rows, 1 client", what="act-rows", limit="echo", in_flight=1, rows=ROWS),
-    Load(name="stream, 1 in flight", what="act-stream", limit="echo-stream", in_flight=1),
-    Load(name="stream, 64 in flight", what="act-stream", limit="echo-stream", in_flight=64),
-    Load(name="16 streams, 64 in flight", what="act-stream", limit="echo-stream", in_flight=64, streams=16),
-    Load(name="episodes with rewards, 64", what="learn", limit="act", in_flight=64),
+    Load(name="Act, 1 client", what=ACT, limit=ECHO, in_flight=1),
+    Load(name="Act, 16 in flight", what=ACT, limit=ECHO, in_flight=16),
+    Load(name="Act, 64 in flight", what=ACT, limit=ECHO, in_flight=64),
+    Load(name="Act, 64 in flight, each alone ÷ Act", what=ALONE, limit=ACT, in_flight=64),
+    Load(name="Act of 64 rows, 1 client ÷ Act", what=MANY, limit=ACT, in_flight=1, rows=ROWS),
+    Load(name="stream, 1 in flight", what=STREAM, limit=ECHO_STREAM, in_flight=1),
+    Load(name="stream, 64 in flight", what=STREAM, limit=ECHO_STREAM, in_flight=64),
+    Load(name="16 streams, 64 in flight", what=STREAM, limit=ECHO_STREAM, in_flight=64, streams=16),
+    Load(name="stream, 64 in flight, each alone ÷ stream", what=STREAM_ALONE, limit=STREAM, in_flight=64),
+    Load(name="episodes with rewards, 1 client ÷ Act", what=LEARN, limit=ACT, in_flight=1),
+    Load(name="episodes with rewards, 64 ÷ Act", what=LEARN, limit=ACT, in_flight=64),
 )
 
 
@@ -88,7 +100,7 @@ def table(options: Options) -> Table:
         ),
         rows=rows,
         note=f"a bare forward pass of one observation takes {forward_ms:.3f} ms; "
-        "the limit of episodes is Act without them",
+        "the limit is the echo, or what stands behind ÷; per s and rate ÷ limit count observations",
     )
 
 
@@ -121,11 +133,9 @@ def _median(runs: list[Figures]) -> Figures:
     )
 
 
-def measure(what: str, load: Load, addresses: dict[str, tuple[str, int]]) -> Figures:
+def measure(whom: tuple[str, str], load: Load, addresses: dict[str, tuple[str, int]]) -> Figures:
     """One kind of call against its server."""
-    address, pid = addresses[
-        "echo" if what.startswith("echo") else "learning" if what == "learn" else "server"
-    ]
+    (address, pid), what = addresses[whom[0]], whom[1]
     command = [sys.executable, "-m", "benchmarks.serving_load", what, address]
     command += ["--in-flight", str(load.in_flight), "--streams", str(load.streams), "--seconds", str(SECONDS)]
     before = _cpu_s(pid)
@@ -191,14 +201,18 @@ def servers() -> Iterator[dict[str, tuple[str, int]]]:
         root = Path(name)
         make_run(root / "run")
         echo = [sys.executable, "-m", "benchmarks.served_run", f"unix:{root}/echo.sock"]
-        serve = penstock("serve", "--run", str(root / "run"), "--listen", f"unix:{root}/act.sock")
-        learning = penstock("serve", "--broker", here.broker, "--listen", f"unix:{root}/learn.sock")
-        sockets = {"echo": "echo", "server": "act", "learning": "learn"}
+        serve = penstock("serve", "--run", str(root / "run"), "--listen", f"unix:{root}/server.sock")
+        alone = penstock(
+            *("serve", "--run", str(root / "run"), "--listen", f"unix:{root}/alone.sock"),
+            *("--set", "serving.max_batch_rows=1", "--set", "serving.max_wait_ms=0"),
+        )
+        learning = penstock("serve", "--broker", here.broker, "--listen", f"unix:{root}/learning.sock")
+        commands = {"echo": echo, "server": serve, "alone": alone, "learning": learning}
         try:
-            for role, command in (("echo", echo), ("server", serve), ("learning", learning)):
+            for role, command in commands.items():
                 started.append(start(role, command, root, read_fd))
             yield {
-                process.spec.name: (f"unix:{root}/{sockets[process.spec.name]}.sock", process.pid)
+                process.spec.name: (f"unix:{root}/{process.spec.name}.sock", process.pid)
                 for process in started
             }
         finally:

@@ -60,28 +60,32 @@ def check_answered(reply: bytes) -> None:
 async def call_learn(channel: Any) -> Call:
     """The next step of an episode of this caller's own, with the reward of the one before."""
     stub: Any = PolicyServiceStub(channel)
-    request, left = request_of(0), 0
+    ask = channel.unary_unary(ACT)
+    request, data, left = request_of(0), b"", 0
 
     async def call() -> None:
-        nonlocal left
+        nonlocal data, left
         if left == 0:
-            if request.episode_id:
-                await stub.EndEpisode(
-                    pb.EndEpisodeRequest(
-                        episode_id=request.episode_id,
-                        ending=pb.ENDING_TERMINATED,
-                        reward=1.0,
-                    )
-                )
-            request.episode_id = (await stub.StartEpisode(pb.StartEpisodeRequest())).episode_id
+            await _begin_again(stub, request)
             request.ClearField("reward")
-            left = EPISODE_STEPS
-        reply = await stub.Act(request)
-        if reply.HasField("refusal"):
-            raise RuntimeError(f"refused: {reply.refusal}")
-        request.reward, left = 1.0, left - 1
+            data, left = request.SerializeToString(), EPISODE_STEPS
+        check_answered(await ask(data))
+        if not request.HasField("reward"):
+            request.reward = 1.0
+            data = request.SerializeToString()
+        left -= 1
 
     return call
+
+
+async def _begin_again(stub: Any, request: pb.ActRequest) -> None:
+    """End the episode of `request`, if it has one, and give it the next."""
+    if request.episode_id:
+        ended = pb.EndEpisodeRequest(episode_id=request.episode_id, ending=pb.ENDING_TERMINATED, reward=1.0)
+        check_answered((await stub.EndEpisode(ended)).SerializeToString())
+    started = await stub.StartEpisode(pb.StartEpisodeRequest())
+    check_answered(started.SerializeToString())
+    request.episode_id = started.episode_id
 
 
 async def call_http(address: str) -> Call:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.state import AppendItem
-from penstock.v1 import fragment_pb2
 from penstock.wire import fragment as fragments
 from penstock.wire.header import FragmentHeader
 from penstock.wire.limits import ENTRY_BYTES, HEADER_BYTES, MAX_NUMBER, SLOT_BYTES, SPAN_BYTES
@@ -43,7 +42,7 @@ class Admission:
         self._specification: RunSpecification | None = None
         self._read_at = -REFRESH_INTERVAL_S
 
-    async def admit(self, session: int, messages: Sequence[fragment_pb2.Fragment]) -> Admitted:
+    async def admit(self, session: int, messages: Sequence[fragments.Message]) -> Admitted:
         """Check the fragments of one Append of `session`."""
         specification = await self._specification_for(messages[0].header.run)
         if specification is None:
@@ -68,12 +67,12 @@ class Admission:
         return self._specification
 
 
-def _rows(messages: Sequence[fragment_pb2.Fragment]) -> int:
+def _rows(messages: Sequence[fragments.Message]) -> int:
     return sum(len(message.header.slots) + len(message.header.weights) for message in messages)
 
 
 def check_all(
-    session: int, messages: Sequence[fragment_pb2.Fragment], specification: RunSpecification
+    session: int, messages: Sequence[fragments.Message], specification: RunSpecification
 ) -> Admitted:
     """The fragments that conform, in order, up to the first that does not."""
     items: list[AppendItem] = []
@@ -86,7 +85,7 @@ def check_all(
     return Admitted(items, None)
 
 
-def _check(session: int, message: fragment_pb2.Fragment, specification: RunSpecification) -> AppendItem:
+def _check(session: int, message: fragments.Message, specification: RunSpecification) -> AppendItem:
     fragment = fragments.from_proto(message)
     header = fragment.header
     if header.session != session:

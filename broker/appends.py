@@ -33,7 +33,7 @@ class _Waiting:
     """staged: a key for each payload. arguments: of the script."""
 
     staged: Sequence[str]
-    payloads: Sequence[bytes]
+    payloads: Sequence[bytes | memoryview]
     arguments: Sequence[Any]
     reply: "asyncio.Future[Any]"
 

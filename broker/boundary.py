@@ -20,6 +20,7 @@ from broker.outline import check_outline
 from broker.presence import Presence
 from broker.store import StoreUnavailable
 from penstock.runtime import metrics
+from penstock.wire import append
 from penstock.wire.limits import (
     APPEND_DEADLINE_S,
     CALL_DEADLINE_S,
@@ -36,6 +37,8 @@ _DEADLINES_S: Final[dict[str, float]] = {
     "Append": APPEND_DEADLINE_S,
     "WatchLatest": MAX_WATCH_WAIT_MS / 1000 + WATCH_GRACE_S,
 }
+_PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {"Append": append.parse}
+"""Where it is not protobuf's."""
 
 Handler = Callable[[Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
 
@@ -91,7 +94,7 @@ def _guard(
     inner: Any = handler.unary_unary
     return grpc.unary_unary_rpc_method_handler(
         _guarded_call(inner, name, _DEADLINES_S.get(name, CALL_DEADLINE_S), presence),
-        request_deserializer=_guarded_parse(handler.request_deserializer, name),
+        request_deserializer=_guarded_parse(_PARSERS.get(name, handler.request_deserializer), name),
         response_serializer=handler.response_serializer,
     )
 

@@ -5,6 +5,7 @@ the registry, which learner and policy servers follow. While Redis, or the regis
 as UNAVAILABLE: an operator should know.
 """
 
+import logging
 from typing import Any, Final
 
 from broker.boundary import Malformed
@@ -20,6 +21,7 @@ from penstock.v1.control_pb2_grpc import ControlServiceServicer
 from penstock.wire.ids import check_id
 from penstock.wire.limits import KIB, MAX_NUMBER
 
+LOGGER = logging.getLogger(__name__)
 MAX_REASON_LENGTH: Final = KIB
 MAX_LISTED: Final = 256
 """Versions in one answer where the caller does not say how many."""
@@ -124,6 +126,8 @@ class ControlService(ControlServiceServicer):
         if len(request.reason) > MAX_REASON_LENGTH:
             raise Malformed(f"reason: {len(request.reason)} characters, at most {MAX_REASON_LENGTH}")
         revision, desired = await self._store.control(action, request.reason)
+        said = {"command": action, "by": _operator(), "reason": request.reason, "revision": revision}
+        LOGGER.info("command of an operator", extra=said)
         return pb.ControlReply(revision=revision, desired=weights_pb2.RunState.ValueType(desired.value))
 
 

@@ -6,6 +6,7 @@ While Redis does not answer, calls are answered FULL or NOT_READY with a time to
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -26,11 +27,13 @@ from penstock.runtime.failpoint import failpoint
 from penstock.v1 import experience_pb2 as pb
 from penstock.v1 import specification_pb2
 from penstock.v1.experience_pb2_grpc import ExperienceServiceServicer
+from penstock.wire.append import AppendCall
 from penstock.wire.ids import check_id
 from penstock.wire.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND, MAX_NUMBER
 from penstock.wire.messages import Leave, Report, Role
 from penstock.wire.refusal import Reason, Refusal, Refused
 
+LOGGER = logging.getLogger(__name__)
 Context = Any
 """grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
 
@@ -72,6 +75,8 @@ class ExperienceService(ExperienceServiceServicer):
             return pb.OpenSessionReply(refusal=opened.to_proto())
         self._leave_told.note(opened.session, opened.leave.begin_through)
         failpoint("session.opened", opened.session)
+        who = {"session": opened.session, "actor": actor_id, "acts_as": role.label, "by": caller_name()}
+        LOGGER.info("session opened", extra=who)
         return pb.OpenSessionReply(
             session=opened.session,
             specification=specification_pb2.RunSpecification.FromString(opened.specification),
@@ -79,8 +84,8 @@ class ExperienceService(ExperienceServiceServicer):
             leave=opened.leave.to_proto(),
         )
 
-    async def Append(  # noqa: N802 - the name of the RPC
-        self, request: pb.AppendRequest, context: Context
+    async def Append(  # type: ignore[override]  # noqa: N802 - parsed by `penstock.wire.append`
+        self, request: AppendCall, context: Context
     ) -> pb.AppendReply:
         """See experience.proto."""
         began = time.perf_counter()
@@ -109,7 +114,7 @@ class ExperienceService(ExperienceServiceServicer):
             leave=appended.leave.to_proto(),
         )
 
-    async def _append(self, request: pb.AppendRequest, admitted: Admitted) -> Appended:
+    async def _append(self, request: AppendCall, admitted: Admitted) -> Appended:
         if admitted.refusal is not None and not admitted.items:
             return _untaken(request, admitted.refusal)
         task = asyncio.create_task(self._store_append(request, admitted))
@@ -117,7 +122,7 @@ class ExperienceService(ExperienceServiceServicer):
         task.add_done_callback(self._appends.discard)
         return await asyncio.shield(task)
 
-    async def _store_append(self, request: pb.AppendRequest, admitted: Admitted) -> Appended:
+    async def _store_append(self, request: AppendCall, admitted: Admitted) -> Appended:
         size = sum(len(item.payload) for item in admitted.items)
         with self._staging.reserve(size):
             appended = await self._store.append(request.session, request.acked_through, admitted.items)
@@ -135,6 +140,7 @@ class ExperienceService(ExperienceServiceServicer):
         check_number("session", request.session)
         await self._owners.check(request.session, context)
         await self._store.close_session(request.session)
+        LOGGER.info("session closed", extra={"session": request.session, "by": caller_name()})
         return pb.CloseSessionReply()
 
     async def ReportEpisodes(  # noqa: N802 - the name of the RPC
@@ -168,7 +174,7 @@ def _count(items: Sequence[AppendItem], appended: Appended) -> None:
     metrics.LOG_BYTES.set(appended.gauges.log_bytes)
 
 
-def _untaken(request: pb.AppendRequest, refusal: Refusal) -> Appended:
+def _untaken(request: AppendCall, refusal: Refusal) -> Appended:
     """Nothing new was taken: the actor's own word on what was acknowledged stands."""
     return Appended(acked_through=request.acked_through, refusal=refusal, leave=Leave())
 
@@ -186,7 +192,7 @@ def read_opening(request: pb.OpenSessionRequest) -> tuple[str, Role]:
         raise Malformed(text) from error
 
 
-def check_append(request: pb.AppendRequest) -> None:
+def check_append(request: AppendCall) -> None:
     """Raise Malformed for a request that is wrong outside its fragments."""
     check_number("session", request.session)
     if not 1 <= len(request.fragments) <= MAX_FRAGMENTS_PER_APPEND:

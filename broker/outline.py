@@ -49,7 +49,7 @@ def check_outline(name: str, data: bytes) -> None:
 
 def _check_append(data: bytes) -> None:
     fragments = rows = 0
-    for number, begin, end in fields(data, 0, len(data), MAX_FIELDS):
+    for number, _, begin, end in fields(data, 0, len(data), MAX_FIELDS):
         if number != _FRAGMENTS:
             continue
         fragments += 1
@@ -65,7 +65,7 @@ def _check_append(data: bytes) -> None:
 
 def _count_rows(data: bytes, begin: int, end: int) -> int:
     header: tuple[int, int] | None = None
-    for number, start, stop in fields(data, begin, end, MAX_FIELDS):
+    for number, _, start, stop in fields(data, begin, end, MAX_FIELDS):
         if number != _HEADER:
             continue
         if header is not None:
@@ -80,7 +80,7 @@ def _count_rows(data: bytes, begin: int, end: int) -> int:
 def _count_header(data: bytes, begin: int, end: int) -> int:
     counts = dict.fromkeys(_ROWS, 0)
     others = 0
-    for number, start, stop in fields(data, begin, end, _MAX_HEADER_FIELDS):
+    for number, _, start, stop in fields(data, begin, end, _MAX_HEADER_FIELDS):
         if number not in counts:
             others += 1
             continue

@@ -37,7 +37,7 @@ class AppendItem:
 
     header: FragmentHeader
     header_bytes: bytes
-    payload: bytes
+    payload: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,10 +151,16 @@ def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
 
 
 def service_settings(
-    config: Path | None, assignments: tuple[str, ...], secret: Mapping[str, Any] | None = None
+    config: Path | None,
+    assignments: tuple[str, ...],
+    secret: Mapping[str, Any] | None = None,
+    run_dir: Path | None = None,
 ) -> Settings:
-    """Settings of one service in the foreground: file, environment, `--set`, the secret of its Redis URL."""
-    return configuration.load(_service_layers(config, assignments, secret))
+    """Settings of one service in the foreground: file, environment, `--set`, the secret of its Redis URL.
+
+    run_dir: of the run that is served; what its own configuration says of that lies below all of them.
+    """
+    return configuration.load([_serving_layer(run_dir), *_service_layers(config, assignments, secret)])
 
 
 def learner_settings(
@@ -162,6 +168,18 @@ def learner_settings(
 ) -> Settings:
     """Settings of a learner, who decides what all others do: as `service_settings`, over the defaults of `train`."""
     return over_defaults(_service_layers(config, assignments, secret))
+
+
+def _serving_layer(run_dir: Path | None) -> dict[str, Any]:
+    """Whose versions are served and how, and what their policy may import; nothing where the run's configuration is not here."""
+    if run_dir is None or not (run_dir / CONFIG_FILE).exists():
+        return {}
+    local = local_settings(run_dir)
+    return {
+        "run": local.run,
+        "actor": {"allow_modules": local.actor.allow_modules, "places": local.actor.places},
+        "serving": configuration.parse_toml(run_dir / CONFIG_FILE).get("serving", {}),
+    }
 
 
 def _service_layers(

@@ -85,9 +85,12 @@ def main(lifecycle: Lifecycle, settings: Settings, place: ServerPlace) -> int:
 
 
 def _death(server: subprocess.Popen[bytes], words: "ServerWords", folder: Path) -> Fatal:
-    """At `fsync` a server that cannot write ends itself, and would again: that is the end of the run."""
+    """At `fsync` a server that cannot write ends itself, and would again: that is the end of the run.
+
+    One that a signal ended may have had a full disk before and found room since.
+    """
     text = f"redis-server died ({_how(server.returncode)}): {words.last()}"
-    if _CANNOT_WRITE in text:
+    if server.returncode > 0 and _CANNOT_WRITE in text:
         return RunFailed(f"{text}; make room for {folder}, then resume")
     return Fatal(text)
 

@@ -115,11 +115,11 @@ def serve(
         from actor.serving.assembly import Source
         from actor.serving.process import main
 
-        folder = None if run_dir is None else run_dir.absolute()
         source = Source(run_dir=folder, broker=broker_address, actor_id=actor_id)
         return main(lifecycle, settings, source=source, listen=listen)
 
-    in_foreground("server", body, config, assignments, endpoints, insecure=insecure)
+    folder = None if run_dir is None else run_dir.absolute()
+    in_foreground("server", body, config, assignments, endpoints, insecure=insecure, run_dir=folder)
 
 
 def learner(
@@ -150,6 +150,8 @@ def learner(
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from launch.ranks import beside
         from learner.service import main
+        from penstock.runtime import metrics
+        from penstock.runtime.exit import EXIT_OK
 
         with beside(settings):
             code = main(
@@ -162,6 +164,7 @@ def learner(
                 best=best,
             )
         if stay:
+            metrics.RUN_FINISHED.set(code == EXIT_OK)
             lifecycle.draining.wait()
         return code
 
@@ -178,8 +181,12 @@ def in_foreground(
     *,
     insecure: bool = False,
     secret: dict[str, Any] | None = None,
+    run_dir: Path | None = None,
 ) -> None:
-    """Run the body of a service with its settings until it ends, and leave with its exit code."""
+    """Run the body of a service with its settings until it ends, and leave with its exit code.
+
+    run_dir: of the run that a policy server serves.
+    """
     from launch.plan import learner_settings, service_settings
     from penstock.runtime import logs, tracing
     from penstock.runtime.health import ENDPOINT_VARIABLE
@@ -189,10 +196,12 @@ def in_foreground(
     if endpoints is not None:
         os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
     said = assigned(assignments, insecure=insecure)
-    resolve = learner_settings if role == "learner" else service_settings
 
     def serve(lifecycle: "Lifecycle") -> int:
-        settings = resolve(config, said, secret)
+        if role == "learner":
+            settings = learner_settings(config, said, secret)
+        else:
+            settings = service_settings(config, said, secret, run_dir)
         if settings.logs.format == "json":
             # Lines of text name no run: the file that they are in does.
             logs.configure(role, settings.run, style="json")

@@ -13,6 +13,7 @@ first update waiting.
 
 import logging
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,15 @@ from learner.evaluation import Result
 from learner.shelf import BY, Shelf
 from learner.worthy import Lineage, Worthy, best, periodic
 from penstock.registry.errors import DifferentBytes, RegistryError, TooManyPinned
-from penstock.registry.records import Evaluation, NewVersion, Origin, Status
+from penstock.registry.records import (
+    MAX_EVENTS,
+    Action,
+    Evaluation,
+    NewVersion,
+    Origin,
+    PolicyVersion,
+    Status,
+)
 from penstock.registry.weight_files import forget_unfinished, write_kept
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
@@ -31,6 +40,7 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 2.0
 """What operators change reaches Redis and the folder within this."""
+_DECISIONS: Final = (Action.PROMOTED, Action.ROLLED_BACK, Action.TRAFFIC)
 MAX_WAITING: Final = 4
 """Offers that wait for a registry which does not answer; the oldest gives way."""
 
@@ -158,8 +168,8 @@ class KeptVersions:
             log.info("version kept", extra={"version": version, "origin": worthy.origin.value})
         elif worthy.evaluation not in (None, known[version].evaluation):
             registry.record_evaluation(policy, version, worthy.evaluation, by=BY)
-        if worthy.origin is not Origin.PERIODIC:
-            self._activate_first(registry, version)
+        if worthy.origin is not Origin.PERIODIC and self._lineage.activate_first:
+            self._activate(registry, version, is_last=worthy.origin is Origin.FINAL)
 
     def _row(self, worthy: Worthy) -> NewVersion:
         publication, lineage = worthy.publication, self._lineage
@@ -178,12 +188,22 @@ class KeptVersions:
             reason=worthy.reason,
         )
 
-    def _activate_first(self, registry: "Registry", version: int) -> None:
+    def _activate(self, registry: "Registry", version: int, *, is_last: bool) -> None:
+        """The first version serves, and at the end the best one, unless somebody else has said who serves."""
         policy = self._lineage.policy
-        if not self._lineage.activate_first or registry.active(policy) is not None:
-            return
-        if registry.get(policy, version).status is Status.CANDIDATE:
-            registry.promote(policy, version, "the first version worth serving", by=BY)
+        active = registry.active(policy)
+        if active is None:
+            if registry.get(policy, version).status is Status.CANDIDATE:
+                registry.promote(policy, version, "the first version worth serving", by=BY)
+        elif is_last and self._decides_alone(registry):
+            top = _best(registry.pinned(policy), self._lineage.run)
+            if top is not None and top.version != active.version and top.run == active.run:
+                registry.promote(policy, top.version, "the best version of a run that has ended", by=BY)
+
+    def _decides_alone(self, registry: "Registry") -> bool:
+        """Whether nobody but a learner has ever said who serves."""
+        events = registry.events(self._lineage.policy, MAX_EVENTS)
+        return all(event.by == BY for event in events if event.action in _DECISIONS)
 
     def _note(self, error: Exception) -> None:
         metrics.REGISTRY_FAILURES.inc()
@@ -197,6 +217,17 @@ def _failures() -> tuple[type[Exception], ...]:
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
     return (RegistryError, SQLAlchemyError, OSError, ValueError)
+
+
+def _best(pinned: Iterable[PolicyVersion], run: str) -> PolicyVersion | None:
+    """The first of those that did best among a run's versions which may serve; None where none was evaluated."""
+    allowed = (Status.ACTIVE, Status.CANDIDATE)
+    evaluated = [
+        (one.evaluation.mean, -one.version, one)
+        for one in pinned
+        if one.evaluation and one.run == run and one.status in allowed
+    ]
+    return max(evaluated)[2] if evaluated else None
 
 
 def _beats(evaluation: Evaluation | None, others: list[float]) -> bool:

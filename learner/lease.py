@@ -123,9 +123,6 @@ class LeaseKeeper:
         except Refused as error:
             raise fenced(error) from error
         self._quarantine.check(renewal.probes)
-        metrics.LEDGER_ACKED.set(renewal.acked)
-        metrics.LEDGER_LOST.set(renewal.log_lost)
-        metrics.LEDGER_RESIDENT.set(renewal.head - renewal.settled)
         metrics.LOG_BYTES.set(renewal.log_bytes)
         metrics.LOG_ENTRIES.set(renewal.log_entries)
         metrics.OUTSTANDING_STEPS.set(renewal.outstanding)

@@ -37,6 +37,8 @@ UPDATE: Final = "update"
 """What health watches: an update, not the mere arrival of experience that is dropped."""
 _TAKE_S: Final = 0.1
 _MAX_NAN: Final = 3
+LAST_READ_S: Final = 20.0
+"""Longer than the 15 s after which the shipped Prometheus looks again."""
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,6 @@ class Loop:
 
     def run(self) -> Ending:
         """Learn until done, stopped or drained; leaves a committed checkpoint."""
-        self._show_books()
         ending = self._learn()
         log.info("learning ended", extra={"why": ending.value, "env_steps": self._parts.ledger.env_steps})
         self._parts.health.suspend(UPDATE)
@@ -111,6 +112,7 @@ class Loop:
         parts = self._parts
         while True:
             parts.crew.check()
+            self._show_books()
             ending = self._ending()
             if ending is not None:
                 return ending
@@ -227,9 +229,11 @@ class Loop:
         """Ends the run rather than this process: started again it would do the same.
 
         What was not finite is booked and behind a checkpoint, so a run that is resumed with other
-        settings does not meet it again.
+        settings does not meet it again. It happened within a second: who collects the metrics is waited for.
         """
         self._save()
+        self._show_books()
+        self._parts.health.await_readers(LAST_READ_S, self._parts.draining)
         raise RunFailed(
             f"{_MAX_NAN} updates in a row were not finite; evidence in {self._evidence}; "
             "lower algorithm.learning_rate or look at the environment's rewards"
@@ -244,7 +248,6 @@ class Loop:
         )
         for reason in dropped.values():
             self._dropped[reason.value] += 1
-        self._show_books()
 
     def _record(self, delivery: Delivery, turn: int) -> None:
         """What was consumed and how, once it is certain."""
@@ -262,8 +265,16 @@ class Loop:
         )
 
     def _show_books(self) -> None:
-        """Also what is 0: of a series that begins with its first event nobody can tell that it rose."""
-        ledger = self._parts.ledger
+        """All as of one renewal and one position, so that one fragment in none of them shows.
+
+        Also what is 0: of a series that begins with its first event nobody can tell that it rose.
+        """
+        ledger, renewal = self._parts.ledger, self._parts.lease.renewal
+        # What was booked beyond that renewal's head was acknowledged since.
+        head = max(renewal.head, ledger.position)
+        metrics.LEDGER_ACKED.set(renewal.acked + head - renewal.head)
+        metrics.LEDGER_LOST.set(renewal.log_lost)
+        metrics.LEDGER_RESIDENT.set(head - ledger.position)
         metrics.LEDGER_TRAINED.set(ledger.trained)
         for reason in Drop:
             metrics.LEDGER_DROPPED.labels(reason.value).set(ledger.dropped[reason.value])

@@ -2,7 +2,9 @@
 
 An actor answers with its log-probabilities under the weights it applied; the learner keeps the right
 answers of every version it published and compares. A session whose answer is wrong is quarantined: the
-feed books its fragments `quarantined` until it answers right again. Safe to use from any thread.
+feed books its fragments `quarantined` until it answers right again. One update may change less than two builds of a
+numerical library differ by; so an answer that is almost right is wrong too if it is that of the version which the
+session had before. Safe to use from any thread.
 """
 
 import logging
@@ -24,6 +26,9 @@ from penstock.wire.tensor import Array
 
 ROWS: Final = 4
 _VERSIONS_KEPT: Final = 1024
+_ROUNDING: Final = 2e-6
+"""Times 1 + |r|: an answer that is off by less is right, 16 units in the last place of float32."""
+_MUCH_NEARER: Final = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +75,8 @@ class Quarantine:
         self._tolerance = tolerance
         self._lock = threading.Lock()
         self._right: OrderedDict[int, tuple[str, Array]] = OrderedDict()
+        self._answered: dict[int, tuple[int, int]] = {}
+        """By session: the version that it answered for before, and the one that it answers for."""
         self._sessions: frozenset[int] = frozenset()
 
     def expect(self, version: int, sha256: str, weights: Mapping[str, Array]) -> None:
@@ -83,12 +90,15 @@ class Quarantine:
 
     def check(self, answers: Iterable[ProbeAnswer]) -> None:
         """Judge the newest answers; versions that are not remembered prove nothing."""
+        answers = list(answers)
+        self._answered = {answer.session: self._versions(answer) for answer in answers}
         for answer in answers:
             with self._lock:
                 right = self._right.get(answer.version)
+                former = self._right.get(self._answered[answer.session][0])
             if right is None:
                 continue
-            wrong = self._difference(answer, *right)
+            wrong = self._difference(answer, *right) or _lateness(answer, right, former)
             held = answer.session in self._sessions
             if wrong and not held:
                 metrics.PROBE_MISMATCHES.inc()
@@ -104,6 +114,10 @@ class Quarantine:
         """Whether what this session sends must not be trained on."""
         return session in self._sessions
 
+    def _versions(self, answer: ProbeAnswer) -> tuple[int, int]:
+        former, last = self._answered.get(answer.session, (0, 0))
+        return (former, last) if answer.version == last else (last, answer.version)
+
     def _difference(self, answer: ProbeAnswer, sha256: str, right: Array) -> str:
         if answer.sha256 != sha256:
             return f"sha256 {answer.sha256[:12]} instead of {sha256[:12]}"
@@ -115,6 +129,18 @@ class Quarantine:
             return ""
         worst = int(np.argmax(np.abs(given - right.astype(np.float64))))
         return f"{given[worst]:g} instead of {right[worst]:g}, tolerance {self._tolerance:g}"
+
+
+def _lateness(answer: ProbeAnswer, right: tuple[str, Array], former: tuple[str, Array] | None) -> str:
+    """Why an answer within the tolerance is that of the version before all the same, or ""."""
+    if former is None:
+        return ""
+    given = np.asarray(answer.log_prob, np.float64)
+    off = np.abs(given - right[1].astype(np.float64))
+    off_former = np.abs(given - former[1].astype(np.float64))
+    if (off <= _ROUNDING * (1 + np.abs(given))).all() or off_former.max() >= _MUCH_NEARER * off.max():
+        return ""
+    return f"off by {off.max():g}, and by {off_former.max():g} from what the version before answers"
 
 
 def _who(answer: ProbeAnswer, why: str) -> dict[str, object]:

@@ -87,6 +87,7 @@ def main(
             return EXIT_OK
         failpoint("lease.acquired", lease.epoch)
         metrics.LEASE_EPOCH.set(lease.epoch)
+        log.info("lease taken", extra={"epoch": lease.epoch, "holder": _holder(run_dir)})
         store = CheckpointStore(run_dir / "checkpoints", settings.learner.keep_checkpoints)
         beginning = choose(lease, store, resume=resume, allow_loss=allow_loss, best=best)
         _restore(model, beginning, settings)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import grpc
 
 from actor.serving.answering import Answer
+from actor.serving.complaints import Complaints
 from actor.serving.desk import Answered, Asked, Desk
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
@@ -95,7 +96,7 @@ class ActStream:
         try:
             self._desk.ask(request, until_s, partial(self._told, request), self._is_gone)
         except Refused as error:
-            self._say(refusing(request, error))
+            self._say(refusing(self._desk.complaints, request, error))
 
     def _is_gone(self) -> bool:
         return self._is_over
@@ -106,7 +107,7 @@ class ActStream:
             if isinstance(said, Answer):
                 self._say(self._reply(request, self._desk.answered(asked, said)))
             elif isinstance(said, Refused):
-                self._say(refusing(request, said))
+                self._say(refusing(self._desk.complaints, request, said))
             else:
                 self._reply_later(self._fall_back(request, asked, said))
         except Exception as error:  # noqa: BLE001 - raised by `serve`, which holds the call
@@ -116,7 +117,7 @@ class ActStream:
         try:
             answered = await self._desk.fall_back(asked, error)
         except Refused as refusal:
-            return refusing(request, refusal)
+            return refusing(self._desk.complaints, request, refusal)
         return self._reply(request, answered)
 
     def _reply(self, request: pb.ActRequest, answered: Answered) -> bytes:
@@ -138,8 +139,7 @@ class ActStream:
             self._say(task.exception() or task.result())
 
 
-def refusing(request: pb.ActRequest, error: Refused) -> bytes:
-    """The reply of a refusal, which is counted."""
-    metrics.REFUSALS.labels(error.refusal.reason.label).inc()
-    reply = pb.ActReply(request_id=request.request_id, refusal=error.refusal.to_proto())
+def refusing(complaints: Complaints, request: pb.ActRequest, error: Refused) -> bytes:
+    """The reply of a refusal, which is complained of."""
+    reply = pb.ActReply(request_id=request.request_id, refusal=complaints.refused(request, error))
     return reply.SerializeToString()

@@ -141,19 +141,21 @@ def _single(
     value: NDArray[np.float32] | None,
     state: Mapping[str, Array],
 ) -> Answer | NotFinite:
-    policy = loaded.policy
-    if question.taken is not None:
-        log_prob = policy.acting_log_prob(question.observation, question.taken)
-        described = policy.distribution(parameters, question.masks) if question.distribution else None
-        return _finite(Answer(loaded, question.taken, {}, log_prob, described))
-    random = loaded.random if question.seed is None else np.random.default_rng(question.seed)
+    policy, action = loaded.policy, question.taken
+    ready: Mapping[str, Array] = {}
     try:
-        acted = policy.choose(parameters, random, deterministic=question.deterministic, masks=question.masks)
+        if action is None:
+            random = loaded.random if question.seed is None else np.random.default_rng(question.seed)
+            acted = policy.choose(
+                parameters, random, deterministic=question.deterministic, masks=question.masks
+            )
+            action, ready, log_prob = acted.action, _ready(policy, acted.action), acted.log_prob
+        else:
+            log_prob = policy.chance(parameters, action, question.masks)
     except FloatingPointError as error:
         return NotFinite(f"version {loaded.version}: {error}")
     described = policy.distribution(parameters, question.masks) if question.distribution else None
-    ready = _ready(policy, acted.action)
-    return _finite(Answer(loaded, acted.action, ready, acted.log_prob, described, value, state))
+    return _finite(Answer(loaded, action, ready, log_prob, described, value, state))
 
 
 def _finite(given: Answer) -> Answer | NotFinite:

@@ -5,7 +5,6 @@ read ─► choose who answers ─► ask (one forward pass for many) ─► rep
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import numpy as np
 
 from actor.serving.answering import Answer, Loaded, NotFinite, Question
 from actor.serving.batcher import Batcher
+from actor.serving.complaints import Complaints
 from actor.serving.encoding import ARMS, FALLBACKS, ReplyEncoder, answered_by
 from actor.serving.fallback import Draw
 from actor.serving.leaves import Layout, invalid
@@ -29,10 +29,7 @@ from penstock.wire.refusal import Reason, Refusal, Refused
 from penstock.wire.spaces import Dict, Space, leaves, zeros
 from penstock.wire.tensor import Array
 
-log = logging.getLogger(__name__)
-
 MAX_REQUEST_ID: Final = 128
-_COMPLAIN_EVERY_S: Final = 10.0
 _NO_STATE: Final = Dict(())
 
 
@@ -88,7 +85,7 @@ class Desk:
         self.remembers = bool(self._state_leaves)
         self._record = record
         self._encoder = ReplyEncoder(self.action, spaces[1])
-        self._complained_s = -_COMPLAIN_EVERY_S
+        self.complaints = Complaints()
         self._answers = {
             (arm, name): metrics.ANSWERS.labels(arm, name or "none") for arm in Arm for name in FALLBACKS
         }
@@ -170,7 +167,7 @@ class Desk:
         """The declared fallback's, since the chosen version failed with `error` or is none; raises Refused."""
         choice, not_finite = asked.choice, isinstance(error, NotFinite)
         if choice.loaded is not None and error is not None:
-            self._complain(choice.loaded, error)
+            self.complaints.failed(choice.loaded, asked.question, error)
         if self._section.fallback == "previous":
             former = self.shelf.former(choice.arm, choice.loaded)
             answer = None if former is None else await self._ask_former(former, asked)
@@ -187,7 +184,7 @@ class Desk:
         except Refused:
             raise
         except Exception as error:  # noqa: BLE001 - complained of there
-            self._complain(former, error)
+            self.complaints.failed(former, asked.question, error)
             return None
 
     def answered(self, asked: Asked, answer: Answer) -> Answered:
@@ -246,13 +243,6 @@ class Desk:
             reply.state.extend(kept)
         return reply
 
-    def _complain(self, loaded: Loaded, error: Exception) -> None:
-        now = time.monotonic()
-        if now - self._complained_s >= _COMPLAIN_EVERY_S:
-            self._complained_s = now
-            fields = {"version": loaded.version, "error": str(error)}
-            log.error("a version cannot answer", exc_info=error, extra=fields)
-
     def _drawn(self, rows: int) -> tuple[str, Mapping[str, Array]]:
         name = "uniform" if self._section.fallback == "previous" else self._section.fallback
         if name not in self._draws:
@@ -262,7 +252,8 @@ class Desk:
 
     def _compare(self, shadow: Loaded, asked: Asked, answer: Answer) -> None:
         """Have another version answer as well, when there is time, and note what it says."""
-        question = replace(asked.question, taken=answer.action, distribution=self._record is not None)
+        is_recorded = self._record is not None
+        question = replace(asked.question, taken=answer.action, distribution=is_recorded, value=False)
         try:
             future = self._batcher.ask(shadow, question)
         except Refused:

@@ -107,12 +107,7 @@ class EpisodeDesk:
         question = self._desk.read(request)
         question.observation = {**question.observation, **episode.state}
         reward = _check_reward(episode, request)
-        fresh = episode.loaded is None or episode.trail.is_due(self._now())
-        choice = (
-            self._desk.shelf.follow(episode.arm, episode.client_key)
-            if fresh
-            else Choice(episode.arm, episode.loaded)
-        )
+        choice = self._choose(episode)
         taken = self._read_taken(request)
         if taken is None or question.distribution or question.value or self._desk.remembers:
             answered = await self._desk.answer(choice, question, until_s)
@@ -133,6 +128,13 @@ class EpisodeDesk:
         if request.request_id:
             episode.acted.append(request.request_id)
         return reply
+
+    def _choose(self, episode: Episode) -> Choice:
+        """Newer weights only where a segment begins."""
+        shelf, loaded = self._desk.shelf, episode.loaded
+        if loaded is None or episode.trail.is_due(self._now()):
+            return shelf.follow(episode.arm, episode.client_key)
+        return Choice(episode.arm, loaded, False, shelf.shadow_of(loaded))
 
     def _play(
         self,

@@ -92,7 +92,7 @@ class PolicyService:
                 return (await self._episode_desk.act(request, until_s)).SerializeToString()
             answered = await self._desk.act(request, until_s)
         except Refused as error:
-            return refusing(request, error)
+            return refusing(self._desk.complaints, request, error)
         self._on_answer(answered)
         return self._desk.encode(request, answered)
 
@@ -115,7 +115,7 @@ class PolicyService:
         try:
             return self._episode_desk.start(request)
         except Refused as error:
-            return pb.StartEpisodeReply(refusal=_refused(error))
+            return pb.StartEpisodeReply(refusal=self._desk.complaints.refused(request, error))
 
     async def reward(self, request: pb.RewardRequest, _context: Context) -> pb.RewardReply:
         """See policy.proto."""
@@ -123,7 +123,7 @@ class PolicyService:
         try:
             return await self._episode_desk.reward(request)
         except Refused as error:
-            return pb.RewardReply(refusal=_refused(error))
+            return pb.RewardReply(refusal=self._desk.complaints.refused(request, error))
 
     async def end(self, request: pb.EndEpisodeRequest, _context: Context) -> pb.EndEpisodeReply:
         """See policy.proto."""
@@ -131,7 +131,7 @@ class PolicyService:
         try:
             return self._episode_desk.end(request)
         except Refused as error:
-            return pb.EndEpisodeReply(refusal=_refused(error))
+            return pb.EndEpisodeReply(refusal=self._desk.complaints.refused(request, error))
 
     async def describe(self, request: pb.DescribeRequest, _context: Context) -> pb.DescribeReply:
         """See policy.proto."""
@@ -139,7 +139,7 @@ class PolicyService:
         try:
             self._desk.check_call(request.policy, "")
         except Refused as error:
-            return pb.DescribeReply(refusal=_refused(error))
+            return pb.DescribeReply(refusal=self._desk.complaints.refused(request, error))
         run, observation, action = self._described
         section = self._section
         return pb.DescribeReply(
@@ -164,8 +164,3 @@ class PolicyService:
             server=self._episodes.server,
             learns=self._learns,
         )
-
-
-def _refused(error: Refused) -> Any:
-    metrics.REFUSALS.labels(error.refusal.reason.label).inc()
-    return error.refusal.to_proto()

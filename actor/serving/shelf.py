@@ -91,6 +91,11 @@ class Shelf:
             return self._choice(routing.Route(arm=arm, version=None))
         return self._choice(routing.follow(self.arms, arm))
 
+    def shadow_of(self, loaded: Loaded) -> Loaded | None:
+        """Who computes the answers of this version as well, for the record."""
+        shadow = None if self.arms is None else self.arms.traffic.shadow
+        return None if shadow is None or shadow == loaded.version else self._find(shadow)
+
     def note_answered(self, arm: Arm, loaded: Loaded) -> None:
         """This version can answer: it stands in when the next one cannot."""
         if self._answered.get(arm) is not loaded:

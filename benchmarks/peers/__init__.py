@@ -131,7 +131,7 @@ def _ours() -> list[Contender]:
     return [
         Contender(
             name=f"Penstock, {vectorise}",
-            budget="150,000 steps, 2 actors × 16, 6 epochs",
+            budget="150,000 steps, 1 actor × 16, 6 epochs",
             run=partial(_penstock, vectorise),
             is_ours=True,
         )
@@ -146,7 +146,7 @@ def _peers() -> list[tuple[Contender, Path]]:
         (
             Contender(
                 name="Stable-Baselines3 PPO, wide",
-                budget="65,536 steps, 32 × 64, 4 epochs",
+                budget="163,840 steps, 32 × 64, 4 epochs",
                 run=partial(_peer, sb3, "sb3.py", "wide"),
             ),
             sb3,

@@ -5,7 +5,7 @@ steps, seconds (of training, without start-up), solved_s (of training until the 
 training episodes was 475, null if never), solved_at (the same moment, seconds since the epoch).
 
     zoo     hyper-parameters of RL Baselines3 Zoo for this task
-    wide    32 environments × 64 steps, 4 epochs of 4 minibatches: a comparable amount of work per step
+    wide    32 environments × 64 steps, 4 epochs of 8 minibatches, the zoo's discounts: its fastest that solves the task
 """
 
 import argparse
@@ -43,7 +43,19 @@ CASES: dict[str, dict[str, Any]] = {
             "clip_range": falling(0.2),
         },
     },
-    "wide": {"envs": 32, "steps": 65_536, "ppo": {"n_steps": 64, "batch_size": 512, "n_epochs": 4}},
+    "wide": {
+        "envs": 32,
+        "steps": 163_840,
+        "ppo": {
+            "n_steps": 64,
+            "batch_size": 256,
+            "gae_lambda": 0.8,
+            "gamma": 0.98,
+            "n_epochs": 4,
+            "ent_coef": 0.0,
+            "learning_rate": falling(0.002),
+        },
+    },
 }
 
 

@@ -160,7 +160,7 @@ def _through(places: list[Place], position: int) -> list[Place]:
 
 
 def _fragment_frame(fragment: Fragment) -> Frame:
-    return Frame(Kind.FRAGMENT, header_bytes(fragment.header), fragment.payload)
+    return Frame(Kind.FRAGMENT, header_bytes(fragment.header), bytes(fragment.payload))
 
 
 def _batch_frame(consumed: Consumed) -> Frame:

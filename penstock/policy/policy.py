@@ -34,6 +34,7 @@ from penstock.wire.tensor import Array, all_finite
 POLICY_GAIN = 0.01
 HIDDEN_GAIN = math.sqrt(2.0)
 _NO_STATE: Final[dict[str, Array]] = {}
+_NOT_FINITE: Final = "policy: the network's outputs are not finite; check observation and weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +169,7 @@ class Policy(nn.Module):
         Raises FloatingPointError for parameters that are not finite.
         """
         if not all_finite(parameters):
-            raise FloatingPointError(
-                "policy: the network's outputs are not finite; check observation and weights"
-            )
+            raise FloatingPointError(_NOT_FINITE)
         actions: dict[str, Array] = {}
         shares: list[Any] = []
         for head, cut in zip(self.action_heads, self._cuts, strict=True):
@@ -181,6 +180,24 @@ class Policy(nn.Module):
             shares.append(share)
         log_prob = shares[0] if len(shares) == 1 else np.sum(shares, 0)
         return Acted(actions, log_prob.astype(np.float32, copy=False))
+
+    def chance(
+        self,
+        parameters: Reals,
+        action: Mapping[str, Array],
+        masks: Mapping[str, NDArray[np.bool_]] | None = None,
+    ) -> NDArray[np.float32]:
+        """Joint log-probability float32 [N] with which `choose` draws these actions, as drawn; arguments and error as there."""
+        if not all_finite(parameters):
+            raise FloatingPointError(_NOT_FINITE)
+        shares: list[Any] = []
+        for head, cut in zip(self.action_heads, self._cuts, strict=True):
+            part = parameters[:, cut]
+            if masks is not None and head.path in masks:
+                part = head.masked(part, masks[head.path])
+            shares.append(head.chance(part, action[head.path]))
+        log_prob: NDArray[np.float32] = np.sum(shares, 0).astype(np.float32, copy=False)
+        return log_prob
 
     def distribution(
         self, parameters: Reals, masks: Mapping[str, NDArray[np.bool_]] | None = None

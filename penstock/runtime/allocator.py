@@ -19,6 +19,12 @@ KEPT_BYTES: Final = 64 * MIB
 _GROWN_BYTES: Final = 8 * MIB
 _MAPPED_BYTES: Final = 32 * MIB
 """Blocks from this size on are mapped on their own; glibc takes no larger one."""
+ENVIRONMENT: Final = {
+    "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
+    "MALLOC_TOP_PAD_": str(_GROWN_BYTES),
+    "MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES),
+}
+"""The same for a process that is yet to start."""
 
 
 def keep_freed_memory() -> None:

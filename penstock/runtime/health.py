@@ -9,7 +9,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,10 @@ from penstock.runtime import metrics
 from penstock.wire.auth import AddressInUse
 
 ENDPOINT_VARIABLE: Final = "PENSTOCK_ENDPOINT_FILE"
+READER_S: Final = 60.0
+"""Who has not read the metrics for this long is not expected to."""
+_MAX_READERS: Final = 16
+_LOOK_S: Final = 0.05
 
 
 @dataclass(slots=True)
@@ -49,6 +54,7 @@ class Health:
         self._watches: dict[str, _Watch] = {}
         self._failure: str | None = None
         self._not_ready: str | None = "starting"
+        self._read_s: dict[str, float] = {}
         metrics.set_role(role)
 
     def set_ready(self, ready: bool, why: str = "") -> None:
@@ -101,6 +107,28 @@ class Health:
                     return f"{name}: {watch.describe(now)}"
         return None
 
+    @contextmanager
+    def read_by(self, reader: str) -> Iterator[None]:
+        """Inside, somebody who calls himself so reads the metrics; whoever gives no name only looks in."""
+        began = self._clock()
+        yield
+        with self._lock:
+            self._read_s = {who: at_s for who, at_s in self._read_s.items() if began - at_s < READER_S}
+            if reader and (reader in self._read_s or len(self._read_s) < _MAX_READERS):
+                self._read_s[reader] = began
+
+    def await_readers(self, within_s: float, over: threading.Event) -> None:
+        """Until everybody who has read the metrics lately has read them again, or `within_s`, or `over`.
+
+        For a process that ends itself: what it counted last would be gone before the next look.
+        """
+        began = self._clock()
+        with self._lock:
+            awaited = {who for who, at_s in self._read_s.items() if began - at_s < READER_S}
+        while awaited and self._clock() - began < within_s and not over.wait(_LOOK_S):
+            with self._lock:
+                awaited -= {who for who in awaited if self._read_s.get(who, 0.0) > began}
+
     def unready(self) -> str | None:
         """Why `/readyz` is red, or None."""
         problem = self.problem()
@@ -121,7 +149,8 @@ def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServe
             """Answer one of the three paths."""
             path = self.path.partition("?")[0]
             if path == "/metrics":
-                self._answer(HTTPStatus.OK, metrics.exposition(health.role), CONTENT_TYPE_LATEST)
+                with health.read_by(self.headers.get("User-Agent", "")):
+                    self._answer(HTTPStatus.OK, metrics.exposition(health.role), CONTENT_TYPE_LATEST)
             elif path in ("/healthz", "/readyz"):
                 reason = health.problem() if path == "/healthz" else health.unready()
                 status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK

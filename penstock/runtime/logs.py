@@ -105,7 +105,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 def _quoted(value: object) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return repr(text) if " " in text or "\n" in text or not text else text
+    return text if text and text.isprintable() and " " not in text else repr(text)
 
 
 def _plain(value: object) -> object:

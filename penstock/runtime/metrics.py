@@ -266,6 +266,9 @@ SHADOW_UNRECORDED = _answering.counter(
 # Learner
 _learning = _Declare(_LEARNING)
 UPDATES = _learning.counter("updates", "Updates made")
+RUN_FINISHED = _learning.gauge(
+    "run_finished", "1 once the run has ended as it should and its learner only stays"
+)
 UPDATES_SKIPPED = _learning.counter("updates_skipped", "Batches that changed nothing, by reason", "reason")
 for _reason in ("nan", "empty"):
     UPDATES_SKIPPED.labels(_reason)
@@ -319,7 +322,9 @@ LEDGER_DROPPED = _learning.gauge(
 LEDGER_LOST = _learning.gauge(
     "ledger_lost_fragments", "Acknowledged fragments that Redis lost, counted by its scripts"
 )
-LEDGER_RESIDENT = _learning.gauge("ledger_resident_fragments", "Fragments behind the settled position")
+LEDGER_RESIDENT = _learning.gauge(
+    "ledger_resident_fragments", "Fragments in the log that the learner has not booked yet"
+)
 CHECKPOINTS = _learning.counter("checkpoints", "Checkpoints committed")
 CHECKPOINT_SECONDS = _learning.histogram(
     "checkpoint_seconds", "Writing and committing a checkpoint", _LATENCY

@@ -8,6 +8,7 @@ no more than `check_content` says. The parts lie beside this file: `header`,
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from penstock.v1 import fragment_pb2 as pb
 from penstock.wire.conformance import check_content, check_header, check_table
@@ -41,7 +42,7 @@ class Fragment:
     """Header and payload."""
 
     header: FragmentHeader
-    payload: bytes
+    payload: bytes | memoryview
 
     def arrays(self) -> dict[str, Array]:
         """Every tensor by name: read-only views of the payload, decoded copies where compressed.
@@ -69,9 +70,21 @@ def check(fragment: Fragment, schema: FragmentSchema, run: str) -> None:
 
 def to_proto(fragment: Fragment) -> pb.Fragment:
     """The message of a fragment."""
-    return pb.Fragment(header=header_to_proto(fragment.header), payload=fragment.payload)
+    return pb.Fragment(header=header_to_proto(fragment.header), payload=bytes(fragment.payload))
 
 
-def from_proto(message: pb.Fragment) -> Fragment:
+class Message(Protocol):
+    """A `pb.Fragment`, or what stands for one whose payload was not parsed (`penstock.wire.append`)."""
+
+    @property
+    def header(self) -> pb.FragmentHeader:
+        """Its header."""
+
+    @property
+    def payload(self) -> bytes | memoryview:
+        """Its payload."""
+
+
+def from_proto(message: Message) -> Fragment:
     """The fragment of a message, unchecked but for its header's kind and counts."""
     return Fragment(header_from_proto(message.header), message.payload)

@@ -11,8 +11,8 @@ class Unfit(ValueError):
     """A request that is not parsed; the message names what it holds too much of."""
 
 
-def fields(data: bytes, at: int, end: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Number, first byte and end of each string or sub-message of the message in data[at:end].
+def fields(data: bytes, at: int, end: int, most: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number, where its tag begins, first byte and end of each string or sub-message of the message in data[at:end].
 
     Raises Unfit for more than `most` fields of any kind, and for bytes that are no message.
     """
@@ -21,6 +21,7 @@ def fields(data: bytes, at: int, end: int, most: int) -> Iterator[tuple[int, int
         seen += 1
         if seen > most:
             raise Unfit(f"byte {at}: a message of more than {most} fields; send less at once")
+        start = at
         tag, at = _varint(data, at, end)
         kind = tag & 7
         if kind == _BYTES:
@@ -36,7 +37,7 @@ def fields(data: bytes, at: int, end: int, most: int) -> Iterator[tuple[int, int
         if at > end:
             raise Unfit(f"byte {begin}: a field is cut off")
         if kind == _BYTES:
-            yield tag >> 3, begin, at
+            yield tag >> 3, start, begin, at
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:

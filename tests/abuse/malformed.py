@@ -135,7 +135,7 @@ FRAGMENTS: Final[dict[str, tuple[Callable[[int], Fragment], str]]] = {
     "overlapping tensors": (lambda s: entry(s, "valid", offset=0), "valid: offset 0"),
     "hole before the first tensor": (_holes, "offset 1, 0 expected"),
     "payload too short": (lambda s: replace(fragment(s), payload=fragment(s).payload[:-1]), "payload:"),
-    "payload too long": (lambda s: replace(fragment(s), payload=fragment(s).payload + b"\0"), "payload:"),
+    "payload too long": (lambda s: replace(fragment(s), payload=bytes(fragment(s).payload) + b"\0"), "payload:"),
     "payload empty": (lambda s: replace(fragment(s), payload=b""), "payload: 0 bytes"),
     "codec of a pickle": (lambda s: entry(s, codec="pickle"), "codec 'pickle'"),
     "codec of gzip": (lambda s: stored(s, "reward", gzip.compress(bytes(32)), "gzip"), "codec 'gzip'"),

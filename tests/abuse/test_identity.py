@@ -17,7 +17,7 @@ from grpc import StatusCode
 
 from actor.link import Link, Opened
 from launch.certificates import Order, main
-from penstock.v1 import control_pb2, experience_pb2, weights_pb2
+from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, weights_pb2
 from penstock.wire.access import ACCESS
 from penstock.wire.auth import Credentials
 from penstock.wire.channel import open_channel
@@ -311,6 +311,25 @@ def test_while_redis_is_away_who_opened_a_session_at_another_broker_is_told_to_w
         "WatchLatest": Reason.NOT_READY,
     }
     assert all(refusal.retry_after_ms > 0 for refusal in told.values())
+
+
+def test_the_log_says_who_did_what(certified: Secure) -> None:
+    """Sessions with actor and identity, commands with operator and reason; what a reason holds stays on its line."""
+    broker, name = certified.broker, f"actor-{NAMES[0]}"
+    link = Link(broker.address, certified.credentials(name))
+    opened = link.open_session(NAMES[0], Role.ROLLOUT, threading.Event())
+    assert isinstance(opened, Opened)
+    link.close_session(opened.session, PATIENCE_S)
+    link.close()
+    with open_channel(broker.address, certified.credentials("operator")) as channel:
+        control = control_pb2_grpc.ControlServiceStub(channel)
+        control.Pause(control_pb2.ControlRequest(reason="lunch\r\x1b[2Jsession"), timeout=PATIENCE_S)
+    told = broker.log.read_text()
+    by = f"by=penstock://{RUN}/actor/{NAMES[0]}"
+    assert f"session opened session={opened.session} actor={NAMES[0]} acts_as=rollout {by}" in told
+    assert f"session closed session={opened.session} {by}" in told
+    pause = f"command=pause by=penstock://{RUN}/operator reason='lunch\\r\\x1b[2Jsession' revision="
+    assert pause in told
 
 
 def test_a_certificate_with_a_name_acts_under_no_other(certified: Secure) -> None:

@@ -68,7 +68,7 @@ def unharmed(server: BrokerProcess, most: int = GROWTH_BYTES) -> Iterator[Memory
 
 def errors(log: Path) -> list[str]:
     """What the server logged of calls that failed."""
-    return [line for line in log.read_text().splitlines() if "request_id=" in line or "Traceback" in line]
+    return [line for line in log.read_text().splitlines() if " request_id=" in line or "Traceback" in line]
 
 
 @contextmanager

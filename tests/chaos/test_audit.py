@@ -181,6 +181,21 @@ def test_a_trained_fragment_that_is_stored_again_is_doubled(copy: Copy) -> None:
     assert _named(copy.audit(), Kind.DOUBLED) == _names([(number, values)])
 
 
+def test_a_fragment_that_two_checkpoints_name_is_doubled(copy: Copy) -> None:
+    """Trained, and dropped a second time, when the log has long forgotten it."""
+    named: list[tuple[int, int]] = []
+
+    def drop_again(lines: list[str]) -> list[str]:
+        session, ((first, _), *_) = next(iter(json.loads(lines[0])["sessions"].items()))
+        named.append((int(session), first))
+        last = json.loads(lines[-1])
+        last["left_out"] = {"stale": {session: [[first, first]]}}
+        return [*lines[:-1], json.dumps(last)]
+
+    copy.rewrite_lineage(drop_again)
+    assert _named(copy.audit(), Kind.DOUBLED) == set(named)
+
+
 def test_experience_sent_again_under_a_new_number_is_doubled(copy: Copy) -> None:
     """(session, sequence) is new, the experience is not: an outbox that renumbered."""
     number, values = copy.resident()

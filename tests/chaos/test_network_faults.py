@@ -13,7 +13,7 @@ from penstock.runtime import metrics
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.wire.auth import Credentials
 from penstock.wire.messages import Role
-from tests.chaos.network_run import PATIENCE_S, NetworkRun, network_run
+from tests.chaos.network_run import PATIENCE_S, NetworkRun, network_run, without_keepalive
 from tests.integration.broker_process import eventually
 from tests.redis_server import RedisServer
 
@@ -28,9 +28,10 @@ LASTING: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deadlines of a second, so that a short silence exceeds them as a long one exceeds the shipped ones."""
+    """Deadlines of a second, so that a short silence exceeds them as a long one exceeds the shipped ones; no pings."""
     monkeypatch.setattr(link, "APPEND_DEADLINE_S", 1.0)
     monkeypatch.setattr(link, "CALL_DEADLINE_S", 1.0)
+    without_keepalive(monkeypatch)
 
 
 def assert_recovered(run: NetworkRun) -> None:

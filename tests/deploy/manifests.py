@@ -1,5 +1,6 @@
 """The overlays as `kubectl` renders them, and what tests ask of them: objects, workloads, pods, containers."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -35,6 +36,18 @@ def render(folder: Path) -> tuple[Object, ...]:
 def overlay(name: str) -> tuple[Object, ...]:
     """The objects of an overlay."""
     return render(KUBERNETES / "overlays" / name)
+
+
+def with_components(folder: Path, *names: str) -> Path:
+    """`local` with some components, as an overlay of one's own; it names no namespace."""
+    folder.mkdir()
+    here = Path("../" * (len(folder.parts) - 1)) / KUBERNETES.relative_to("/")
+    components = [str(here / "components" / name) for name in names]
+    (folder / "kustomization.yaml").write_text(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+        f"resources: [{here / 'overlays' / 'local'}]\ncomponents: {json.dumps(components)}\n"
+    )
+    return folder
 
 
 def kinds(objects: tuple[Object, ...], *names: str) -> list[Object]:

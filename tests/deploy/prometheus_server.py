@@ -45,15 +45,15 @@ class WatchingPrometheus(Prometheus):
 
 
 @contextmanager
-def watching(folder: Path, *targets: Path, faster: int = 1) -> Iterator[WatchingPrometheus]:
+def watching(folder: Path, *targets: Path, faster: int = 1, every_s: int = 1) -> Iterator[WatchingPrometheus]:
     """A Prometheus over the `targets.json` of runs, ready; ended afterwards.
 
-    faster: every `for` of the alerts, and the range that an alert looks back, is divided by it; nothing else is changed.
+    every_s: seconds between two looks at a process. faster: every `for` of the alerts, and the range that an alert looks back, is divided by it; nothing else is changed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("rules.yml", "alerts.yml"):
         (folder / name).write_text(hastened((RULES / name).read_text(), faster))
-    (folder / "prometheus.yml").write_text(configuration(*targets))
+    (folder / "prometheus.yml").write_text(configuration(*targets, every_s=every_s))
     port = _free_port()
     command = [
         "prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
@@ -63,21 +63,22 @@ def watching(folder: Path, *targets: Path, faster: int = 1) -> Iterator[Watching
         process = subprocess.Popen(command, stdout=log, stderr=log)
     prometheus = WatchingPrometheus(port=port)
     try:
-        _await_ready(process, prometheus, folder / "prometheus.log")
+        await_ready(process, prometheus, folder / "prometheus.log")
         yield prometheus
     finally:
         process.terminate()
         process.wait(30)
 
 
-def configuration(*targets: Path) -> str:
-    """As deploy/prometheus/local.yml, for these files and looking more often."""
+def configuration(*targets: Path, every_s: int = 1) -> str:
+    """As deploy/prometheus/local.yml, for these files and looking more often, at the rules once a second."""
     shipped = (RULES / "local.yml").read_text()
     files = json.dumps([str(file.absolute()) for file in targets])
     shipped = shipped.replace('["targets/*.json"]', files).replace(
         "refresh_interval: 5s", "refresh_interval: 1s"
     )
-    return re.sub(r"(scrape|evaluation)_interval: 5s", r"\1_interval: 1s", shipped)
+    shipped = shipped.replace("scrape_interval: 5s", f"scrape_interval: {every_s}s")
+    return shipped.replace("evaluation_interval: 5s", "evaluation_interval: 1s")
 
 
 def hastened(rules: str, faster: int) -> str:
@@ -99,7 +100,8 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _await_ready(process: "subprocess.Popen[bytes]", prometheus: Prometheus, log: Path) -> None:
+def await_ready(process: "subprocess.Popen[bytes]", prometheus: Prometheus, log: Path) -> None:
+    """Until it answers; `log` says why it does not."""
     deadline = time.monotonic() + PATIENCE_S
     pause = threading.Event()
     while time.monotonic() < deadline:

@@ -15,6 +15,7 @@ RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
 PAGE = ROOT / "docs" / "operations.md"
 RECORDED = RULES.with_name("rules.yml")
 ALERTS = re.findall(r"- alert: (\w+)", RULES.read_text())
+FIRED = "".join(file.read_text() for file in sorted(Path(__file__).parent.glob("test_alerts_fire*.py")))
 with_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="no promtool on PATH: apt-get install prometheus"
 )
@@ -48,6 +49,13 @@ def test_an_alert_has_both_cases_and_an_entry_in_the_runbook(alert: str) -> None
     assert f"- name: {alert} is quiet" in cases
     assert f"runbook_url: docs/operations.md#{alert.lower()}\n" in RULES.read_text()
     assert f"\n### {alert}\n" in PAGE.read_text()
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_is_fired_for_real_and_clears(alert: str) -> None:
+    """Somewhere in `test_alerts_fire*.py` its cause is brought about, and removed."""
+    for word in ("fires", "clears"):
+        assert re.search(rf'scene\.{word}\([^)]*"{alert}"', FIRED), word
 
 
 def test_the_runbook_names_no_alert_that_is_not_there() -> None:

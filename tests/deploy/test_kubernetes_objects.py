@@ -23,6 +23,7 @@ from tests.deploy.manifests import (
     needs_kubectl,
     overlay,
     render,
+    with_components,
     workloads,
 )
 
@@ -54,6 +55,13 @@ def test_objects_belong_to_the_namespace_and_are_named_once(name: str) -> None:
     assert sorted(set(names)) == sorted(names)
     for one in objects:
         assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "penstock", name_of(one)
+
+
+@pytest.mark.parametrize("component", ["monitoring", "ranks"])
+def test_a_component_adds_to_the_namespace(component: str, tmp_path: Path) -> None:
+    """In an overlay of one's own that says none as well."""
+    for one in render(with_components(tmp_path / "mine", component)):
+        assert one["kind"] == "Namespace" or one["metadata"].get("namespace") == "penstock", name_of(one)
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

@@ -18,6 +18,8 @@ from tests.deploy.manifests import (
     selects,
     workloads,
 )
+from tests.deploy.node.network import lets_in
+from tests.deploy.node.prometheus import IDENTITY
 
 pytestmark = [needs_kubectl, pytest.mark.parametrize("name", OVERLAYS)]
 
@@ -194,6 +196,20 @@ def test_what_comes_from_elsewhere_is_named(name: str) -> None:
     if name == "production":
         wanted |= {("metrics", "ingress"), ("to-registry", "egress")}
     assert seen == wanted
+
+
+def test_prometheus_gets_to_metrics_and_nowhere_else(name: str) -> None:
+    """By the labels that the operator gives it; only where the component `monitoring` is."""
+    objects = overlay(name)
+    ports = {
+        (workload.name, port["name"])
+        for workload in workloads(objects)
+        for _, container in workload.containers()
+        for port in container.get("ports", ())
+        if lets_in(objects, workload.labels, port["name"], IDENTITY)
+    }
+    watched = {"actor", "broker", "evaluator", "learner", "server"} if name == "production" else set()
+    assert ports == {(one, "metrics") for one in watched}
 
 
 def test_every_pod_is_of_a_known_component(name: str) -> None:

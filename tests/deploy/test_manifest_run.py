@@ -1,7 +1,8 @@
 """The rendered overlays, run: every container as the manifest says it, until CartPole is solved.
 
 A node in namespaces of its own (`tests/deploy/node`) gives each pod its network, its read-only root, its volumes, its
-user and its probes. Nothing is changed on the way: addresses, ports, paths and names are those of the manifest.
+user and its probes. Nothing is changed on the way: addresses, ports, paths and names are those of the manifest. A
+Prometheus looks at it as the rendered PodMonitor and PrometheusRule say, but for SCRAPE_S.
 """
 
 import json
@@ -13,10 +14,21 @@ from typing import Any, Final
 
 import pytest
 
-from tests.deploy.manifests import KUBERNETES, ROOT, Workload, needs_kubectl, render, workloads
+from tests.deploy.manifests import (
+    KUBERNETES,
+    ROOT,
+    Workload,
+    needs_kubectl,
+    render,
+    with_components,
+    workloads,
+)
 from tests.deploy.node.images import NAMESPACES, absent
+from tests.deploy.seen_by_prometheus import check_prometheus
 
 PATIENCE_S: Final = 240
+SCRAPE_S: Final = 2
+"""In place of the PodMonitor's 15 s and the operator's 30 s between evaluations: the run is short."""
 LOCAL, PRODUCTION = (KUBERNETES / "overlays" / name for name in ("local", "production"))
 PROBES: Final = {"startup", "readiness", "liveness"}
 
@@ -31,8 +43,8 @@ def run(overlay: Path, folder: Path, *, whole_drain: bool) -> dict[str, Any]:
     """The node's report."""
     if lacking():
         pytest.skip(lacking())
-    drain = "whole" if whole_drain else "short"
-    command = [sys.executable, "-m", "tests.deploy.node", str(overlay), str(folder), str(PATIENCE_S), drain]
+    words = [str(overlay), str(folder), str(PATIENCE_S), "whole" if whole_drain else "short", str(SCRAPE_S)]
+    command = [sys.executable, "-m", "tests.deploy.node", *words]
     with (folder / "node.log").open("wb") as log:
         done = subprocess.run(
             [*NAMESPACES, *command], cwd=ROOT, stdout=log, stderr=log, timeout=PATIENCE_S + 180, check=False
@@ -63,6 +75,7 @@ def check(overlay: Path, report: dict[str, Any]) -> None:
     if "operator" in by_name:
         code, text = report["visits"]["operator"]
         assert (code, json.loads(text)["run"]) == (0, "cartpole"), text
+    check_prometheus(report["prometheus"], report["metrics"].keys())
 
 
 def check_pod(workload: Workload, stories: dict[str, Any], words: str) -> None:
@@ -83,9 +96,11 @@ def check_pod(workload: Workload, stories: dict[str, Any], words: str) -> None:
 
 @needs_kubectl
 @pytest.mark.timeout(600)
-def test_local_solves_cartpole(short_folder: Path) -> None:
-    """Job, Redis, PostgreSQL, brokers, learner, actors, server, each in its pod."""
-    check(LOCAL, run(LOCAL, short_folder, whole_drain=False))
+def test_local_solves_cartpole(short_folder: Path, tmp_path: Path) -> None:
+    """Job, Redis, PostgreSQL, brokers, learner, actors, server, each in its pod; all of `local`, watched."""
+    watched = with_components(tmp_path / "watched", "monitoring")
+    assert [one for one in render(LOCAL) if one not in render(watched)] == []
+    check(watched, run(watched, short_folder, whole_drain=False))
 
 
 @needs_kubectl
@@ -93,7 +108,11 @@ def test_local_solves_cartpole(short_folder: Path) -> None:
 @pytest.mark.timeout(600)
 def test_production_solves_cartpole(short_folder: Path) -> None:
     """With cert-manager's and the operator's secrets, and a database outside; deleted at once, each as it says."""
-    check(PRODUCTION, run(PRODUCTION, short_folder, whole_drain=True))
+    report = run(PRODUCTION, short_folder, whole_drain=True)
+    check(PRODUCTION, report)
+    if "absent" not in report["prometheus"]:
+        (wanted,) = report["prometheus"]["scalers"]["actor"]
+        assert float(wanted["value"][1]) > 0
 
 
 @needs_kubectl
@@ -101,22 +120,12 @@ def test_production_solves_cartpole(short_folder: Path) -> None:
 @pytest.mark.timeout(600)
 def test_a_learner_of_two_pods_solves_cartpole(short_folder: Path, tmp_path: Path) -> None:
     """Under torchrun: they find one another by name, share every update, and learner-0 alone keeps the run."""
-    report = run(two_ranks(tmp_path / "ranks"), short_folder, whole_drain=False)
-    check(tmp_path / "ranks", report)
+    ranks = with_components(tmp_path / "ranks", "monitoring", "ranks")
+    report = run(ranks, short_folder, whole_drain=False)
+    check(ranks, report)
     for rank in (0, 1):
         shown = report["metrics"][f"learner-{rank}"].splitlines()
         assert {"penstock_ranks 2.0", f"penstock_rank {rank}.0"} <= set(shown)
     (updates,) = [line.split()[1] for line in shown if line.startswith("penstock_rank_updates_total")]
     assert float(updates) > 0
     assert list((short_folder / "volumes" / "claim-learner-1-data").iterdir()) == []
-
-
-def two_ranks(folder: Path) -> Path:
-    """`local` with the component `ranks`."""
-    folder.mkdir()
-    here = Path("../" * (len(folder.parts) - 1)) / KUBERNETES.relative_to("/")
-    (folder / "kustomization.yaml").write_text(
-        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
-        f"resources: [{here / 'overlays' / 'local'}]\ncomponents: [{here / 'components' / 'ranks'}]\n"
-    )
-    return folder

@@ -115,6 +115,11 @@ class ServedRun:
         with Registry.open(self.url) as registry:
             registry.promote(POLICY, version, "a test", by=_BY, to=to, canary_share=canary_share)
 
+    def withdraw_canary(self) -> None:
+        """Send its clients back."""
+        with Registry.open(self.url) as registry:
+            registry.rollback(POLICY, "a test", by=_BY)
+
     def status(self, version: int) -> Status:
         """Where the version stands."""
         with Registry.open(self.url) as registry:

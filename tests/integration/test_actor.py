@@ -454,7 +454,7 @@ def record(binary: Any, folder: Path, rounds: int) -> dict[tuple[int, str], byte
         course.log.close()
         pairs = zip(course.rounds, course.fragments, strict=True)
         return {
-            (number, f.arrays()["observation"].tobytes().hex()): f.payload
+            (number, f.arrays()["observation"].tobytes().hex()): bytes(f.payload)
             for number, f in pairs
             if number < rounds
         }

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
+from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, read_phases
 from penstock.runtime.settings import Settings
 from tests.integration.learner_run import (
     BATCH,
     LearnerThread,
     Producer,
+    account,
     audited,
     learner_process,
     settings,
@@ -128,3 +129,39 @@ def test_what_redis_forgot_is_booked(redis_server: RedisServer, tmp_path: Path) 
     assert result["ledger"]["balanced"]
     assert result["updates"] >= update + 10
     assert sum(audited(tmp_path, redis_server.url).values()) == producer.acked
+
+
+def test_what_was_read_and_then_forgotten_is_lost_by_name(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three fragments that fill no batch: the learner knows their headers, and nobody has their payloads any more."""
+    phases, lost = tmp_path / "phases", 3
+    with monkeypatch.context() as patch:
+        patch.setenv(PHASE_VARIABLE, str(phases))
+        learner = learner_process(redis_server.url, tmp_path, endless())
+    try:
+        with Producer(redis_server.url, tmp_path) as producer:
+            session = producer.open()
+            producer.drive([session], lambda: producer.status().latest.update >= 2)
+            until(
+                lambda: producer.status().settled == producer.status().log_head, "every batch to be learned"
+            )
+            copy, head = redis_server.save_aof(), producer.status().log_head
+            producer._watch(session)
+            assert producer.send(session, count=lost).refusal is None
+            until(
+                lambda: ("feed.waiting", head + lost) in {(p.name, p.sequence) for p in read_phases(phases)},
+                "the learner to have read them",
+            )
+            redis_server.go_back(copy)
+            update = producer.status().latest.update
+            producer.drive([session], lambda: producer.status().latest.update >= update + 3)
+            learner.send_signal(signal.SIGTERM)
+            assert learner.wait(60) == 0
+    finally:
+        learner.kill()
+        learner.wait()
+    ledger = account(tmp_path)["ledger"]
+    assert ledger["balanced"]
+    assert ledger["dropped"] == {"log_lost": lost}
+    assert audited(tmp_path, redis_server.url)["log_lost"] == lost

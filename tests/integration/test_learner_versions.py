@@ -98,19 +98,43 @@ def run(url: str, run_dir: Path, made: Settings, returns: tuple[float, ...], *, 
 def test_the_best_and_the_last_are_registered_with_their_bytes(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """Only what beats all before it is a best one; the first one is active; Redis holds all of them."""
+    """Only what beats all before it is a best one; Redis holds all of them. The first is active, at the end the best."""
     run(redis_url, tmp_path, given(), (10.0, 8.0, 30.0))
     versions = pinned(registry())
     bests = [one for one in versions.values() if one.origin is Origin.BEST]
     assert [one.evaluation.mean for one in bests if one.evaluation] == [10.0, 30.0]
     assert versions[read_final(tmp_path).version].origin in (Origin.FINAL, Origin.BEST)
-    assert registry().active(POLICY) == bests[0]
+    assert (registry().active(POLICY), registry().standby(POLICY)) == (bests[1], bests[0])
     assert {one.run for one in versions.values()} == {RUN}
     assert len({one.configuration for one in versions.values()}) == 1
     for version, row in versions.items():
         assert len(read_kept(tmp_path, version, row.sha256)) == row.size_bytes
         assert row.parent is None or row.parent < version
     assert kept_files(tmp_path) == versions.keys() == kept(redis_url)
+
+
+def test_what_an_operator_made_active_stays_so_when_the_run_ends_with_a_better_one(
+    redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
+) -> None:
+    """Who serves is the operator's to say, once he has said it."""
+    with (
+        LearnerThread(redis_url, tmp_path, given(10_000 * BATCH)) as learner,
+        Producer(redis_url) as producer,
+    ):
+        session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
+        for mean in (1.0, 2.0, 3.0):
+            producer.drive([session], lambda: producer.evaluate_version(judge) > 0)
+            version = producer.evaluate_version(judge)
+            producer.report(judge, [mean, mean], version=version, evaluation=True)
+            until(lambda wanted=version: wanted in kept(redis_url), "the bytes of a best version")  # type: ignore[misc]
+        first, second, third = sorted(kept(redis_url))
+        registry().promote(POLICY, second, "tried by hand", by="operator/test")
+        learner.drain()
+    assert registry().get(POLICY, third).status is Status.CANDIDATE
+    assert [one.version for one in (registry().active(POLICY), registry().standby(POLICY)) if one] == [
+        second,
+        first,
+    ]
 
 
 def test_nothing_becomes_active_by_itself_where_an_operator_is_to_promote(
@@ -202,10 +226,8 @@ def test_a_rollback_of_a_run_that_is_over_draws_a_number_that_the_next_learner_d
 ) -> None:
     """It goes on above it, and its versions come from the checkpoint's."""
     run(redis_url, tmp_path, given(), (1.0, 2.0))
-    first = registry().active(POLICY)
+    first = registry().standby(POLICY)
     assert first is not None
-    best = max(one.version for one in pinned(registry()).values() if one.origin is Origin.BEST)
-    registry().promote(POLICY, best, "better", by="test")
     place = Place(url=registry_url(tmp_path), policy=POLICY, folder=tmp_path)
     assert rollback(place, None, reason="worse", as_json=True) == 0
     copy = registry().active(POLICY)

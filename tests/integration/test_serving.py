@@ -5,6 +5,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,12 +22,16 @@ from penstock.client import (
     AsyncPolicyClient,
     EpisodeElsewhere,
     Fallback,
+    InvalidRequest,
     PolicyClient,
     Unreachable,
+    calls,
 )
 from penstock.client.arrays import to_parts
 from penstock.registry.records import Status
+from penstock.registry.registry import Registry
 from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.settings import PolicySection
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from tests.integration.broker_process import BrokerProcess, eventually
@@ -67,9 +72,9 @@ def client(server: BrokerProcess) -> Iterator[PolicyClient]:
         yield connected
 
 
-def begun(folder: Path) -> ServedRun:
+def begun(folder: Path, **policy: Any) -> ServedRun:
     """A run with version 1, active."""
-    made = ServedRun(folder)
+    made = ServedRun(folder, section=PolicySection(**({"hidden_sizes": (16, 16)} | policy)))
     made.describe()
     made.promote(made.next_version())
     return made
@@ -123,6 +128,49 @@ def test_an_episode_is_played_over_calls(client: PolicyClient) -> None:
     assert (result.length, result.total_return) == (5, 5.5)
 
 
+def test_a_reward_that_comes_after_the_end_is_kept_under_episode_and_step(
+    run: ServedRun, server: BrokerProcess, client: PolicyClient
+) -> None:
+    """In the feedback table, once, however often the call is repeated; it is in no return."""
+    episode = client.start_episode("bea")
+    for step in range(3):
+        episode.act(ROWS[step], reward=1.0 if step else None)
+    result = episode.end(terminated=True, reward=1.0)
+    call = calls.reward(episode.episode_id, [(1, 0.25), (None, -2.0)])
+    with grpc.insecure_channel(server.address) as channel:
+        stub = PolicyServiceStub(channel)
+        assert [stub.Reward(call.request, timeout=60).late for _ in range(3)] == [2, 2, 2]
+    assert result.total_return == 3.0
+    with Registry.open(run.url) as registry:
+        kept = [
+            (row.step, row.amount)
+            for row in registry.feedback("default")
+            if row.episode == episode.episode_id
+        ]
+    assert kept == [(1, 0.25), (2, -2.0)]
+
+
+def test_what_was_answered_stands_in_the_metrics(server: BrokerProcess, client: PolicyClient) -> None:
+    """By arm and by call, with latencies, rows of a pass, waits, returns, refusals and versions."""
+    client.act_batch(ROWS)
+    with pytest.raises(InvalidRequest):
+        client.act(ROWS[0], client_key="k" * 1000)
+    page = server.get("/metrics")[1]
+    for series in (
+        'penstock_policy_calls_total{call="act"}',
+        'penstock_policy_answers_total{arm="active",fallback="none"}',
+        "penstock_policy_answer_seconds_bucket",
+        "penstock_policy_batch_rows_bucket",
+        "penstock_policy_queue_seconds_bucket",
+        'penstock_policy_version{arm="active"}',
+        'penstock_policy_episode_return_count{arm="active"}',
+        'penstock_refusals_total{reason="invalid"}',
+    ):
+        found = [line for line in page.splitlines() if line.startswith(series)]
+        assert found, series
+        assert float(found[-1].rpartition(" ")[2]) > 0, found[-1]
+
+
 async def test_a_stream_answers_many_requests_in_flight(run: ServedRun, server: BrokerProcess) -> None:
     """Each under its own id, and episodes over it in their order."""
     async with AsyncPolicyClient(server.address, deadline_s=60.0) as client, client.act_stream() as stream:
@@ -137,6 +185,18 @@ async def test_a_stream_answers_many_requests_in_flight(run: ServedRun, server: 
             return int((await episode.end(terminated=True)).length)
 
         assert await asyncio.gather(*map(play, episodes)) == [len(ROWS)] * 8
+
+
+def test_a_network_of_ones_own_is_served_where_the_runs_own_configuration_allows_it(tmp_path: Path) -> None:
+    """Nothing need be said a second time: the folder is this machine's."""
+    module = "tests.unit.policy.own_networks"
+    run = begun(tmp_path / "run", network=f"{module}:Good")
+    (run.folder / "config.toml").write_text(f'[actor]\nallow_modules = ["{module}"]\n')
+    with (
+        serving(tmp_path, run.folder) as server,
+        PolicyClient(server.address, deadline_s=60.0) as client,
+    ):
+        check(run, client.act_batch(ROWS, distribution=True), ROWS)
 
 
 # ---------------------------------------------------------------- versions
@@ -174,10 +234,14 @@ def test_a_client_has_the_same_version_after_a_restart(tmp_path: Path) -> None:
     assert set(found[0]) == {1, 2}
 
 
-def swap_under_load(run: ServedRun, address: str, clients: int, swaps: int) -> None:
-    """Register and promote one version after another while clients ask; every answer is checked."""
+def swap_under_load(run: ServedRun, address: str, clients: int, swaps: int) -> list[Arm | None]:
+    """Register and promote one version after another while clients ask, half of them on a canary; the arm of each.
+
+    Every answer is checked, and that a client stays on its arm.
+    """
     stop, answers = threading.Event(), [0] * clients
-    seen: list[set[int]] = [set() for _ in range(clients)]
+    versions: list[set[int]] = [set() for _ in range(clients)]
+    arms: list[set[Arm | None]] = [set() for _ in range(clients)]
 
     def ask(number: int) -> None:
         with PolicyClient(address, deadline_s=60.0) as client:
@@ -186,32 +250,62 @@ def swap_under_load(run: ServedRun, address: str, clients: int, swaps: int) -> N
                 given = client.act_batch(rows, distribution=True, client_key=f"client-{number}")
                 check(run, given, rows)
                 answers[number] += 1
-                seen[number].add(given.version)
+                versions[number].add(given.version)
+                arms[number].add(given.arm)
 
     with ThreadPoolExecutor(clients) as threads, PolicyClient(address, deadline_s=60.0) as client:
+        canary = begin_canary(run, client)
         asking = [threads.submit(ask, number) for number in range(clients)]
         try:
             for _ in range(swaps):
-                follow(run, client, run.next_version())
+                run.promote(version := run.next_version())
+                eventually(partial(serves, client, version), f"version {version}", 60)
         finally:
             stop.set()
         for future in asking:
             future.result()
     assert min(answers) > 0
-    assert set.union(*seen) <= run.policies.keys()
-    assert len(set.union(*seen)) > swaps // 2
+    seen = set.union(*versions)
+    assert seen <= run.policies.keys()
+    assert len(seen) > swaps // 2
+    assert set.union(*arms) == {Arm.ACTIVE, Arm.CANARY}
+    for of_client, answered_by in zip(arms, versions, strict=True):
+        assert len(of_client) == 1
+        assert answered_by == {canary} if Arm.CANARY in of_client else canary not in answered_by
+    return [next(iter(of_client)) for of_client in arms]
+
+
+def begin_canary(run: ServedRun, client: PolicyClient) -> int:
+    """A new canary of half of the clients, once it answers."""
+    run.promote(canary := run.next_version(), canary_share=0.5)
+    eventually(
+        lambda: {client.act(ROWS[0]).arm for _ in range(40)} == {Arm.ACTIVE, Arm.CANARY}, "a canary", 60
+    )
+    return canary
+
+
+def serves(client: PolicyClient, active: int) -> bool:
+    """Whether it is the active version there."""
+    return any(one.version == active and Arm.ACTIVE in one.arms for one in client.describe().versions)
 
 
 def test_swaps_under_load_cost_no_request(run: ServedRun, server: BrokerProcess) -> None:
     """Twenty versions, eight clients: each answer is what the version that it names gives offline."""
     swap_under_load(run, server.address, clients=8, swaps=20)
+    run.withdraw_canary()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_many_swaps_under_many_clients_cost_no_request(run: ServedRun, server: BrokerProcess) -> None:
-    """Two hundred versions, sixty-four clients."""
-    swap_under_load(run, server.address, clients=64, swaps=200)
+    """Two hundred versions, sixty-four clients, who find themselves on their arms after a restart, too."""
+    arms = swap_under_load(run, server.address, clients=64, swaps=200)
+    with (
+        serving(run.folder.parent, run.folder, "again") as again,
+        PolicyClient(again.address, deadline_s=60.0) as client,
+    ):
+        assert [client.act(ROWS[0], client_key=f"client-{number}").arm for number in range(64)] == arms
+    run.withdraw_canary()
 
 
 def test_damaged_weights_are_not_served(run: ServedRun, server: BrokerProcess, client: PolicyClient) -> None:

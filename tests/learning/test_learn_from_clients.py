@@ -15,7 +15,8 @@ from tests.integration.training import Training
 CLIENTS: Final = 3
 PLAYERS: Final = 6
 """Of each client."""
-KILL_EVERY_S: Final = 5.0
+KILL_EVERY_STEPS: Final = 4_000
+LOOK_EVERY_S: Final = 1.0
 
 
 @pytest.mark.slow
@@ -28,11 +29,12 @@ def test_cartpole_is_learned_from_clients_that_are_killed_and_restarted(tmp_path
         "--target-return", "450", "--total-steps", "400000",
         "--set", f"actor.ack_journal={tmp_path / 'journals'}",
     )  # fmt: skip
-    draw, kills = random.Random(1), 0
+    draw, kills, due = random.Random(1), 0, KILL_EVERY_STEPS
     clients = [start_client(address, index) for index in range(CLIENTS)]
     try:
-        while not training.ends_within(KILL_EVERY_S):
-            if training.steps() > 0:
+        while not training.ends_within(LOOK_EVERY_S):
+            if training.steps() >= due:
+                due = training.steps() + KILL_EVERY_STEPS
                 index = draw.randrange(CLIENTS)
                 clients[index].send_signal(signal.SIGKILL)
                 clients[index].wait()

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.v1 import fragment_pb2 as pb
@@ -14,17 +14,32 @@ from tests.unit.wire.fragments import RUN, SCHEMA, fragment_of
 NAMES = sorted(SCHEMA.by_name)
 
 
-@given(
-    steps=st.integers(1, 9),
-    slots=st.integers(1, 5),
-    ends=st.integers(0, 5),
-    compress=st.sets(st.sampled_from(NAMES)),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_every_fragment_crosses_the_wire_unchanged(
-    steps: int, slots: int, ends: int, compress: set[str], seed: int
-) -> None:
+FRAGMENTS: dict[str, st.SearchStrategy[Any]] = {
+    "steps": st.integers(1, 9),
+    "slots": st.integers(1, 5),
+    "ends": st.integers(0, 5),
+    "compress": st.sets(st.sampled_from(NAMES)),
+    "seed": st.integers(0, 2**32 - 1),
+}
+
+
+@given(**FRAGMENTS)
+def test_every_fragment_crosses_the_wire_unchanged(**drawn: Any) -> None:
     """Whatever its size and codecs, what arrives conforms and holds the same arrays."""
+    check_crossing(**drawn)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@settings(max_examples=10_000)
+@given(**FRAGMENTS)
+def test_ten_thousand_fragments_cross_the_wire_unchanged(**drawn: Any) -> None:
+    """The same for longer."""
+    check_crossing(**drawn)
+
+
+def check_crossing(steps: int, slots: int, ends: int, compress: set[str], seed: int) -> None:
+    """Send a fragment and look at what arrives."""
     sent = fragment_of(
         steps=steps, slots=slots, ends=min(ends, steps * slots), compress=tuple(compress), seed=seed
     )

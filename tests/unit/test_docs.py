@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.wire.refusal import Reason
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
@@ -33,6 +35,12 @@ def test_every_promise_names_a_test_that_exists() -> None:
         if not (ROOT / path).exists() or f"def {name}(" not in (ROOT / path).read_text()
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_refusal_is_explained(reason: Reason) -> None:
+    """docs/operations.md has a row for each: what it means, what to do."""
+    assert f"\n| `{reason.name}` | " in (ROOT / "docs" / "operations.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from broker.admission import check_all
 from broker.outline import check_outline
 from penstock.policy.policy import build
 from penstock.runtime.settings import PolicySection
-from penstock.v1 import experience_pb2 as pb
 from penstock.v1 import policy_pb2
-from penstock.wire.fragment import Fragment, check, header_bytes, parse_header, to_proto
+from penstock.wire import append
+from penstock.wire.fragment import Fragment, check, header_bytes, parse_header
 from penstock.wire.messages import Publication
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
@@ -105,8 +105,7 @@ def rollout() -> Rollout:
 def admit(raw: bytes, run: RunSpecification) -> None:
     """What a broker does before it speaks to Redis."""
     check_outline("Append", raw)
-    request = pb.AppendRequest.FromString(raw)
-    assert check_all(1, request.fragments, run).refusal is None
+    assert check_all(1, append.parse(raw).fragments, run).refusal is None
 
 
 def test_calls_of_a_forward_pass(rollout: Rollout) -> None:
@@ -121,8 +120,7 @@ def test_calls_of_a_step(rollout: Rollout) -> None:
 
 def test_calls_to_admit_a_fragment() -> None:
     """Of many in one request."""
-    fragments = [to_proto(small_fragment(1, sequence)) for sequence in range(1, 17)]
-    raw = pb.AppendRequest(session=1, fragments=fragments).SerializeToString()
+    raw = append.encode(1, 0, [small_fragment(1, sequence) for sequence in range(1, 17)])
     assert calls(lambda: admit(raw, specification())) / 16 <= 310
 
 
@@ -227,8 +225,8 @@ def test_copies_of_a_payload_on_its_way_out(rollout: Rollout) -> None:
     assert allocated(refill_and_cut) <= len(fragment.payload) + 32_768
 
 
-def test_a_payload_is_copied_once_while_it_is_admitted() -> None:
-    """Out of the message; checks look at it where it lies."""
+def test_a_payload_is_copied_once_on_its_way_out_and_not_at_all_while_it_is_admitted() -> None:
+    """Into the message; checks look at it where it lies."""
     wide = Box(
         np.full(LARGE_BYTES // (4 * (STEPS + 1)), -1, np.float32),
         np.full(LARGE_BYTES // (4 * (STEPS + 1)), 1, np.float32),
@@ -237,5 +235,6 @@ def test_a_payload_is_copied_once_while_it_is_admitted() -> None:
     builder.length = STEPS
     given, _ = builder.cut(STAMP)
     run = replace(specification(), schema=fragment_schema(wide, Discrete(2)), unroll_length=STEPS)
-    raw = pb.AppendRequest(session=1, fragments=[to_proto(given)]).SerializeToString()
-    assert allocated(lambda: admit(raw, run)) <= len(given.payload) + 65_536
+    raw = append.encode(1, 0, [given])
+    assert allocated(lambda: append.encode(1, 0, [given])) <= len(given.payload) + 65_536
+    assert allocated(lambda: admit(raw, run)) <= 65_536

@@ -114,7 +114,7 @@ def _base_model(folder: Path, seed: int, progress: Progress) -> Path:
         texts = [(task.prompt(rng), task.response(rng)) for _ in range(_TEXTS)]
         tokenizer = tiny.build_tokenizer(WORDS)
         model = tiny.build_model(tokenizer, seed=seed, spread=_SPREAD)
-        loss = tiny.pretrain(model, tokenizer, texts, steps=_STEPS, seed=seed)
+        loss = tiny.pretrain(model, tokenizer, texts, steps=_STEPS, seed=seed, stop=progress.stop)
         log.info("pre-trained", extra={"nats_per_token": loss})
         temporary = folder.with_suffix(".tmp")
         shutil.rmtree(temporary, ignore_errors=True)

@@ -6,6 +6,7 @@ pretrain(model, tokenizer, texts, steps=200, seed=0)
 save(model, tokenizer, folder)                      a folder that any `from_pretrained` takes
 """
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from tokenizers import models, pre_tokenizers, processors
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, get_scheduler
 
+from penstock.runtime.retry import Interrupted
 from workloads.rlhf.prompt import Prompt
 from workloads.rlhf.tokens import Encoder, Tokenizer, pad
 
@@ -78,8 +80,12 @@ def pretrain(
     seed: int,
     batch: int = 64,
     learning_rate: float = 3e-3,
+    stop: threading.Event | None = None,
 ) -> float:
-    """Teach a model to continue prompts as these (prompt, response) do; returns the last loss, in nats per token."""
+    """Teach a model to continue prompts as these (prompt, response) do; returns the last loss, in nats per token.
+
+    Raises Interrupted once `stop` is set; the model is then of no use.
+    """
     encoder = Encoder(tokenizer, MAX_TOKENS)
     rows = [encoder.encode(prompt, response) for prompt, response in texts]
     optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate)
@@ -88,6 +94,8 @@ def pretrain(
     loss = torch.tensor(torch.nan)
     model.train()
     for _ in range(steps):
+        if stop is not None and stop.is_set():
+            raise Interrupted
         chosen = torch.randint(len(rows), (batch,), generator=generator).tolist()
         ids, mask = pad([rows[index] for index in chosen], tokenizer.pad_token_id)
         logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]

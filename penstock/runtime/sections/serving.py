@@ -21,7 +21,7 @@ class ServingSection(Section):
     policy: str = "default"
     """Name of the policy, under which its versions are registered and served; runs that share a registry need one each."""
     activate_first: bool = True
-    """The first best or last version becomes active where none is; false: an operator promotes, and clients follow the learner until then. `penstock train --serve` means false unless it is said."""
+    """The first best or last version becomes active where none is, and the best one when the run ends, unless an operator has decided by then; false: an operator promotes, and clients follow the learner until then. `penstock train --serve` means false unless it is said."""
     refresh_s: PositiveReal = 1.0
     """Versions and traffic are read again after this long, in seconds."""
     max_request_rows: Positive = 1024

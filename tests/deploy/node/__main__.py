@@ -1,7 +1,8 @@
-"""A node that runs a rendered overlay: `unshare … python -m tests.deploy.node OVERLAY FOLDER LIMIT_S whole|short`.
+"""A node that runs a rendered overlay: `unshare … python -m tests.deploy.node OVERLAY FOLDER LIMIT_S whole|short SCRAPE_S`.
 
-Every pod starts at once, as after `kubectl apply`; the run goes on until the learner says that it is finished. Then an
-operator looks at it, everything is deleted at once, and `FOLDER/report.json` says what happened. It judges nothing.
+Every pod starts at once, as after `kubectl apply`, and where there is a Prometheus it looks at them every SCRAPE_S
+seconds; the run goes on until the learner says that it is finished. Then an operator looks at it, everything is deleted
+at once, and `FOLDER/report.json` says what happened. It judges nothing.
 """
 
 import json
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from tests.deploy.manifests import Workload, kinds, overlay, render, workloads
+from tests.deploy.node.client import PLAYED, player
 from tests.deploy.node.network import DATABASE, Addresses, connect, open_network
 from tests.deploy.node.pod import Pod
 from tests.deploy.node.probes import fetch, port_of
+from tests.deploy.node.prometheus import Watch, absent
 from tests.deploy.node.secrets import made_by_cert_manager, made_by_operator
 from tests.deploy.node.volumes import Volumes
 
@@ -34,7 +37,9 @@ class Node:
         if not alone:
             secrets = made_by_cert_manager(self.objects) | made_by_operator(work / "operator")
         self.volumes = Volumes(work, self.objects, secrets)
-        self.outside = [] if alone else [self._database()]
+        self.outside = [self._pod(player(self.objects), "client-0")]
+        if not alone:
+            self.outside.append(self._database())
         self.pods = [
             self._pod(workload, pod) for workload in workloads(self.objects) for pod in pod_names(workload)
         ]
@@ -130,12 +135,16 @@ def scrape(node: Node) -> dict[str, str]:
     return told
 
 
-def main(folder: Path, work: Path, *, limit_s: float, whole: bool) -> None:
+def main(folder: Path, work: Path, *, limit_s: float, whole: bool, scrape_s: int) -> None:
     """Run it and report."""
     node = Node(folder, work)
     node.start()
+    watch = None if absent() else Watch(node.objects, node.pods, work, scrape_s)
+    if watch is not None:
+        watch.start()
     finished = node.await_end(limit_s)
     visits, metrics = look(node), scrape(node)
+    seen = watch.tell(PLAYED) if watch is not None and finished else {"absent": absent()}
     ready = {pod.name: pod.ready.is_set() for pod in node.pods}
     node.drain(whole=whole)
     run = node.volumes.claim("learner-0", "data") / "run"
@@ -143,6 +152,7 @@ def main(folder: Path, work: Path, *, limit_s: float, whole: bool) -> None:
         "finished": finished,
         "visits": visits,
         "metrics": metrics,
+        "prometheus": seen,
         "ready": ready,
         "pods": {
             pod.name: {
@@ -161,4 +171,10 @@ def main(folder: Path, work: Path, *, limit_s: float, whole: bool) -> None:
 
 if __name__ == "__main__":
     overlay_folder, work_folder = map(Path, sys.argv[1:3])
-    main(overlay_folder, work_folder, limit_s=float(sys.argv[3]), whole=sys.argv[4] == "whole")
+    main(
+        overlay_folder,
+        work_folder,
+        limit_s=float(sys.argv[3]),
+        whole=sys.argv[4] == "whole",
+        scrape_s=int(sys.argv[5]),
+    )

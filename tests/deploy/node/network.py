@@ -4,14 +4,18 @@ A Service's name leads to the pods that it selects, as a headless one does; port
 """
 
 import subprocess
+import time
 from itertools import count
+from pathlib import Path
 from typing import Final
 
-from tests.deploy.manifests import Object, Workload, kinds
+from tests.deploy.manifests import Object, Workload, kinds, selects
 
 NODE: Final = "10.77.0.1"
 DATABASE: Final = "10.77.9.9"
 """Something that is there already, outside of the namespace."""
+PROMETHEUS: Final = "10.77.9.10"
+"""As well."""
 _BRIDGE: Final = "pods"
 _DOMAIN: Final = "penstock.svc.cluster.local"
 
@@ -78,6 +82,22 @@ def check_ports(service: Object, workload: Workload) -> None:
         assert ports[port["targetPort"]] == port["port"], (service["metadata"]["name"], port)
 
 
+class Pause:
+    """Holds a network, for the processes of a pod."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(["unshare", "--net", "--uts", "--ipc", "sleep", "infinity"])
+
+    @property
+    def pid(self) -> int:
+        """Whose network to enter; there is one when this returns."""
+        here, there = Path("/proc/self/ns/net"), Path(f"/proc/{self._process.pid}/ns/net")
+        while there.readlink() == here.readlink():
+            assert self._process.poll() is None, "no namespace for a pod"
+            time.sleep(0.01)
+        return self._process.pid
+
+
 def connect(pid: int, index: int, address: str) -> None:
     """Put the network of a process on the bridge."""
     there, here = f"pod{index}", f"node{index}"
@@ -90,3 +110,32 @@ def connect(pid: int, index: int, address: str) -> None:
         ("link", "set", there, "up"),
     ):
         subprocess.run([*inside, *words], check=True)
+
+
+def bar(pid: int, address: str) -> None:
+    """Nothing that a process sends to an address leaves its network any more."""
+    subprocess.run(["nsenter", "-t", str(pid), "-n", "ip", "route", "add", "blackhole", address], check=True)
+
+
+def lets_in(objects: tuple[Object, ...], pod: dict[str, str], port: str, peer: Object) -> bool:
+    """Whether NetworkPolicies let somebody of another namespace in, on a named port. pod: its labels.
+
+    peer: `namespace` and `pod`, the labels of both.
+    """
+    policies = [
+        one["spec"]
+        for one in kinds(objects, "NetworkPolicy")
+        if "Ingress" in one["spec"]["policyTypes"] and selects(one["spec"]["podSelector"], pod)
+    ]
+    rules = [rule for policy in policies for rule in policy.get("ingress", ())]
+    open_to_it = [rule for rule in rules if any(_is_meant(side, peer) for side in rule["from"])]
+    return not policies or any(one["port"] == port for rule in open_to_it for one in rule["ports"])
+
+
+def _is_meant(side: Object, peer: Object) -> bool:
+    """Without a selector of namespaces it is the own one that is meant."""
+    return (
+        "namespaceSelector" in side
+        and selects(side["namespaceSelector"], peer["namespace"])
+        and selects(side.get("podSelector", {}), peer["pod"])
+    )

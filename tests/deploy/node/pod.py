@@ -20,6 +20,7 @@ from typing import Final
 from tests.deploy.manifests import ROOT, Object, Workload
 from tests.deploy.node.container import Mount, Spec
 from tests.deploy.node.images import image
+from tests.deploy.node.network import Pause
 from tests.deploy.node.probes import ask_http
 from tests.deploy.node.volumes import Volumes, expand
 
@@ -63,16 +64,12 @@ class Pod:
         self._volumes, self._hosts = volumes, hosts
         self._stopping = threading.Event()
         self._main: subprocess.Popen[bytes] | None = None
-        self._pause = subprocess.Popen(["unshare", "--net", "--uts", "--ipc", "sleep", "infinity"])
+        self._pause = Pause()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def pause_pid(self) -> int:
-        """Whoever holds the pod's network; there is one when this returns."""
-        here, there = Path("/proc/self/ns/net"), Path(f"/proc/{self._pause.pid}/ns/net")
-        while there.readlink() == here.readlink():
-            assert self._pause.poll() is None, "no namespace for a pod"
-            time.sleep(0.01)
+        """Whoever holds the pod's network."""
         return self._pause.pid
 
     def start(self) -> None:

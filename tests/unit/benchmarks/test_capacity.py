@@ -6,7 +6,7 @@ import pytest
 from matplotlib.image import imread
 
 from benchmarks import curves
-from benchmarks.capacity import Cost, carried, fit
+from benchmarks.capacity import Cost, carried, fit, moved_by_one
 from benchmarks.experience_path import PROCESSES
 from penstock.wire.limits import KIB, MIB
 
@@ -30,6 +30,12 @@ def test_what_saturates_first_is_the_rate(cores: int, expected: float) -> None:
     """All cores together, or one process that has a whole core and cannot use another."""
     costs = {"broker": Cost(3e-3, 0.0), "Redis": Cost(1e-3, 0.0)}
     assert carried(costs, 64 * KIB, cores) == pytest.approx(min(expected, 1000 / 3))
+
+
+def test_one_actor_waits_for_its_append_but_not_for_the_reader() -> None:
+    """Three hops one after another."""
+    costs = {hop: Cost(1e-3, 1e-9) for hop in PROCESSES}
+    assert moved_by_one(costs, 1e6) == pytest.approx(1 / 6e-3)
 
 
 def test_pictures_of_both_parts_are_drawn(tmp_path: Path) -> None:

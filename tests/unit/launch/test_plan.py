@@ -140,6 +140,23 @@ def test_the_module_of_a_named_network_may_be_imported_by_its_actors(tmp_path: P
     assert plan.settings.actor.allow_modules == ("other", "absent_networks")
 
 
+def test_who_serves_a_run_may_import_what_its_configuration_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And serves it as that says; file, environment and --set lie over it. A folder without one says nothing."""
+    ask = ("policy.network=absent_networks:Mine", "serving.max_wait_ms=3", "metrics.port=9000")
+    prepare_folder(make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=ask)))
+    monkeypatch.setenv("PENSTOCK_SERVING__MAX_DELAY_MS", "70")
+    served = service_settings(None, ("serving.max_wait_ms=4",), run_dir=tmp_path / "r")
+    assert served.actor.allow_modules == ("absent_networks",)
+    assert (served.serving.max_wait_ms, served.serving.max_delay_ms) == (4, 70)
+    assert (served.run.startswith("cartpole-v1-"), served.metrics.port) == (True, 0)
+    assert service_settings(
+        None, ('actor.allow_modules=["other"]',), run_dir=tmp_path / "r"
+    ).actor.allow_modules == ("other",)
+    assert service_settings(None, (), run_dir=tmp_path).actor.allow_modules == ()
+
+
 def test_wrappers_of_rewards_are_kept_in_the_runs_file_and_their_modules_allowed(tmp_path: Path) -> None:
     """Who types `module:function` has allowed it."""
     asked = 'environment.reward=[{clip = [-1, 1.5]}, {shape = "math:fabs"}, {scale = 0.1}]'

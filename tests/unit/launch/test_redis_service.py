@@ -17,6 +17,7 @@ from launch.redis_binary import candidates, newest
 from launch.redis_service import ServerPlace, arguments, ask
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
 from penstock.runtime.settings import load
+from tests.chaos.small_disk import SizeLimit
 
 PATIENCE_S = 20.0
 
@@ -114,6 +115,22 @@ def test_a_killed_server_ends_the_service_with_the_cause(start: Callable[[], Ser
     _, err = service.process.communicate(timeout=PATIENCE_S)
     assert service.process.returncode == 1
     assert err.splitlines()[-1].startswith("redis-server died (signal 9): ")
+
+
+def test_a_disk_that_was_full_once_does_not_make_a_killed_server_the_end_of_the_run(
+    start: Callable[[], Service], tmp_path: Path
+) -> None:
+    """It has found room since: to start it again helps."""
+    service = start()
+    disk = SizeLimit(tmp_path, service.server_pid)
+    disk.fill(1)
+    until(lambda: ask(service.socket, b"SET key value").startswith(b"-MISCONF"))
+    disk.free()
+    until(lambda: ask(service.socket, b"SET key value") == b"+OK\r\n")
+    os.kill(service.server_pid(), signal.SIGKILL)
+    _, err = service.process.communicate(timeout=PATIENCE_S)
+    assert "AOF write error" in err.splitlines()[-1]
+    assert service.process.returncode == 1
 
 
 def test_the_server_refuses_what_a_log_cannot_bear() -> None:

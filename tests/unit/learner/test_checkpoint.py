@@ -1,6 +1,7 @@
 """Checkpoints: whole or refused, whatever happened to their bytes."""
 
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -104,6 +105,31 @@ def test_a_crash_while_writing_leaves_nothing_that_counts(store: CheckpointStore
     (store.directory / ".tmp-b").mkdir()
     store.name_ignored(["a"])
     assert [path.name for path in store.directory.iterdir()] == ["a"]
+
+
+def test_every_byte_is_on_the_disk_before_the_name_is(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files and their directory are synced, then renamed, then the name is synced: a loss of power shows no difference."""
+    happened: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def fsync(descriptor: int) -> None:
+        synced = Path(f"/proc/self/fd/{descriptor}").readlink()
+        happened.append(str(synced.relative_to(store.directory.parent)))
+        sync(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        happened.append(f"{path.name} becomes {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", renamed)
+    store.write("a", TENSORS, STATE)
+    half = f"{store.directory.name}/.tmp-a"
+    files = {f"{half}/{name}" for name in ("tensors.safetensors", "state.json", "manifest.json")}
+    assert set(happened[:3]) == files
+    assert happened[3:] == [half, ".tmp-a becomes a", store.directory.name]
 
 
 def test_the_newest_of_the_lineage_are_kept(store: CheckpointStore) -> None:

@@ -74,6 +74,34 @@ def test_a_right_answer_passes_and_a_wrong_one_is_held_until_it_is_right() -> No
     assert not quarantine.holds(4)
 
 
+def test_an_update_smaller_than_the_tolerance_that_did_not_arrive_is_found() -> None:
+    """The answer is the former version's to the last digit; one that another build of a library gave is let pass."""
+    before, after = policy(0), policy(0)
+    with torch.no_grad():
+        for parameter in after.parameters():
+            parameter.mul_(1.005)
+    probe = make_probe(OBSERVATION, before, 0)
+    quarantine = Quarantine(probe, policy(0), 1e-3)
+    right = {}
+    for version, made in ((1, before), (2, after), (3, before)):
+        quarantine.expect(version, "digest", weights.snapshot(made))
+        right[version] = made.log_prob(probe.observation, probe.action).astype(np.float64)
+    assert 1e-5 < np.abs(right[1] - right[2]).max() < 1e-4
+
+    def held(session: int, version: int, log_prob: NDArray[np.float64]) -> bool:
+        answer = ProbeAnswer(
+            session=session, actor_id="a", version=version, sha256="digest", log_prob=tuple(log_prob.tolist())
+        )
+        quarantine.check([answer])
+        return quarantine.holds(session)
+
+    assert not held(5, 1, right[1])
+    assert held(5, 2, right[1])
+    assert held(5, 2, right[1])
+    assert not held(5, 3, right[3])
+    assert not held(5, 2, right[2] + np.abs(right[1] - right[2]).max() / 2)
+
+
 def test_a_large_answer_may_be_off_by_its_rounding() -> None:
     """Many narrow Gaussians, actions far from their means: float32 holds the sum to four digits behind it."""
     far = np.full(24, 100, np.float32)

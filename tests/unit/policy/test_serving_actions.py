@@ -12,8 +12,11 @@ from penstock.policy.distributions import (
     ActionHead,
     Bernoulli,
     Categorical,
+    ConditionalSquashedGaussian,
+    EpsilonGreedy,
     Gaussian,
     MultiCategorical,
+    Place,
     SquashedGaussian,
 )
 from penstock.policy.policy import Policy, build
@@ -115,6 +118,37 @@ def test_the_distribution_described_is_the_one_of_torch(name: str) -> None:
             expected = torch_distributions.Categorical(probs=described["probability"]).log_prob(action)
     own = head.log_prob(torch.from_numpy(given), action)
     torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*HEADS, "squashed, conditional", "epsilon-greedy"])
+def test_the_chance_of_an_action_is_that_of_its_draw(name: str) -> None:
+    """Whatever it is drawn from; arrays of a message, which cannot be written to, will do."""
+    if name == "epsilon-greedy":
+        head: ActionHead = EpsilonGreedy("action", Discrete(5))
+        head.explore({"epsilon": 0.4}, Place())
+    elif name == "squashed, conditional":
+        head = ConditionalSquashedGaussian("action", WIDE, -0.4)
+    else:
+        head = HEADS[name]()
+    given = parameters(head)
+    drawn, log_prob = head.draw(given, np.random.default_rng(4))
+    drawn.setflags(write=False)
+    np.testing.assert_allclose(head.chance(given, drawn), log_prob, atol=1e-4)
+
+
+def test_the_chance_of_an_action_under_a_mask_is_that_of_its_draw() -> None:
+    """Of all parts together, where two of them are masked."""
+    policy, random = policy_of(), np.random.default_rng(8)
+    masks = {
+        "action/move": np.array([[True, False, True, False]] * ROWS),
+        "action/many": np.array([[True, True, False, True, False]] * ROWS),
+    }
+    given = policy.action_parameters(observed())
+    acted = policy.choose(given, random, masks=masks)
+    np.testing.assert_allclose(policy.chance(given, acted.action, masks), acted.log_prob, atol=1e-4)
+    assert (policy.chance(given, acted.action) < acted.log_prob - 1e-3).any()
+    with pytest.raises(FloatingPointError, match="not finite"):
+        policy.chance(np.full_like(given, np.nan), acted.action)
 
 
 def test_a_mask_is_torchs_categorical_without_the_rest() -> None:

@@ -2,12 +2,21 @@
 
 import http.client
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, Health, announce, read_endpoint, serve_http
+from penstock.runtime.health import (
+    ENDPOINT_VARIABLE,
+    READER_S,
+    Endpoint,
+    Health,
+    announce,
+    read_endpoint,
+    serve_http,
+)
 from penstock.wire.auth import AddressInUse
 
 
@@ -43,10 +52,10 @@ def port(health: Health) -> Iterator[int]:
     server.server_close()
 
 
-def get(port: int, path: str) -> tuple[int, str]:
+def get(port: int, path: str, reader: str = "") -> tuple[int, str]:
     """Status and body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    connection.request("GET", path)
+    connection.request("GET", path, headers={"User-Agent": reader} if reader else {})
     reply = connection.getresponse()
     status, body = reply.status, reply.read().decode()
     connection.close()
@@ -98,6 +107,55 @@ def test_metrics_name_the_role_of_the_process(port: int) -> None:
     assert status == 200
     assert 'penstock_cpu_seconds_total{role="test"}' in body
     assert get(port, "/secrets")[0] == 404
+
+
+def waits(health: Health, port: int, *readers: str) -> bool:
+    """Whether a process that ends would wait, and goes on once these have read the metrics."""
+    over = threading.Event()
+    waiting = threading.Thread(target=health.await_readers, args=(1e9, over))
+    waiting.start()
+    waiting.join(0.2)
+    waited = waiting.is_alive()
+    health._clock.now += 1.0  # type: ignore[attr-defined]
+    for reader in readers:
+        get(port, "/metrics", reader)
+    waiting.join(10 if readers else 0)
+    done = not waiting.is_alive()
+    over.set()
+    waiting.join(10)
+    return waited and done
+
+
+def test_who_reads_the_metrics_gets_to_read_what_was_counted_last(health: Health, port: int) -> None:
+    """Each of them, once more."""
+    for reader in ("Prometheus/2.42.0", "another"):
+        get(port, "/metrics", reader)
+    assert not waits(health, port, "another")
+    assert waits(health, port, "Prometheus/2.42.0", "another")
+
+
+def test_nobody_is_waited_for_who_never_read_or_long_ago_or_gave_no_name(
+    health: Health, clock: Clock, port: int
+) -> None:
+    """A process that nobody watches ends at once."""
+    over = threading.Event()
+    get(port, "/metrics")
+    get(port, "/healthz", "kubelet")
+    get(port, "/metrics", "Prometheus/2.42.0")
+    clock.now = READER_S
+    health.await_readers(1e9, over)
+
+
+def test_a_reader_that_stays_away_is_not_waited_for_longer_than_said(
+    health: Health, clock: Clock, port: int
+) -> None:
+    """And not at all by a process that is asked to end."""
+    over = threading.Event()
+    get(port, "/metrics", "Prometheus/2.42.0")
+    clock.now = 1.0
+    health.await_readers(0.0, over)
+    over.set()
+    health.await_readers(1e9, over)
 
 
 def test_a_port_in_use_is_named(health: Health, port: int) -> None:

@@ -46,6 +46,12 @@ def test_a_line_has_time_level_role_message_and_fields(stream: io.StringIO) -> N
     assert rest == "warning broker slow append seconds=1.23457 why='disk is full' run=cartpole-1"
 
 
+def test_a_value_cannot_begin_a_line_or_move_the_cursor(stream: io.StringIO) -> None:
+    """Whoever gave it, an operator's reason for one."""
+    logging.getLogger("x").info("command", extra={"reason": "now\rinfo\x1b[2J", "by": "ε"})
+    assert "reason='now\\rinfo\\x1b[2J' by=ε" in stream.getvalue()
+
+
 def test_a_traceback_follows_its_line(stream: io.StringIO) -> None:
     """The cause is in the log."""
     try:

@@ -49,7 +49,7 @@ def served(stand: Stand, told: list[Answered] | None = None) -> ActStream:
                 return (await stand.episode_desk.act(request, until_s)).SerializeToString()
             return (await stand.answer(request, until_s))[0].SerializeToString()
         except Refused as error:
-            return refusing(request, error)
+            return refusing(stand.desk.complaints, request, error)
 
     return ActStream(stand.desk, act, ([] if told is None else told).append)
 

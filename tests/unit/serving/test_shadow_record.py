@@ -12,6 +12,8 @@ from actor.serving import shadow_record
 from actor.serving.shadow_record import ShadowRecord
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
+from penstock.v1 import policy_pb2 as pb
+from penstock.wire.tensor import to_tensor
 from tests.unit.serving.stand import Stand, broken, parts_of, policy_of, rows_of
 from tests.unit.serving.test_shelf import arms
 
@@ -21,11 +23,16 @@ async def ask(stand: Stand, seed: int, **fields: Any) -> Any:
     observation = rows_of(1, seed)["observation"][0]
     request = stand.asking(observation, **fields)
     reply, _ = await stand.answer(request, 1e12)
+    await settle(stand)
+    return reply
+
+
+async def settle(stand: Stand) -> None:
+    """Until the shadow has had its turn."""
     loaded = stand.shelf.choose("ada").loaded
     assert loaded is not None
-    await stand.batcher.ask(loaded, stand.desk.read(stand.asking(observation)))
+    await stand.batcher.ask(loaded, stand.desk.read(stand.asking(rows_of(1)["observation"][0])))
     await asyncio.sleep(0)
-    return reply
 
 
 def written(path: Path) -> list[dict[str, Any]]:
@@ -60,6 +67,44 @@ async def test_each_answer_is_written_down_with_what_the_shadow_says(tmp_path: P
             row["shadow"]["log_prob"][0], abs=1e-4
         )
         assert sum(probabilities) == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_every_step_of_an_episode_is_written_down(tmp_path: Path) -> None:
+    """Also those between two cuts, where the episode keeps its version."""
+    record = ShadowRecord(tmp_path / "shadow.jsonl")
+    stand = Stand(record=record)
+    stand.keep(1)
+    stand.keep(2)
+    await stand.shelf.steer(arms(1, 2, shadow=2))
+    episode = stand.start()
+    for step in range(10):
+        await stand.play(episode, 1, step)
+        await settle(stand)
+    record.close()
+    rows = [row for row in written(tmp_path / "shadow.jsonl") if row["episode_id"] == episode]
+    assert [row["shadow"]["version"] for row in rows] == [2] * 10
+
+
+async def test_the_shadow_is_under_the_mask_of_the_request(tmp_path: Path) -> None:
+    """What the client forbids is as impossible to the shadow as it is to who answers."""
+    record = ShadowRecord(tmp_path / "shadow.jsonl")
+    stand = Stand(record=record)
+    stand.keep(1)
+    stand.keep(2)
+    await stand.shelf.steer(arms(1, 2, shadow=2))
+    allowed = np.array([True, False, True])
+    for seed in range(8):
+        await ask(stand, seed, action_mask=[pb.Part(value=to_tensor(allowed))])
+    record.close()
+    shadow = policy_of(stand.specification, 2)
+    for seed, row in enumerate(written(tmp_path / "shadow.jsonl")):
+        logits = shadow.action_parameters(rows_of(1, seed))[0]
+        expected = np.where(allowed, np.exp(logits), 0.0)
+        expected /= expected.sum()
+        action = row["answered"]["action"]["action"][0]
+        assert allowed[action]
+        assert row["shadow"]["distribution"]["action/probability"][0] == pytest.approx(expected, abs=1e-5)
+        assert row["shadow"]["log_prob"] == pytest.approx([np.log(expected[action])], abs=1e-5)
 
 
 async def test_a_shadow_that_cannot_answer_is_written_down_as_such(tmp_path: Path) -> None:

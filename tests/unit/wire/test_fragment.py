@@ -133,7 +133,7 @@ def test_a_tensor_given_twice_is_refused() -> None:
 def test_a_payload_of_another_length_is_refused(payload: bytes | None) -> None:
     """Too short and too long are both told in bytes."""
     fragment = fragment_of()
-    wrong = fragment.payload + b"x" if payload is None else payload
+    wrong = bytes(fragment.payload) + b"x" if payload is None else payload
     with pytest.raises(ValueError, match=rf"payload: {len(wrong)} bytes, the table describes"):
         check(replace(fragment, payload=wrong), SCHEMA, RUN)
 

@@ -22,14 +22,14 @@ def check_outline(data: bytes) -> None:
     if len(data) > MAX_MESSAGE_BYTES:
         raise Unfit(f"message of {len(data)} bytes, at most {MAX_MESSAGE_BYTES}; send fewer samples at once")
     samples = turns = 0
-    for number, begin, end in fields(data, 0, len(data), MAX_REWARD_SAMPLES + 1):
+    for number, _, begin, end in fields(data, 0, len(data), MAX_REWARD_SAMPLES + 1):
         if number != _SAMPLES:
             continue
         samples += 1
         if samples > MAX_REWARD_SAMPLES:
             raise Unfit(f"samples: more than {MAX_REWARD_SAMPLES}; send fewer at once")
         inside = fields(data, begin, end, MAX_FIELDS)
-        turns += sum(1 for inner, _, _ in inside if inner == _CONVERSATION)
+        turns += sum(1 for inner, *_ in inside if inner == _CONVERSATION)
         if turns > MAX_TURNS:
             raise Unfit(
                 f"conversation: more than {MAX_TURNS} messages in one call; send fewer samples at once"

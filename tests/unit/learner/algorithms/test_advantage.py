@@ -117,6 +117,20 @@ def estimate(case: Case, *, vtrace_: bool, dtype: torch.dtype = torch.float64) -
 @pytest.mark.parametrize("seed", range(5))
 def test_equals_the_sum_over_later_steps(seed: int, *, vtrace_: bool) -> None:
     """The recursion and the double loop agree in float64, ends, gaps and truncations included."""
+    check_sums(seed, vtrace_=vtrace_)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("vtrace_", [False, True], ids=["gae", "vtrace"])
+def test_a_thousand_unrolls_equal_the_sum_over_later_steps(*, vtrace_: bool) -> None:
+    """The same for longer."""
+    for seed in range(5, 150):
+        check_sums(seed, vtrace_=vtrace_)
+
+
+def check_sums(seed: int, *, vtrace_: bool) -> None:
+    """One batch of unrolls by both ways."""
     unrolls = case(seed)
     expected_advantage, expected_target = summed(unrolls, vtrace=vtrace_)
     result = estimate(unrolls, vtrace_=vtrace_)

@@ -60,13 +60,20 @@ def test_the_built_in_task_is_made_from_nothing_and_kept(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("quick")
 def test_a_preparation_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
-    """The reward model's training too."""
-    told, _ = progress()
-    told.stop.set()
+    """In the base model's training and in the reward model's; what was made before is kept."""
     asked = settings_of(task="sentiment", reward_training={**FAST, "epochs": 2})
+    stopped, _ = progress()
+    stopped.stop.set()
     with pytest.raises(Interrupted):
-        prepare(asked, tmp_path, told)
+        prepare(asked, tmp_path, stopped)
+    assert not (tmp_path / "base_model").exists()
+
+    stop = threading.Event()
+    with pytest.raises(Interrupted):
+        prepare(asked, tmp_path, Progress(lambda text: stop.set() if "reward model" in text else None, stop))
+    assert (tmp_path / "base_model").is_dir()
     assert not (tmp_path / "reward_model" / "reward.json").exists()
+
     again, said = progress()
     prepare(asked, tmp_path, again)
     assert (tmp_path / "reward_model" / "reward.json").exists()

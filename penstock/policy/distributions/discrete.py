@@ -1,0 +1,169 @@
+"""Distributions of choices and bits."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.policy.distributions.head import SMALLEST_NORMAL, ActionHead, Reals
+from penstock.wire.spaces import Discrete, MultiBinary, MultiDiscrete
+from penstock.wire.tensor import Array
+
+
+class Categorical(ActionHead):
+    """One of n; logits."""
+
+    def __init__(self, path: str, space: Discrete) -> None:
+        super().__init__(path, space.n, space.dtype)
+        self.start = space.start
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Log-softmax at the index."""
+        return functional.log_softmax(parameters, -1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """−Σ p log p."""
+        log_p = functional.log_softmax(parameters, -1)
+        return -(log_p.exp() * log_p).sum(-1)
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Gumbel-max: argmax of logits − log of exponentials."""
+        noise = random.standard_exponential(parameters.shape, dtype=np.float32)
+        # A draw of exactly 0 has no logarithm; the smallest normal number stands in for it.
+        np.maximum(noise, SMALLEST_NORMAL, out=noise)
+        np.log(noise, out=noise)
+        return self._at(parameters, (parameters - noise).argmax(-1))
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """The largest logit."""
+        return self._at(parameters, parameters.argmax(-1))
+
+    def to_environment(self, action: Array) -> Array:
+        """Counted from the space's start."""
+        return np.add(action, self.start) if self.start else action
+
+    def from_environment(self, action: Array) -> Array:
+        """Counted from 0."""
+        index = np.subtract(action, self.start, dtype=np.int64)
+        if not ((index >= 0) & (index < self.size)).all():
+            raise ValueError(
+                f"{self.path}={np.unique(action)[:4].tolist()}: must lie in {self.start}..{self.start + self.size - 1}"
+            )
+        return index.astype(self.action_dtype)
+
+    def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
+        """A logit of minus infinity where nothing is allowed."""
+        if not allowed.any(-1).all():
+            row = int(allowed.any(-1).argmin())
+            raise ValueError(f"{self.path}: the mask of row {row} allows nothing")
+        return np.where(allowed, parameters, parameters.dtype.type(-np.inf))
+
+    def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """The element at the index."""
+        return allowed[np.atleast_1d(action).astype(np.intp)]
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """Softmax."""
+        share = np.exp(parameters - parameters.max(-1, keepdims=True))
+        return {"probability": share / share.sum(-1, keepdims=True)}
+
+    def _at(self, parameters: Reals, index: NDArray[np.intp]) -> tuple[Array, Reals]:
+        shifted = parameters - parameters.max(-1, keepdims=True)
+        log_p = shifted[np.arange(len(index)), index] - np.log(np.exp(shifted).sum(-1))
+        return index.astype(self.action_dtype, copy=False), log_p
+
+
+class MultiCategorical(ActionHead):
+    """Independent categoricals; their logits behind one another."""
+
+    def __init__(self, path: str, space: MultiDiscrete) -> None:
+        super().__init__(path, sum(space.nvec), space.dtype)
+        self.parts = [Categorical(path, Discrete(n)) for n in space.nvec]
+        ends = np.cumsum(space.nvec).tolist()
+        self.cuts = [slice(end - n, end) for end, n in zip(ends, space.nvec, strict=True)]
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Sum over the parts."""
+        pieces = zip(self.parts, self.cuts, action.long().unbind(-1), strict=True)
+        return torch.stack([part.log_prob(parameters[..., cut], a) for part, cut, a in pieces]).sum(0)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Sum over the parts."""
+        pieces = zip(self.parts, self.cuts, strict=True)
+        return torch.stack([part.entropy(parameters[..., cut]) for part, cut in pieces]).sum(0)
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Each part on its own."""
+        pieces = zip(self.parts, self.cuts, strict=True)
+        return self._join([part.draw(parameters[:, cut], random) for part, cut in pieces])
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """Each part's mode."""
+        pieces = zip(self.parts, self.cuts, strict=True)
+        return self._join([part.mode(parameters[:, cut]) for part, cut in pieces])
+
+    def from_environment(self, action: Array) -> Array:
+        """Checked part by part."""
+        columns = zip(self.parts, np.moveaxis(action, -1, 0), strict=True)
+        return np.stack([part.from_environment(column) for part, column in columns], -1)
+
+    def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Each choice in its own cut."""
+        each: NDArray[np.bool_] = allowed[action.astype(np.intp) + [cut.start for cut in self.cuts]]
+        return each
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """The parts' softmaxes behind one another."""
+        pieces = zip(self.parts, self.cuts, strict=True)
+        shares = [part.describe(parameters[:, cut])["probability"] for part, cut in pieces]
+        return {"probability": np.concatenate(shares, -1)}
+
+    def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
+        """Each choice on its own."""
+        pieces = zip(self.parts, self.cuts, strict=True)
+        return np.concatenate([part.masked(parameters[:, cut], allowed[:, cut]) for part, cut in pieces], -1)
+
+    def _join(self, drawn: Sequence[tuple[Array, Reals]]) -> tuple[Array, Reals]:
+        action = np.stack([a for a, _ in drawn], -1).astype(self.action_dtype, copy=False)
+        return action, np.sum([p for _, p in drawn], 0)
+
+
+class Bernoulli(ActionHead):
+    """Independent bits; a logit each."""
+
+    def __init__(self, path: str, space: MultiBinary) -> None:
+        super().__init__(path, space.n, space.dtype)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Σ log σ(±logit)."""
+        return functional.logsigmoid(torch.where(action.bool(), parameters, -parameters)).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Σ softplus(x) − x σ(x)."""
+        return (functional.softplus(parameters) - parameters * parameters.sigmoid()).sum(-1)
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Logit against a logistic draw."""
+        uniform = random.random(parameters.shape)
+        return self._at(parameters, parameters > np.log(np.maximum(uniform, 1e-300)) - np.log1p(-uniform))
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """Bits whose logit is positive."""
+        return self._at(parameters, parameters > 0)
+
+    def from_environment(self, action: Array) -> Array:
+        """Zeros and ones."""
+        if not np.isin(action, (0, 1)).all():
+            raise ValueError(f"{self.path}: bits are 0 or 1")
+        return action
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """Of a bit that is set."""
+        return {"probability": 1 / (1 + np.exp(-parameters))}
+
+    def _at(self, parameters: Reals, bits: NDArray[np.bool_]) -> tuple[Array, Reals]:
+        log_p = -np.logaddexp(0, np.where(bits, -parameters, parameters)).sum(-1)
+        return bits.astype(self.action_dtype), log_p

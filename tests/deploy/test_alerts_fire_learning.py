@@ -1,0 +1,206 @@
+"""Alerts on what is learned from, and with what, fire for real: the cause brought about in a run, then removed."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis
+
+from broker import keys
+from penstock.wire.limits import MIB
+from tests.chaos.proxy import Proxy
+from tests.deploy.alert_scenes import (
+    ENDLESS,
+    Scene,
+    going_on,
+    launcher_stopped,
+    seen,
+    slowed,
+    stranger,
+    training,
+)
+from tests.deploy.prometheus_server import needs_prometheus, watching
+from tests.integration.training import Training
+
+pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+ABSURD: Final = """
+import pathlib
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+ONCE, ALWAYS = map(pathlib.Path, ("once", "always"))
+class Absurd(CartPoleEnv):
+    def step(self, action):
+        seen, reward, *rest = super().step(action)
+        return seen, 3e38 if self.is_due() else reward, *rest
+    def is_due(self):
+        try:
+            ONCE.unlink()
+        except FileNotFoundError:
+            return ALWAYS.exists()
+        return True
+gymnasium.register("Absurd-v0", Absurd, max_episode_steps=500)
+"""
+"""CartPole whose rewards overflow a loss: the next one where a file `once` lies, all of them beside `always`."""
+SETTINGS: Final = (
+    "--set=algorithm.batch_steps=512",
+    "--set=algorithm.epochs=1",
+    "--set=algorithm.minibatches=1",
+    "--set=algorithm.scale_rewards=false",
+    "--set=algorithm.stale_after=1000000",
+    "--set=actor.unroll_length=32",
+    "--set=environment.count=4",
+)
+HEAVY: Final = (
+    "--set=policy.hidden_sizes=[600, 600]",
+    "--set=learner.checkpoint_interval_s=2",
+    "--set=learner.keep_every_updates=10",
+)
+"""Weights that are fetched in pieces: more than 1 MiB."""
+
+
+@contextmanager
+def absurd(folder: Path, *words: str) -> Iterator[Training]:
+    """A run of ABSURD, which lies in `folder`."""
+    (folder / "absurd.py").write_text(ABSURD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with training(folder / "run", "absurd:Absurd-v0", *words, *ENDLESS, *SETTINGS, steps=5_000) as run:
+            yield run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+    """`penstock train` with two actors and large weights, which trains on whatever age."""
+    with absurd(tmp_path_factory.mktemp("learning"), "--actors=2", *HEAVY) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def scene(run: Training, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """With a Prometheus that has seen it for a while."""
+    with seen(tmp_path_factory.mktemp("prometheus"), run) as scene:
+        yield scene
+
+
+def test_an_update_that_is_not_finite(scene: Scene, run: Training) -> None:
+    """One absurd reward: the update is skipped, the run goes on, the alert passes with its window."""
+    scene.clears("PenstockNotFinite")
+    (run.run_dir.parent / "once").touch()
+    scene.fires("PenstockNotFinite")
+    scene.clears("PenstockNotFinite")
+
+
+def test_an_actor_that_stands_still_now_and_then(scene: Scene, run: Training) -> None:
+    """They are older at their turn than was asked for, and trained."""
+    scene.clears("PenstockStalenessOverBound")
+    with slowed(run, "actor-1", still_s=5.0, going_s=0.5):
+        scene.fires("PenstockStalenessOverBound")
+    scene.clears("PenstockStalenessOverBound")
+
+
+def test_an_actor_that_weights_do_not_reach(scene: Scene, run: Training) -> None:
+    """It falls behind; started again it has none at all, and the alert stays until its network is well."""
+    scene.clears("PenstockActorLag")
+    with through_proxy(run) as proxy:
+        kill(run, "actor-1")
+        run.until(lambda: proxy.bytes_forwarded > 2 * MIB)
+        scene.until_seen('penstock_weight_version_applied{instance="actor-1"} > 0')
+        proxy.set(bytes_per_s=20_000)
+        scene.fires("PenstockActorLag")
+        kill(run, "actor-1")
+        scene.until_seen('max_over_time(penstock_weight_version_applied{instance="actor-1"}[20s]) == 0')
+        scene.fires("PenstockActorLag")
+        proxy.heal()
+        scene.clears("PenstockActorLag")
+
+
+def kill(run: Training, name: str) -> None:
+    """`kill -9`; returns when the launcher has started it again."""
+    os.kill(pid := run.pids()[name], signal.SIGKILL)
+    run.until(lambda: run.pids().get(name) not in (None, pid))
+
+
+@contextmanager
+def through_proxy(run: Training) -> Iterator[Proxy]:
+    """Whoever connects to the broker from now on does so through a network that a test commands."""
+    endpoint = json.loads((run.run_dir / "endpoints.json").read_text())["broker"]
+    address = Path(endpoint["address"].removeprefix("unix:"))
+    real = address.rename(address.with_name("real.sock"))
+    with Proxy(f"unix:{real}") as proxy:
+        address.symlink_to(proxy.address.removeprefix("unix:"))
+        try:
+            yield proxy
+        finally:
+            real.rename(address)
+
+
+def test_an_actor_that_does_not_act_with_the_weights_it_names(scene: Scene, run: Training) -> None:
+    """Its answer to the probe is wrong; told once, the alert passes with its window."""
+    scene.clears("PenstockProbeMismatch")
+    with stranger(run) as actor:
+
+        def lie() -> None:
+            latest = actor.watch().latest
+            actor.watch(applied_version=latest.version, applied_sha256=latest.sha256, probe_log_prob=[1.0])
+
+        with going_on(lie):
+            scene.fires("PenstockProbeMismatch")
+    scene.clears("PenstockProbeMismatch")
+
+
+def test_a_checkpoint_that_has_rotted(scene: Scene, run: Training) -> None:
+    """The learner that begins from the one before says so for as long as it lives, an hour at most."""
+    scene.clears("PenstockCheckpointRefused")
+    with launcher_stopped(run):
+        os.kill(run.pids()["learner"], signal.SIGKILL)
+        newest = run.run_dir / "checkpoints" / committed(run) / "state.json"
+        newest.write_bytes(newest.read_bytes()[:-1])
+    scene.fires("PenstockCheckpointRefused")
+    damaged = newest.parent.name
+    run.until(lambda: committed(run) != damaged)
+    kill(run, "learner")
+    scene.clears("PenstockCheckpointRefused")
+
+
+def committed(run: Training) -> str:
+    """The newest checkpoint that counts."""
+    url = json.loads((run.run_dir / "endpoints.json").read_text())["redis"]["address"]
+    with redis.Redis.from_url(url) as client:
+        newest: Any = client.lindex(keys.COMMITS, -1)
+    return str(json.loads(newest)["checkpoint_id"])
+
+
+def test_a_registry_that_keeps_nothing(scene: Scene, run: Training) -> None:
+    """A file lies where the folder of the versions was; training goes on, and they are kept once it is back."""
+    scene.clears("PenstockRegistryFailing")
+    before = committed(run)
+    run.until(lambda: committed(run) != before)  # a learner that was just started needs the folder
+    policies = run.run_dir / "policies"
+    aside = policies.rename(policies.with_name("aside"))
+    policies.touch()
+    try:
+        scene.fires("PenstockRegistryFailing")
+    finally:
+        policies.unlink()
+        aside.rename(policies)
+    scene.clears("PenstockRegistryFailing")
+
+
+def test_updates_that_end_the_run(tmp_path: Path) -> None:
+    """Three in a row that are not finite, between two looks of the shipped Prometheus: it still gets to see them."""
+    with (
+        absurd(tmp_path, "--actors=1") as run,
+        watching(tmp_path / "prometheus", run.run_dir / "targets.json", every_s=15) as prometheus,
+    ):
+        scene = Scene(prometheus)
+        scene.until_seen('penstock_updates_skipped_total{reason="nan"} == 0')
+        (tmp_path / "always").touch()
+        code, _, said = run.end(600)
+        assert (code, "3 updates in a row were not finite" in said.splitlines()[-1]) == (1, True), said
+        scene.fires("PenstockNotFinite")
