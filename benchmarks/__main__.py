@@ -16,6 +16,7 @@ from rich.console import Console
 
 from benchmarks import (
     capacity,
+    endurance,
     experience_path,
     frames,
     gpu,
@@ -51,14 +52,15 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "serving": serving.table,
     "growth": growth.table,
     "memory": growth.memory_table,
+    "endurance": endurance.table,
     "language": language.table,
     "scaling": scaling.table,
     "capacity": capacity.table,
     "peers": peers.table,
     "serving-peers": served.table,
 }
-ASKED_FOR: Final = ("language", "scaling", "capacity", "peers", "serving-peers")
-"""Not without being named: one needs the extra rlhf, two take long, two have environments of their own (`make bench-peers`)."""
+ASKED_FOR: Final = ("endurance", "language", "scaling", "capacity", "peers", "serving-peers")
+"""Not without being named: one needs the extra rlhf, three take long, two have environments of their own (`make bench-peers`)."""
 
 
 def main() -> None:
@@ -69,7 +71,12 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="runs of each measurement; the median is shown")
     parser.add_argument("--actors", type=int, default=200, help="simulated actors at one broker")
     parser.add_argument("--rate", type=float, default=5.0, help="fragments of 64 KiB per second of each")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long they send")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="how long they send, or how old a run gets in the part endurance",
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of the part gpu")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables there as well")
     said = parser.parse_args()
