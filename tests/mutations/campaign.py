@@ -1,6 +1,6 @@
 """Mechanisms switched off, one at a time: the test that guards each must fail.
 
-    python -m tests.mutations.campaign [--only NAME] [--list]
+    python -m tests.mutations.campaign [--only NAME] [--list] [--workers 3]
 
 Each mutation replaces one or more pieces of source in a copy of the tree and runs there the tests that it names, of the
 fast tier: of every file, folder or test that it names at least one must fail. What still passes guards nothing; it is
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -115,6 +116,7 @@ def run(mutation: Mutation) -> list[str]:
 def main(
     only: Annotated[list[str] | None, typer.Option(help="Names of mutations; may be repeated.")] = None,
     names: Annotated[bool, typer.Option("--list", help="Say what there is and stop.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Mutations at a time, each in its own tree.")] = 2,
 ) -> None:
     """Switch mechanisms off, one at a time, and see that a test fails."""
     chosen = [mutation for mutation in read_table() if not only or mutation.name in only]
@@ -122,8 +124,14 @@ def main(
         for mutation in chosen:
             print(f"{mutation.name}: {mutation.off}")
         return
-    unnoticed = [mutation.name for mutation in chosen if run(mutation)]
-    print(f"{len(chosen) - len(unnoticed)} of {len(chosen)} noticed")
+    pool = ThreadPoolExecutor(workers)
+    try:
+        unnoticed = [one for one, tests in zip(chosen, pool.map(run, chosen), strict=True) if tests]
+    finally:
+        pool.shutdown(cancel_futures=True)
+    print(f"{len(chosen) - len(unnoticed)} of {len(chosen)} noticed", flush=True)
+    for mutation in unnoticed:
+        print(f"not noticed by all of its tests: {mutation.name}")
     raise typer.Exit(1 if unnoticed or not chosen else 0)
 
 
