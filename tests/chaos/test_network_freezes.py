@@ -36,8 +36,8 @@ def noticed(who: str) -> Callable[[], float]:
         ("broker", 1, 1),
         # Redis is noticed only after the broker has waited 5 s for it.
         pytest.param("redis", 1, 1, marks=pytest.mark.slow),
-        pytest.param("broker", 5, 20, marks=pytest.mark.slow),
-        pytest.param("redis", 5, 20, marks=pytest.mark.slow),
+        pytest.param("broker", 10, 20, marks=pytest.mark.slow),
+        pytest.param("redis", 10, 20, marks=pytest.mark.slow),
     ],
 )
 def test_a_frozen_process_delays_and_loses_nothing(
