@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -87,8 +88,10 @@ def main() -> None:
     console.print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")
     tables = {}
     for name in said.only or [part for part in PARTS if part not in ASKED_FOR]:
+        began_s = time.monotonic()
         tables[name] = PARTS[name](options)
         tables[name].show(console)
+        console.print(f"{name}: measured in {time.monotonic() - began_s:.0f} s\n", highlight=False)
     if said.json is not None:
         said.json.write_text(
             json.dumps({name: table.to_json() for name, table in tables.items()}, indent=1) + "\n"
