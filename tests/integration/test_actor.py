@@ -2,6 +2,7 @@
 
 import gc
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from actor.session import Session
-from broker.state import ProbeAnswer
+from broker.state import Commit, ProbeAnswer, Totals
 from penstock.policy.weights import encode
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.settings import ConfigurationError
@@ -297,25 +298,50 @@ def test_an_actor_with_another_environment_refuses_to_start(
 
 def test_a_full_log_makes_the_actor_wait_and_drops_nothing(broker: BrokerProcess, begin: Begin) -> None:
     """A ceiling of bytes that holds some fragments; space comes back when the learner commits."""
-    from broker.state import Commit, Totals
-
     course = begin(budget_fragments=64, max_log_bytes=6_000)
     with actors(ActorThread(broker.address, "actor-0")):
         eventually(lambda: broker.refused("full") > 0, "the ceiling")
         stuck = course.read()
         assert course.log.read(course.position, 10, 500) == []
-        for number in range(3):
-            course.log.commit(
-                Commit(
-                    checkpoint_id=f"c-{number}",
-                    manifest_sha256="0" * 64,
-                    position=course.position,
-                    trim=course.position,
-                    totals=Totals(trained=0, dropped={}, env_steps=0),
-                )
-            )
+        make_room(course)
         eventually(lambda: course.read() > stuck, "more fragments")
     assert_dense(course)
+
+
+def test_what_a_lost_session_had_not_sent_is_not_sent_by_the_next(
+    broker: BrokerProcess, begin: Begin
+) -> None:
+    """A full log leaves it in the outbox: the experience would be doubled if some of it had arrived after all."""
+    course = begin(budget_fragments=64, max_log_bytes=6_000)
+    channel = open_channel(broker.address, Credentials())
+    with actors(ActorThread(broker.address, "actor-0")):
+        eventually(lambda: broker.refused("full") > 0, "the ceiling")
+        course.read()
+        lost = course.fragments[0].header.session
+        closed_us = time.time_ns() // 1000
+        experience_pb2_grpc.ExperienceServiceStub(channel).CloseSession(
+            experience_pb2.CloseSessionRequest(session=lost), timeout=5
+        )
+        make_room(course)
+        eventually(lambda: course.read() and len(course.sequences()) == 2, "a second session")
+    channel.close()
+    opening = next(one for one in course.fragments if one.header.session != lost)
+    assert opening.header.sequence == 1
+    assert opening.header.created_us >= closed_us
+
+
+def make_room(course: Course) -> None:
+    """Commit and trim what was read; a trim follows the oldest of three checkpoints."""
+    for number in range(3):
+        course.log.commit(
+            Commit(
+                checkpoint_id=f"c-{number}",
+                manifest_sha256="0" * 64,
+                position=course.position,
+                trim=course.position,
+                totals=Totals(trained=0, dropped={}, env_steps=0),
+            )
+        )
 
 
 def test_an_actor_follows_pause_resume_and_stop(broker: BrokerProcess, begin: Begin) -> None:
