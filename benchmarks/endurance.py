@@ -27,7 +27,7 @@ PROCESSES: Final = ("redis", "broker", "actor-0", "learner")
 WARM_S: Final = 60.0
 WINDOW_S: Final = 20.0
 ENDLESS_STEPS: Final = 10**9
-PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 600.0
 _TAIL_BYTES: Final = 16 * KIB
 
 
