@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import redis
 
+from broker import keys
 from broker.learner_log import LearnerLog
 from broker.state import Opened
 from broker.store import Store
@@ -90,6 +92,24 @@ async def test_an_actor_that_dies_with_the_only_leave_gives_it_back(store: Store
         await asyncio.sleep(0.005)
     assert await alive.work() == 1
     assert [row.actor_id for row in (await store.status()).sessions] == ["alive"]
+    log.close()
+
+
+async def test_an_actor_that_waits_for_leave_keeps_its_session(store: Store, redis_url: str) -> None:
+    """However long it has nothing to send; one that asks no more loses its own."""
+    log = open_run(redis_url, budget=CHARGE, session_timeout_ms=1000)
+    waiting, gone = Actor(store, "waiting"), Actor(store, "gone")
+    await waiting.open()
+    await gone.open()
+    with redis.Redis.from_url(redis_url) as client:
+        for _ in range(5000):
+            # Both were heard of for the last time long ago.
+            client.zadd(keys.OPEN, dict.fromkeys(client.zrange(keys.OPEN, 0, -1), 0), xx=True)
+            await waiting.watch()
+            if log.renew().expired_sessions:
+                break
+            await asyncio.sleep(0.005)
+    assert [row.actor_id for row in (await store.status()).sessions] == ["waiting"]
     log.close()
 
 
