@@ -1,0 +1,130 @@
+"""Requests as most are, one observation and nothing else: from bytes to bytes, all of a pass as one question.
+
+    request    request id │ path, dtype and shape │ observation │ …
+    reply      request id │ path, dtype and shape │ action │ … │ log-probability │ version, arm
+
+No message is made of such a request. It is known by the bytes that protobuf writes around the observation, and its id
+stands in the reply as it stands there. What says more, is written in another order or holds numbers that are not finite
+is not plain: the desk reads it as a message, and says what is wrong with it.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+
+from actor.serving.answering import Answer, Loaded, NotFinite, Question, answer
+from actor.serving.encoding import ReplyEncoder, before
+from actor.serving.leaves import Layout
+from penstock.v1 import policy_pb2 as pb
+from penstock.wire.spaces import Box, Leaf, Space, leaves, zeros
+from penstock.wire.tensor import DTYPES, FEW, all_finite
+
+_ID: Final = pb.ActRequest(request_id="?").SerializeToString()[0]
+"""The byte in front of an id and its length; that of a reply is the same."""
+_FORMATS: Final = {"float16": "e", "float32": "f", "float64": "d"}
+
+
+class PlainForm:
+    """How plain requests of a space are written; all that is here is done for every request."""
+
+    def __init__(self, observation: Layout, space: Space, encoder: ReplyEncoder) -> None:
+        """observation: of `space`. Where a leaf must be looked at value by value no request is plain."""
+        self._encoder = encoder
+        every = list(leaves(space, "observation"))
+        parts = observation.write({name: zeros(leaf, (1,)) for name, leaf in every}, 0)
+        pieces = [before(pb.ActRequest(observation=[part]), part.value.data) for part in parts]
+        sizes = [len(part.value.data) for part in parts]
+        self._length = sum(map(len, pieces)) + sum(sizes)
+        self._has_any = all(isinstance(leaf, Box) and leaf.dtype != "bool" for _, leaf in every) and all(sizes)
+        self._leaves: list[_Leaf] = []
+        at = -self._length
+        for (name, leaf), piece, size in zip(every, pieces, sizes, strict=True):
+            at += len(piece)
+            self._leaves.append(_Leaf(name, leaf, piece, at, size))
+            at += size
+
+    def holds(self, data: bytes) -> bool:
+        """Whether these bytes are a plain request."""
+        at = len(data) - self._length
+        if not self._has_any or at < 0 or (at and not _is_id(data, at)):
+            return False
+        for leaf in self._leaves:
+            end = at + len(leaf.before)
+            if data[at:end] != leaf.before or not leaf.is_finite(data, end):
+                return False
+            at = end + leaf.size
+        return True
+
+    def question(self, asked: "Sequence[Plain]") -> Question:
+        """All of them as one, a row each."""
+        return Question({leaf.name: leaf.rows(asked) for leaf in self._leaves}, len(asked))
+
+    def replies(self, asked: "Sequence[Plain]", given: Answer) -> list[bytes]:
+        """The bytes of the reply to each."""
+        length = self._length
+        ids = [one.data[:-length] for one in asked]
+        return self._encoder.encode_rows(ids, given, [one.who for one in asked])
+
+
+@dataclass(slots=True, eq=False)
+class Plain:
+    """A plain request, as it came. who: the end of its reply, see `answered_by`."""
+
+    form: PlainForm
+    data: bytes
+    who: bytes
+    rows: ClassVar[int] = 1
+
+
+class _Leaf:
+    """One leaf of the observation, `size` bytes from place `at` on, counted from the end of a request."""
+
+    def __init__(self, name: str, leaf: Leaf, before: bytes, at: int, size: int) -> None:
+        self.name, self.before, self.size = name, before, size
+        self._dtype, self._shape = DTYPES[leaf.dtype], leaf.shape
+        self._from, self._to = at, (at + size) or None
+        self._count = size // self._dtype.itemsize
+        self._is_real = leaf.dtype in _FORMATS
+        few = f"<{self._count}{_FORMATS[leaf.dtype]}" if self._is_real and self._count <= FEW else ""
+        self._unpack = struct.Struct(few).unpack_from if few else None
+
+    def is_finite(self, data: bytes, at: int) -> bool:
+        """Whether the numbers from place `at` on are; in doubt not."""
+        if self._unpack is not None:
+            return math.isfinite(sum(self._unpack(data, at)))
+        return not self._is_real or all_finite(np.frombuffer(data, self._dtype, self._count, at))
+
+    def rows(self, asked: Sequence[Plain]) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
+        """Of all requests, [n, *shape]."""
+        first, end = self._from, self._to
+        joined = b"".join([one.data[first:end] for one in asked])
+        return np.frombuffer(joined, self._dtype).reshape(len(asked), *self._shape)
+
+
+def _is_id(data: bytes, length: int) -> bool:
+    """Whether so many bytes are a request id, of at most 127 characters that are a byte each."""
+    return length > 2 and data[0] == _ID and data[1] == length - 2 and data[:length].isascii()
+
+
+def answer_all(
+    loaded: Loaded, asked: Sequence[Question | Plain]
+) -> Sequence[Answer | bytes | NotFinite]:
+    """`answer`, in order, where plain ones get the bytes of their replies.
+
+    One of them that is answered by no number leaves none of them answered.
+    """
+    plain = [one for one in asked if isinstance(one, Plain)]
+    others = [one for one in asked if isinstance(one, Question)] if len(plain) < len(asked) else []
+    if not plain:
+        return answer(loaded, others)
+    form = plain[0].form
+    crowd, *rest = answer(loaded, [form.question(plain), *others])
+    replies = [crowd] * len(plain) if isinstance(crowd, NotFinite) else form.replies(plain, crowd)
+    if not rest:
+        return replies
+    first, second = iter(replies), iter(rest)
+    return [next(first) if isinstance(one, Plain) else next(second) for one in asked]
