@@ -106,9 +106,7 @@ class Desk:
             choice = self.shelf.choose(request.client_key)
         return await self.answer(choice, question, until_s)
 
-    def ask_plain(
-        self, data: bytes, until_s: float, tell: ToldPlain, is_gone: Callable[[], bool]
-    ) -> bool:
+    def ask_plain(self, data: bytes, until_s: float, tell: ToldPlain, is_gone: Callable[[], bool]) -> bool:
         """`ask` for the bytes of a plain request; False where they must be read as a message. Raises Refused."""
         if self.remembers or not self._plain.holds(data):
             return False

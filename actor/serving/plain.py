@@ -39,7 +39,9 @@ class PlainForm:
         pieces = [before(pb.ActRequest(observation=[part]), part.value.data) for part in parts]
         sizes = [len(part.value.data) for part in parts]
         self._length = sum(map(len, pieces)) + sum(sizes)
-        self._has_any = all(isinstance(leaf, Box) and leaf.dtype != "bool" for _, leaf in every) and all(sizes)
+        self._has_any = all(isinstance(leaf, Box) and leaf.dtype != "bool" for _, leaf in every) and all(
+            sizes
+        )
         self._leaves: list[_Leaf] = []
         at = -self._length
         for (name, leaf), piece, size in zip(every, pieces, sizes, strict=True):
@@ -110,9 +112,7 @@ def _is_id(data: bytes, length: int) -> bool:
     return length > 2 and data[0] == _ID and data[1] == length - 2 and data[:length].isascii()
 
 
-def answer_all(
-    loaded: Loaded, asked: Sequence[Question | Plain]
-) -> Sequence[Answer | bytes | NotFinite]:
+def answer_all(loaded: Loaded, asked: Sequence[Question | Plain]) -> Sequence[Answer | bytes | NotFinite]:
     """`answer`, in order, where plain ones get the bytes of their replies.
 
     One of them that is answered by no number leaves none of them answered.
@@ -123,8 +123,9 @@ def answer_all(
         return answer(loaded, others)
     form = plain[0].form
     crowd, *rest = answer(loaded, [form.question(plain), *others])
+    replies: Sequence[bytes | NotFinite]
     replies = [crowd] * len(plain) if isinstance(crowd, NotFinite) else form.replies(plain, crowd)
     if not rest:
         return replies
-    first, second = iter(replies), iter(rest)
-    return [next(first) if isinstance(one, Plain) else next(second) for one in asked]
+    of_plain, of_others = iter(replies), iter(rest)
+    return [next(of_plain if isinstance(one, Plain) else of_others) for one in asked]
