@@ -91,7 +91,7 @@ class Desk:
         self.remembers = bool(self._state_leaves)
         self._record = record
         self._encoder = ReplyEncoder(self.action, spaces[1])
-        self._plain = PlainForm(self.observation, spaces[0], self._encoder)
+        self._plain = PlainForm(section.policy, self.observation, spaces[0], self._encoder)
         self.complaints = Complaints()
         self._answers = {
             (arm, name): metrics.ANSWERS.labels(arm, name or "none") for arm in Arm for name in FALLBACKS

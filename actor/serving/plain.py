@@ -1,7 +1,7 @@
 """Requests as most are, one observation and nothing else: from bytes to bytes, all of a pass as one question.
 
-    request    request id │ path, dtype and shape │ observation │ …
-    reply      request id │ path, dtype and shape │ action │ … │ log-probability │ version, arm
+    request    policy │ request id │ path, dtype and shape │ observation │ …
+    reply               request id │ path, dtype and shape │ action │ … │ log-probability │ version, arm
 
 No message is made of such a request. It is known by the bytes that protobuf writes around the observation, and its id
 stands in the reply as it stands there. What says more, is written in another order or holds numbers that are not finite
@@ -31,9 +31,9 @@ _FORMATS: Final = {"float16": "e", "float32": "f", "float64": "d"}
 class PlainForm:
     """How plain requests of a space are written; all that is here is done for every request."""
 
-    def __init__(self, observation: Layout, space: Space, encoder: ReplyEncoder) -> None:
+    def __init__(self, policy: str, observation: Layout, space: Space, encoder: ReplyEncoder) -> None:
         """observation: of `space`. Where a leaf must be looked at value by value no request is plain."""
-        self._encoder = encoder
+        self._policy, self._encoder = pb.ActRequest(policy=policy).SerializeToString(), encoder
         every = list(leaves(space, "observation"))
         parts = observation.write({name: zeros(leaf, (1,)) for name, leaf in every}, 0)
         pieces = [before(pb.ActRequest(observation=[part]), part.value.data) for part in parts]
@@ -51,6 +51,7 @@ class PlainForm:
 
     def holds(self, data: bytes) -> bool:
         """Whether these bytes are a plain request."""
+        data = data.removeprefix(self._policy)
         at = len(data) - self._length
         if not self._has_any or at < 0 or (at and not _is_id(data, at)):
             return False
@@ -67,8 +68,8 @@ class PlainForm:
 
     def replies(self, asked: "Sequence[Plain]", given: Answer) -> list[bytes]:
         """The bytes of the reply to each."""
-        length = self._length
-        ids = [one.data[:-length] for one in asked]
+        policy, length = self._policy, self._length
+        ids = [one.data.removeprefix(policy)[:-length] for one in asked]
         return self._encoder.encode_rows(ids, given, [one.who for one in asked])
 
 

@@ -31,7 +31,6 @@ from penstock.wire.messages import Publication
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
 from penstock.wire.specification import RunSpecification
-from penstock.wire.unary import unary
 from tests.small_run import SCHEMA, specification
 from tests.small_run import fragment as small_fragment
 from tests.unit.serving.stand import Stand, seen
@@ -181,7 +180,7 @@ async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
         learns=False,
         on_answer=stand.trial.answered,
     )
-    return unary("Act", policy_pb2.ActRequest, service.act)
+    return service.act_on_bytes()
 
 
 def test_calls_to_answer_a_request() -> None:
