@@ -28,7 +28,7 @@ class Loaded:
     random: np.random.Generator = field(default_factory=np.random.default_rng)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Question:
     """A request, read. observation: by name, [rows, *shape]; the policy's state too, where it remembers."""
 

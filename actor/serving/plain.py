@@ -21,7 +21,7 @@ from actor.serving.encoding import ReplyEncoder, before
 from actor.serving.leaves import Layout
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.spaces import Box, Leaf, Space, leaves, zeros
-from penstock.wire.tensor import DTYPES, FEW, all_finite
+from penstock.wire.tensor import DTYPES, FEW, Array, all_finite
 
 _ID: Final = pb.ActRequest(request_id="?").SerializeToString()[0]
 """The byte in front of an id and its length; that of a reply is the same."""
@@ -36,35 +36,28 @@ class PlainForm:
         self._policy, self._encoder = pb.ActRequest(policy=policy).SerializeToString(), encoder
         every = list(leaves(space, "observation"))
         parts = observation.write({name: zeros(leaf, (1,)) for name, leaf in every}, 0)
-        pieces = [before(pb.ActRequest(observation=[part]), part.value.data) for part in parts]
-        sizes = [len(part.value.data) for part in parts]
-        self._length = sum(map(len, pieces)) + sum(sizes)
-        self._has_any = all(isinstance(leaf, Box) and leaf.dtype != "bool" for _, leaf in every) and all(
-            sizes
-        )
+        self._length = len(pb.ActRequest(observation=parts).SerializeToString())
         self._leaves: list[_Leaf] = []
         at = -self._length
-        for (name, leaf), piece, size in zip(every, pieces, sizes, strict=True):
-            at += len(piece)
-            self._leaves.append(_Leaf(name, leaf, piece, at, size))
-            at += size
+        for (name, leaf), part in zip(every, parts, strict=True):
+            self._leaves.append(_Leaf(name, leaf, part, at))
+            at = self._leaves[-1].end
+        self._has_any = all(one.is_free for one in self._leaves)
 
     def holds(self, data: bytes) -> bool:
         """Whether these bytes are a plain request."""
-        data = data.removeprefix(self._policy)
-        at = len(data) - self._length
-        if not self._has_any or at < 0 or (at and not _is_id(data, at)):
+        bare = data.removeprefix(self._policy)
+        before = len(bare) - self._length
+        if not self._has_any or before < 0 or (before and not _is_id(bare, before)):
             return False
-        for leaf in self._leaves:
-            end = at + len(leaf.before)
-            if data[at:end] != leaf.before or not leaf.is_finite(data, end):
+        for leaf in self._leaves:  # noqa: SIM110 - a generator costs more than what it would ask
+            if not leaf.fits(data):
                 return False
-            at = end + leaf.size
         return True
 
     def question(self, asked: "Sequence[Plain]") -> Question:
         """All of them as one, a row each."""
-        return Question({leaf.name: leaf.rows(asked) for leaf in self._leaves}, len(asked))
+        return Question(observation={leaf.name: leaf.rows(asked) for leaf in self._leaves}, rows=len(asked))
 
     def replies(self, asked: "Sequence[Plain]", given: Answer) -> list[bytes]:
         """The bytes of the reply to each."""
@@ -84,28 +77,38 @@ class Plain:
 
 
 class _Leaf:
-    """One leaf of the observation, `size` bytes from place `at` on, counted from the end of a request."""
+    """One leaf of the observation. Places are counted from the end of a request.
 
-    def __init__(self, name: str, leaf: Leaf, before: bytes, at: int, size: int) -> None:
-        self.name, self.before, self.size = name, before, size
+    is_free: any number will do, if it is finite.
+    """
+
+    def __init__(self, name: str, leaf: Leaf, part: pb.Part, begin: int) -> None:
+        size = len(part.value.data)
+        self.name, self._before = name, before(pb.ActRequest(observation=[part]), part.value.data)
+        self._begin, self._at = begin, begin + len(self._before)
+        self.end = self._at + size
         self._dtype, self._shape = DTYPES[leaf.dtype], leaf.shape
-        self._from, self._to = at, (at + size) or None
-        self._count = size // self._dtype.itemsize
+        self.is_free = isinstance(leaf, Box) and leaf.dtype != "bool" and size > 0
         self._is_real = leaf.dtype in _FORMATS
-        few = f"<{self._count}{_FORMATS[leaf.dtype]}" if self._is_real and self._count <= FEW else ""
+        count = size // self._dtype.itemsize
+        few = f"<{count}{_FORMATS[leaf.dtype]}" if self._is_real and count <= FEW else ""
         self._unpack = struct.Struct(few).unpack_from if few else None
 
-    def is_finite(self, data: bytes, at: int) -> bool:
-        """Whether the numbers from place `at` on are; in doubt not."""
+    def fits(self, data: bytes) -> bool:
+        """Whether a request holds finite numbers of this leaf; in doubt not."""
+        if data[self._begin : self._at] != self._before:
+            return False
         if self._unpack is not None:
-            return math.isfinite(sum(self._unpack(data, at)))
-        return not self._is_real or all_finite(np.frombuffer(data, self._dtype, self._count, at))
+            return math.isfinite(sum(self._unpack(data, self._at)))
+        return not self._is_real or all_finite(np.frombuffer(self._numbers(data), self._dtype))
 
-    def rows(self, asked: Sequence[Plain]) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
+    def rows(self, asked: Sequence[Plain]) -> Array:
         """Of all requests, [n, *shape]."""
-        first, end = self._from, self._to
-        joined = b"".join([one.data[first:end] for one in asked])
+        joined = b"".join([self._numbers(one.data) for one in asked])
         return np.frombuffer(joined, self._dtype).reshape(len(asked), *self._shape)
+
+    def _numbers(self, data: bytes) -> bytes:
+        return data[self._at : self.end or None]
 
 
 def _is_id(data: bytes, length: int) -> bool:
