@@ -45,9 +45,10 @@ class Question:
     request_id: str = ""
 
     @property
-    def is_plain(self) -> bool:
-        """Drawn like its neighbours, without wishes of its own."""
-        return self.seed is None and self.masks is None and self.taken is None and not self.deterministic
+    def shares_draw(self) -> bool:
+        """Drawn with its neighbours, without wishes of its own."""
+        is_own = self.deterministic or self.distribution
+        return self.seed is None and self.masks is None and self.taken is None and not is_own
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +81,7 @@ def answer(loaded: Loaded, questions: Sequence[Question]) -> Sequence[Answer | N
     step = policy.step(observation)
     parameters = step.parameters
     values = policy.values(observation) if any(question.value for question in questions) else None
-    if all(question.is_plain and not question.distribution for question in questions):
+    if all(question.shares_draw for question in questions):
         try:
             return _split(loaded, questions, policy.choose(parameters, loaded.random), values, step.state)
         except FloatingPointError:
@@ -123,12 +124,12 @@ def _split(
 def _part(whole: Answer, question: Question, end: int) -> Answer:
     """What the rows before `end` are to a question."""
     rows = slice(end - question.rows, end)
-    drawn = {name: array[rows] for name, array in whole.action.items()}
-    is_ready = whole.ready is whole.action
+    action = whole.action
+    drawn = {name: array[rows] for name, array in action.items()}
     return Answer(
         whole.loaded,
         drawn,
-        drawn if is_ready else {name: array[rows] for name, array in whole.ready.items()},
+        {n: drawn[n] if array is action[n] else array[rows] for n, array in whole.ready.items()},
         whole.log_prob[rows],
         None,
         whole.value[rows] if whole.value is not None and question.value else None,
@@ -137,9 +138,8 @@ def _part(whole: Answer, question: Question, end: int) -> Answer:
 
 
 def _ready(policy: Policy, action: Mapping[str, Array]) -> Mapping[str, Array]:
-    """As the environment takes it, by name; the very same where that is as it was drawn."""
-    ready = {head.path: head.to_environment(action[head.path]) for head in policy.action_heads}
-    return action if all(ready[name] is action[name] for name in action) else ready
+    """As the environment takes it, by name; the very same array where that is as it was drawn."""
+    return {head.path: head.to_environment(action[head.path]) for head in policy.action_heads}
 
 
 def _single(
