@@ -90,22 +90,22 @@ class PolicyService:
         return await self._answer(request, self._until_s(context))
 
     async def _act_plainly(self, data: bytes, context: Context) -> bytes | None:
-        """None for what is no plain request, or must be asked by itself to see whose fault it is."""
-        future: asyncio.Future[Answered | Exception] = self._loop.create_future()
+        """None for what is no plain request."""
+        until_s, future = self._until_s(context), self._loop.create_future()
         try:
-            if not self._desk.ask_plain(data, self._until_s(context), future.set_result, future.done):
+            if not self._desk.ask_plain(data, until_s, future.set_result, future.done):
                 return None
-            said = await future
         except Refused as error:
-            said = error
+            future.set_result(error)
+        self._calls["act"].inc()
+        said: Answered | Exception = await future
         if isinstance(said, Answered):
-            self._calls["act"].inc()
             self._on_answer(said)
             return said.reply
+        request = pb.ActRequest.FromString(data)
         if isinstance(said, Refused):
-            self._calls["act"].inc()
-            return refusing(self._desk.complaints, pb.ActRequest.FromString(data), said)
-        return None
+            return refusing(self._desk.complaints, request, said)
+        return await self._answer(request, until_s)  # by itself, to see whose fault it is
 
     def _until_s(self, context: Context) -> float:
         left_s = context.time_remaining()

@@ -252,16 +252,14 @@ async def test_what_is_counted_is_the_same(wrong: bool) -> None:
     assert rises[0] == rises[1]
 
 
+@pytest.mark.filterwarnings("ignore:.* encountered in dot:RuntimeWarning")
 async def test_who_cannot_be_answered_costs_his_neighbours_nothing() -> None:
     """He gets the fallback, they get the version's answers."""
     stand, told = Stand(specification(activation="relu"), learns=False), list[Answered]()
     await stand.publish(1)
     stand.batcher._expected = 64
     huge = np.full(4, 3e38, np.float32)
-    with np.errstate(all="ignore"):
-        replies = await asked(
-            act_of(stand, told), *(stand.asking(value) for value in (seen(0), huge, seen(1)))
-        )
+    replies = await asked(act_of(stand, told), *(stand.asking(value) for value in (seen(0), huge, seen(1))))
     assert [reply.fallback for reply in replies] == [0, pb.FALLBACK_UNIFORM, 0]
     assert [reply.version for reply in replies] == [1, 0, 1]
     assert len(told) == 3
@@ -327,3 +325,19 @@ def asks_plainly(stand: Stand) -> bool:
     """Whether a plain request is answered without a message."""
     data = stand.asking(seen(0)).SerializeToString()
     return stand.desk.ask_plain(data, FAR, lambda _said: None, lambda: False)
+
+
+async def test_who_hangs_up_is_not_computed_for() -> None:
+    """His call counts all the same; who asked beside him is answered."""
+    stand = Stand(learns=False)
+    await stand.publish(1)
+    stand.batcher._expected = 64
+    act, data, before = act_of(stand), stand.asking(seen(0)).SerializeToString(), _counted()
+    gone, stays = (asyncio.create_task(act(data, Call())) for _ in range(2))
+    while len(stand.batcher._waiting) < 2:  # noqa: ASYNC110 - rounds of the loop are what is waited for
+        await asyncio.sleep(0)
+    gone.cancel()
+    assert pb.ActReply.FromString(await stays).version == 1
+    rises = {name: value - before.get(name, 0) for name, value in _counted().items()}
+    assert rises["penstock_policy_calls_total{'call': 'act'}"] == 2
+    assert rises["penstock_policy_batch_rows_sum{}"] == 1
