@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import pytest
-from prometheus_client import Histogram
 
 from launch.certificates import Order
 from launch.certificates import main as certificates
@@ -42,21 +41,6 @@ def test_every_metric_has_the_prefix_and_a_help_text() -> None:
     for name, words in families():
         assert re.fullmatch(r"penstock_[a-z][a-z0-9_]*", name), name
         assert len(words) > 10, name
-
-
-def test_a_histogram_sorts_as_the_library_does() -> None:
-    """On a bound, between two, below the first and above the last."""
-    bounds = (0.0005, 0.001, 10)
-    ours, theirs = (
-        kind("name", "-", buckets=bounds, registry=None) for kind in (metrics._Histogram, Histogram)
-    )
-    for amount in (0.0005, 0.0007, 0.0, -1.0, 10, 10.5, float("inf")):
-        ours.observe(amount)
-        theirs.observe(amount)
-    sorted_by, expected = (
-        [sample.value for sample in one.collect()[0].samples[:-1]] for one in (ours, theirs)
-    )
-    assert sorted_by == expected  # the last says when it was made
 
 
 def test_a_process_serves_the_families_of_its_role_alone() -> None:
