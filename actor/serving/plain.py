@@ -47,8 +47,8 @@ class PlainForm:
     def holds(self, data: bytes) -> bool:
         """Whether these bytes are a plain request."""
         bare = data.removeprefix(self._policy)
-        before = len(bare) - self._length
-        if not self._has_any or before < 0 or (before and not _is_id(bare, before)):
+        lead = len(bare) - self._length
+        if not self._has_any or lead < 0 or (lead and not _is_id(bare, lead)):
             return False
         for leaf in self._leaves:  # noqa: SIM110 - a generator costs more than what it would ask
             if not leaf.fits(data):
