@@ -86,9 +86,27 @@ class ActStream:
                 self._room.clear()
                 await self._room.wait()
             self._in_flight += 1
-            self._begin(pb.ActRequest.FromString(data))
+            self._begin(data)
 
-    def _begin(self, request: pb.ActRequest) -> None:
+    def _begin(self, data: bytes) -> None:
+        try:
+            if not self._desk.ask_plain(data, math.inf, partial(self._told_plain, data), self._is_gone):
+                self._read_and_begin(data)
+        except Refused as error:
+            self._say(refusing(self._desk.complaints, pb.ActRequest.FromString(data), error))
+
+    def _told_plain(self, data: bytes, said: Answered | Exception) -> None:
+        try:
+            if isinstance(said, Answered):
+                self._on_answer(said)
+                self._say(said.reply)
+            else:
+                self._read_and_begin(data)  # by itself, to see whose fault it is
+        except Exception as error:  # noqa: BLE001 - raised by `serve`, which holds the call
+            self._say(error)
+
+    def _read_and_begin(self, data: bytes) -> None:
+        request = pb.ActRequest.FromString(data)
         until_s = self._loop.time() + request.deadline_ms / 1000 if request.deadline_ms else math.inf
         if request.episode_id or request.version:
             self._reply_later(self._act(request, until_s))

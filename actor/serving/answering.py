@@ -6,6 +6,7 @@ changes it: a frozen object takes more than twice as long to make.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +45,10 @@ class Question:
     request_id: str = ""
 
     @property
-    def is_plain(self) -> bool:
-        """Drawn like its neighbours, without wishes of its own."""
-        return self.seed is None and self.masks is None and self.taken is None and not self.deterministic
+    def shares_draw(self) -> bool:
+        """Drawn with its neighbours, without wishes of its own."""
+        is_own = self.deterministic or self.distribution
+        return self.seed is None and self.masks is None and self.taken is None and not is_own
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +71,7 @@ class NotFinite(ArithmeticError):
     """The network answered NaN or infinity to a finite observation."""
 
 
-def answer(loaded: Loaded, questions: Sequence[Question]) -> list[Answer | NotFinite]:
+def answer(loaded: Loaded, questions: Sequence[Question]) -> Sequence[Answer | NotFinite]:
     """An answer per question, in order, of one pass over all their rows.
 
     A row's answer does not depend on its neighbours beyond rounding.
@@ -79,7 +81,7 @@ def answer(loaded: Loaded, questions: Sequence[Question]) -> list[Answer | NotFi
     step = policy.step(observation)
     parameters = step.parameters
     values = policy.values(observation) if any(question.value for question in questions) else None
-    if all(question.is_plain and not question.distribution for question in questions):
+    if all(question.shares_draw for question in questions):
         try:
             return _split(loaded, questions, policy.choose(parameters, loaded.random), values, step.state)
         except FloatingPointError:
@@ -107,31 +109,37 @@ def _split(
     acted: Acted,
     values: NDArray[np.float32] | None,
     state: Mapping[str, Array],
-) -> list[Answer | NotFinite]:
-    start, answers = 0, list[Answer | NotFinite]()
-    is_finite = _is_finite(acted.log_prob) and _is_finite(values)
+) -> Sequence[Answer | NotFinite]:
     action, ready, log_prob = acted.action, _ready(loaded.policy, acted.action), acted.log_prob
-    for question in questions:
-        rows = slice(start, start + question.rows)
-        drawn = {name: array[rows] for name, array in action.items()}
-        given = Answer(
-            loaded,
-            drawn,
-            drawn if ready is action else {name: array[rows] for name, array in ready.items()},
-            log_prob[rows],
-            None,
-            values[rows] if values is not None and question.value else None,
-            {name: array[rows] for name, array in state.items()} if state else state,
-        )
-        answers.append(given if is_finite else _finite(given))
-        start = rows.stop
-    return answers
+    whole = Answer(loaded, action, ready, log_prob, None, values, state)
+    answers = [whole]
+    if len(questions) > 1:
+        ends = accumulate(question.rows for question in questions)
+        answers = [_part(whole, question, end) for question, end in zip(questions, ends, strict=True)]
+    if _is_finite(log_prob) and _is_finite(values):
+        return answers
+    return [_finite(given) for given in answers]
+
+
+def _part(whole: Answer, question: Question, end: int) -> Answer:
+    """What the rows before `end` are to a question."""
+    rows = slice(end - question.rows, end)
+    action = whole.action
+    drawn = {name: array[rows] for name, array in action.items()}
+    return Answer(
+        whole.loaded,
+        drawn,
+        {n: drawn[n] if array is action[n] else array[rows] for n, array in whole.ready.items()},
+        whole.log_prob[rows],
+        None,
+        whole.value[rows] if whole.value is not None and question.value else None,
+        {name: array[rows] for name, array in whole.state.items()},
+    )
 
 
 def _ready(policy: Policy, action: Mapping[str, Array]) -> Mapping[str, Array]:
-    """As the environment takes it, by name; the very same where that is as it was drawn."""
-    ready = {head.path: head.to_environment(action[head.path]) for head in policy.action_heads}
-    return action if all(ready[name] is action[name] for name in action) else ready
+    """As the environment takes it, by name; the very same array where that is as it was drawn."""
+    return {head.path: head.to_environment(action[head.path]) for head in policy.action_heads}
 
 
 def _single(

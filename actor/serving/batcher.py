@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from actor.serving.answering import Answer, Loaded, Question, answer
+from actor.serving.answering import Answer, Loaded, Question
 from actor.serving.pass_cost import PassCost
+from actor.serving.plain import Plain, answer_all
 from penstock.runtime import metrics
 from penstock.wire.refusal import Reason, Refusal, Refused
 
@@ -29,14 +30,15 @@ _LEAST_PROBE: Final = 16
 _MOST_PROBE: Final = 1024
 
 
-Tell = Callable[[Answer | Exception], None]
-"""Takes the answer; or Refused (DEADLINE), NotFinite, or what else the version failed with."""
+Tell = Callable[[Answer | bytes | Exception], None]
+"""Takes the answer, of a plain request the bytes of its reply; or Refused (DEADLINE), NotFinite, or what else the version
+failed with."""
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
     loaded: Loaded
-    question: Question
+    question: Question | Plain
     until_s: float
     asked_s: float
     tell: Tell
@@ -70,7 +72,12 @@ class Batcher:
         return future
 
     def put(
-        self, loaded: Loaded, question: Question, until_s: float, tell: Tell, is_gone: Callable[[], bool]
+        self,
+        loaded: Loaded,
+        question: Question | Plain,
+        until_s: float,
+        tell: Tell,
+        is_gone: Callable[[], bool],
     ) -> None:
         """`ask` for who needs no future: `tell` is called with the pass, unless who asked `is_gone`."""
         delay_s = self._cost.of_many(self._rows, self._max_rows)
@@ -185,16 +192,16 @@ class Batcher:
                 waiting.tell(result)
 
 
-def _settle(future: "asyncio.Future[Answer]", result: Answer | Exception) -> None:
-    if isinstance(result, Answer):
-        future.set_result(result)
-    else:
+def _settle(future: "asyncio.Future[Any]", result: Answer | bytes | Exception) -> None:
+    if isinstance(result, Exception):
         future.set_exception(result)
+    else:
+        future.set_result(result)
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    answers: list[tuple[_Waiting, Answer | Exception]]
+    answers: list[tuple[_Waiting, Answer | bytes | Exception]]
     seconds: float
 
 
@@ -203,15 +210,14 @@ def _answer_all(batch: Sequence[_Waiting]) -> _Outcome:
     by_version: dict[Loaded, list[_Waiting]] = defaultdict(list)
     for waiting in batch:
         by_version[waiting.loaded].append(waiting)
-    answers: list[tuple[_Waiting, Answer | Exception]] = []
+    answers: list[tuple[_Waiting, Answer | bytes | Exception]] = []
     for loaded, group in by_version.items():
         answers += zip(group, _answer(loaded, [waiting.question for waiting in group]), strict=True)
     return _Outcome(answers, time.perf_counter() - began)
 
 
-def _answer(loaded: Loaded, questions: list[Question]) -> Sequence[Answer | Exception]:
+def _answer(loaded: Loaded, asked: list[Question | Plain]) -> Sequence[Answer | bytes | Exception]:
     try:
-        return answer(loaded, questions)
+        return answer_all(loaded, asked)
     except Exception as error:  # noqa: BLE001 - handed to each caller, whose fallback answers
-        failed: list[Answer | Exception] = [error] * len(questions)
-        return failed
+        return [error] * len(asked)

@@ -19,6 +19,7 @@ from actor.serving.complaints import Complaints
 from actor.serving.encoding import ARMS, FALLBACKS, ReplyEncoder, answered_by
 from actor.serving.fallback import Draw
 from actor.serving.leaves import Layout, invalid
+from actor.serving.plain import Plain, PlainForm
 from actor.serving.shadow_record import ShadowRecord
 from actor.serving.shelf import Choice, Shelf
 from penstock.registry.routing import Arm
@@ -31,6 +32,7 @@ from penstock.wire.tensor import Array
 
 MAX_REQUEST_ID: Final = 128
 _NO_STATE: Final = Dict(())
+_NOTHING: Final[dict[str, Array]] = {}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class Answered:
     """What a client gets. action: by name, as the environment takes it, [rows, *shape].
 
     answer: of a policy; None where the fallback drew.   fallback: "" or its name.   seconds: since the request came.
+    reply: of a plain request, the bytes of its reply, which alone hold what was answered.
     """
 
     arm: Arm
@@ -46,6 +49,7 @@ class Answered:
     fallback: str
     seconds: float
     not_finite: bool = False
+    reply: bytes = b""
 
 
 @dataclass(slots=True)
@@ -60,6 +64,8 @@ class Asked:
 
 Told = Callable[[Asked, Answer | Exception | None], None]
 """Takes what the chosen version said: None: nobody could be asked."""
+ToldPlain = Callable[[Answered | Exception], None]
+"""Takes the reply to a plain request, or what the version failed with, of which it may not be the cause."""
 
 
 class Desk:
@@ -85,6 +91,7 @@ class Desk:
         self.remembers = bool(self._state_leaves)
         self._record = record
         self._encoder = ReplyEncoder(self.action, spaces[1])
+        self._plain = PlainForm(section.policy, self.observation, spaces[0], self._encoder)
         self.complaints = Complaints()
         self._answers = {
             (arm, name): metrics.ANSWERS.labels(arm, name or "none") for arm in Arm for name in FALLBACKS
@@ -98,6 +105,28 @@ class Desk:
         else:
             choice = self.shelf.choose(request.client_key)
         return await self.answer(choice, question, until_s)
+
+    def ask_plain(self, data: bytes, until_s: float, tell: ToldPlain, is_gone: Callable[[], bool]) -> bool:
+        """`ask` for the bytes of a plain request; False where they must be read as a message. Raises Refused."""
+        if self.remembers or not self._plain.holds(data):
+            return False
+        choice = self.shelf.plainly()
+        if choice is None or choice.loaded is None:
+            return False
+        plain = Plain(self._plain, data, answered_by(choice.loaded.version, choice.arm, ""))
+        told = partial(self._told_plain, choice.arm, choice.loaded, time.perf_counter(), tell)
+        self._batcher.put(choice.loaded, plain, until_s, told, is_gone)
+        return True
+
+    def _told_plain(
+        self, arm: Arm, loaded: Loaded, began_s: float, tell: ToldPlain, said: Answer | bytes | Exception
+    ) -> None:
+        if isinstance(said, Exception):
+            tell(said)
+            return
+        assert isinstance(said, bytes)
+        self.shelf.note_answered(arm, loaded)
+        tell(self._given(arm, began_s, reply=said))
 
     def ask(self, request: pb.ActRequest, until_s: float, tell: Told, is_gone: Callable[[], bool]) -> None:
         """Ask for who names neither an episode nor a version, without waiting; raises Refused.
@@ -172,9 +201,11 @@ class Desk:
             former = self.shelf.former(choice.arm, choice.loaded)
             answer = None if former is None else await self._ask_former(former, asked)
             if answer is not None:
-                return self._given(asked, answer, answer.ready, "previous", not_finite)
+                return self._given(
+                    choice.arm, asked.began_s, answer.ready, answer, "previous", not_finite=not_finite
+                )
         name, action = self._drawn(asked.question.rows)
-        return self._given(asked, None, action, name, not_finite)
+        return self._given(choice.arm, asked.began_s, action, None, name, not_finite=not_finite)
 
     async def _ask_former(self, former: Loaded, asked: Asked) -> Answer | None:
         """None when it cannot answer either."""
@@ -196,21 +227,30 @@ class Desk:
             if choice.shadow is not None:
                 self._compare(choice.shadow, asked, answer)
         name = "previous" if choice.is_previous else ""
-        return self._given(asked, answer, answer.ready, name, False)
+        return self._given(choice.arm, asked.began_s, answer.ready, answer, name)
 
     def _given(
         self,
-        asked: Asked,
-        answer: Answer | None,
-        action: Mapping[str, Array],
-        fallback: str,
-        not_finite: bool,
+        arm: Arm,
+        began_s: float,
+        action: Mapping[str, Array] = _NOTHING,
+        answer: Answer | None = None,
+        fallback: str = "",
+        *,
+        not_finite: bool = False,
+        reply: bytes = b"",
     ) -> Answered:
-        arm, seconds = asked.choice.arm, time.perf_counter() - asked.began_s
+        seconds = time.perf_counter() - began_s
         metrics.ANSWER_SECONDS.observe(seconds)
         self._answers[arm, fallback].inc()
         return Answered(
-            arm=arm, action=action, answer=answer, fallback=fallback, seconds=seconds, not_finite=not_finite
+            arm=arm,
+            action=action,
+            answer=answer,
+            fallback=fallback,
+            seconds=seconds,
+            not_finite=not_finite,
+            reply=reply,
         )
 
     def encode(self, request: pb.ActRequest, answered: Answered) -> bytes:

@@ -7,9 +7,12 @@ Serialised messages behind one another are one message, so pieces can be written
 of one, as many bytes as before, can be another's. Fields stand in the order in which protobuf writes them itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import repeat
 from typing import Final
+
+from google.protobuf.message import Message
 
 from actor.serving.answering import Answer
 from actor.serving.leaves import Layout
@@ -47,17 +50,26 @@ class ReplyEncoder:
         batch, request_id = request.batch, request.request_id
         before_action, before_log_prob = self._before.get(batch) or self._prepare(batch)
         pieces = [pb.ActReply(request_id=request_id).SerializeToString()] if request_id else []
-        for name, before in before_action:
-            pieces += (before, action[name].tobytes())
+        for name, piece in before_action:
+            pieces += (piece, action[name].tobytes())
         pieces += (before_log_prob, answer.log_prob.tobytes(), who)
         return b"".join(pieces)
+
+    def encode_rows(self, ids: Iterable[bytes], answer: Answer, who: Iterable[bytes]) -> list[bytes]:
+        """A reply for each row of an answer, to requests for one observation. ids: as they stand in the message."""
+        before_action, before_log_prob = self._before.get(0) or self._prepare(0)
+        columns: list[Iterable[bytes]] = [ids]
+        for name, piece in before_action:
+            columns += (repeat(piece), _rows(answer.ready[name]))
+        columns += (repeat(before_log_prob), _rows(answer.log_prob), who)
+        return list(map(b"".join, zip(*columns, strict=False)))  # what is repeated has no end
 
     def _prepare(self, batch: int) -> tuple[list[tuple[str, bytes]], bytes]:
         rows = batch or 1
         nothing = {name: zeros(leaf, (rows,)) for name, leaf in self._leaves}
         parts = zip(nothing, self._action.write(nothing, batch), strict=True)
-        before_action = [(name, _before(pb.ActReply(action=[part]), part.value.data)) for name, part in parts]
-        before_log_prob = _before(pb.ActReply(log_prob=[0.0] * rows), bytes(4 * rows))
+        before_action = [(name, before(pb.ActReply(action=[part]), part.value.data)) for name, part in parts]
+        before_log_prob = before(pb.ActReply(log_prob=[0.0] * rows), bytes(4 * rows))
         self._before[batch] = before_action, before_log_prob
         return self._before[batch]
 
@@ -68,8 +80,15 @@ def answered_by(version: int, arm: Arm, fallback: str) -> bytes:
     return pb.ActReply(version=version, arm=ARMS[arm], fallback=FALLBACKS[fallback]).SerializeToString()
 
 
-def _before(reply: pb.ActReply, last: bytes) -> bytes:
-    """What is written of a reply before its last bytes."""
-    written = reply.SerializeToString()
+def _rows(array: Array) -> list[bytes]:
+    """The bytes of each row."""
+    data, rows = array.tobytes(), len(array)
+    size = len(data) // rows
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def before(message: Message, last: bytes) -> bytes:
+    """What is written of a message before its last bytes."""
+    written = message.SerializeToString()
     assert written.endswith(last)
     return written.removesuffix(last)

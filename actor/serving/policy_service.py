@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
@@ -76,15 +76,40 @@ class PolicyService:
             for name, (request, reply, body) in calls.items()
         }
         # Their replies are bytes.
-        handlers["Act"] = grpc.unary_unary_rpc_method_handler(unary("Act", pb.ActRequest, self.act))
+        handlers["Act"] = grpc.unary_unary_rpc_method_handler(self.act_on_bytes())
         handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(self.act_stream)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
+
+    def act_on_bytes(self) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        """`act`, from bytes to bytes."""
+        return unary("Act", pb.ActRequest, self.act, plain=self._act_plainly)
 
     async def act(self, request: pb.ActRequest, context: Context) -> bytes:
         """See policy.proto."""
         self._calls["act"].inc()
+        return await self._answer(request, self._until_s(context))
+
+    async def _act_plainly(self, data: bytes, context: Context) -> bytes | None:
+        """None for what is no plain request."""
+        until_s, future = self._until_s(context), self._loop.create_future()
+        try:
+            if not self._desk.ask_plain(data, until_s, future.set_result, future.done):
+                return None
+        except Refused as error:
+            future.set_result(error)
+        self._calls["act"].inc()
+        said: Answered | Exception = await future
+        if isinstance(said, Answered):
+            self._on_answer(said)
+            return said.reply
+        request = pb.ActRequest.FromString(data)
+        if isinstance(said, Refused):
+            return refusing(self._desk.complaints, request, said)
+        return await self._answer(request, until_s)  # by itself, to see whose fault it is
+
+    def _until_s(self, context: Context) -> float:
         left_s = context.time_remaining()
-        return await self._answer(request, math.inf if left_s is None else self._loop.time() + left_s)
+        return math.inf if left_s is None else self._loop.time() + left_s
 
     async def _answer(self, request: pb.ActRequest, until_s: float) -> bytes:
         try:

@@ -75,7 +75,8 @@ class NumpyForward:
         rows = self._read(observation)
         for step in self._steps:
             if isinstance(step, tuple):
-                rows = rows @ step[0]
+                # `@` takes half a microsecond longer, which is half of a small layer.
+                rows = rows.dot(step[0])
                 rows += step[1]
             else:
                 rows = step(rows)

@@ -37,9 +37,11 @@ _NO_STATE: Final[dict[str, Array]] = {}
 _NOT_FINITE: Final = "policy: the network's outputs are not finite; check observation and weights"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Acted:
-    """action: by path, [N, *shape] in the dtype of its leaf, as drawn. log_prob: float32 [N], joint.
+    """Made in every step, so not frozen, which would take twice as long.
+
+    action: by path, [N, *shape] in the dtype of its leaf, as drawn. log_prob: float32 [N], joint.
 
     state: after this step, by path, [N, ...]; new arrays.
     """
@@ -49,9 +51,9 @@ class Acted:
     state: Mapping[str, Array] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
-    """parameters: [N, P], what actions are drawn from.   state: after this step, by path, [N, ...]."""
+    """parameters: [N, P], what actions are drawn from.   state: after this step, by path, [N, ...]. As `Acted`."""
 
     parameters: Reals
     state: Mapping[str, Array]

@@ -23,7 +23,7 @@ DTYPES: Final[dict[str, np.dtype[np.generic]]] = {
     )
 }  # fmt: skip
 
-_FEW: Final = 32
+FEW: Final = 32
 """Numbers that Python adds up sooner than numpy looks at them."""
 
 if sys.byteorder != "little":
@@ -32,7 +32,7 @@ if sys.byteorder != "little":
 
 def all_finite(array: Array) -> bool:
     """Whether an array of real numbers holds neither NaN nor infinity."""
-    if array.size <= _FEW:
+    if array.size <= FEW:
         # Only finite numbers have a finite sum; where one overflows each is asked.
         numbers: list[Any] = array.ravel().tolist()
         if math.isfinite(sum(numbers)):

@@ -25,14 +25,20 @@ def unary(
     message: Any,
     body: Callable[[Any, Context], Awaitable[Any]],
     check: Callable[[bytes], None] = lambda _data: None,
+    plain: Callable[[bytes, Context], Awaitable[Any]] | None = None,
 ) -> Callable[[bytes, Context], Awaitable[Any]]:
-    """A handler of bytes; `check` raises Unfit for those that shall not even be parsed."""
+    """A handler of bytes; `check` raises Unfit for those that shall not even be parsed.
+
+    plain: answers where it can without parsing, with None where it cannot.
+    """
     parse = message.FromString
 
     async def call(data: bytes, context: Context) -> Any:
         request = None
         try:
             check(data)
+            if plain is not None and (reply := await plain(data, context)) is not None:
+                return reply
             request = parse(data)
             return await body(request, context)
         except Unfit as error:

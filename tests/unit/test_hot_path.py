@@ -31,7 +31,6 @@ from penstock.wire.messages import Publication
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
 from penstock.wire.specification import RunSpecification
-from penstock.wire.unary import unary
 from tests.small_run import SCHEMA, specification
 from tests.small_run import fragment as small_fragment
 from tests.unit.serving.stand import Stand, seen
@@ -161,12 +160,12 @@ async def act_alone(_request: policy_pb2.ActRequest, _until_s: float) -> bytes:
     raise AssertionError
 
 
-async def crowded() -> tuple[Stand, bytes]:
+async def crowded(**asked: Any) -> tuple[Stand, bytes]:
     """A server that expects so many, and what each of them asks."""
     stand = Stand(learns=False)
     await stand.publish(1)
     stand.batcher._expected = CLIENTS
-    return stand, stand.asking(seen(0)).SerializeToString()
+    return stand, stand.asking(seen(0), **asked).SerializeToString()
 
 
 async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
@@ -181,13 +180,14 @@ async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
         learns=False,
         on_answer=stand.trial.answered,
     )
-    return unary("Act", policy_pb2.ActRequest, service.act)
+    return service.act_on_bytes()
 
 
-def test_calls_to_answer_a_request() -> None:
-    """From bytes to bytes, one of many that share a forward pass."""
+@pytest.mark.parametrize(("asked", "most"), [({}, 105), ({"client_key": "ada"}, 150)])
+def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
+    """From bytes to bytes, one of many that share a forward pass: a plain one, and one that is read as a message."""
     with asyncio.Runner() as runner:
-        stand, data = runner.run(crowded())
+        stand, data = runner.run(crowded(**asked))
         act, context = runner.run(act_of(stand)), Asking()
 
         async def client() -> None:
@@ -197,20 +197,35 @@ def test_calls_to_answer_a_request() -> None:
         async def crowd() -> None:
             await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
-        assert calls(lambda: runner.run(crowd())) / (CLIENTS * STEPS) <= 125
+        assert calls(lambda: runner.run(crowd())) / (CLIENTS * STEPS) <= most
 
 
-def test_calls_to_answer_a_request_of_a_stream() -> None:
-    """From bytes to bytes, without a task or a future for each."""
+def test_calls_to_answer_a_lonely_request() -> None:
+    """From bytes to bytes, with a forward pass to itself."""
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded())
+        stand.batcher._expected, stand.batcher._until_probe = 1, 3 * STEPS
+        act, context = runner.run(act_of(stand)), Asking()
+
+        async def client() -> None:
+            for _ in range(STEPS):
+                await act(data, context)
+
+        assert calls(lambda: runner.run(client())) / STEPS <= 300
+
+
+@pytest.mark.parametrize(("asked", "most"), [({}, 95), ({"client_key": "ada"}, 135)])
+def test_calls_to_answer_a_request_of_a_stream(asked: dict[str, Any], most: int) -> None:
+    """From bytes to bytes, without a task or a future for each: a plain one, and one that is read as a message."""
+    with asyncio.Runner() as runner:
+        stand, data = runner.run(crowded(**asked))
         asking = Asking()
 
         async def serve() -> None:
             stream = ActStream(stand.desk, act_alone, stand.trial.answered)
             await stream.serve(asking.requests(data), asking)
 
-        assert calls(lambda: runner.run(serve())) / CLIENTS <= 120
+        assert calls(lambda: runner.run(serve())) / CLIENTS <= most
         assert asking.answered == 2 * CLIENTS
 
 

@@ -1,5 +1,6 @@
 """Distributions of choices and bits."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch.nn import functional
 
 from penstock.policy.distributions.head import SMALLEST_NORMAL, ActionHead, Reals
 from penstock.wire.spaces import Discrete, MultiBinary, MultiDiscrete
-from penstock.wire.tensor import Array
+from penstock.wire.tensor import FEW, Array
 
 
 class Categorical(ActionHead):
@@ -35,6 +36,8 @@ class Categorical(ActionHead):
         # A draw of exactly 0 has no logarithm; the smallest normal number stands in for it.
         np.maximum(noise, SMALLEST_NORMAL, out=noise)
         np.log(noise, out=noise)
+        if len(noise) == 1 and self.size <= FEW:
+            return self._of_one(parameters, noise)
         return self._at(parameters, (parameters - noise).argmax(-1))
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
@@ -74,6 +77,14 @@ class Categorical(ActionHead):
         shifted = parameters - parameters.max(-1, keepdims=True)
         log_p = shifted[np.arange(len(index)), index] - np.log(np.exp(shifted).sum(-1))
         return index.astype(self.action_dtype, copy=False), log_p
+
+    def _of_one(self, parameters: Reals, noise: Reals) -> tuple[Array, Reals]:
+        """The same for a single row of few choices, which Python has done before numpy has begun."""
+        logits: list[float] = parameters[0].tolist()
+        scores = [logit - each for logit, each in zip(logits, noise[0].tolist(), strict=True)]
+        index, top = scores.index(max(scores)), max(logits)
+        log_p = logits[index] - top - math.log(sum([math.exp(logit - top) for logit in logits]))
+        return np.array([index], self.action_dtype), np.array([log_p], parameters.dtype)
 
 
 class MultiCategorical(ActionHead):

@@ -113,6 +113,20 @@ def test_categorical_draws_follow_their_probabilities() -> None:
     np.testing.assert_allclose(np.bincount(action) / len(action), [0.2, 0.5, 0.3], atol=0.01)
 
 
+@pytest.mark.parametrize("forbidden", [[], [0, 3]])
+def test_a_single_row_is_drawn_as_one_of_many(forbidden: list[int]) -> None:
+    """The same action from the same random numbers, with torch's log-probability; a masked logit is no number's equal."""
+    head, logits = Categorical("action", Discrete(5)), np.random.default_rng(1).normal(size=(300, 5)) * 4
+    logits[:, forbidden] = -np.inf
+    expected = torch.log_softmax(torch.from_numpy(logits), -1).numpy()
+    for seed, row in enumerate(logits.astype(np.float32)):
+        drawn, log_prob = head.draw(row[None], np.random.default_rng(seed))
+        noise = np.random.default_rng(seed).standard_exponential((1, 5), dtype=np.float32)
+        assert drawn.tolist() == (row - np.log(noise)).argmax(-1).tolist()
+        assert (drawn.dtype.name, log_prob.dtype.name) == ("int64", "float32")
+        np.testing.assert_allclose(log_prob, expected[seed, drawn], atol=1e-6)
+
+
 def test_environment_gets_actions_within_bounds() -> None:
     """Offset by the start, clipped, or stretched."""
     assert Categorical("action", Discrete(3, 5)).to_environment(np.array([0, 2])).tolist() == [5, 7]
