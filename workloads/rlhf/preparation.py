@@ -38,6 +38,14 @@ _SPREAD: Final = 0.125
 
 def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
     """The settings with everything named that was made; raises ConfigurationError, Interrupted."""
+    made, section = made_first(settings, run_dir, progress)
+    if not section.reward:
+        made["reward"] = _reward_model(section, run_dir, settings.seed, progress)
+    return with_places(settings, made)
+
+
+def made_first(settings: Settings, run_dir: Path, progress: Progress) -> tuple[dict[str, Any], Language]:
+    """Everything but the reward model: what was made, and the section with it; raises ConfigurationError, Interrupted."""
     quieten()
     section = language(settings.environment)
     made: dict[str, Any] = {}
@@ -45,10 +53,9 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
         made |= _sentiment(section, run_dir, settings.seed, progress)
     section = section.model_copy(update=made)
     made["prompts"] = section.prompts or section.feedback
-    _check(section.model_copy(update=made))
-    if not section.reward:
-        made["reward"] = _reward_model(section, run_dir, settings.seed, progress)
-    return _with_places(settings, made)
+    section = section.model_copy(update=made)
+    _check(section)
+    return made, section
 
 
 def services(settings: Settings, sockets: Path) -> Services:
@@ -131,7 +138,7 @@ def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progres
     folder = (run_dir / REWARD_MODEL).absolute()
     if (folder / CARD).exists():
         return str(folder)
-    order = _order(section, folder, seed)
+    order = order_of(section, folder, seed)
     progress.say(f"preparing: a reward model from {section.feedback}, in {folder}")
     results = train(order, progress.stop)
     if results is None:
@@ -144,7 +151,7 @@ def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progres
     return str(folder)
 
 
-def _order(section: Language, folder: Path, seed: int) -> Any:
+def order_of(section: Language, folder: Path, seed: int) -> Any:
     """How it is trained; raises ConfigurationError."""
     from workloads.rlhf.feedback.reading import Source  # noqa: PLC0415 - loads transformers
     from workloads.rlhf.feedback.scale import parse_scale  # noqa: PLC0415
@@ -169,7 +176,7 @@ def _order(section: Language, folder: Path, seed: int) -> Any:
     )
 
 
-def _with_places(settings: Settings, made: dict[str, Any]) -> Settings:
+def with_places(settings: Settings, made: dict[str, Any]) -> Settings:
     """What was made in the sections that name it, folders as absolute paths."""
     kwargs = {**settings.environment.kwargs, **made}
     kwargs |= {key: _absolute(kwargs[key]) for key in _PLACES if key in kwargs}
