@@ -130,7 +130,7 @@ def measure(run_dir: Path, course: _Course) -> Calibration:
     last = rows[-1]
     first_s = last["time"] - last["training_seconds"]
     try:
-        pace = pace_of(rows)
+        pace = pace_of(rows, _last_start(run_dir / "endpoints"))
     except TooShort:
         pace = None
     roles: dict[str, list[Memory]] = {}
@@ -149,6 +149,11 @@ def measure(run_dir: Path, course: _Course) -> Calibration:
         returns=Scores.of(_returns(run_dir / "checkpoints")),
         evaluation=learner_account(run_dir).get("evaluation"),
     )
+
+
+def _last_start(endpoints: Path) -> float:
+    """When the last process said where it can be reached, as `time`."""
+    return max((file.stat().st_mtime for file in endpoints.glob("*.json")), default=0.0)
 
 
 def _returns(checkpoints: Path) -> list[float]:

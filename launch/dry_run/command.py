@@ -200,7 +200,8 @@ def next_steps(one: Calibration) -> int:
     pace = one.pace
     if pace is None:
         return 4 * one.steps
-    measured = max(MEASURED_S / pace.seconds_per_step.likely, SECOND_UPDATES * pace.steps_per_update)
+    seconds = MEASURED_S + (0.0 if pace.settled else pace.settled_seconds)
+    measured = max(seconds / pace.seconds_per_step.likely, SECOND_UPDATES * pace.steps_per_update)
     return pace.warmup_steps + round(measured)
 
 

@@ -2,8 +2,9 @@
 
     first experience ─ warm-up ─┬─ block ─┬─ block ─┬─ … ─┬─ last line of learning ─ evaluation, checkpoint ─ last line
 
-The warm-up is what lies before the second update is done: compilation, caches, first allocations. The rest is cut into
-blocks of equal steps: their spread is that of the pace. Time spent on checkpoints is taken out and told apart.
+The warm-up is what lies before the second update is done, compilation, caches, first allocations, and before the last
+process of the run has started: until then it takes its share of the processors. The rest is cut into blocks of equal
+steps: their spread is that of the pace. Time spent on checkpoints is taken out and told apart.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from penstock.runtime.estimate import Range
 
 WARMUP_UPDATES: Final = 2
 BLOCKS: Final = 6
+_LEAST_POINTS: Final = 2
 
 
 class TooShort(ValueError):
@@ -34,12 +36,16 @@ class Point:
 class Pace:
     """warmup_seconds were spent until warmup_steps; after that a step takes seconds_per_step, of measured_seconds.
 
+    settled_seconds: of training when the last process had started. settled: whether the pace is that of the time behind it.
+
     evaluation_seconds: of the one at the end. checkpoint_seconds: of one checkpoint. episode_length: mean of the last
     training episodes, None before the first. log_bytes_per_step: of experience in Redis.
     """
 
     warmup_seconds: float
     warmup_steps: int
+    settled_seconds: float
+    settled: bool
     measured_seconds: float
     measured_updates: int
     steps: int
@@ -56,21 +62,26 @@ class Pace:
         return self.steps / max(self.updates, 1)
 
 
-def pace_of(rows: Sequence[dict[str, Any]]) -> Pace:
-    """Of a run that was trained to its last step; raises TooShort."""
+def pace_of(rows: Sequence[dict[str, Any]], started_s: float) -> Pace:
+    """Of a run that was trained to its last step; started_s: when its last process had, as `time`. Raises TooShort."""
     *_, last = rows or [{}]
     learning = _points(rows)
-    ends = [point for point in learning if point.updates >= WARMUP_UPDATES]
     # The line that is written when the run ends holds what came after the last update, too.
-    measured = _growing(ends[:-1])
-    if len(measured) < 2:
+    warm = _growing([point for point in learning[:-1] if point.updates >= WARMUP_UPDATES])
+    if len(warm) < _LEAST_POINTS:
         raise TooShort(f"{last.get('updates', 0)} updates in {len(rows)} lines of metrics.jsonl")
+    settled_s = max(0.0, started_s - (last["time"] - last["training_seconds"]))
+    behind = [point for point in warm if point.seconds >= settled_s]
+    settled = len(behind) >= _LEAST_POINTS
+    measured = behind if settled else warm
     first, end = measured[0], measured[-1]
     rate = (end.seconds - first.seconds) / (end.steps - first.steps)
     left_s = max(0.0, learning[-1].seconds - end.seconds - rate * (learning[-1].steps - end.steps))
     return Pace(
         warmup_seconds=first.seconds,
         warmup_steps=first.steps,
+        settled_seconds=settled_s,
+        settled=settled,
         measured_seconds=end.seconds - first.seconds,
         measured_updates=end.updates - first.updates,
         steps=learning[-1].steps,

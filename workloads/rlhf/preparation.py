@@ -8,6 +8,7 @@ Each is written under another name and then moved, or has a file that is written
 left is made again, and what is whole is kept.
 """
 
+import gc
 import json
 import logging
 import shutil
@@ -64,7 +65,7 @@ def services(settings: Settings, sockets: Path) -> Services:
     if not section.serve_reward:
         return Services()
     address = f"unix:{sockets / 'reward.sock'}"
-    command = ("reward", "serve", section.reward, "--listen", address)
+    command = ("reward", "serve", section.reward, "--listen", address, "--device", section.reward_device)
     return Services(commands={"reward": command}, places={"reward": address})
 
 
@@ -141,6 +142,7 @@ def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progres
     order = order_of(section, folder, seed)
     progress.say(f"preparing: a reward model from {section.feedback}, in {folder}")
     results = train(order, progress.stop)
+    release_device()
     if results is None:
         raise Interrupted
     found = results["validation"] or {}
@@ -149,6 +151,14 @@ def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progres
         f"the reward model is trained: {results['steps']} steps in {results['seconds']:g} s; {measured}"
     )
     return str(folder)
+
+
+def release_device() -> None:
+    """Give back what torch holds on to of a GPU: this process lives on, and those that learn and generate want it."""
+    import torch  # noqa: PLC0415 - is loaded by now
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def order_of(section: Language, folder: Path, seed: int) -> Any:

@@ -20,7 +20,7 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.workload import Progress, Rehearsal, Shortened
 from workloads.rlhf.feedback.examples import Example, Scored
 from workloads.rlhf.feedback.reading import read
-from workloads.rlhf.preparation import REWARD_MODEL, made_first, order_of, with_places
+from workloads.rlhf.preparation import REWARD_MODEL, made_first, order_of, release_device, with_places
 from workloads.rlhf.reward.training import Order, train
 
 STEPS: Final = 12
@@ -54,6 +54,7 @@ def _shortened(order: Order, progress: Progress) -> Shortened:
     if train(order, progress.stop, [watch]) is None:
         raise Interrupted
     whole_s = time.monotonic() - began_s
+    release_device()
     times = Times(
         whole_seconds=whole_s,
         steps_seconds=tuple(later - earlier for earlier, later in pairwise(watch.at_s)),
