@@ -192,7 +192,9 @@ def first_steps(plan: Plan) -> int:
 def is_enough(one: Calibration) -> bool:
     """Whether its pace can be relied on."""
     pace = one.pace
-    return pace is not None and pace.measured_seconds >= ENOUGH_S and pace.measured_updates >= ENOUGH_UPDATES
+    if pace is None or not pace.settled:
+        return False
+    return pace.measured_seconds >= ENOUGH_S and pace.measured_updates >= ENOUGH_UPDATES
 
 
 def next_steps(one: Calibration) -> int:
