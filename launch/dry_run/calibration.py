@@ -18,9 +18,16 @@ from launch.dry_run.pace import Pace, TooShort, pace_of
 from launch.memory import Memory, together
 from launch.plan import Plan, prepare_folder
 from launch.progress import read_rows
-from launch.run import Outcome, Run
+from launch.run import Run
 from launch.services import private_folder
-from launch.summary import Ending, RedisFacts, learner_account, make_summary
+from launch.summary import (
+    SUMMARY_FILE,
+    Ending,
+    RedisFacts,
+    learner_account,
+    make_summary,
+    write_summary,
+)
 from launch.supervisor import Account
 from launch.view import View
 from penstock.runtime.estimate import Scores
@@ -63,7 +70,6 @@ class _Course:
     began_s: float
     ended_s: float
     accounts: Sequence[Account]
-    redis: RedisFacts
 
 
 def shortened(plan: Plan, run_dir: Path, steps: int) -> Plan:
@@ -88,7 +94,7 @@ def shortened(plan: Plan, run_dir: Path, steps: int) -> Plan:
 
 
 def calibrate(plan: Plan, lifecycle: Lifecycle, view: View) -> Calibration:
-    """Run it to its end and measure it, with what its workload leaves; raises Interrupted, and Fatal when it fails."""
+    """Run it to its end and measure it; raises Interrupted, and Fatal with the cause when it fails."""
     prepare_folder(plan)
     sockets = private_folder()
     redis = RedisFacts(version="", durability=plan.settings.broker.durability)
@@ -98,30 +104,30 @@ def calibrate(plan: Plan, lifecycle: Lifecycle, view: View) -> Calibration:
         outcome = run.go()
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
-    course = _Course(began_s, time.time(), run.accounts(), run.redis_facts)
-    _check(outcome)
-    _write_artefacts(plan, course)
-    return measure(plan.run_dir, course)
-
-
-def _check(outcome: Outcome) -> None:
+    course = _Course(began_s, time.time(), run.accounts())
     if outcome.code == EXIT_INTERRUPTED:
         raise Interrupted
     if outcome.code != EXIT_OK:
         raise Fatal(f"--dry-run: the calibration failed as the run would: {outcome.cause}")
+    ending = Ending(
+        wall_seconds=course.ended_s - began_s,
+        interrupted=False,
+        cause="",
+        accounts=course.accounts,
+        redis=run.redis_facts,
+    )
+    write_summary(plan.run_dir, make_summary(plan, ending))
+    return measure(plan.run_dir, course)
 
 
-def _write_artefacts(plan: Plan, course: _Course) -> None:
+def with_artefacts(plan: Plan, calibration: Calibration) -> Calibration:
+    """With what the workload leaves at the end. Behind the last calibration: what it loads is in no run's memory."""
     path = find(plan.settings.workload).artefacts
-    if path:
-        ending = Ending(
-            wall_seconds=course.ended_s - course.began_s,
-            interrupted=False,
-            cause="",
-            accounts=course.accounts,
-            redis=course.redis,
-        )
-        load(path)(plan.settings, plan.run_dir, make_summary(plan, ending))
+    if not path:
+        return calibration
+    summary = json.loads((plan.run_dir / SUMMARY_FILE).read_text())
+    load(path)(plan.settings, plan.run_dir, summary)
+    return replace(calibration, disk=sizes(plan.run_dir))
 
 
 def measure(run_dir: Path, course: _Course) -> Calibration:

@@ -20,7 +20,7 @@ from typing import Final
 
 from launch.disk import sizes
 from launch.dry_run import stored
-from launch.dry_run.calibration import Calibration, calibrate, shortened
+from launch.dry_run.calibration import Calibration, calibrate, shortened, with_artefacts
 from launch.dry_run.limits import judge, look
 from launch.dry_run.prediction import Facts, predict
 from launch.dry_run.report import DryRun, lines, to_json
@@ -172,13 +172,14 @@ def _calibrate(plan: Plan, folder: Path, lifecycle: Lifecycle, *, as_json: bool)
     """A short one that finds the pace roughly, and another that is long enough to measure it."""
     stream = sys.stderr if as_json else sys.stdout
     total_steps = plan.settings.learner.total_steps or 0
-    steps, found = min(first_steps(plan), total_steps), list[Calibration]()
+    steps = min(first_steps(plan), total_steps)
+    plans, found = list[Plan](), list[Calibration]()
     while True:
-        short = shortened(plan, folder / f"calibration-{len(found) + 1}", steps)
+        plans.append(shortened(plan, folder / f"calibration-{len(found) + 1}", steps))
         with make_view(stream, f"calibration {len(found) + 1}", steps, None) as view:
-            found.append(calibrate(short, lifecycle, view))
+            found.append(calibrate(plans[-1], lifecycle, view))
         if steps >= total_steps or len(found) == MOST_CALIBRATIONS or is_enough(found[-1]):
-            return found
+            return [with_artefacts(*both) for both in zip(plans, found, strict=True)]
         steps = min(next_steps(found[-1]), total_steps)
 
 

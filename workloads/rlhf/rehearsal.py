@@ -3,6 +3,8 @@
 The steps are those of the training itself: same model, batches, precision. What it does once, such as reading the
 feedback, scoring the validation examples and saving, is done once here too and timed apart from the steps. Everything else is
 made whole, since the calibration runs with it: the tiny model of the built-in task takes seconds.
+
+What `prepare` does not load this does not load either: the launcher's memory is part of what is predicted.
 """
 
 import math
@@ -10,9 +12,7 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
-
-from transformers import TrainerCallback
+from typing import TYPE_CHECKING, Final
 
 from penstock.runtime.estimate import Range, Scores
 from penstock.runtime.retry import Interrupted
@@ -21,7 +21,9 @@ from penstock.runtime.workload import Progress, Rehearsal, Shortened
 from workloads.rlhf.feedback.examples import Example, Scored
 from workloads.rlhf.feedback.reading import read
 from workloads.rlhf.preparation import REWARD_MODEL, made_first, order_of, release_device, with_places
-from workloads.rlhf.reward.training import Order, train
+
+if TYPE_CHECKING:
+    from workloads.rlhf.reward.training import Order
 
 STEPS: Final = 12
 WARMUP_STEPS: Final = 2
@@ -49,8 +51,11 @@ def scores_of(examples: tuple[Example, ...]) -> Scores:
     return Scores.of([example.score for example in examples if isinstance(example, Scored)])
 
 
-def _shortened(order: Order, progress: Progress) -> Shortened:
-    watch, began_s = _Watch(), time.monotonic()
+def _shortened(order: "Order", progress: Progress) -> Shortened:
+    from workloads.rlhf.reward.step_watch import StepWatch  # noqa: PLC0415 - loads transformers
+    from workloads.rlhf.reward.training import train  # noqa: PLC0415 - loads torch
+
+    watch, began_s = StepWatch(STEPS), time.monotonic()
     if train(order, progress.stop, [watch]) is None:
         raise Interrupted
     whole_s = time.monotonic() - began_s
@@ -96,36 +101,3 @@ def _halves(seconds: tuple[float, ...]) -> list[float]:
     middle = len(seconds) // 2
     parts = [seconds[:middle], seconds[middle:]] if middle else [seconds]
     return [math.fsum(part) / len(part) for part in parts]
-
-
-class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers comes without types
-    """Notes when steps end, and ends the training after STEPS of them."""
-
-    def __init__(self) -> None:
-        self.at_s: list[float] = []
-        self.steps = 0
-        self.epoch_s = 0.0
-        self._left_s = 0.0
-
-    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
-        """Called by the Trainer."""
-        self.steps = state.max_steps
-
-    def on_step_begin(self, _args: Any, _state: Any, _control: Any, **_others: Any) -> None:
-        """Called by the Trainer."""
-        if not self.at_s:
-            self.at_s.append(time.monotonic())
-
-    def on_step_end(self, _args: Any, state: Any, control: Any, **_others: Any) -> None:
-        """Called by the Trainer."""
-        self.at_s.append(time.monotonic())
-        if state.global_step >= STEPS:
-            control.should_training_stop = True
-
-    def on_epoch_end(self, _args: Any, _state: Any, _control: Any, **_others: Any) -> None:
-        """Called by the Trainer."""
-        self._left_s = time.monotonic()
-
-    def on_save(self, _args: Any, _state: Any, _control: Any, **_others: Any) -> None:
-        """Called by the Trainer, behind the evaluation."""
-        self.epoch_s = max(self.epoch_s, time.monotonic() - self._left_s)
