@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +41,8 @@ ENOUGH_S: Final = 10.0
 """How long is enough; slow updates reach it with a few."""
 ENOUGH_UPDATES: Final = 2
 FIRST_UPDATES: Final = 5
-SECOND_UPDATES: Final = 10
+SECOND_UPDATES: Final = 8
+LEAST_CALIBRATIONS: Final = 2
 MOST_CALIBRATIONS: Final = 4
 _LEAST_STEPS: Final = 2048
 _FOLDER_PREFIX: Final = ".penstock-dry-run-"
@@ -178,7 +179,7 @@ def _calibrate(plan: Plan, folder: Path, lifecycle: Lifecycle, *, as_json: bool)
         plans.append(shortened(plan, folder / f"calibration-{len(found) + 1}", steps))
         with make_view(stream, f"calibration {len(found) + 1}", steps, None) as view:
             found.append(calibrate(plans[-1], lifecycle, view))
-        if steps >= total_steps or len(found) == MOST_CALIBRATIONS or is_enough(found[-1]):
+        if steps >= total_steps or len(found) == MOST_CALIBRATIONS or is_enough(found):
             return [with_artefacts(*both) for both in zip(plans, found, strict=True)]
         steps = min(next_steps(found[-1]), total_steps)
 
@@ -190,10 +191,10 @@ def first_steps(plan: Plan) -> int:
     return max(steps, _LEAST_STEPS if not algorithm.update_steps else 0)
 
 
-def is_enough(one: Calibration) -> bool:
-    """Whether its pace can be relied on."""
-    pace = one.pace
-    if pace is None or not pace.settled:
+def is_enough(found: Sequence[Calibration]) -> bool:
+    """Whether the pace of the last can be relied on; of a single one nobody knows what grows with the steps."""
+    pace = found[-1].pace
+    if len(found) < LEAST_CALIBRATIONS or pace is None or not pace.settled:
         return False
     return pace.measured_seconds >= ENOUGH_S and pace.measured_updates >= ENOUGH_UPDATES
 
