@@ -31,9 +31,10 @@ from launch.summary import (
 from launch.supervisor import Account
 from launch.view import View
 from penstock.runtime.estimate import Scores
-from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK, Fatal
+from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Fatal
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
+from penstock.runtime.settings import ConfigurationError
 from penstock.runtime.workload import find, load
 
 _NEVER_S: Final = 1e6
@@ -94,7 +95,7 @@ def shortened(plan: Plan, run_dir: Path, steps: int) -> Plan:
 
 
 def calibrate(plan: Plan, lifecycle: Lifecycle, view: View) -> Calibration:
-    """Run it to its end and measure it; raises Interrupted, and Fatal with the cause when it fails."""
+    """Run it to its end and measure it; raises Interrupted, and Fatal or ConfigurationError when it fails."""
     prepare_folder(plan)
     sockets = private_folder()
     redis = RedisFacts(version="", durability=plan.settings.broker.durability)
@@ -108,7 +109,8 @@ def calibrate(plan: Plan, lifecycle: Lifecycle, view: View) -> Calibration:
     if outcome.code == EXIT_INTERRUPTED:
         raise Interrupted
     if outcome.code != EXIT_OK:
-        raise Fatal(f"--dry-run: the calibration failed as the run would: {outcome.cause}")
+        kind = ConfigurationError if outcome.code == EXIT_USAGE else Fatal
+        raise kind(f"--dry-run: the calibration failed as the run would: {outcome.cause}")
     ending = Ending(
         wall_seconds=course.ended_s - began_s,
         interrupted=False,

@@ -93,12 +93,20 @@ def compare(prediction: dict[str, Any], summary: dict[str, Any]) -> dict[str, An
         else _compared(prediction[predicted], summary.get(came))
         for name, (predicted, came) in _FIGURES.items()
     }
-    rate = summary["env_steps_per_second"]
-    found["seconds_per_step"] = _compared(
-        prediction["seconds_per_step"], 1 / rate if early and rate else None
-    )
+    found["seconds_per_step"] = _per_step(prediction, summary) if early else None
     found["note"] = _note(prediction, summary) if early else ""
     return found
+
+
+def _per_step(prediction: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any] | None:
+    """Seconds of learning for each of the steps that were done, of which the warm-up is a larger part than of all."""
+    steps, rate = summary["env_steps"], summary["env_steps_per_second"]
+    if not steps or not rate:
+        return None
+    missing = max(0, prediction["total_steps"] - steps)
+    learning, per_step = prediction["seconds_by_part"]["learning"], prediction["seconds_per_step"]
+    predicted = {end: (learning[end] - missing * per_step[end]) / steps for end in per_step}
+    return _compared(predicted, 1 / rate)
 
 
 def _compared(predicted: dict[str, float] | None, actual: float | None) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from penstock.runtime.settings import ConfigurationError
 PREDICTED: dict[str, Any] = {
     "total_steps": 1000,
     "seconds": {"low": 80.0, "likely": 100.0, "high": 130.0},
+    "seconds_by_part": {"learning": {"low": 85.0, "likely": 105.0, "high": 125.0}},
     "seconds_per_step": {"low": 0.08, "likely": 0.1, "high": 0.12},
     "memory_bytes": {"low": 90.0, "likely": 100.0, "high": 110.0},
     "device_memory_bytes": None,
@@ -91,7 +92,10 @@ def test_a_run_that_ended_early_is_compared_by_step() -> None:
     assert found["time"] is None
     assert found["disk"] is None
     assert found["memory"]["actual"] == 200
-    assert (found["seconds_per_step"]["actual"], found["seconds_per_step"]["error"]) == (0.125, -0.2)
+    per_step = found["seconds_per_step"]
+    # 105 s of learning, less those of the 600 steps that were not done.
+    assert per_step["predicted"] == pytest.approx({"low": 37 / 400, "likely": 45 / 400, "high": 53 / 400})
+    assert (per_step["actual"], per_step["error"], per_step["within"]) == (0.125, -0.1, True)
     assert found["note"] == "it ended early (target), after 400 of 1,000 steps: time is compared by step"
 
 
