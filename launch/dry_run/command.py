@@ -29,7 +29,7 @@ from launch.plan import Plan
 from launch.view import make_view
 from penstock.runtime import logs
 from penstock.runtime.estimate import Range
-from penstock.runtime.exit import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from penstock.runtime.exit import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Fatal
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 from penstock.runtime.settings import ConfigurationError
@@ -180,8 +180,17 @@ def _calibrate(plan: Plan, folder: Path, lifecycle: Lifecycle, *, as_json: bool)
         with make_view(stream, f"calibration {len(found) + 1}", steps, None) as view:
             found.append(calibrate(plans[-1], lifecycle, view))
         if steps >= total_steps or len(found) == MOST_CALIBRATIONS or is_enough(found):
+            _check_pace(found[-1], total_steps)
             return [with_artefacts(*both) for both in zip(plans, found, strict=True)]
         steps = min(next_steps(found[-1]), total_steps)
+
+
+def _check_pace(last: Calibration, total_steps: int) -> None:
+    if last.pace is None and last.steps < total_steps:
+        raise Fatal(
+            f"--dry-run: {last.steps:,} of {total_steps:,} steps made too few updates to tell a pace; look at "
+            "algorithm.batch_steps, or train without a dry run"
+        )
 
 
 def first_steps(plan: Plan) -> int:

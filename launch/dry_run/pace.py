@@ -37,7 +37,6 @@ class Pace:
     """warmup_seconds were spent until warmup_steps; after that a step takes seconds_per_step, of measured_seconds.
 
     settled_seconds: of training when the last process had started. settled: whether the pace is that of the time behind it.
-
     evaluation_seconds: of the one at the end. checkpoint_seconds: of one checkpoint. episode_length: mean of the last
     training episodes, None before the first. log_bytes_per_step: of experience in Redis.
     """
@@ -90,7 +89,8 @@ def pace_of(rows: Sequence[dict[str, Any]], started_s: float) -> Pace:
         evaluation_seconds=left_s,
         checkpoint_seconds=float(last.get("checkpoint_seconds", 0.0)),
         episode_length=last.get("episode_length"),
-        log_bytes_per_step=max(row.get("log_bytes", 0) / max(row["env_steps"], 1) for row in rows),
+        # Nothing was trimmed; lines of the first steps hold more than these, begun and not yet trained.
+        log_bytes_per_step=max(row.get("log_bytes", 0) for row in rows) / learning[-1].steps,
     )
 
 

@@ -72,7 +72,8 @@ def predict(
     device_memory: most bytes on GPUs that were seen.
     """
     last = calibrations[-1]
-    learning, checkpoints = _learning(facts, last)
+    per_step = _seconds_per_step(calibrations)
+    learning, checkpoints = _learning(facts, last, per_step)
     evaluation = _evaluation(facts, calibrations)
     between = (
         (facts.total_steps - 1) // facts.evaluation_interval_steps if facts.evaluation_interval_steps else 0
@@ -90,7 +91,7 @@ def predict(
     }
     return Prediction(
         time=parts,
-        seconds_per_step=_seconds_per_step(last),
+        seconds_per_step=per_step,
         memory=_memory(facts, calibrations),
         roles={role: memory.peak for role, memory in last.memory.items()},
         device_memory=None if device_memory is None else Range.of([float(device_memory)]),
@@ -98,20 +99,26 @@ def predict(
     )
 
 
-def _seconds_per_step(last: Calibration) -> Range:
+def _seconds_per_step(calibrations: Sequence[Calibration]) -> Range:
+    """As the last one found it, with the spread of all whose processes had started: a machine is busier now and then."""
+    last = calibrations[-1]
     if last.pace is None:
         return Range.of([last.training_seconds / max(last.steps, 1)])
-    return last.pace.seconds_per_step
+    found = [last.pace, *(one.pace for one in calibrations if one.pace is not None and one.pace.settled)]
+    return Range(
+        low=min(pace.seconds_per_step.low for pace in found),
+        likely=last.pace.seconds_per_step.likely,
+        high=max(pace.seconds_per_step.high for pace in found),
+    )
 
 
-def _learning(facts: Facts, last: Calibration) -> tuple[Range, Range]:
+def _learning(facts: Facts, last: Calibration, per_step: Range) -> tuple[Range, Range]:
     """Of the updates, and of the checkpoints between them and behind the last."""
     if last.pace is None:
         # All of the run was its calibration.
         return Range.of([last.training_seconds]), Range.exactly(0.0)
     pace = last.pace
-    steps = max(0, facts.total_steps - pace.warmup_steps)
-    learning = pace.seconds_per_step.times(steps) + Range.of([pace.warmup_seconds])
+    learning = per_step.times(max(0, facts.total_steps - pace.warmup_steps)) + Range.of([pace.warmup_seconds])
     count = 1 + _checkpoints(facts, pace, learning.likely)
     return learning, Range.of([pace.checkpoint_seconds]).times(count)
 

@@ -44,6 +44,13 @@ def test_the_pace_is_that_behind_the_warm_up() -> None:
     assert pace.settled
 
 
+def test_experience_that_is_under_way_before_the_first_step_is_no_size_of_a_step() -> None:
+    """64 KiB in the log at step 0 say nothing; all of it over all steps does."""
+    rows = steady()
+    rows[0]["log_bytes"] = 65_536
+    assert pace_of(rows, START).log_bytes_per_step == 70_000 / 1400
+
+
 def test_what_lies_behind_the_last_update_is_evaluation_but_for_the_checkpoint() -> None:
     """The last line is written when both are over."""
     rows = steady(ending=7.0)

@@ -78,6 +78,16 @@ def test_time_is_the_sum_of_its_parts() -> None:
     assert found.time["learning"].high == pytest.approx(9500 * 0.012 + 5.0 * (1 + MARGIN))
 
 
+def test_the_spread_of_the_pace_is_that_of_all_calibrations() -> None:
+    """The last says what is likely; one whose processes were still starting says nothing."""
+    slow = replace(PACE, seconds_per_step=Range(low=0.02, likely=0.03, high=0.04))
+    found = predict(FACTS, [calibration(1000, pace=slow), calibration()], Range.exactly(0.0), 0, None)
+    assert found.seconds_per_step == Range(low=0.008, likely=0.01, high=0.04)
+    starting = calibration(1000, pace=replace(slow, settled=False))
+    found = predict(FACTS, [starting, calibration()], Range.exactly(0.0), 0, None)
+    assert found.seconds_per_step == PACE.seconds_per_step
+
+
 def test_what_was_measured_twice_has_its_spread() -> None:
     """The last is likely: the first start reads from a cold disk."""
     found = predict(
