@@ -79,6 +79,13 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the resolved configuration and stop.")
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Say what the run will take, from a short one of it; exit 1 where it will not fit.",
+        ),
+    ] = False,
 ) -> None:
     """Train a policy: actors, broker, Redis and learner on this machine."""
     from launch.plan import Request, make_plan
@@ -107,6 +114,11 @@ def train(
 
             sys.stdout.write(masked(plan.settings))
             return 0
+        if dry_run:
+            from launch.dry_run import command
+
+            command.check(plan, recording=recording is not None, ui=ui)
+            return command.main(plan, named=run_dir is not None, as_json=as_json)
         from launch.train import train as run
 
         return run(plan, as_json=as_json, ui=ui)

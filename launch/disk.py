@@ -1,4 +1,4 @@
-"""Whether the folders of a run can still be written: the one cause that a full disk keeps out of every log."""
+"""What lies in the folders of a run, and whether they can still be written: the one cause that a full disk keeps out of every log."""
 
 import os
 from collections.abc import Iterable
@@ -32,3 +32,15 @@ def explain(cause: str, run_dir: Path) -> str:
     """`cause`, behind what a full disk kept it from saying."""
     found = problem((run_dir, run_dir / "checkpoints", run_dir / "redis", run_dir / "logs"))
     return cause if found is None else f"{found}; make room, then resume ({cause})"
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """Bytes of everything in a folder, by name; nothing where there is none."""
+    if not folder.is_dir():
+        return {}
+    return {entry.name: _size(entry) for entry in folder.iterdir()}
+
+
+def _size(place: Path) -> int:
+    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)

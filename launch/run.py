@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from launch.disk import explain
+from launch.memory import of_process
 from launch.plan import Plan
 from launch.process import Folder
 from launch.progress import MetricsTail
@@ -233,5 +234,10 @@ def _serve_metrics(health: Health, section: MetricsSection) -> int:
 def _own_account() -> Account:
     times = os.times()
     return Account(
-        name="launcher", role="launcher", pid=os.getpid(), restarts=0, cpu_seconds=times.user + times.system
+        name="launcher",
+        role="launcher",
+        pid=os.getpid(),
+        restarts=0,
+        cpu_seconds=times.user + times.system,
+        memory=of_process(os.getpid()),
     )

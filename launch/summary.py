@@ -5,12 +5,16 @@ processes, Redis and wall time are the launcher's.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from launch.disk import sizes
+from launch.dry_run import stored
+from launch.memory import together
 from launch.plan import Plan
+from launch.quantities import size, span
 from launch.returns import shown
 from launch.supervisor import Account
 
@@ -42,6 +46,14 @@ _ENDINGS: Final = {
     "stalled": "no update was made any more",
 }
 """Of the learner's account, in words."""
+_SHOWN: Final[dict[str, Callable[[float], str]]] = {
+    "time": span,
+    "seconds_per_step": "{:.3g} s".format,
+    "memory": size,
+    "device_memory": size,
+    "disk": size,
+}
+"""Of a comparison with a dry run, and how people read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +66,15 @@ class RedisFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the launcher saw the run end. `cause`: why it failed, "" when it did not."""
+    """How the launcher saw the run end. `cause`: why it failed, "" when it did not.
+
+    preparation_seconds: of wall_seconds, before the processes started. device_memory: most bytes of GPUs in use beyond
+    those before the run, None without a GPU.
+    """
 
     wall_seconds: float
+    preparation_seconds: float = 0.0
+    device_memory: int | None = None
     interrupted: bool
     cause: str
     accounts: Sequence[Account]
@@ -75,11 +93,20 @@ def make_summary(plan: Plan, ending: Ending) -> dict[str, Any]:
         "target_return": plan.target,
         **{key: learnt.get(key) for key in _LEARNT},
         "wall_seconds": round(ending.wall_seconds, 3),
+        "preparation_seconds": round(ending.preparation_seconds, 3),
+        "peak_memory_bytes": together(account.memory for account in ending.accounts).peak,
+        "device_memory_bytes": ending.device_memory,
         "interrupted": ending.interrupted,
         "processes": [_process(account) for account in ending.accounts],
         "redis": asdict(ending.redis),
     }
     return summary | {"failure": ending.cause} if ending.cause else summary
+
+
+def concluded(run_dir: Path, summary: dict[str, Any], prediction: dict[str, Any] | None) -> dict[str, Any]:
+    """The summary with what the finished folder takes, and how all of it compares with the dry run; null without one."""
+    summary = {**summary, "disk_bytes": sum(sizes(run_dir).values())}
+    return {**summary, "dry_run": None if prediction is None else stored.compare(prediction, summary)}
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
@@ -114,8 +141,39 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     if summary["recording"]:
         lines.append(f"  recording    {_recording(summary['recording'])}")
     lines.append("  CPU seconds  " + ", ".join(map(_process_text, summary["processes"])))
+    lines.append(f"  memory       {_memory(summary)}")
     lines.append(f"  redis        {summary['redis']['version']}, durability {summary['redis']['durability']}")
-    return lines
+    return [*lines, *_dry_run(summary.get("dry_run"))]
+
+
+def _memory(summary: dict[str, Any]) -> str:
+    device, disk = summary["device_memory_bytes"], summary.get("disk_bytes")
+    return (
+        f"{size(summary['peak_memory_bytes'])} at most"
+        + ("" if device is None else f", {size(device)} of GPU memory")
+        + ("" if disk is None else f", {size(disk)} on disk")
+    )
+
+
+def _dry_run(comparison: dict[str, Any] | None) -> list[str]:
+    """What was predicted beside what came; nothing without a dry run."""
+    if comparison is None:
+        return []
+    lines = [
+        f"  predicted    {name.replace('_', ' ')} {_predicted(show, comparison[name])}"
+        for name, show in _SHOWN.items()
+        if comparison[name] is not None
+    ]
+    return [*lines, *([f"               {comparison['note']}"] if comparison["note"] else [])]
+
+
+def _predicted(show: Callable[[float], str], one: dict[str, Any]) -> str:
+    given, error = one["predicted"], one["error"]
+    which = "" if one["within"] else ", outside the range"
+    return (
+        f"{show(given['likely'])} ({show(given['low'])} – {show(given['high'])}), "
+        f"came to {show(one['actual'])}: {error:+.0%}{which}"
+    )
 
 
 def learner_account(run_dir: Path) -> dict[str, Any]:
@@ -132,6 +190,7 @@ def _process(account: Account) -> dict[str, Any]:
         "pid": account.pid,
         "restarts": account.restarts,
         "cpu_seconds": round(account.cpu_seconds, 3),
+        "peak_memory_bytes": account.memory.peak,
     }
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from launch.memory import NO_MEMORY, Memory, Trees
 from launch.process import CleanExit, Exit, Folder, ServiceProcess, ServiceSpec, probe
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
@@ -32,6 +33,7 @@ RED_LIMIT_S: Final = 30.0
 STOPPED_S: Final = 5.0
 _STACKS_S: Final = 0.2
 _KILL_S: Final = 2.0
+_MEMORY_INTERVAL_S: Final = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,8 @@ class Account:
     pid: int
     restarts: int
     cpu_seconds: float
+    memory: Memory = NO_MEMORY
+    """Of the life that needed most, with all that it started."""
 
 
 @dataclass(slots=True)
@@ -68,6 +72,7 @@ class _Service:
     red_reason: str = ""
     cpu_seconds: float = 0.0
     last_pid: int = 0
+    memory: Memory = NO_MEMORY
     delays: Iterator[float] = field(default_factory=lambda: full_jitter(BACKOFF_BASE_S, BACKOFF_CAP_S))
 
 
@@ -87,6 +92,8 @@ class Supervisor:
         self._on_event = on_event
         self._services: dict[str, _Service] = {}
         self._exits: queue.SimpleQueue[Exit | None] = queue.SimpleQueue()
+        self._trees = Trees()
+        self._looked_at_memory_s = time.monotonic()
 
     def start(self, spec: ServiceSpec) -> None:
         """Start a service; returns before it is ready."""
@@ -100,6 +107,8 @@ class Supervisor:
 
     def step(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` for a death, restart what is due. Raises GaveUp."""
+        if time.monotonic() - self._looked_at_memory_s >= _MEMORY_INTERVAL_S:
+            self.note_memory()
         due = [s.restart_at_s for s in self._services.values() if s.restart_at_s is not None]
         wait_s = min([timeout_s, *(max(0.0, at - time.monotonic()) for at in due)])
         for death in self._deaths(wait_s):
@@ -109,6 +118,13 @@ class Supervisor:
                 service.restarts += 1
                 metrics.RESTARTS.labels(service.spec.role).inc()
                 self._launch(service)
+
+    def note_memory(self) -> None:
+        """Look how much memory each service has needed: of one that has ended nobody knows any more."""
+        self._looked_at_memory_s = time.monotonic()
+        alive = {s.process.pid: s for s in self._services.values() if s.process is not None}
+        for pid, memory in self._trees.look(alive).items():
+            alive[pid].memory |= memory
 
     def check_health(self) -> None:
         """Look at every `/healthz`; who is red or silent for RED_LIMIT_S is killed, and so restarted."""
@@ -169,12 +185,14 @@ class Supervisor:
                 pid=service.last_pid,
                 restarts=service.restarts,
                 cpu_seconds=service.cpu_seconds,
+                memory=service.memory,
             )
             for name, service in self._services.items()
         ]
 
     def stop(self, names: Iterable[str], grace_s: float) -> list[str]:
         """Ask services to drain and wait up to `grace_s`; returns the names of those still running."""
+        self.note_memory()
         chosen = [self._services[name] for name in names if name in self._services]
         for service in chosen:
             service.restart_at_s = None

@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from launch.dry_run import stored
+from launch.memory import DeviceMemory
 from launch.plan import Plan, held_folder, make_folders, prepare_folder
 from launch.preparation import prepared
 from launch.run import Run
 from launch.services import private_folder
-from launch.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
+from launch.summary import Ending, RedisFacts, concluded, make_summary, summary_lines, write_summary
 from launch.view import make_view
 from penstock.runtime import logs
 from penstock.runtime.exit import EXIT_INTERRUPTED
@@ -56,6 +58,8 @@ def _page(plan: Plan, *, ui: bool) -> Iterator[str]:
 def _train(
     plan: Plan, redis: RedisFacts, lifecycle: Lifecycle, started_s: float, *, as_json: bool, page_url: str
 ) -> int:
+    # Of one that goes on nobody has predicted anything.
+    prediction = None if plan.resume else stored.find(plan)
     make_folders(plan)
     stream = sys.stderr if as_json else sys.stdout
     sockets = private_folder()
@@ -63,9 +67,12 @@ def _train(
     # Unbuffered: what a full disk does not take is lost here and not raised when the file is closed.
     with log_path.open("ab", buffering=0) as raw, io.TextIOWrapper(raw, write_through=True) as log_file:
         logs.configure("launcher", plan.settings.run, style=plan.settings.logs.format, stream=log_file)
+        device = DeviceMemory()
         try:
             with make_view(stream, plan.settings.run, plan.settings.learner.total_steps, plan.target) as view:
+                preparing_s = time.monotonic()
                 plan = prepared(plan, lifecycle, view.event)
+                preparation_s = time.monotonic() - preparing_s
                 prepare_folder(plan)
                 run = Run(plan, sockets, lifecycle, view, redis, page_url)
                 outcome = run.go()
@@ -73,16 +80,19 @@ def _train(
             sys.stderr.write(f"interrupted while preparing; with --run-dir {plan.run_dir} it goes on\n")
             return EXIT_INTERRUPTED
         finally:
+            device.close()
             shutil.rmtree(sockets, ignore_errors=True)
     ending = Ending(
         wall_seconds=time.monotonic() - started_s,
+        preparation_seconds=preparation_s,
+        device_memory=device.peak,
         interrupted=outcome.code == EXIT_INTERRUPTED,
         cause=outcome.cause,
         accounts=run.accounts(),
         redis=run.redis_facts,
     )
     try:
-        _conclude(plan, ending, as_json=as_json)
+        _conclude(plan, ending, prediction, as_json=as_json)
     except OSError as error:
         sys.stderr.write(f"the summary was not written: {error}\n")
     if outcome.cause:
@@ -100,11 +110,13 @@ def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:
     return examine(plan.settings, lifecycle)
 
 
-def _conclude(plan: Plan, ending: Ending, *, as_json: bool) -> None:
+def _conclude(plan: Plan, ending: Ending, prediction: dict[str, Any] | None, *, as_json: bool) -> None:
     summary = make_summary(plan, ending)
     write_summary(plan.run_dir, summary)
     _write_artefacts(plan, summary)
     _draw_curve(plan.run_dir)
+    summary = concluded(plan.run_dir, summary, prediction)
+    write_summary(plan.run_dir, summary)
     lines: Sequence[str] = [json.dumps(summary, indent=2)] if as_json else summary_lines(summary)
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()

@@ -68,6 +68,8 @@ class Keeper:
         self._serial = 0
         self._spared: frozenset[str] = frozenset()
         self._at_s = time.monotonic()
+        self.seconds = 0.0
+        """Spent on checkpoints so far."""
         # Something was learned that no checkpoint holds.
         self._is_behind = not self._lineage
         self._revision = lease.renewal.checkpoint_revision
@@ -108,7 +110,9 @@ class Keeper:
         if self._trim == trim and self._is_pressed():
             self._save(algorithm, progress, beside or {})
         self._at_s, self._is_behind = time.monotonic(), False
-        metrics.CHECKPOINT_SECONDS.observe(time.perf_counter() - started)
+        took_s = time.perf_counter() - started
+        self.seconds += took_s
+        metrics.CHECKPOINT_SECONDS.observe(took_s)
 
     @property
     def last_id(self) -> str:

@@ -100,6 +100,7 @@ class Loop:
             mean_return=mean_return,
             episode_length=episode_length,
             publish_s=parts.publisher.seconds,
+            checkpoint_s=parts.keeper.seconds,
             log_bytes=renewal.log_bytes,
             outstanding=renewal.outstanding,
             budget=self._plan.budget,

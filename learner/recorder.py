@@ -76,6 +76,7 @@ class _Since:
     env_steps: int
     at_s: float
     publish_s: float = 0.0
+    checkpoint_s: float = 0.0
     wait_s: float = 0.0
     assemble_s: float = 0.0
     compute_s: float = 0.0
@@ -94,6 +95,7 @@ class Moment:
     mean_return: float | None
     episode_length: float | None
     publish_s: float
+    checkpoint_s: float
     log_bytes: int
     outstanding: int
     budget: int
@@ -149,7 +151,7 @@ class Recorder:
         self._file.flush()
         if self._tracking is not None:
             self._tracking.offer(line)
-        self._since = _Since(here.env_steps, time.monotonic(), here.publish_s)
+        self._since = _Since(here.env_steps, time.monotonic(), here.publish_s, here.checkpoint_s)
 
     def finish(self, account: Mapping[str, Any]) -> None:
         """Replace `learner.json` with the final account of this process."""
@@ -178,6 +180,7 @@ class Recorder:
             "assemble_seconds": round(since.assemble_s, 4),
             "compute_seconds": round(since.compute_s, 4),
             "publish_seconds": round(moment.publish_s - since.publish_s, 4),
+            "checkpoint_seconds": round(moment.checkpoint_s - since.checkpoint_s, 4),
             "log_bytes": moment.log_bytes,
             "outstanding": moment.outstanding,
             "budget": moment.budget,

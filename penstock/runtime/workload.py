@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Final
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.runtime.estimate import Range, Scores
+from penstock.runtime.settings import ConfigurationError, Settings
 
 GROUP: Final = "penstock.workloads"
 
@@ -46,6 +47,11 @@ class Workload:
     prepare: str = ""
     """(Settings, run folder: Path, Progress) → Settings: makes what a run needs before its processes start; "": nothing.
     Called at every start, so it keeps what it finds made."""
+    rehearse: str = ""
+    """(Settings, folder: Path, Progress) → `Rehearsal`: as `prepare`, in a folder that is thrown away, with a few steps of
+    each long training, for `penstock train --dry-run`; "": `prepare` itself is what is measured."""
+    longest: str = ""
+    """(section: EnvironmentSection) → most steps of an episode, or None; "": not known."""
     services: str = ""
     """(Settings, folder of sockets: Path) → `Services`, the processes that a run has beside the core's; "": none."""
     artefacts: str = ""
@@ -62,6 +68,24 @@ class Services:
 
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortened:
+    """A training of which a rehearsal made a few steps. seconds: what they took. whole_seconds: what all will take."""
+
+    name: str
+    seconds: float
+    whole_seconds: Range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """A preparation in short. settings: name what was made, good enough to be run with. scores: of what it was made from."""
+
+    settings: Settings
+    shortened: tuple[Shortened, ...] = ()
+    scores: Mapping[str, Scores] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,4 +9,5 @@ WORKLOAD = Workload(
     policy="penstock.policy.policy:build",
     defaults="workloads.control.defaults:for_environment",
     target="workloads.control.environment:target",
+    longest="workloads.control.environment:longest",
 )

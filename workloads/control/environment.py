@@ -62,6 +62,11 @@ def _without(mask_key: str, space: Space) -> Space:
     return Dict(rest)
 
 
+def longest(section: EnvironmentSection) -> int | None:
+    """Steps after which an episode is cut; None where it never is."""
+    return section.max_episode_steps or _specification(section).max_episode_steps
+
+
 def target(section: EnvironmentSection) -> float | None:
     """The reward threshold that the environment is registered with."""
     threshold = _specification(section).reward_threshold

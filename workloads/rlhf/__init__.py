@@ -8,7 +8,7 @@
 
     policy/     the model that is trained: an adapter of it, values, and what it began with
     rollout/    generating responses, having them rewarded, and measuring them
-    preparation what a run needs before it starts, artefacts what it leaves
+    preparation what a run needs before it starts, rehearsal the same in short, artefacts what it leaves
 
 Importing this package imports nothing heavy; `pip install 'penstock[rlhf]'` brings what the modules need.
 """
@@ -22,11 +22,13 @@ WORKLOAD = Workload(
     policy="workloads.rlhf.policy.policy:build",
     defaults="workloads.rlhf.defaults:for_environment",
     target="workloads.rlhf.environment:target",
+    longest="workloads.rlhf.environment:longest",
     model="workloads.rlhf.learning:make_model",
     crew="workloads.rlhf.rollout.crew:make_crew",
     player="workloads.rlhf.rollout.player:make_player",
     places=("model", "prompts", "reward", "true_reward"),
     prepare="workloads.rlhf.preparation:prepare",
+    rehearse="workloads.rlhf.rehearsal:rehearse",
     services="workloads.rlhf.preparation:services",
     artefacts="workloads.rlhf.artefacts:write",
 )

@@ -8,6 +8,7 @@ Each is written under another name and then moved, or has a file that is written
 left is made again, and what is whole is kept.
 """
 
+import gc
 import json
 import logging
 import shutil
@@ -38,6 +39,14 @@ _SPREAD: Final = 0.125
 
 def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
     """The settings with everything named that was made; raises ConfigurationError, Interrupted."""
+    made, section = made_first(settings, run_dir, progress)
+    if not section.reward:
+        made["reward"] = _reward_model(section, run_dir, settings.seed, progress)
+    return with_places(settings, made)
+
+
+def made_first(settings: Settings, run_dir: Path, progress: Progress) -> tuple[dict[str, Any], Language]:
+    """Everything but the reward model: what was made, and the section with it; raises ConfigurationError, Interrupted."""
     quieten()
     section = language(settings.environment)
     made: dict[str, Any] = {}
@@ -45,10 +54,9 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
         made |= _sentiment(section, run_dir, settings.seed, progress)
     section = section.model_copy(update=made)
     made["prompts"] = section.prompts or section.feedback
-    _check(section.model_copy(update=made))
-    if not section.reward:
-        made["reward"] = _reward_model(section, run_dir, settings.seed, progress)
-    return _with_places(settings, made)
+    section = section.model_copy(update=made)
+    _check(section)
+    return made, section
 
 
 def services(settings: Settings, sockets: Path) -> Services:
@@ -57,7 +65,7 @@ def services(settings: Settings, sockets: Path) -> Services:
     if not section.serve_reward:
         return Services()
     address = f"unix:{sockets / 'reward.sock'}"
-    command = ("reward", "serve", section.reward, "--listen", address)
+    command = ("reward", "serve", section.reward, "--listen", address, "--device", section.reward_device)
     return Services(commands={"reward": command}, places={"reward": address})
 
 
@@ -131,9 +139,10 @@ def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progres
     folder = (run_dir / REWARD_MODEL).absolute()
     if (folder / CARD).exists():
         return str(folder)
-    order = _order(section, folder, seed)
+    order = order_of(section, folder, seed)
     progress.say(f"preparing: a reward model from {section.feedback}, in {folder}")
     results = train(order, progress.stop)
+    release_device()
     if results is None:
         raise Interrupted
     found = results["validation"] or {}
@@ -144,7 +153,15 @@ def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progres
     return str(folder)
 
 
-def _order(section: Language, folder: Path, seed: int) -> Any:
+def release_device() -> None:
+    """Give back what torch holds on to of a GPU: this process lives on, and those that learn and generate want it."""
+    import torch  # noqa: PLC0415 - is loaded by now
+
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def order_of(section: Language, folder: Path, seed: int) -> Any:
     """How it is trained; raises ConfigurationError."""
     from workloads.rlhf.feedback.reading import Source  # noqa: PLC0415 - loads transformers
     from workloads.rlhf.feedback.scale import parse_scale  # noqa: PLC0415
@@ -169,7 +186,7 @@ def _order(section: Language, folder: Path, seed: int) -> Any:
     )
 
 
-def _with_places(settings: Settings, made: dict[str, Any]) -> Settings:
+def with_places(settings: Settings, made: dict[str, Any]) -> Settings:
     """What was made in the sections that name it, folders as absolute paths."""
     kwargs = {**settings.environment.kwargs, **made}
     kwargs |= {key: _absolute(kwargs[key]) for key in _PLACES if key in kwargs}

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from launch.memory import Memory
 from launch.plan import Plan, Request, make_plan, prepare_folder
 from launch.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
 from launch.supervisor import Account
@@ -33,7 +34,9 @@ def plan_in(path: Path) -> Plan:
 
 def ending(cause: str = "") -> Ending:
     """Ended with one actor that was restarted once."""
-    actor = Account(name="actor-0", role="actor", pid=7, restarts=1, cpu_seconds=1.23456)
+    actor = Account(
+        name="actor-0", role="actor", pid=7, restarts=1, cpu_seconds=1.23456, memory=Memory(3000, 1000)
+    )
     return Ending(wall_seconds=9.5, interrupted=False, cause=cause, accounts=[actor], redis=REDIS)
 
 
@@ -47,7 +50,11 @@ def test_it_holds_every_field_that_others_rely_on(tmp_path: Path) -> None:
     assert summary.items() >= LEARNT.items()
     assert summary["target_return"] == 475.0
     assert (summary["run"], summary["workload"], summary["seed"]) == (plan.settings.run, "control", 3)
-    assert summary["processes"] == [{"role": "actor", "pid": 7, "restarts": 1, "cpu_seconds": 1.235}]
+    assert summary["processes"] == [
+        {"role": "actor", "pid": 7, "restarts": 1, "cpu_seconds": 1.235, "peak_memory_bytes": 3000}
+    ]
+    assert summary["peak_memory_bytes"] == 3000
+    assert (summary["preparation_seconds"], summary["device_memory_bytes"]) == (0.0, None)
     assert summary["redis"] == {"version": "6.2.14", "durability": "fsync_1s"}
     assert "failure" not in summary
 

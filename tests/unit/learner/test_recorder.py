@@ -83,6 +83,7 @@ def moment(env_steps: int, evaluated: Mapping[str, float] | None = None) -> Mome
         mean_return=None,
         episode_length=None,
         publish_s=0.0,
+        checkpoint_s=0.0,
         log_bytes=0,
         outstanding=0,
         budget=1,

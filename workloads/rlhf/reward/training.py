@@ -13,11 +13,13 @@ import logging
 import shutil
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from penstock.runtime.settings import ConfigurationError
@@ -54,10 +56,12 @@ class Order:
     device: str | None = None
 
 
-def train(order: Order, stop: threading.Event) -> dict[str, Any] | None:
+def train(
+    order: Order, stop: threading.Event, callbacks: Sequence[TrainerCallback] = ()
+) -> dict[str, Any] | None:
     """Train, save and return what `training_results.json` holds; None when `stop` was set first.
 
-    Raises ConfigurationError for feedback, a model or a folder that cannot be used.
+    callbacks: told of each step as transformers tells it; they may end the training early. Raises ConfigurationError for feedback, a model or a folder that cannot be used.
     """
     began = time.monotonic()
     checkpoint = _prepare(order)
@@ -68,6 +72,8 @@ def train(order: Order, stop: threading.Event) -> dict[str, Any] | None:
     _same_plan(order, data)
     folder = order.out / CHECKPOINTS
     trainer = RewardTrainer(network, data, order.settings, checkpoints=folder, device=order.device, stop=stop)
+    for callback in callbacks:
+        trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=checkpoint)
     if stop.is_set():
         log.info("interrupted: go on with --resume", extra={"step": trainer.state.global_step})

@@ -115,7 +115,6 @@ def test_the_reward_model_is_served_where_that_is_asked_for(base: Path, tmp_path
     asked = settings_of(model=str(base), prompts="p", reward=str(reward), serve_reward=True)
     made = services(asked, Path("/run/x"))
     assert made.places == {"reward": "unix:/run/x/reward.sock"}
-    assert made.commands == {
-        "reward": ("reward", "serve", str(reward), "--listen", "unix:/run/x/reward.sock")
-    }
+    listening = ("--listen", "unix:/run/x/reward.sock", "--device", "cpu")
+    assert made.commands == {"reward": ("reward", "serve", str(reward), *listening)}
     assert not services(settings_of(model=str(base), reward=str(reward)), tmp_path).commands

@@ -1,0 +1,170 @@
+"""A calibration: the run itself, ended after a few updates, in a folder that is thrown away.
+
+Same processes, same configuration but for what reaches outside or ends it early: no trackers, no traces, one evaluation
+and one checkpoint at the end, which are measured apart. `measure` then reads what any run
+leaves: `metrics.jsonl`, `learner.json`, the accounts of the processes, the folder.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from launch.disk import sizes
+from launch.dry_run.pace import Pace, TooShort, pace_of
+from launch.memory import Memory, together
+from launch.plan import Plan, prepare_folder
+from launch.progress import read_rows
+from launch.run import Run
+from launch.services import private_folder
+from launch.summary import (
+    SUMMARY_FILE,
+    Ending,
+    RedisFacts,
+    learner_account,
+    make_summary,
+    write_summary,
+)
+from launch.supervisor import Account
+from launch.view import View
+from penstock.runtime.estimate import Scores
+from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Fatal
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.retry import Interrupted
+from penstock.runtime.settings import ConfigurationError
+from penstock.runtime.workload import find, load
+
+_NEVER_S: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What was measured of one. Sizes in bytes; disk: by what lies in the run's folder.
+
+    startup_seconds: until the first experience. training_seconds: from there to the learner's last line, with
+    evaluation and checkpoint. ending_seconds: from there until all processes were gone. pace: None where it was too short.
+    """
+
+    startup_seconds: float
+    training_seconds: float
+    ending_seconds: float
+    steps: int
+    pace: Pace | None
+    memory: Mapping[str, Memory]
+    disk: Mapping[str, int]
+    checkpoint_bytes: int
+    version_bytes: int
+    returns: Scores
+    evaluation: Mapping[str, Any] | None
+
+    @property
+    def all_memory(self) -> Memory:
+        """Of all processes."""
+        return together(self.memory.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    began_s: float
+    ended_s: float
+    accounts: Sequence[Account]
+
+
+def shortened(plan: Plan, run_dir: Path, steps: int) -> Plan:
+    """The same run, ended after so many steps, in another folder, which reaches nobody else."""
+    settings = plan.settings
+    learner = {
+        "total_steps": steps,
+        "stop_at_target": False,
+        "checkpoint_interval_s": _NEVER_S,
+        "record": settings.learner.record and run_dir / "record",
+    }
+    actor = {"ack_journal": settings.actor.ack_journal and run_dir / "journals"}
+    changes = {
+        "learner": settings.learner.model_copy(update=learner),
+        "actor": settings.actor.model_copy(update=actor),
+        "evaluation": settings.evaluation.model_copy(update={"interval_steps": None, "patience": None}),
+        "metrics": settings.metrics.model_copy(update={"trackers": (), "port": 0}),
+        "tracing": settings.tracing.model_copy(update={"exporter": "none"}),
+        "serving": settings.serving.model_copy(update={"registry": ""}),
+    }
+    return replace(plan, settings=settings.model_copy(update=changes), run_dir=run_dir)
+
+
+def calibrate(plan: Plan, lifecycle: Lifecycle, view: View) -> Calibration:
+    """Run it to its end and measure it; raises Interrupted, and Fatal or ConfigurationError when it fails."""
+    prepare_folder(plan)
+    sockets = private_folder()
+    redis = RedisFacts(version="", durability=plan.settings.broker.durability)
+    began_s = time.time()
+    try:
+        run = Run(plan, sockets, lifecycle, view, redis)
+        outcome = run.go()
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
+    course = _Course(began_s, time.time(), run.accounts())
+    if outcome.code == EXIT_INTERRUPTED:
+        raise Interrupted
+    if outcome.code != EXIT_OK:
+        kind = ConfigurationError if outcome.code == EXIT_USAGE else Fatal
+        raise kind(f"--dry-run: the calibration failed as the run would: {outcome.cause}")
+    ending = Ending(
+        wall_seconds=course.ended_s - began_s,
+        interrupted=False,
+        cause="",
+        accounts=course.accounts,
+        redis=run.redis_facts,
+    )
+    write_summary(plan.run_dir, make_summary(plan, ending))
+    return measure(plan.run_dir, course)
+
+
+def with_artefacts(plan: Plan, calibration: Calibration) -> Calibration:
+    """With what the workload leaves at the end. Behind the last calibration: what it loads is in no run's memory."""
+    path = find(plan.settings.workload).artefacts
+    if not path:
+        return calibration
+    summary = json.loads((plan.run_dir / SUMMARY_FILE).read_text())
+    load(path)(plan.settings, plan.run_dir, summary)
+    return replace(calibration, disk=sizes(plan.run_dir))
+
+
+def measure(run_dir: Path, course: _Course) -> Calibration:
+    """What a run that has ended tells of itself."""
+    rows = read_rows(run_dir / "metrics.jsonl")
+    last = rows[-1]
+    first_s = last["time"] - last["training_seconds"]
+    try:
+        pace = pace_of(rows, _last_start(run_dir / "endpoints"))
+    except TooShort:
+        pace = None
+    roles: dict[str, list[Memory]] = {}
+    for account in course.accounts:
+        roles.setdefault(account.role, []).append(account.memory)
+    return Calibration(
+        startup_seconds=first_s - course.began_s,
+        training_seconds=last["training_seconds"],
+        ending_seconds=course.ended_s - last["time"],
+        steps=last["env_steps"],
+        pace=pace,
+        memory={role: together(parts) for role, parts in roles.items()},
+        disk=sizes(run_dir),
+        checkpoint_bytes=max(sizes(run_dir / "checkpoints").values(), default=0),
+        version_bytes=max(sizes(run_dir / "policies").values(), default=0),
+        returns=Scores.of(_returns(run_dir / "checkpoints")),
+        evaluation=learner_account(run_dir).get("evaluation"),
+    )
+
+
+def _last_start(endpoints: Path) -> float:
+    """When the last process said where it can be reached, as `time`."""
+    return max((file.stat().st_mtime for file in endpoints.glob("*.json")), default=0.0)
+
+
+def _returns(checkpoints: Path) -> list[float]:
+    """Of the last training episodes, which the newest checkpoint holds."""
+    states = sorted(checkpoints.glob("*/state.json"))
+    return list(json.loads(states[-1].read_text())["episodes"].get("returns", ())) if states else []

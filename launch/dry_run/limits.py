@@ -1,0 +1,77 @@
+"""What this machine has for a run, and which prediction does not fit."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.dry_run.prediction import Prediction
+from launch.memory import Room, available, device_memory
+from launch.quantities import size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Room for it, before anything of it was started. device: None without a GPU."""
+
+    memory: Room
+    disk: Room
+    device: Room | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """refused: why it will not fit, likely as things are. doubtful: why it may not, should things come out high."""
+
+    refused: tuple[str, ...]
+    doubtful: tuple[str, ...]
+
+
+def look(run_dir: Path) -> Limits:
+    """What there is now, for a run in that folder."""
+    place = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
+    devices = device_memory()
+    return Limits(
+        memory=available(),
+        disk=Room(shutil.disk_usage(place).free, f"free in the file system of {place}"),
+        device=None if devices is None else Room(devices[1] - devices[0], "free on the GPUs by nvidia-smi"),
+    )
+
+
+def judge(prediction: Prediction, limits: Limits) -> Verdict:
+    """Each figure beside its limit."""
+    figures = [
+        (
+            "memory",
+            prediction.memory,
+            limits.memory,
+            "start fewer actors (--actors) or environments (environment.count), or free memory",
+        ),
+        (
+            "disk",
+            prediction.disk_bytes,
+            limits.disk,
+            "choose another file system with --run-dir, fewer learner.keep_checkpoints, or make room",
+        ),
+    ]
+    if prediction.device_memory is not None and limits.device is not None:
+        remedy = "lower algorithm.micro_batch_tokens or environment.count where there are such, or choose device=cpu"
+        figures.append(("GPU memory", prediction.device_memory, limits.device, remedy))
+    return Verdict(
+        refused=_over([(name, needed.likely, room, remedy) for name, needed, room, remedy in figures]),
+        doubtful=_over(
+            [
+                (name, needed.high, room, remedy)
+                for name, needed, room, remedy in figures
+                if needed.likely <= room.bytes
+            ]
+        ),
+    )
+
+
+def _over(figures: Sequence[tuple[str, float, Room, str]]) -> tuple[str, ...]:
+    return tuple(
+        f"{name}: {size(needed)} needed, {size(room.bytes)} there ({room.source}): {remedy}"
+        for name, needed, room, remedy in figures
+        if needed > room.bytes
+    )

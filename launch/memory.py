@@ -1,0 +1,174 @@
+"""Memory: what the processes of a run need at most, and what this machine has left for them.
+
+The kernel keeps the peak of each process (VmHWM). Pages of files, such as libraries, are in it for every process that
+maps them and in memory once: of several processes all peaks are added and these pages counted once.
+"""
+
+import math
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_KIB: Final = 1024
+_MIB: Final = 1024 * 1024
+_CGROUP_LIMITS: Final = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""Of version 2 and of version 1, below /sys/fs/cgroup: what a container sees of its own."""
+_TREES_INTERVAL_S: Final = 5.0
+_DEVICE_INTERVAL_S: Final = 1.0
+_DEVICE_QUERY: Final = ("nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits")
+_DEVICE_TIMEOUT_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of a process or several, in bytes. peak: highest resident size. shared: pages of files among it."""
+
+    peak: int = 0
+    shared: int = 0
+
+    def __or__(self, other: "Memory") -> "Memory":
+        """The higher of two moments, or lives, of the same processes."""
+        return max(self, other, key=lambda one: one.peak)
+
+
+NO_MEMORY: Final = Memory()
+
+
+def together(parts: Iterable[Memory]) -> Memory:
+    """Of several processes: each with its own pages, those of files once."""
+    found = list(parts)
+    shared = max((one.shared for one in found), default=0)
+    return Memory(peak=sum(one.peak - one.shared for one in found) + shared, shared=shared)
+
+
+def of_process(pid: int) -> Memory:
+    """Peak so far; nothing of a process that has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return NO_MEMORY
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    peak, shared = (_kib(fields.get(name, "0 kB")) for name in ("VmHWM", "RssFile"))
+    return Memory(peak=peak, shared=min(peak, shared))
+
+
+class Trees:
+    """Processes with all that they started and that still run. Who has started whom is looked up now and then."""
+
+    def __init__(self) -> None:
+        self._children: dict[int, list[int]] = {}
+        self._at_s = -math.inf
+
+    def look(self, roots: Iterable[int]) -> dict[int, Memory]:
+        """Peak of each so far."""
+        if time.monotonic() - self._at_s >= _TREES_INTERVAL_S:
+            self._children, self._at_s = _children(), time.monotonic()
+        return {root: together(map(of_process, _tree(root, self._children))) for root in roots}
+
+
+def _kib(text: str) -> int:
+    return int(text.split(maxsplit=1)[0]) * _KIB
+
+
+def _children() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            stat = Path(entry.path, "stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has just ended
+        # The name, in brackets, may hold anything.
+        found[int(stat.rpartition(")")[2].split()[1])].append(int(entry.name))
+    return found
+
+
+def _tree(root: int, children: dict[int, list[int]]) -> list[int]:
+    return [root, *(pid for child in children.get(root, ()) for pid in _tree(child, children))]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is left of something, in bytes, and who says so."""
+
+    bytes: int
+    source: str
+
+
+def available(root: Path = Path("/")) -> Room:
+    """Memory that new processes can have: the least of the machine's and the container's. root: of /proc and /sys."""
+    meminfo = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+    rooms = [Room(_kib(meminfo["MemAvailable"]), "MemAvailable of /proc/meminfo")]
+    for limit, usage in _CGROUP_LIMITS:
+        folder = root / "sys/fs/cgroup"
+        try:
+            most, used = ((folder / name).read_text().strip() for name in (limit, usage))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if most != "max":
+            rooms.append(Room(max(0, int(most) - int(used)), f"the limit in {folder / limit}"))
+    return min(rooms, key=lambda room: room.bytes)
+
+
+class DeviceMemory:
+    """Watches the memory of this machine's GPUs while a run goes on; knows nothing where there is no nvidia-smi.
+
+    What others do on the same GPUs counts too: it is the whole of them that is looked at.
+    """
+
+    def __init__(self) -> None:
+        self._ending = threading.Event()
+        self._before = device_memory()
+        self._peak = self._before[0] if self._before else 0
+        self._thread = threading.Thread(target=self._watch, name="device-memory", daemon=True)
+        if self._before:
+            self._thread.start()
+
+    @property
+    def peak(self) -> int | None:
+        """Most bytes in use beyond those at the start; None without a GPU."""
+        return self._peak - self._before[0] if self._before else None
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ending.set()
+        if self._before:
+            self._thread.join(_DEVICE_TIMEOUT_S)
+
+    def _watch(self) -> None:
+        while not self._ending.wait(_DEVICE_INTERVAL_S):
+            seen = device_memory()
+            self._peak = max(self._peak, seen[0] if seen else 0)
+
+
+def device_memory() -> tuple[int, int] | None:
+    """Bytes in use and bytes there are, over all GPUs; None where there is none."""
+    if shutil.which(_DEVICE_QUERY[0]) is None:
+        return None
+    try:
+        told = subprocess.run(
+            _DEVICE_QUERY, capture_output=True, text=True, check=True, timeout=_DEVICE_TIMEOUT_S
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return None  # there is the program and no device that answers
+    return parse_device_memory(told.stdout)
+
+
+def parse_device_memory(text: str) -> tuple[int, int] | None:
+    """Sum of "used, total" lines in MiB; None for a device that does not say."""
+    rows = [line.split(",") for line in text.splitlines() if line.strip()]
+    if not rows or any(not cell.strip().isdecimal() for row in rows for cell in row):
+        return None
+    used, whole = (sum(int(row[column]) for row in rows) * _MIB for column in (0, 1))
+    return used, whole

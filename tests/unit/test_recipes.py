@@ -1,0 +1,59 @@
+"""The recipes: each resolves, and what one says of memory is what its own formulas give."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from launch.plan import Request, make_plan
+from workloads.rlhf.rollout.section import language
+
+FOLDER: Final = Path(__file__).parents[2] / "recipes"
+RECIPES: Final = sorted(FOLDER.glob("*.toml"))
+GIB: Final = 1024**3
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_it_resolves(recipe: Path, tmp_path: Path) -> None:
+    """Every key is known and every value allowed, also those that the workload reads itself."""
+    plan = make_plan(Request(what=str(recipe), run_dir=tmp_path / "run"))
+    assert plan.settings.learner.total_steps
+    assert plan.settings.run.startswith(recipe.stem)
+    assert language(plan.settings.environment).response_tokens < plan.settings.actor.unroll_length
+
+
+def test_the_memory_of_the_gpu_adds_up() -> None:
+    """The total is the sum of the column; the rows that follow from the model's dimensions are what these give."""
+    text = (FOLDER / "rlhf-gpu.toml").read_text().partition("# B·T·V is")[0]
+    *rows, total = [float(number) for number in re.findall(r"  (\d+\.\d\d)$", text, re.MULTILINE)]
+    assert sum(rows) == pytest.approx(total, abs=0.005)
+    vocabulary, wide, layers, inside, keys, rank = 151_936, 896, 24, 4_864, 128, 16
+    weights = vocabulary * wide + layers * (
+        2 * (wide**2 + wide * keys) + 3 * wide * inside + 3 * wide + 2 * keys
+    )
+    weights += wide
+    adapter = layers * rank * (4 * wide + 2 * (wide + keys) + 3 * (wide + inside))
+    assert f"{weights:,} parameters" in text
+    assert f"A = N·r·(2·(H + H) + 2·(H + K) + 3·(H + I)) = {adapter:,}" in text
+    layer = 8 * wide + 5 * inside
+    actor = [
+        2 * weights + 4 * adapter,
+        4 * 2 * layers * keys * 64 * 256,
+        16 * 64 * vocabulary,
+        2 * 64 * 128 * layer,
+    ]
+    computed = [
+        2 * weights,
+        32 * adapter,
+        32 * (wide**2 + 2 * wide + 1),
+        24 * 1024 * vocabulary,
+        2 * 2048 * wide * layers,
+        4 * 2048 * layer,
+        *actor,
+        sum(actor),
+        4 * weights + 4 * adapter,
+        4 * 16_384 * layer,
+        2.5 * GIB,
+    ]
+    assert rows == [pytest.approx(size / GIB, abs=0.006) for size in computed]

@@ -1,0 +1,102 @@
+"""A preparation in short: a few steps of the training itself, and what they say of all of it."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.runtime import settings as configuration
+from penstock.runtime.estimate import MARGIN
+from penstock.runtime.retry import Interrupted
+from penstock.runtime.settings import Settings
+from penstock.runtime.workload import Progress
+from tests.tiny_reward import make_reward_model
+from workloads.rlhf import preparation
+from workloads.rlhf.rehearsal import STEPS, Times, expected, rehearse
+from workloads.rlhf.reward.model import CARD
+from workloads.rlhf.rollout.section import language
+
+FEEDBACK = '{"prompt": "apple", "response": "good river", "score": 0.5}\n{"prompt": "bird", "response": "bad", "score": -0.5}\n'
+
+
+def settings_of(**kwargs: Any) -> Settings:
+    """Of a run of language models."""
+    return configuration.load([{"workload": "rlhf", "environment": {"id": "words", "kwargs": kwargs}}])
+
+
+def rehearsing(*, stopped: bool = False) -> Progress:
+    """Nobody is told anything."""
+    stop = threading.Event()
+    if stopped:
+        stop.set()
+    return Progress(lambda _: None, stop)
+
+
+def test_missing_steps_and_ends_of_epochs_are_added_to_what_was_done_once() -> None:
+    """12 of 100 steps were made, of which the first two allocate; 3 more epochs end with what took 5 s."""
+    times = Times(
+        whole_seconds=40.0,
+        steps_seconds=(9.0, 9.0, *(1.0,) * 5, *(3.0,) * 5),
+        epoch_seconds=5.0,
+        steps=100,
+        epochs=3.5,
+    )
+    found = expected(times)
+    assert found.likely == pytest.approx(40.0 + 88 * 2.0 + 3 * 5.0)
+    assert found.low == pytest.approx((40.0 + 88 * 1.0 + 3 * 5.0) * (1 - MARGIN))
+    assert found.high == pytest.approx((40.0 + 88 * 3.0 + 3 * 5.0) * (1 + MARGIN))
+
+
+def test_a_training_that_is_shorter_than_its_rehearsal_takes_what_it_took() -> None:
+    """Nothing is missing."""
+    found = expected(
+        Times(whole_seconds=7.0, steps_seconds=(1.0, 1.0), epoch_seconds=2.0, steps=2, epochs=0.5)
+    )
+    assert found.likely == pytest.approx(7.0)
+
+
+def test_a_rehearsal_makes_a_reward_model_that_can_be_run_with(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a few steps in place of fifty, with the time of all of them, and the scores of the feedback."""
+    monkeypatch.setattr(preparation, "_OPINIONS", 200)
+    kwargs = {"epochs": 5, "batch": 16, "rank": 2, "max_tokens": 32}
+    asked = settings_of(task="sentiment", model=str(base), reward_training=kwargs)
+    found = rehearse(asked, tmp_path, rehearsing())
+    section = language(found.settings.environment)
+    assert section.reward == str(tmp_path / "reward_model")
+    assert (tmp_path / "reward_model" / CARD).exists()
+    (training,) = found.shortened
+    results = json.loads((tmp_path / "reward_model/training_results.json").read_text())
+    assert results["steps"] == STEPS
+    assert training.whole_seconds.likely > training.seconds > 0
+    assert found.scores["feedback"].count == 200
+    mean, std = found.scores["feedback"].mean, found.scores["feedback"].std
+    assert mean is not None
+    assert std is not None
+    assert -0.3 < mean < 0.3
+    assert 0.2 < std < 0.7
+
+
+def test_a_reward_that_is_named_needs_no_rehearsal(base: Path, tmp_path: Path) -> None:
+    """Only prompts and model are looked at."""
+    reward, prompts = tmp_path / "reward", tmp_path / "prompts.jsonl"
+    make_reward_model(base, reward)
+    prompts.write_text(FEEDBACK)
+    found = rehearse(
+        settings_of(model=str(base), prompts=str(prompts), reward=str(reward)), tmp_path, rehearsing()
+    )
+    assert found.shortened == ()
+    assert language(found.settings.environment).reward == str(reward)
+
+
+def test_ctrl_c_ends_it(base: Path, tmp_path: Path) -> None:
+    """Behind the step under way."""
+    feedback = tmp_path / "feedback.jsonl"
+    feedback.write_text(FEEDBACK * 40)
+    kwargs = {"epochs": 5, "batch": 16, "rank": 2, "max_tokens": 32, "validation_share": 0}
+    asked = settings_of(model=str(base), feedback=str(feedback), reward_training=kwargs)
+    with pytest.raises(Interrupted):
+        rehearse(asked, tmp_path, rehearsing(stopped=True))

@@ -1,0 +1,103 @@
+"""The preparation of a run of language models in short, for a dry run: the reward model gets a few steps of its training.
+
+The steps are those of the training itself: same model, batches, precision. What it does once, such as reading the
+feedback, scoring the validation examples and saving, is done once here too and timed apart from the steps. Everything else is
+made whole, since the calibration runs with it: the tiny model of the built-in task takes seconds.
+
+What `prepare` does not load this does not load either: the launcher's memory is part of what is predicted.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.runtime.estimate import Range, Scores
+from penstock.runtime.retry import Interrupted
+from penstock.runtime.settings import Settings
+from penstock.runtime.workload import Progress, Rehearsal, Shortened
+from workloads.rlhf.feedback.examples import Example, Scored
+from workloads.rlhf.feedback.reading import read
+from workloads.rlhf.preparation import REWARD_MODEL, made_first, order_of, release_device, with_places
+
+if TYPE_CHECKING:
+    from workloads.rlhf.reward.training import Order
+
+STEPS: Final = 12
+WARMUP_STEPS: Final = 2
+"""First steps, which allocate and compile."""
+
+
+def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
+    """As `Workload.rehearse` says; raises ConfigurationError, Interrupted."""
+    made, section = made_first(settings, folder, progress)
+    if section.reward:
+        return Rehearsal(settings=with_places(settings, made))
+    order = order_of(section, (folder / REWARD_MODEL).absolute(), settings.seed)
+    progress.say(f"rehearsing: {STEPS} steps of the reward model's training on {section.feedback}")
+    training = _shortened(order, progress)
+    made["reward"] = str(order.out)
+    return Rehearsal(
+        settings=with_places(settings, made),
+        shortened=(training,),
+        scores={"feedback": scores_of(read(order.source).examples)},
+    )
+
+
+def scores_of(examples: tuple[Example, ...]) -> Scores:
+    """Of responses that have one; pairs have none."""
+    return Scores.of([example.score for example in examples if isinstance(example, Scored)])
+
+
+def _shortened(order: "Order", progress: Progress) -> Shortened:
+    from workloads.rlhf.reward.step_watch import StepWatch  # noqa: PLC0415 - loads transformers
+    from workloads.rlhf.reward.training import train  # noqa: PLC0415 - loads torch
+
+    watch, began_s = StepWatch(STEPS), time.monotonic()
+    if train(order, progress.stop, [watch]) is None:
+        raise Interrupted
+    whole_s = time.monotonic() - began_s
+    release_device()
+    times = Times(
+        whole_seconds=whole_s,
+        steps_seconds=tuple(later - earlier for earlier, later in pairwise(watch.at_s)),
+        epoch_seconds=watch.epoch_s,
+        steps=watch.steps,
+        epochs=order.settings.epochs,
+    )
+    return Shortened(name="reward model", seconds=whole_s, whole_seconds=expected(times))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Of a training that was cut short, in seconds.
+
+    steps_seconds: of each step made. epoch_seconds: of what follows an epoch, once. steps, epochs: of the whole training.
+    """
+
+    whole_seconds: float
+    steps_seconds: tuple[float, ...]
+    epoch_seconds: float
+    steps: int
+    epochs: float
+
+
+def expected(times: Times) -> Range:
+    """Of the whole training: what was there once, with the steps and the ends of epochs that are still missing."""
+    later = times.steps_seconds[WARMUP_STEPS:] or times.steps_seconds
+    still = max(0, times.steps - len(times.steps_seconds))
+    ends = max(0, math.ceil(times.epochs) - 1)
+    return (
+        Range.of([times.whole_seconds])
+        + Range.of(_halves(later)).times(still)
+        + Range.of([times.epoch_seconds]).times(ends)
+    )
+
+
+def _halves(seconds: tuple[float, ...]) -> list[float]:
+    """Means of both halves: a single step is slow or fast by chance, many are not."""
+    middle = len(seconds) // 2
+    parts = [seconds[:middle], seconds[middle:]] if middle else [seconds]
+    return [math.fsum(part) / len(part) for part in parts]

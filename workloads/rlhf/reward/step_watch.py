@@ -1,0 +1,43 @@
+"""Watches the training of a reward model step by step, and ends it early."""
+
+import time
+from typing import Any
+
+from transformers import TrainerCallback
+
+
+class StepWatch(TrainerCallback):  # type: ignore[misc]  # transformers comes without types
+    """Notes when steps end, and ends the training after `most` of them.
+
+    at_s: when the first step began and each ended. steps: of the whole training. epoch_s: of what follows an epoch.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.at_s: list[float] = []
+        self.steps = 0
+        self.epoch_s = 0.0
+        self._left_s = 0.0
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
+        """Called by the Trainer."""
+        self.steps = state.max_steps
+
+    def on_step_begin(self, _args: Any, _state: Any, _control: Any, **_others: Any) -> None:
+        """Called by the Trainer."""
+        if not self.at_s:
+            self.at_s.append(time.monotonic())
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_others: Any) -> None:
+        """Called by the Trainer."""
+        self.at_s.append(time.monotonic())
+        if state.global_step >= self._most:
+            control.should_training_stop = True
+
+    def on_epoch_end(self, _args: Any, _state: Any, _control: Any, **_others: Any) -> None:
+        """Called by the Trainer."""
+        self._left_s = time.monotonic()
+
+    def on_save(self, _args: Any, _state: Any, _control: Any, **_others: Any) -> None:
+        """Called by the Trainer, behind the evaluation."""
+        self.epoch_s = max(self.epoch_s, time.monotonic() - self._left_s)
