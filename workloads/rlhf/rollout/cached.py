@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
 
 from workloads.rlhf.rollout.backend import Generated
 
@@ -64,7 +64,13 @@ class CachedGeneration:
         """A token for each row of log-probabilities [N, V]."""
         if deterministic:
             return shares.argmax(-1)
-        return torch.multinomial(shares.exp(), 1, generator=self._random)[:, 0]
+        # One number for each row; `multinomial` asks the generator for one for each token of the vocabulary.
+        sums = shares.exp().cumsum(-1, dtype=torch.float64)
+        total = sums[:, -1]
+        uniform = torch.rand(len(shares), generator=self._random, dtype=sums.dtype, device=sums.device)
+        # Below the total, which rounding could reach: a token without a share is never drawn.
+        point = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
+        return torch.searchsorted(sums, point[:, None], right=True)[:, 0]
 
 
 class _Batch:
@@ -76,7 +82,7 @@ class _Batch:
     def __init__(self, ids: Tensor, mask: Tensor) -> None:
         self._ids, self._mask = ids, mask
         self._positions = (mask.cumsum(1) - 1).clamp(min=0)
-        self._cache = DynamicCache()
+        self._cache = Cache(layer_class_to_replicate=_Room)
         self.rows = torch.arange(len(ids), device=ids.device)
         self.alive = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
         self.is_empty = False
@@ -108,6 +114,41 @@ class _Batch:
         self._cache.batch_select_indices(kept)
         self._ids, self._mask, self._positions = self._ids[kept], self._mask[kept], self._positions[kept]
         self.rows, self.alive = self.rows[kept], self.alive[kept]
+
+
+class _Room(DynamicLayer):  # type: ignore[misc]
+    """Keys and values of a layer in memory that doubles when it is full; transformers copies all of it for each token."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """See `DynamicLayer`."""
+        super().lazy_initialization(key_states, value_states)
+        self._rooms = [states[:, :, :0] for states in (key_states, value_states)]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """See `DynamicLayer`."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        held = self.get_seq_length()
+        end = held + key_states.shape[2]
+        if end > self._rooms[0].shape[2]:
+            self._rooms = [_doubled(room, held, end) for room in self._rooms]
+        for room, states in zip(self._rooms, (key_states, value_states), strict=True):
+            room[:, :, held:end] = states
+        self.keys, self.values = (room[:, :, :end] for room in self._rooms)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """See `DynamicLayer`."""
+        held = self.get_seq_length()
+        self._rooms = [room[indices] for room in self._rooms]
+        self.keys, self.values = (room[:, :, :held] for room in self._rooms)
+
+
+def _doubled(room: Tensor, held: int, needed: int) -> Tensor:
+    """Room for twice of what is needed, [B, H, 2 · needed, D], with what is held."""
+    larger = room.new_empty((*room.shape[:2], 2 * needed, room.shape[3]))
+    larger[:, :, :held] = room[:, :, :held]
+    return larger
 
 
 def _left_padded(

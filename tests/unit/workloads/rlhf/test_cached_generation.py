@@ -100,6 +100,14 @@ def test_tokens_are_drawn_as_often_as_the_model_says(model: Any, base: Path) -> 
     assert squared < bound
 
 
+def test_a_token_without_a_share_is_never_drawn(model: Any, base: Path) -> None:
+    """Neither before, between nor behind those that have one, of which each is drawn."""
+    shares = torch.full((4000, 6), -torch.inf)
+    shares[:, 1], shares[:, 4] = np.log(0.999), np.log(0.001)
+    drawn = backend(model, base)._draw(shares, deterministic=False)
+    assert set(drawn.tolist()) == {1, 4}
+
+
 def test_generation_that_is_stopped_returns_what_there_is(model: Any, base: Path) -> None:
     """Responses that had not ended are not whole."""
     asked = 0
