@@ -33,6 +33,7 @@ from benchmarks import (
     training,
     update,
 )
+from benchmarks.peers import language as language_peers
 from benchmarks.peers import served
 from benchmarks.table import Options, Table
 from penstock.runtime.allocator import keep_freed_memory
@@ -58,9 +59,18 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "capacity": capacity.table,
     "peers": peers.table,
     "serving-peers": served.table,
+    "language-peers": language_peers.table,
 }
-ASKED_FOR: Final = ("endurance", "language", "scaling", "capacity", "peers", "serving-peers")
-"""Not without being named: one needs the extra rlhf, three take long, two have environments of their own (`make bench-peers`)."""
+ASKED_FOR: Final = (
+    "endurance",
+    "language",
+    "scaling",
+    "capacity",
+    "peers",
+    "serving-peers",
+    "language-peers",
+)
+"""Not without being named: two need the extra rlhf, three take long, three have environments of their own (`make bench-peers`)."""
 
 
 def main() -> None:
