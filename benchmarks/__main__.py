@@ -22,6 +22,7 @@ from benchmarks import (
     gpu,
     growth,
     language,
+    language_async,
     many_actors,
     offer,
     packing,
@@ -55,6 +56,7 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "memory": growth.memory_table,
     "endurance": endurance.table,
     "language": language.table,
+    "language-async": language_async.table,
     "scaling": scaling.table,
     "capacity": capacity.table,
     "peers": peers.table,
@@ -64,13 +66,14 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
 ASKED_FOR: Final = (
     "endurance",
     "language",
+    "language-async",
     "scaling",
     "capacity",
     "peers",
     "serving-peers",
     "language-peers",
 )
-"""Not without being named: two need the extra rlhf, three take long, three have environments of their own (`make bench-peers`)."""
+"""Not without being named: three need the extra rlhf, four take long, three have environments of their own (`make bench-peers`)."""
 
 
 def main() -> None:
