@@ -24,7 +24,7 @@ from benchmarks.training import PENSTOCK
 ARMS: Final = {"asynchronous": (), "synchronous": ("--set", "algorithm.staleness=0")}
 AIM: Final = 1.3
 THREADS: Final = (1, 2)
-TOKENS: Final = 150_000
+TOKENS: Final = 100_000
 SHORT_TOKENS: Final = 30_000
 EPISODES: Final = 512
 
@@ -175,7 +175,7 @@ unroll_length = 14
 
 [algorithm]
 name = "token_ppo"
-batch_steps = 1024
+batch_steps = 1792
 kl_coefficient = 0.05
 learning_rate = 2e-3
 critic_learning_rate = 2e-3

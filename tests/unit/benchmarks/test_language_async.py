@@ -55,4 +55,4 @@ def test_a_fragment_is_a_batch_in_both_arms(name: str) -> None:
     section = settings.algorithm
     assert isinstance(section, OnPolicySection)
     assert section.lock_step == (name == "synchronous")
-    assert settings.environment.count * settings.actor.unroll_length >= section.batch_steps
+    assert settings.environment.count * settings.actor.unroll_length == section.batch_steps
