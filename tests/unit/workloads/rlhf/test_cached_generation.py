@@ -61,6 +61,18 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(model: Any, base: P
         np.testing.assert_allclose(given, expected.numpy(), atol=1e-5)
 
 
+def test_a_prompt_of_several_responses_is_read_once(model: Any, base: Path) -> None:
+    """Its responses differ all the same."""
+    seen: list[int] = []
+    handle = model.register_forward_pre_hook(
+        lambda _, __, given: seen.append(len(given["input_ids"])), with_kwargs=True
+    )
+    with handle:
+        made = backend(model, base).generate(PROMPTS, MOST)
+    assert seen[:2] == [4, 16]
+    assert len({made.response(row) for row in range(0, 16, 4)}) > 1
+
+
 def test_equal_seeds_draw_equal_responses(model: Any, base: Path) -> None:
     """And others draw others."""
     made = backend(model, base)
