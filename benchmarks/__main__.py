@@ -23,6 +23,7 @@ from benchmarks import (
     gpu,
     growth,
     language,
+    language_async,
     many_actors,
     offer,
     packing,
@@ -34,6 +35,7 @@ from benchmarks import (
     training,
     update,
 )
+from benchmarks.peers import language as language_peers
 from benchmarks.peers import served
 from benchmarks.table import Options, Table
 from penstock.runtime.allocator import keep_freed_memory
@@ -55,13 +57,24 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "memory": growth.memory_table,
     "endurance": endurance.table,
     "language": language.table,
+    "language-async": language_async.table,
     "scaling": scaling.table,
     "capacity": capacity.table,
     "peers": peers.table,
     "serving-peers": served.table,
+    "language-peers": language_peers.table,
 }
-ASKED_FOR: Final = ("endurance", "language", "scaling", "capacity", "peers", "serving-peers")
-"""Not without being named: one needs the extra rlhf, three take long, two have environments of their own (`make bench-peers`)."""
+ASKED_FOR: Final = (
+    "endurance",
+    "language",
+    "language-async",
+    "scaling",
+    "capacity",
+    "peers",
+    "serving-peers",
+    "language-peers",
+)
+"""Not without being named: three need the extra rlhf, four take long, three have environments of their own (`make bench-peers`)."""
 
 
 def main() -> None:

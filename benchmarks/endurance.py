@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.many_actors import peak_memory
 from benchmarks.table import Options, Table
@@ -92,7 +92,7 @@ def table(options: Options) -> Table:
     )
 
 
-class _Run:
+class EndlessRun:
     """A run that goes on."""
 
     def __init__(self, folder: Path) -> None:
@@ -113,13 +113,18 @@ class _Run:
 
     def steps(self) -> int:
         """Environment steps learned from, as of the newest record; 0 before the first."""
+        return int(self.newest().get("env_steps", 0))
+
+    def newest(self) -> dict[str, Any]:
+        """The last whole line of `metrics.jsonl`; nothing before the first."""
         path = self._folder / "metrics.jsonl"
         if not path.exists():
-            return 0
+            return {}
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             whole = file.read().rpartition(b"\n")[0].splitlines()
-        return int(json.loads(whole[-1])["env_steps"]) if whole else 0
+        newest: dict[str, Any] = json.loads(whole[-1]) if whole else {}
+        return newest
 
     def spent(self, name: str) -> float:
         """CPU seconds of a process until now."""
@@ -134,7 +139,7 @@ class _Run:
         return int(endpoint["server_pid"] or endpoint["pid"])
 
 
-def _windows(runs: Sequence[_Run], count: int) -> list[Window]:
+def _windows(runs: Sequence[EndlessRun], count: int) -> list[Window]:
     """Of each run in turn, `count` times; the windows of one time are of the same seconds."""
     found: list[Window] = []
     for _ in range(count):
@@ -150,7 +155,7 @@ def _windows(runs: Sequence[_Run], count: int) -> list[Window]:
 
 
 @contextmanager
-def _endless() -> Iterator[_Run]:
+def _endless() -> Iterator[EndlessRun]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name) / "run"
         command = (PENSTOCK, "train", "CartPole-v1", "--run-dir", str(folder), "--json")
@@ -159,6 +164,6 @@ def _endless() -> Iterator[_Run]:
             (*command, *goes_on), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as process:
             try:
-                yield _Run(folder)
+                yield EndlessRun(folder)
             finally:
                 process.send_signal(signal.SIGTERM)

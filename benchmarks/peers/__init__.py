@@ -174,7 +174,7 @@ def _peer(python: Path, script: str, *arguments: str | int) -> Outcome:
     """One run of a peer's script; the last argument is the seed."""
     *said, seed = map(str, arguments)
     began_s = time.time()
-    told = json.loads(_shell([str(python), str(HERE / script), *said, "--seed", seed]).splitlines()[-1])
+    told = json.loads(shell([str(python), str(HERE / script), *said, "--seed", seed]).splitlines()[-1])
     return Outcome(
         steps_per_second=told["steps"] / told["seconds"],
         solved_s=told["solved_s"],
@@ -189,7 +189,7 @@ def _penstock(vectorise: str, seed: int) -> Outcome:
         settings = ("--set", f"environment.vectorise={vectorise}", "--set", "learner.stop_at_target=false")
         began_s = time.time()
         command = [PENSTOCK, "train", "CartPole-v1", "--seed", str(seed), "--run-dir", str(run), *settings]
-        summary = json.loads(_shell([*command, "--json"]))
+        summary = json.loads(shell([*command, "--json"]))
         lines = (run / "metrics.jsonl").read_text().splitlines()
     solved = first_solved(json.loads(line) for line in lines)
     return Outcome(
@@ -206,8 +206,8 @@ def first_solved(lines: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
     )
 
 
-def _shell(command: Sequence[str]) -> str:
-    """What it prints. Raises RuntimeError when it fails or takes longer than LIMIT_S; all it started ends with us."""
+def shell(command: Sequence[str]) -> str:
+    """What a command prints. Raises RuntimeError when it fails or takes longer than LIMIT_S; all it started ends with us."""
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True

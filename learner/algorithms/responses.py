@@ -69,6 +69,10 @@ class Responses:
         numbers: Tensor = torch.unique(prompts, dim=0, return_inverse=True)[1]
         return numbers
 
+    def fit_at_once(self, most_places: int) -> bool:
+        """Whether all rows are one micro-batch."""
+        return len(self) * int(self.lengths.max()) <= most_places
+
     def micro_batches(self, rows: Index, most_places: int) -> Iterator[MicroBatch]:
         """These rows, those of similar length together, in parts of at most so many places; a longer row is one alone."""
         for part in _parts(rows[np.argsort(self.lengths[rows], kind="stable")], self.lengths, most_places):

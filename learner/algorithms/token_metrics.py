@@ -31,7 +31,7 @@ METRICS: Final = (
     "epochs",
 )
 """As of PPO, of sampled tokens. `kl_reference`: KL(π_prox‖π_ref) in nats per response; it is what β
-(`kl_coefficient`) is adapted to. `score`: mean reward of a response before penalties. `finished_fraction`: share of the
+(`kl_coefficient`) is adapted to; absent where that is 0, when nothing reads the reference. `score`: mean reward of a response before penalties. `finished_fraction`: share of the
 responses that ended by themselves. `left_out`: columns that are no whole response."""
 CRITIC_METRICS: Final = (
     "value_loss",
@@ -57,7 +57,7 @@ def watched(prepared: Prepared, trace: Trace, clip_range: float) -> dict[str, Te
     """Of tokens: how far the policy has moved, from what, and by which loss."""
     log_prob, behaviour, norms = trace.log_prob, prepared.behaviour, trace.norms[POLICY]
     still = torch.zeros_like(prepared.entropy)
-    return {
+    found = {
         "policy_loss": torch.stack(trace.losses).mean(0)[0],
         "entropy": prepared.entropy,
         "gradient_norm": torch.stack(norms).mean() if norms else still,
@@ -66,8 +66,8 @@ def watched(prepared: Prepared, trace: Trace, clip_range: float) -> dict[str, Te
         "effective_sample_size": effective_sample_size(behaviour, log_prob),
         "max_ratio": (log_prob - behaviour).max().exp(),
         "clip_fraction": clip_fraction(log_prob, prepared.anchor, clip_range),
-        "kl_reference": prepared.kl_reference,
     }
+    return found if prepared.kl_reference is None else found | {"kl_reference": prepared.kl_reference}
 
 
 def of_responses(responses: Responses) -> dict[str, Tensor]:

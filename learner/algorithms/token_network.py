@@ -1,19 +1,27 @@
 """A token policy under training: forward passes in micro-batches, gradients that add up over them, its optimisers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from learner.algorithms.hardware import Hardware
 from learner.algorithms.optimiser import Backup, FlatAdam
-from learner.algorithms.responses import Responses
+from learner.algorithms.responses import Index, MicroBatch, Responses
 from penstock.policy.tokens import TokenOutputs, TokenPolicy, TokenRows
 
 POLICY: Final = "policy"
 CRITIC: Final = "critic"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A micro-batch and what the policy says of it."""
+
+    part: MicroBatch
+    outputs: TokenOutputs
 
 
 class TokenNetwork:
@@ -36,15 +44,20 @@ class TokenNetwork:
         with self._precision:
             return self.policy.outputs(rows)
 
-    def read(self, responses: Responses, most_places: int) -> Tensor:
-        """Log π, entropy, V, log π_ref of every sampled token, float32 [4, n]; call it without gradients."""
-        read = torch.empty((4, responses.sampled), device=self.device)
-        for part in responses.micro_batches(np.arange(len(responses)), most_places):
-            outputs = self.outputs(part.rows)
-            with self._precision:
-                reference = self.policy.reference_log_prob(part.rows)
-            columns = (outputs.log_prob, outputs.entropy, outputs.value, reference)
-            read[:, part.index] = torch.stack([column.float() for column in columns])
+    def passes(self, responses: Responses, rows: Index, most_places: int) -> Iterator[Pass]:
+        """Of these rows in micro-batches, each when it is asked for; differentiable where gradients are on."""
+        for part in responses.micro_batches(rows, most_places):
+            yield Pass(part, self.outputs(part.rows))
+
+    def read(self, passes: Iterable[Pass], count: int, *, has_reference: bool) -> Tensor:
+        """Log π, entropy, V of all n sampled tokens, and with `has_reference` log π_ref: float32 [3 or 4, n]."""
+        read = torch.empty((4 if has_reference else 3, count), device=self.device)
+        for one in passes:
+            columns = [one.outputs.log_prob, one.outputs.entropy, one.outputs.value]
+            if has_reference:
+                with self._precision:
+                    columns.append(self.policy.reference_log_prob(one.part.rows))
+            read[:, one.part.index] = torch.stack([column.detach().float() for column in columns])
         return read
 
     def accumulate(self, names: Sequence[str], built: Sequence[Tensor], slopes: Sequence[Tensor]) -> None:

@@ -13,10 +13,11 @@ update reads the device at its beginning (where the tokens lie) and at its end, 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,7 +31,7 @@ from learner.algorithms.rows import Gathered, Steps
 from learner.algorithms.schedule import adapted, decayed, factor, warmup
 from learner.algorithms.stored import copies, load_copies, under
 from learner.algorithms.token_metrics import Trace, of_critic, of_responses, watched
-from learner.algorithms.token_network import CRITIC, POLICY, TokenNetwork
+from learner.algorithms.token_network import CRITIC, POLICY, Pass, TokenNetwork
 from learner.algorithms.token_preparation import Prepared, prepare
 from learner.batch import Batch
 from penstock.policy.tokens import TokenOutputs, TokenPolicy
@@ -67,10 +68,12 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
         course, network = self._course(progress), self._network
         with torch.no_grad():
-            read = network.read(responses, self.section.micro_batch_tokens)
+            kept = self._only_pass(responses)
+            passes = (kept,) if kept else self._passes(responses, np.arange(len(responses)))
+            read = network.read(passes, responses.sampled, has_reference=self._kl_coefficient > 0.0)
             prepared = prepare(responses, read, self.section, self._kl_coefficient)
         backup = network.backup()
-        trace = self._train(responses, prepared, course)
+        trace = self._train(responses, prepared, course, kept)
         with torch.no_grad():
             finite, metrics = self._measure(responses, prepared, trace)
         if finite:
@@ -84,6 +87,17 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
             gradient_steps=len(trace.losses),
             metrics=metrics | course if finite else {},
         )
+
+    def _only_pass(self, responses: Responses) -> Pass | None:
+        """The one forward pass of an update of one gradient step and one micro-batch, which serves for both."""
+        section, most = self.section, self.section.micro_batch_tokens
+        if section.epochs * section.minibatches > 1 or not responses.fit_at_once(most):
+            return None
+        with torch.enable_grad():
+            return next(self._passes(responses, np.arange(len(responses))))
+
+    def _passes(self, responses: Responses, rows: Index) -> Iterator[Pass]:
+        return self._network.passes(responses, rows, self.section.micro_batch_tokens)
 
     def _course(self, progress: float) -> dict[str, float]:
         section, updates = self.section, self._updates
@@ -107,29 +121,32 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
 
     # ---- the epochs
 
-    def _train(self, responses: Responses, prepared: Prepared, course: dict[str, float]) -> Trace:
+    def _train(
+        self, responses: Responses, prepared: Prepared, course: dict[str, float], kept: Pass | None
+    ) -> Trace:
         trace = Trace(torch.empty_like(prepared.proximal))
         for _ in range(self.section.epochs):
             order = torch.randperm(len(responses), generator=self._permutations).numpy()
             for rows in minibatches(order, self.section.minibatches):
-                self._gradient_step(responses, prepared, rows, course, trace)
+                total = int(responses.counts[rows].sum())
+                passes = (kept,) if kept else self._passes(responses, rows)
+                self._gradient_step(passes, total, prepared, course, trace)
             trace.epochs += 1
             if self._moved_far(prepared, trace):
                 break
         return trace
 
     def _gradient_step(
-        self, responses: Responses, prepared: Prepared, rows: Index, course: dict[str, float], trace: Trace
+        self, passes: Iterable[Pass], total: int, prepared: Prepared, course: dict[str, float], trace: Trace
     ) -> None:
-        """One minibatch: the gradients of its micro-batches add up to that of the mean over its tokens."""
+        """One minibatch: the gradients of its micro-batches add up to that of the mean over its `total` tokens."""
         network, learning = self._network, self._learning
         network.clear(learning)
-        total, losses = int(responses.counts[rows].sum()), torch.zeros(2, device=network.device)
-        for part in responses.micro_batches(rows, self.section.micro_batch_tokens):
-            outputs = network.outputs(part.rows)
-            trace.log_prob[part.index] = outputs.log_prob.detach()
-            columns = Gathered(prepared.columns[:, part.index])
-            losses += self._accumulate(outputs, columns, total, course["entropy_coefficient"])
+        losses = torch.zeros(2, device=network.device)
+        for one in passes:
+            trace.log_prob[one.part.index] = one.outputs.log_prob.detach()
+            columns = Gathered(prepared.columns[:, one.part.index])
+            losses += self._accumulate(one.outputs, columns, total, course["entropy_coefficient"])
         trace.losses.append(losses)
         for name in learning:
             norm = network.step(name, course[_RATES[name]], self.section.max_gradient_norm)

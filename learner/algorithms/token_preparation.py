@@ -15,17 +15,18 @@ from penstock.runtime.settings import TokenPPOSection
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Steps):
-    """Of the n sampled tokens. columns: [6, n], see `Steps`. entropy: scalar. kl_reference: scalar, nats per response."""
+    """Of the n sampled tokens. columns: [6, n], see `Steps`. entropy: scalar. kl_reference: scalar, nats per response; None: nothing holds the policy to a reference."""
 
     columns: Tensor
     entropy: Tensor
-    kl_reference: Tensor
+    kl_reference: Tensor | None
 
 
 def prepare(responses: Responses, read: Tensor, section: TokenPPOSection, kl_coefficient: float) -> Prepared:
-    """read: log π_prox, entropy, V, log π_ref, [4, n]."""
-    proximal, entropy, value, reference = read
-    log_ratio, grid = proximal - reference, Grid(responses)
+    """read: log π_prox, entropy, V, [3, n], and log π_ref, [4, n], where a coefficient multiplies it."""
+    (proximal, entropy, value), reference = read[:3], read[3:]
+    log_ratio = proximal - (reference[0] if len(reference) else proximal)
+    grid = Grid(responses)
     ends = responses.cut_short.to(read.dtype)
     reward = shaped(
         responses.reward,
@@ -41,7 +42,8 @@ def prepare(responses: Responses, read: Tensor, section: TokenPPOSection, kl_coe
         advantage = whitened(advantage, len(responses))
     surrogate = decoupled(responses.behaviour, proximal, advantage, section.behaviour_weight_cap)
     fixed = (surrogate.anchor, surrogate.weighted_advantage, target, value, responses.behaviour, proximal)
-    return Prepared(torch.stack(fixed), entropy.mean(), log_ratio.sum() / len(responses))
+    kl_reference = log_ratio.sum() / len(responses) if len(reference) else None
+    return Prepared(torch.stack(fixed), entropy.mean(), kl_reference)
 
 
 def _advantages(

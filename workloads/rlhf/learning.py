@@ -9,7 +9,7 @@ from learner.algorithms.group import Group
 from learner.algorithms.hardware import hardware_of
 from learner.algorithms.registry import make_of_tokens
 from learner.model import Model, model_of, target_of
-from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.runtime.settings import ConfigurationError, Settings, TokenPPOSection
 from penstock.runtime.workload import Workload, load
 from penstock.wire.specification import Probe
 from workloads.rlhf.policy.policy import LanguagePolicy, build
@@ -21,7 +21,8 @@ PROBE_TOKENS: Final = 8
 def make_model(settings: Settings, workload: Workload, group: Group, device: torch.device) -> Model:
     """As `learner.model.make_model` wants it; raises ConfigurationError for settings that do not fit together."""
     observation, action = load(workload.spaces)(settings.environment)
-    policy = build(observation, action, settings.policy, settings.seed, learns=True)
+    held = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.kl_coefficient > 0.0
+    policy = build(observation, action, settings.policy, settings.seed, has_reference=held)
     _check_length(settings, policy)
     algorithm = make_of_tokens(
         policy.to(device),

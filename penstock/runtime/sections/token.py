@@ -32,7 +32,7 @@ class TokenPPOSection(OnPolicySection):
     target_kl: NonNegative | None = None
     """Stop the epochs of an update when KL(π_prox‖π_θ) exceeds 1.5 times this, in nats per token; none: off."""
     kl_coefficient: NonNegative = 0.05
-    """β, per nat: weight of KL(π‖reference) in the reward of every token; where there is a `kl_target`, at the start."""
+    """β, per nat: weight of KL(π‖reference) in the reward of every token; where there is a `kl_target`, at the start; 0: the reference is not read."""
     kl_target: PositiveReal | None = None
     """KL(π‖reference) that β is adapted to (Ziegler et al. 2019), in nats per response; none: β is fixed."""
     kl_horizon: PositiveReal = 10_000.0

@@ -27,13 +27,13 @@ from workloads.rlhf.policy.settings import LanguageSection, language_section
 
 
 class LanguagePolicy(nn.Module):
-    """A `penstock.policy.tokens.TokenPolicy`. learns: False: without the copy that is the reference of all weights."""
+    """A `penstock.policy.tokens.TokenPolicy`. has_reference: False: without the copy that is the reference of all weights."""
 
-    def __init__(self, section: LanguageSection, seed: int, *, learns: bool = True) -> None:
+    def __init__(self, section: LanguageSection, seed: int, *, has_reference: bool = True) -> None:
         super().__init__()
         self.section = section
         self.network = networks.make_network(section, seed)
-        self._frozen = None if section.lora or not learns else _frozen(self.network)
+        self._frozen = None if section.lora or not has_reference else _frozen(self.network)
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
             self.critic = ValueHead(self.network.config.get_text_config().hidden_size)
@@ -109,7 +109,7 @@ class LanguagePolicy(nn.Module):
             with self.network.disable_adapter():
                 yield self.network
         else:
-            assert self._frozen is not None, "only a policy that learns has a reference"
+            assert self._frozen is not None, "this policy was made without a reference"
             yield self._frozen
 
     # ---- what an actor asks
@@ -154,10 +154,10 @@ class ValueHead(nn.Module):
 
 
 def build(
-    observation: Space, action: Space, section: PolicySection, seed: int, *, learns: bool = False
+    observation: Space, action: Space, section: PolicySection, seed: int, *, has_reference: bool = False
 ) -> LanguagePolicy:
     """From the `policy` section of a run; raises ConfigurationError."""
-    policy = LanguagePolicy(language_section(section), seed, learns=learns)
+    policy = LanguagePolicy(language_section(section), seed, has_reference=has_reference)
     for name, space in (("observation", observation), ("action", action)):
         if not isinstance(space, Discrete) or space.n != policy.vocabulary:
             raise ConfigurationError(

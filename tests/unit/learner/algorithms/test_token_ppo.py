@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from learner.algorithms.responses import read_responses
 from learner.algorithms.token_preparation import prepare
-from penstock.policy.tokens import TokenRows
+from penstock.policy.tokens import TokenOutputs, TokenRows
 from penstock.runtime.settings import TokenPPOSection
 from tests.token_experience import Response, SmallTokenPolicy, batch_of, fragment
-from tests.token_learner import SMOOTH, flat, make, move, responses, same
+from tests.token_learner import SMOOTH, flat, make, move, responses, same, stale
 
 # ---------------------------------------------------------------- the equations, one response after the other
 
@@ -134,6 +134,48 @@ def test_micro_batches_change_nothing(advantage: str, micro_batch_tokens: int) -
     told = [one.update(batch_of(fragment(given)), progress=0.0).metrics for one in (whole, cut)]
     assert told[0] == pytest.approx(told[1], abs=1e-5)
     assert torch.allclose(flat(whole), flat(cut), atol=1e-5)
+
+
+class Counted(SmallTokenPolicy):
+    """Counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.compared = 0, 0
+
+    def outputs(self, rows: TokenRows) -> TokenOutputs:
+        """Of the policy."""
+        self.asked += 1
+        return super().outputs(rows)
+
+    def reference_log_prob(self, rows: TokenRows) -> Tensor:
+        """Of the policy that it was."""
+        self.compared += 1
+        return super().reference_log_prob(rows)
+
+
+@pytest.mark.parametrize("advantage", ["gae", "group"])
+def test_one_pass_serves_an_update_of_one_step(advantage: str) -> None:
+    """Where all fits at once; in two parts, which are read before any is trained, the weights are the same."""
+    given = [replace(one, score=index % 3) for index, one in enumerate(responses(SmallTokenPolicy(7)))]
+    batch, places = batch_of(fragment(given)), 9 * len(given) // 2 + 9
+    once, twice, cut = (Counted() for _ in range(3))
+    whole = make(once, advantage=advantage, **SMOOTH)
+    parts = make(cut, advantage=advantage, micro_batch_tokens=places, **SMOOTH)
+    told = [one.update(batch, progress=0.0).metrics for one in (whole, parts)]
+    assert (once.asked, cut.asked) == (1, 4)
+    assert told[0] == pytest.approx(told[1], abs=1e-5)
+    assert torch.allclose(flat(whole), flat(parts), atol=1e-5)
+    make(twice, epochs=2).update(batch, progress=0.0)
+    assert twice.asked == 3
+
+
+def test_without_a_penalty_nothing_asks_the_reference() -> None:
+    """Nor is a divergence told that nobody has measured."""
+    free, held = Counted(), Counted()
+    assert "kl_reference" not in make(free, kl_coefficient=0.0).update(stale(), progress=0.0).metrics
+    assert "kl_reference" in make(held, kl_coefficient=0.01).update(stale(), progress=0.0).metrics
+    assert (free.compared, held.compared) == (0, 1)
 
 
 def test_padding_is_nothing() -> None:

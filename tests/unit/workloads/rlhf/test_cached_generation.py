@@ -61,6 +61,18 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(model: Any, base: P
         np.testing.assert_allclose(given, expected.numpy(), atol=1e-5)
 
 
+def test_a_prompt_of_several_responses_is_read_once(model: Any, base: Path) -> None:
+    """Its responses differ all the same."""
+    seen: list[int] = []
+    handle = model.register_forward_pre_hook(
+        lambda _, __, given: seen.append(len(given["input_ids"])), with_kwargs=True
+    )
+    with handle:
+        made = backend(model, base).generate(PROMPTS, MOST)
+    assert seen[:2] == [4, 16]
+    assert len({made.response(row) for row in range(0, 16, 4)}) > 1
+
+
 def test_equal_seeds_draw_equal_responses(model: Any, base: Path) -> None:
     """And others draw others."""
     made = backend(model, base)
@@ -98,6 +110,14 @@ def test_tokens_are_drawn_as_often_as_the_model_says(model: Any, base: Path) -> 
     # Wilson and Hilferty (1931): a χ² to the third root is nearly normal; 3.72 standard deviations.
     bound = freedom * (1 - 2 / (9 * freedom) + 3.72 * (2 / (9 * freedom)) ** 0.5) ** 3
     assert squared < bound
+
+
+def test_a_token_without_a_share_is_never_drawn(model: Any, base: Path) -> None:
+    """Neither before, between nor behind those that have one, of which each is drawn."""
+    shares = torch.full((4000, 6), -torch.inf)
+    shares[:, 1], shares[:, 4] = np.log(0.999), np.log(0.001)
+    drawn = backend(model, base)._draw(shares, deterministic=False)
+    assert set(drawn.tolist()) == {1, 4}
 
 
 def test_generation_that_is_stopped_returns_what_there_is(model: Any, base: Path) -> None:

@@ -73,6 +73,13 @@ def test_gpt2_is_a_policy_like_any_other(tmp_path: Path) -> None:
     assert (policy.vocabulary, policy.positions) == (36, 32)
     rows = rows_of(policy)
     assert torch.equal(policy.outputs(rows).log_prob, policy.reference_log_prob(rows))
+    # In one kernel, it is the function of the model's own configuration.
+    plain = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        logits = plain(rows.tokens, attention_mask=rows.present.long()).logits.flatten(0, 1)[rows.place]
+    expected = logits.log_softmax(-1).gather(1, rows.action[:, None])[:, 0]
+    assert torch.allclose(policy.outputs(rows).log_prob, expected, atol=1e-5)
+    assert plain.config.activation_function != policy.network.config.activation_function
     disturb(policy)
     training = policy.outputs(rows).log_prob
     with torch.no_grad():
