@@ -153,6 +153,9 @@ def test_a_reward_that_comes_after_the_end_is_kept_under_episode_and_step(
 def test_what_was_answered_stands_in_the_metrics(server: BrokerProcess, client: PolicyClient) -> None:
     """By arm and by call, with latencies, rows of a pass, waits, returns, refusals and versions."""
     client.act_batch(ROWS)
+    episode = client.start_episode("cleo")
+    episode.act(ROWS[0])
+    episode.end(terminated=True, reward=1.0)
     with pytest.raises(InvalidRequest):
         client.act(ROWS[0], client_key="k" * 1000)
     page = server.get("/metrics")[1]
