@@ -63,7 +63,9 @@ def test_what_alerts_watch_is_there_before_its_first_event() -> None:
         assert f'penstock_refusals_total{{reason="{reason}"}}' in metrics.exposition("broker").decode()
     assert 'penstock_actor_wait_seconds_total{cause="leave"}' in metrics.exposition("actor").decode()
     # Other tests of this process may have withdrawn some.
-    assert re.search(r"^penstock_canaries_withdrawn_total \d", metrics.exposition("server").decode(), re.MULTILINE)
+    assert re.search(
+        r"^penstock_canaries_withdrawn_total \d", metrics.exposition("server").decode(), re.MULTILINE
+    )
 
 
 def expiry() -> float | None:
