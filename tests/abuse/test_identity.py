@@ -495,28 +495,33 @@ def test_bytes_are_counted_too(short_folder: Path) -> None:
             assert outcome(quiet, path)[0] is StatusCode.INVALID_ARGUMENT
 
 
+def hold(actor: TlsActor) -> Any:
+    """A call that is held for its whole wait: nothing is new for ever."""
+    request = weights_pb2.WatchLatestRequest(
+        session=actor.session,
+        wait_ms=20_000,
+        known_version=2**53,
+        known_begin_through=2**53,
+        known_revision=2**53,
+    )
+    return actor.weights.WatchLatest.future(request, timeout=PATIENCE_S)
+
+
 def test_calls_and_connections_are_bounded(short_folder: Path) -> None:
     """What is beyond the bounds is refused at once; what is within goes on, and room is found again."""
     with secured(short_folder, max_concurrent_calls=2, max_connections=3) as secure:
         actors = [TlsActor(secure, "actor", f"actor-{index}") for index in range(2)]
         for actor in actors:
             actor.open()
-        # Nothing is new for ever: held for its whole wait.
-        held = [
-            actor.weights.WatchLatest.future(
-                weights_pb2.WatchLatestRequest(
-                    session=actor.session,
-                    wait_ms=20_000,
-                    known_version=2**53,
-                    known_begin_through=2**53,
-                    known_revision=2**53,
-                ),
-                timeout=PATIENCE_S,
-            )
-            for actor in actors
-        ]
         operator = open_channel(secure.broker.address, secure.credentials("operator"))
-        eventually(lambda: outcome(operator, STATUS)[0] is StatusCode.RESOURCE_EXHAUSTED, within_s=PATIENCE_S)
+        held = [hold(actor) for actor in actors]
+
+        def is_full() -> bool:
+            # One that came before the call before it was over was refused.
+            held[:] = [hold(a) if call.done() else call for a, call in zip(actors, held, strict=True)]
+            return outcome(operator, STATUS)[0] is StatusCode.RESOURCE_EXHAUSTED
+
+        eventually(is_full, within_s=PATIENCE_S)
         with open_channel(secure.broker.address, secure.credentials("operator")) as fourth:
             assert outcome(fourth, STATUS)[0] is StatusCode.UNAVAILABLE
         for call in held:

@@ -165,6 +165,7 @@ def absent_learner(folder: Path, seconds: float, report: Report) -> None:
     """Actors pause, nothing grows, no session ends; the budget bounds what they make; then they catch up."""
     with flow(folder, pace_s=0.01, shape=ABSENT) as run:
         run.settle_over(3 * BATCH_FRAGMENTS, "the first updates")
+        run.fleet.wait(lambda: min(_sessions_opened(run)) >= ACTORS // 2, "a session of every actor")
         run.fleet.kill("learner")
         opened = _sessions_opened(run)
         acked = -1

@@ -50,7 +50,7 @@ def test_transformers_and_peft_alone_give_the_same_scores(base: Path, tmp_path: 
             (logit,) = network(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[
                 0
             ]
-        assert float(logit) == pytest.approx(score, abs=1e-6)
+        assert float(logit) == pytest.approx(score, abs=1e-5)
     assert {"mean": 0.25, "std": 2.0, "max_tokens": 64} == network.config.reward
 
 
@@ -112,7 +112,7 @@ def test_batches_stay_below_their_size_and_hold_every_row_once(base: Path) -> No
     few = reward_model.score_rows(network, rows, batch_tokens=40)
     assert len(widths) > 5
     assert max(widths) <= 40
-    assert few == pytest.approx(reward_model.score_rows(network, rows), abs=1e-6)
+    assert few == pytest.approx(reward_model.score_rows(network, rows), abs=1e-5)
 
 
 def test_token_ids_are_read_as_they_were_sampled(base: Path, tmp_path: Path) -> None:
