@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Self
 
@@ -47,17 +48,21 @@ class Balancer:
         turn = 0
         while not self._over.wait(0.02):
             turn += 1
-            ready = [broker for broker in list(self.brokers) if is_ready(broker)]
+            ready = [address for broker in list(self.brokers) if (address := ready_address(broker))]
             if ready:
-                self._proxy.upstream = ready[turn % len(ready)].address
+                self._proxy.upstream = ready[turn % len(ready)]
 
 
-def is_ready(broker: BrokerProcess) -> bool:
-    """Whether its readiness probe is green."""
+def ready_address(broker: BrokerProcess) -> str:
+    """Where it serves, if its readiness probe is green; "" also for one that ends while it is asked."""
+    endpoint = read_endpoint(broker.endpoint_file)
+    if endpoint is None:
+        return ""
     try:
-        return broker.endpoint_file.exists() and broker.get("/readyz")[0] == 200
-    except OSError:
-        return False
+        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.metrics_port}/readyz", timeout=5):
+            return endpoint.address
+    except (OSError, HTTPException):
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
