@@ -78,6 +78,17 @@ async def _unary(_request: bytes, _context: Any) -> bytes:
     return REPLY
 
 
+def _forward() -> Any:
+    """As `_unary`, with a forward pass and a draw for each message: what a policy costs in a server, nothing else."""
+    policy, observation = make_policy(), {"observation": np.zeros((1, 4), np.float32)}
+
+    async def forward(_request: bytes, _context: Any) -> bytes:
+        policy.act(observation)
+        return REPLY
+
+    return forward
+
+
 async def _stream(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
     async for _ in requests:
         yield REPLY
@@ -88,6 +99,7 @@ async def echo(address: str) -> None:
     front = build_server((), streams_per_connection=STREAMS_PER_CONNECTION)
     handlers = {
         "Unary": grpc.unary_unary_rpc_method_handler(_unary),
+        "Forward": grpc.unary_unary_rpc_method_handler(_forward()),
         "Stream": grpc.stream_stream_rpc_method_handler(_stream),
     }
     front.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ECHO, handlers),))

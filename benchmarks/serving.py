@@ -1,8 +1,10 @@
 """The policy server beside a bare gRPC echo of the same message sizes, which is the limit; in turn, medians.
 
 Both are grpc.aio in one process; the client is another process, with so many calls in flight. `cpu` is what the
-server's process spends on a call, which other work on the machine disturbs less than the clock. Learning: every step
-belongs to an episode, carries the reward of the one before, and goes to a learner's log (its own broker and Redis).
+server's process spends on a call, which other work on the machine disturbs less than the clock. The first row is what a forward pass
+costs in a server that does nothing else: more than in a loop, for the call around it leaves the caches cold. Learning:
+every step belongs to an episode, carries the reward of the one before, and goes to a learner's log (its own broker and
+Redis).
 Each alone: the same policy server, told that no two requests share a forward pass.
 """
 
@@ -55,7 +57,9 @@ STREAM: Final = ("server", "act-stream")
 STREAM_ALONE: Final = ("alone", "act-stream")
 ECHO: Final = ("echo", "echo")
 ECHO_STREAM: Final = ("echo", "echo-stream")
+FORWARD: Final = ("echo", "echo-forward")
 LOADS: Final = (
+    Load(name="echo with a forward pass, 1 client", what=FORWARD, limit=ECHO, in_flight=1),
     Load(name="Act, 1 client", what=ACT, limit=ECHO, in_flight=1),
     Load(name="Act, 16 in flight", what=ACT, limit=ECHO, in_flight=16),
     Load(name="Act, 64 in flight", what=ACT, limit=ECHO, in_flight=64),

@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving_load WHAT ADDRESS --in-flight 64 --streams 1 --seconds 3
 
-Prints one line of JSON. WHAT: echo, echo-stream, act, act-stream, act-rows (64 observations in a call), learn
+Prints one line of JSON. WHAT: echo, echo-forward, echo-stream, act, act-stream, act-rows (64 observations in a call), learn
 (episodes whose steps carry rewards), http (POST /act with JSON, a connection for each in flight).
 """
 
@@ -152,6 +152,7 @@ async def measure(what: str, address: str, in_flight: int, streams: int, seconds
             "act": lambda: call_unary(channel, ACT, 0),
             "act-rows": lambda: call_unary(channel, ACT, ROWS),
             "echo": lambda: call_unary(channel, f"/{ECHO}/Unary", 0),
+            "echo-forward": lambda: call_unary(channel, f"/{ECHO}/Forward", 0),
             "learn": lambda: call_learn(channel),
         }
         return await repeat([await makers[what]() for _ in range(in_flight)], seconds)

@@ -23,6 +23,7 @@ from actor.serving.shadow_record import ShadowRecord
 from actor.serving.shelf import Shelf, Weights
 from actor.serving.traffic import Traffic
 from actor.serving.trial import Trial
+from actor.serving.turns import Turns
 from penstock.registry.weight_files import registry_url
 from penstock.runtime.credentials import registry_with_password
 from penstock.runtime.settings import ConfigurationError, ServingSection, Settings
@@ -98,9 +99,11 @@ def assemble(
     desk = Desk(spaces, shelf, batcher, section, draws, make_policy().state_space, record)
     slow_s = section.canary_slow_ms / 1000
     feedback = None if traffic is None else traffic.keep_feedback
-    episode_desk = EpisodeDesk(desk, episodes, learning, feedback, trial, slow_s)
+    now = asyncio.get_running_loop().time
+    episode_desk = EpisodeDesk(desk, episodes, learning, feedback, trial, now)
     service = PolicyService(
         desk,
+        Turns(desk, episodes, learning, slow_s, now),
         episode_desk,
         episodes,
         section,

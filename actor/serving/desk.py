@@ -133,7 +133,13 @@ class Desk:
 
         tell: called with the pass, or before this returns. is_gone: whether nobody wants the answer any more.
         """
-        question, choice = self.read(request), self.shelf.choose(request.client_key)
+        question = self.read(request)
+        self.put(self.shelf.choose(request.client_key), question, until_s, tell, is_gone)
+
+    def put(
+        self, choice: Choice, question: Question, until_s: float, tell: Told, is_gone: Callable[[], bool]
+    ) -> None:
+        """`ask` for what was read, of who was chosen."""
         asked = Asked(choice, question, until_s, time.perf_counter())
         if choice.loaded is None:
             tell(asked, None)

@@ -61,8 +61,10 @@ class Episode:
     unlearned_as: str = ""
     """Why its steps are not learned from, where they are not."""
     last_request: str = ""
-    last_reply: pb.ActReply | None = None
-    pending: "asyncio.Task[pb.ActReply] | None" = None
+    last_reply: bytes = b""
+    """To `last_request`; empty while there is none."""
+    waiting: "list[asyncio.Future[bytes]] | None" = None
+    """Who waits for the reply to the step that is under way; None: no step is."""
     ending: pb.EndEpisodeReply | None = None
     ending_request: str = ""
     rewarded: OrderedDict[str, int] = field(default_factory=OrderedDict)
@@ -77,8 +79,19 @@ class Episode:
 
     def segment_of(self, step: int) -> Segment | None:
         """Where the step's reward can still be changed."""
-        segments = self.ripening if self.trail.open is None else [*self.ripening, self.trail.open]
-        return next((segment for segment in segments if segment.holds(step)), None)
+        newest = self.trail.open
+        if newest is not None and newest.holds(step):
+            return newest
+        return next((segment for segment in self.ripening if segment.holds(step)), None)
+
+    def add_reward(self, step: int, amount: float) -> None:
+        """To what the step has."""
+        self.is_rewarded = True
+        segment = self.segment_of(step)
+        if segment is not None:
+            segment.add_reward(step, amount)
+        if self.ending is None:
+            self.total_return += amount
 
     def remember_reward(self, request_id: str, late: int) -> None:
         """The request's rewards were taken."""

@@ -28,6 +28,7 @@ from penstock.runtime import metrics, tracing
 from penstock.runtime.settings import ServingSection
 from penstock.wire.messages import Episode as Played
 from penstock.wire.specification import RunSpecification
+from penstock.wire.tensor import FEW
 
 REASONS: Final = ("arm", "unasked", "full", "too_large", "stale", "abandoned", "lost", "reward")
 
@@ -72,9 +73,11 @@ class Learning:
         now_s: float,
     ) -> None:
         """A step of an episode that is learned from, as long as there is memory for it."""
-        state = {name: question.observation[name] for name in self._state}
-        observation = {name: row for name, row in question.observation.items() if name not in state}
-        observation |= self._masks_of(question)
+        observation, state = question.observation, {}
+        if self._state or self._masks:
+            state = {name: observation[name] for name in self._state}
+            rest = {name: row for name, row in observation.items() if name not in state}
+            observation = rest | self._masks_of(question)
         if any(_is_too_large(array) for array in observation.values()):
             self.stop(episode, "too_large", now_s)
             return
@@ -190,4 +193,9 @@ class Learning:
 
 
 def _is_too_large(array: Any) -> bool:
-    return array.dtype.kind == "f" and bool(np.abs(array).max(initial=0.0) > MOST_OBSERVED)
+    if array.dtype.kind != "f":
+        return False
+    if array.size <= FEW:
+        numbers: list[float] = array.ravel().tolist()
+        return max(map(abs, numbers), default=0.0) > MOST_OBSERVED
+    return bool(np.abs(array).max() > MOST_OBSERVED)

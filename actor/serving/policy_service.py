@@ -19,6 +19,7 @@ from actor.serving.desk import Answered, Desk
 from actor.serving.encoding import ARMS
 from actor.serving.episode_desk import EpisodeDesk
 from actor.serving.episodes import Episodes
+from actor.serving.turns import Turns
 from penstock.runtime import metrics
 from penstock.runtime.settings import ServingSection
 from penstock.v1 import policy_pb2 as pb
@@ -43,6 +44,7 @@ class PolicyService:
     def __init__(
         self,
         desk: Desk,
+        turns: Turns,
         episode_desk: EpisodeDesk,
         episodes: Episodes,
         section: ServingSection,
@@ -52,7 +54,7 @@ class PolicyService:
         on_answer: Told,
     ) -> None:
         """described: run, observation space, action space. on_answer: told of answers without an episode."""
-        self._desk, self._episode_desk, self._episodes = desk, episode_desk, episodes
+        self._desk, self._turns, self._episode_desk, self._episodes = desk, turns, episode_desk, episodes
         self._section, self._described, self._learns = section, described, learns
         self._on_answer = on_answer
         self._loop = asyncio.get_running_loop()
@@ -114,7 +116,7 @@ class PolicyService:
     async def _answer(self, request: pb.ActRequest, until_s: float) -> bytes:
         try:
             if request.episode_id:
-                return (await self._episode_desk.act(request, until_s)).SerializeToString()
+                return await self._turns.act(request, until_s)
             answered = await self._desk.act(request, until_s)
         except Refused as error:
             return refusing(self._desk.complaints, request, error)

@@ -96,12 +96,13 @@ class Segment:
 
     def _tensors(self) -> dict[str, Array]:
         steps = self.steps
-        # What was seen last has no mask: nothing was done there.
-        tensors: dict[str, Any] = {
-            name: np.stack([row.get(name, np.ones_like(first)) for row in self.observations])
-            for name, first in self.observations[0].items()
-        }
-        tensors |= {name: np.stack([row[name] for row in self.actions]) for name in self.actions[0]}
+        rows, last = self.observations[:-1], self.observations[-1]
+        tensors: dict[str, Any] = {}
+        for name, first in self.observations[0].items():
+            # What was seen last has no mask: nothing was done there.
+            end = last[name] if name in last else np.ones_like(first)
+            tensors[name] = _stacked([*(row[name] for row in rows), end])
+        tensors |= {name: _stacked([row[name] for row in self.actions]) for name in self.actions[0]}
         # Each reward is finite as a float32, their sum need not be; a fragment with infinity ends the session.
         tensors["reward"] = np.clip(self.rewards, -_MOST, _MOST).astype(np.float32)[:, np.newaxis]
         tensors["log_prob"] = np.asarray(self.log_probs, np.float32)[:, np.newaxis]
@@ -122,6 +123,11 @@ class Segment:
             tensors["begins"] = np.zeros((steps + 1, 1), bool)
             tensors["begins"][0] = self.slot.first_step == 0
         return tensors
+
+
+def _stacked(rows: list[Array]) -> Array:
+    """Of arrays [1, *shape] one of [n, 1, *shape], as `np.stack` makes it in more time."""
+    return np.concatenate(rows)[:, np.newaxis]
 
 
 class Trail:

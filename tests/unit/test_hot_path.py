@@ -162,7 +162,7 @@ async def act_alone(_request: policy_pb2.ActRequest, _until_s: float) -> bytes:
 
 async def crowded(**asked: Any) -> tuple[Stand, bytes]:
     """A server that expects so many, and what each of them asks."""
-    stand = Stand(learns=False)
+    stand = Stand()
     await stand.publish(1)
     stand.batcher._expected = CLIENTS
     return stand, stand.asking(seen(0), **asked).SerializeToString()
@@ -173,6 +173,7 @@ async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
     spaces = (stand.specification.observation_space, stand.specification.action_space)
     service = PolicyService(
         stand.desk,
+        stand.turns,
         stand.episode_desk,
         stand.episodes,
         stand.section,
@@ -198,6 +199,25 @@ def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
             await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
         assert calls(lambda: runner.run(crowd())) / (CLIENTS * STEPS) <= most
+
+
+def test_calls_of_a_step_that_is_learned_from() -> None:
+    """From bytes to bytes, each with the reward of the one before, one of many episodes that share a forward pass."""
+    with asyncio.Runner() as runner:
+        stand, _ = runner.run(crowded())
+        act, context = runner.run(act_of(stand)), Asking()
+        asked = [stand.asking(seen(0), episode_id=stand.start(), request_id="") for _ in range(CLIENTS)]
+
+        async def client(request: policy_pb2.ActRequest) -> None:
+            for _ in range(STEPS):
+                await act(request.SerializeToString(), context)
+                request.reward = 1.0
+
+        async def crowd() -> None:
+            await asyncio.gather(*map(client, asked))
+
+        assert calls(lambda: runner.run(crowd())) / (CLIENTS * STEPS) <= 290
+        assert all(episode.learned for episode in stand.episodes)
 
 
 def test_calls_to_answer_a_lonely_request() -> None:

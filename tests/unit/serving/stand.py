@@ -20,6 +20,7 @@ from actor.serving.served_outbox import Queue
 from actor.serving.shadow_record import ShadowRecord
 from actor.serving.shelf import Shelf, Weights
 from actor.serving.trial import Trial
+from actor.serving.turns import Turns
 from learner.batch import check_meaning
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode
@@ -146,8 +147,9 @@ class Stand:
         state = policy_maker(self.specification)().state_space
         self.desk = Desk(spaces, self.shelf, self.batcher, self.section, draws, state, record)
         slow_s = self.section.canary_slow_ms / 1000
-        self.episode_desk = EpisodeDesk(self.desk, self.episodes, self.learning, None, self.trial, slow_s)
-        self.episode_desk._now = lambda: self.now_s
+        now = lambda: self.now_s  # noqa: E731 - two uses
+        self.turns = Turns(self.desk, self.episodes, self.learning, slow_s, now)
+        self.episode_desk = EpisodeDesk(self.desk, self.episodes, self.learning, None, self.trial, now)
         self._requests = 0
 
     def _learning(self) -> Learning:
@@ -197,7 +199,8 @@ class Stand:
 
     async def act(self, episode: str, observation: Any, **fields: Any) -> pb.ActReply:
         """The next step."""
-        return await self.episode_desk.act(self.asking(observation, episode_id=episode, **fields), FAR)
+        request = self.asking(observation, episode_id=episode, **fields)
+        return pb.ActReply.FromString(await self.turns.act(request, FAR))
 
     async def reward(self, episode: str, *steps: tuple[int | None, float], request_id: str = "") -> int:
         """Rewards; how many were late."""

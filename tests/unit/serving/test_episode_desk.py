@@ -75,8 +75,8 @@ async def test_an_act_that_is_repeated_gets_its_reply_and_is_no_step() -> None:
     stand = await ready()
     episode = stand.start()
     request = stand.asking(seen(0), episode_id=episode, step=0)
-    first = await stand.episode_desk.act(request, 1e9)
-    assert await stand.episode_desk.act(request, 1e9) == first
+    first = await stand.turns.act(request, 1e9)
+    assert await stand.turns.act(request, 1e9) == first
     assert (await stand.act(episode, seen(1), step=1)).step == 1
 
 
@@ -87,9 +87,9 @@ async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it(
     stand.shelf.latest = held.loaded
     stand.batcher._cost.note(1, 1.0)
     request = stand.asking(seen(0), episode_id=episode, want_value=True)
-    first = asyncio.create_task(stand.episode_desk.act(request, 1e9))
+    first = asyncio.create_task(stand.turns.act(request, 1e9))
     await asyncio.to_thread(held.begun.wait, 60)
-    second = asyncio.create_task(stand.episode_desk.act(request, 1e9))
+    second = asyncio.create_task(stand.turns.act(request, 1e9))
     with refused(Reason.INVALID, "under way"):
         await stand.act(episode, seen(1))
     with refused(Reason.INVALID, "under way"):
@@ -106,13 +106,13 @@ async def test_who_hangs_up_finds_the_reply_that_it_lost() -> None:
     stand.shelf.latest = held.loaded
     stand.batcher._cost.note(1, 1.0)
     request = stand.asking(seen(0), episode_id=episode, want_value=True)
-    caller = asyncio.create_task(stand.episode_desk.act(request, 1e9))
+    caller = asyncio.create_task(stand.turns.act(request, 1e9))
     await asyncio.to_thread(held.begun.wait, 60)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
     held.go.set()
-    assert (await stand.episode_desk.act(request, 1e9)).step == 0
+    assert pb.ActReply.FromString(await stand.turns.act(request, 1e9)).step == 0
     assert stand.end(episode, TERMINATED).length == 1
 
 
@@ -124,10 +124,10 @@ async def test_an_act_that_was_refused_leaves_the_episode_as_it_was() -> None:
     wrong = stand.asking(seen(1), episode_id=episode, request_id="r", reward=5.0)
     wrong.observation[0].path = "camera"
     with refused(Reason.INVALID, "camera"):
-        await stand.episode_desk.act(wrong, 1e9)
+        await stand.turns.act(wrong, 1e9)
     with refused(Reason.DEADLINE, "its turn"):
         late = stand.asking(seen(1), episode_id=episode, request_id="r", reward=5.0)
-        await stand.episode_desk.act(late, -1.0)
+        await stand.turns.act(late, -1.0)
     assert (await stand.act(episode, seen(1), request_id="r", reward=1.0)).step == 1
     assert stand.end(episode, TERMINATED).total_return == 1.0
 

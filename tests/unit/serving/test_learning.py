@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from actor.fragment_builder import FragmentBuilder, Stamp
 from actor.reward import LearnerReward
+from actor.serving.learning import MOST_OBSERVED, _is_too_large
 from actor.vector import Ended, Stepped
 from penstock.runtime import metrics, tracing
 from penstock.runtime.sections.environment import RewardWrapper
@@ -278,6 +279,32 @@ async def test_rewards_that_are_too_large_together_make_no_fragment_that_is_refu
     stand.end(episode, TERMINATED, reward=3e38)
     (fragment,) = stand.fragments()
     assert np.isfinite(column(fragment, "reward")).all()
+
+
+@pytest.mark.parametrize("size", [4, 64])
+@pytest.mark.parametrize(
+    ("number", "is_learned"),
+    [(1e8, True), (0.99 * MOST_OBSERVED, True), (1.01 * MOST_OBSERVED, False), (-3e38, False)],
+)
+def test_observations_that_would_overflow_the_learner_are_known(
+    number: float, is_learned: bool, size: int
+) -> None:
+    """Whatever their sign, among few numbers and many."""
+    observation = np.zeros((1, size), np.float32)
+    observation[0, -1] = number
+    assert _is_too_large(observation) is not is_learned
+
+
+async def test_an_observation_that_would_overflow_the_learner_is_only_answered() -> None:
+    """It and what follows it; the step before has no end that could be learned from."""
+    stand, episode = await begun()
+    before = not_learned("too_large")
+    await stand.play(episode, 2)
+    for step in (2, 3):
+        await stand.act(episode, np.full_like(seen(step), 2 * MOST_OBSERVED), reward=1.0)
+    stand.end(episode, TERMINATED)
+    assert steps_seen(stand.fragments()) == [[0, 1]]
+    assert not_learned("too_large") - before == 2
 
 
 async def test_the_learner_is_given_the_rewards_of_the_runs_wrappers() -> None:

@@ -86,6 +86,7 @@ def act_of(stand: Stand, told: list[Answered] | None = None) -> Callable[..., An
     made = stand.specification
     service = PolicyService(
         stand.desk,
+        stand.turns,
         stand.episode_desk,
         stand.episodes,
         stand.section,
