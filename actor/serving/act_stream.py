@@ -1,7 +1,6 @@
 """Many requests of one client on one call: read ahead, answered as answers come, in any order.
 
     request ─► asked at once, without a task of its own ─► pass ─► reply, written in turn
-                    ├─ answered at once: written before the next is read
                     └─ an episode's, a named version's, or one that needs the fallback ─► a task
 
 A stream is the fast road: what a request costs here beyond its share of a forward pass is what limits its rate.
@@ -46,15 +45,21 @@ class ActStream:
         self._in_flight = 0
         self._news, self._room = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[bytes]] = set()
-        self._is_over = self._is_writing = self._is_mine = False
+        self._is_over = False
 
     async def serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Until all is answered, or nobody is there any more. Nothing that it began goes on after it."""
-        reader = asyncio.create_task(self._read(requests, context))
+        reader = asyncio.create_task(self._read(requests))
         reader.add_done_callback(lambda _done: self._news.set())
         try:
             while await self._has_reply(reader):
-                await self._write(context)
+                reply = self._replies.popleft()
+                if isinstance(reply, BaseException):
+                    raise reply
+                await context.write(reply)
+                # Not before: of one that reads no replies no more requests are read.
+                self._in_flight -= 1
+                self._room.set()
         except grpc.aio.InternalError:
             log.debug("a stream's caller has gone with its reply unread")
         finally:
@@ -63,8 +68,8 @@ class ActStream:
                 begun.cancel()
 
     async def _has_reply(self, reader: "asyncio.Task[None]") -> bool:
-        """Wait for one that nobody writes; False when there will be none. Raises what ended the reading."""
-        while self._is_writing or not self._replies:
+        """Wait for one; False when there will be none. Raises what ended the reading."""
+        while not self._replies:
             if reader.done():
                 reader.result()
                 if not self._in_flight:
@@ -73,19 +78,7 @@ class ActStream:
             await self._news.wait()
         return True
 
-    async def _write(self, context: Any) -> None:
-        """The next reply, while nobody else writes."""
-        reply = self._replies.popleft()
-        if isinstance(reply, BaseException):
-            raise reply
-        self._is_writing = True
-        await context.write(reply)
-        self._is_writing = False
-        # Not before: of one that reads no replies no more requests are read.
-        self._in_flight -= 1
-        self._room.set()
-
-    async def _read(self, requests: AsyncIterator[bytes], context: Any) -> None:
+    async def _read(self, requests: AsyncIterator[bytes]) -> None:
         count = metrics.POLICY_CALLS.labels("act_stream").inc
         async for data in requests:
             count()
@@ -93,13 +86,7 @@ class ActStream:
                 self._room.clear()
                 await self._room.wait()
             self._in_flight += 1
-            # What is answered at once is written by who has read it, unless others wait for that.
-            self._is_mine = not (self._replies or self._is_writing)
             self._begin(data)
-            if self._is_mine and self._replies:
-                await self._write(context)
-                self._news.set()
-            self._is_mine = False
 
     def _begin(self, data: bytes) -> None:
         try:
@@ -157,8 +144,7 @@ class ActStream:
 
     def _say(self, reply: bytes | BaseException) -> None:
         self._replies.append(reply)
-        if not self._is_mine:
-            self._news.set()
+        self._news.set()
 
     def _reply_later(self, reply: Coroutine[Any, Any, bytes]) -> None:
         task = asyncio.create_task(reply)
