@@ -25,7 +25,7 @@ from penstock.runtime import metrics
 from penstock.wire.refusal import Reason, Refusal, Refused
 
 INLINE_S: Final = 0.0005
-"""A pass that is expected to take less does not leave the event loop's thread."""
+"""A pass that is expected to take less of a core does not leave the event loop's thread."""
 _LEAST_PROBE: Final = 16
 _MOST_PROBE: Final = 1024
 
@@ -58,7 +58,7 @@ class Batcher:
         self._until_probe = self._probe_every = _LEAST_PROBE
         self._timer: asyncio.Handle | None = None
         self._is_probe = self._is_busy = self._is_due = False
-        self._cost = PassCost()
+        self._cost, self._work = PassCost(), PassCost()
         self._under_way = 0
 
     def ask(self, loaded: Loaded, question: Question, until_s: float = math.inf) -> "asyncio.Future[Answer]":
@@ -144,7 +144,9 @@ class Batcher:
         if not batch:
             return
         metrics.SERVING_BATCH_ROWS.observe(rows)
-        if self._cost.of(rows) < INLINE_S:
+        # Not by the clock: a pass that others interrupt would be sent to the thread, where it waits for the interpreter
+        # each time and would never seem short again.
+        if self._work.of(rows) < INLINE_S:
             self._note(rows, _answer_all(batch))
             self._go_on()
             return
@@ -187,6 +189,7 @@ class Batcher:
     def _note(self, rows: int, outcome: "_Outcome") -> None:
         """Hand out the answers; remember what they cost."""
         self._cost.note(rows, outcome.seconds)
+        self._work.note(rows, outcome.cpu_s)
         for waiting, result in outcome.answers:
             if not waiting.is_gone():
                 waiting.tell(result)
@@ -203,17 +206,18 @@ def _settle(future: "asyncio.Future[Any]", result: Answer | bytes | Exception) -
 class _Outcome:
     answers: list[tuple[_Waiting, Answer | bytes | Exception]]
     seconds: float
+    cpu_s: float
 
 
 def _answer_all(batch: Sequence[_Waiting]) -> _Outcome:
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.thread_time()
     by_version: dict[Loaded, list[_Waiting]] = defaultdict(list)
     for waiting in batch:
         by_version[waiting.loaded].append(waiting)
     answers: list[tuple[_Waiting, Answer | bytes | Exception]] = []
     for loaded, group in by_version.items():
         answers += zip(group, _answer(loaded, [waiting.question for waiting in group]), strict=True)
-    return _Outcome(answers, time.perf_counter() - began)
+    return _Outcome(answers, time.perf_counter() - began, time.thread_time() - began_cpu)
 
 
 def _answer(loaded: Loaded, asked: list[Question | Plain]) -> Sequence[Answer | bytes | Exception]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from actor.serving.answering import Answer, Loaded, NotFinite
-from actor.serving.batcher import Batcher
+from actor.serving.batcher import INLINE_S, Batcher
 from penstock.runtime import metrics
 from penstock.wire.refusal import Reason, Refused
 from tests.unit.serving.stand import broken, loaded_of, question_of, reason_of, specification
@@ -67,9 +67,10 @@ class Held:
 
 @contextmanager
 def pass_under_way(batcher: Batcher, seconds: float = 1.0) -> Iterator[tuple[Held, "asyncio.Future[Answer]"]]:
-    """A pass that is held in the thread; one like it took `seconds` before."""
+    """A pass that is held in the thread; one like it took `seconds` before, all of them of a core."""
     held = Held()
     batcher._cost.note(1, seconds)
+    batcher._work.note(1, seconds)
     try:
         yield held, batcher.ask(held.loaded, question_of(value=True))
     finally:
@@ -156,6 +157,15 @@ async def test_when_all_are_late_nothing_is_computed_and_the_next_is_answered() 
         await batcher.ask(loaded, question_of())
     assert counted == [1, 1]
     batcher.close()
+
+
+async def test_a_pass_that_others_interrupt_does_not_leave_the_loop() -> None:
+    """What counts is what it takes of a core: in the thread it would be interrupted all the more."""
+    batcher, loaded = alone(), loaded_of(MADE)
+    batcher._cost.note(1, 1.0)
+    batcher._work.note(1, INLINE_S / 2)
+    batcher._threads.shutdown()
+    assert isinstance(await batcher.ask(loaded, question_of()), Answer)
 
 
 async def test_who_would_wait_too_long_is_refused_at_once() -> None:
@@ -255,7 +265,7 @@ async def test_who_is_told_may_ask_again_at_once() -> None:
     """Two passes are never under way together, for a version is used by one thread at a time."""
     batcher, held = alone(), Held()
     for rows, seconds in ((1, 0.0), (2, 1.0)):
-        batcher._cost.note(rows, seconds)
+        batcher._work.note(rows, seconds)
     asked: list[asyncio.Future[Answer]] = []
 
     def ask_again(_answer: object) -> None:

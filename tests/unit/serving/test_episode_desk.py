@@ -85,7 +85,7 @@ async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it(
     stand = await ready()
     episode, held = stand.start(), Held()
     stand.shelf.latest = held.loaded
-    stand.batcher._cost.note(1, 1.0)
+    stand.batcher._work.note(1, 1.0)
     request = stand.asking(seen(0), episode_id=episode, want_value=True)
     first = asyncio.create_task(stand.turns.act(request, 1e9))
     await asyncio.to_thread(held.begun.wait, 60)
@@ -104,7 +104,7 @@ async def test_who_hangs_up_finds_the_reply_that_it_lost() -> None:
     stand = await ready()
     episode, held = stand.start(), Held()
     stand.shelf.latest = held.loaded
-    stand.batcher._cost.note(1, 1.0)
+    stand.batcher._work.note(1, 1.0)
     request = stand.asking(seen(0), episode_id=episode, want_value=True)
     caller = asyncio.create_task(stand.turns.act(request, 1e9))
     await asyncio.to_thread(held.begun.wait, 60)
@@ -346,7 +346,7 @@ async def test_an_episode_is_not_given_up_while_its_answer_is_computed() -> None
     stand = await ready(episode_timeout_s=1.0)
     episode, held = stand.start(), Held()
     stand.shelf.latest = held.loaded
-    stand.batcher._cost.note(1, 1.0)
+    stand.batcher._work.note(1, 1.0)
     caller = asyncio.create_task(stand.act(episode, seen(0), want_value=True))
     await asyncio.to_thread(held.begun.wait, 60)
     stand.now_s = 100.0

@@ -140,7 +140,7 @@ async def test_a_swap_does_not_touch_answers_under_way() -> None:
     stand = Stand()
     held = Held()
     stand.shelf.latest = held.loaded
-    stand.batcher._cost.note(1, 1.0)
+    stand.batcher._work.note(1, 1.0)
     under_way = asyncio.create_task(ask(stand, want_value=True))
     await asyncio.to_thread(held.begun.wait, 60)
     await stand.publish(9)
