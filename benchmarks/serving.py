@@ -11,12 +11,11 @@ Each alone: the same policy server, told that no two requests share a forward pa
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks.child import child
 from benchmarks.fragments import RUN
 from benchmarks.served_run import SHAPE, make_policy, make_run, specification
 from benchmarks.services import services, start
@@ -32,6 +32,9 @@ from benchmarks.table import Cell, Options, Table
 from broker.learner_log import LearnerLog
 from launch.process import ServiceProcess, penstock
 from penstock.policy.weights import encode
+
+Ask = Callable[..., dict[str, float]]
+"""Measures, see `client`: what to ask, whom, how many calls in flight, over how many streams."""
 
 SECONDS: Final = 2.0
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
@@ -86,8 +89,8 @@ class Figures:
 
 def table(options: Options) -> Table:
     """Calls per second and latencies, and both as parts of the echo's in the same minute."""
-    with servers() as addresses:
-        rows = [_row(load, addresses, options.repeat) for load in LOADS]
+    with servers() as addresses, client() as ask:
+        rows = [_row(ask, load, addresses, options.repeat) for load in LOADS]
     forward_ms = _forward_s() * 1e3
     return Table(
         title="Policy server beside a bare grpc.aio echo (64-64 policy, unix socket)",
@@ -108,11 +111,11 @@ def table(options: Options) -> Table:
     )
 
 
-def _row(load: Load, addresses: dict[str, tuple[str, int]], repeat: int) -> list[Cell]:
+def _row(ask: Ask, load: Load, addresses: dict[str, tuple[str, int]], repeat: int) -> list[Cell]:
     limits, ours = [], []
     for _ in range(repeat):
-        limits.append(measure(load.limit, load, addresses))
-        ours.append(measure(load.what, load, addresses))
+        limits.append(measure(ask, load.limit, load, addresses))
+        ours.append(measure(ask, load.what, load, addresses))
     mine, limit = _median(ours), _median(limits)
     ratio = statistics.median(a.rate / b.rate for a, b in zip(ours, limits, strict=True))
     return [
@@ -137,14 +140,34 @@ def _median(runs: list[Figures]) -> Figures:
     )
 
 
-def measure(whom: tuple[str, str], load: Load, addresses: dict[str, tuple[str, int]]) -> Figures:
+def measure(ask: Ask, whom: tuple[str, str], load: Load, addresses: dict[str, tuple[str, int]]) -> Figures:
     """One kind of call against its server."""
     (address, pid), what = addresses[whom[0]], whom[1]
-    command = [sys.executable, "-m", "benchmarks.serving_load", what, address]
-    command += ["--in-flight", str(load.in_flight), "--streams", str(load.streams), "--seconds", str(SECONDS)]
     before = _cpu_s(pid)
-    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    told = ask(what, address, load.in_flight, load.streams)
     return Figures(told["rate"], told["p50_ms"], told["p99_ms"], (_cpu_s(pid) - before) / told["calls"])
+
+
+@contextmanager
+def client() -> Iterator[Ask]:
+    """A process that asks, one measurement after the other."""
+    with child(["-m", "benchmarks.serving_load"], pipes=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        write, read = process.stdin, process.stdout
+
+        def ask(what: str, address: str, in_flight: int, streams: int = 1) -> dict[str, float]:
+            line = f"{what} {address} --in-flight {in_flight} --streams {streams} --seconds {SECONDS}\n"
+            write.write(line)
+            write.flush()
+            told = read.readline()
+            if not told:
+                raise RuntimeError(f"the client failed: {line}")
+            figures: dict[str, float] = json.loads(told)
+            return figures
+
+        yield ask
+        write.close()
 
 
 def _cpu_s(pid: int) -> float:

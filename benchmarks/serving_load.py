@@ -2,13 +2,14 @@
 
     python -m benchmarks.serving_load WHAT ADDRESS --in-flight 64 --streams 1 --seconds 3
 
-Prints one line of JSON. WHAT: echo, echo-forward, echo-stream, act, act-stream, act-rows (64 observations in a call), learn
+Prints one line of JSON; without arguments one for each line of them that it reads. WHAT: echo, echo-forward, echo-stream, act, act-stream, act-rows (64 observations in a call), learn
 (episodes whose steps carry rewards), http (POST /act with JSON, a connection for each in flight).
 """
 
 import argparse
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -167,29 +168,32 @@ async def repeat(calls: Sequence[Call], seconds: float) -> list[float]:
     return latencies
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser()
+def ask(runner: asyncio.Runner, arguments: Sequence[str]) -> dict[str, float]:
+    """Measure once: calls, rate per second, p50_ms, p99_ms."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving_load")
     parser.add_argument("what")
     parser.add_argument("address")
     parser.add_argument("--in-flight", type=int, default=1)
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3.0)
-    said = parser.parse_args()
-    latencies = asyncio.run(measure(said.what, said.address, said.in_flight, said.streams, said.seconds))
+    said = parser.parse_args(arguments)
+    latencies = runner.run(measure(said.what, said.address, said.in_flight, said.streams, said.seconds))
     window = said.seconds + _WARM_S if said.what.endswith("-stream") else said.seconds
     share = 7 / 8 if said.what.endswith("-stream") else 1
     ordered = np.sort(latencies)
-    print(
-        json.dumps(
-            {
-                "calls": round(len(latencies) / share * (window + _WARM_S * (share == 1)) / window),
-                "rate": len(latencies) / window / share,
-                "p50_ms": float(np.quantile(ordered, 0.5)) * 1e3,
-                "p99_ms": float(np.quantile(ordered, 0.99)) * 1e3,
-            }
-        )
-    )
+    return {
+        "calls": round(len(latencies) / share * (window + _WARM_S * (share == 1)) / window),
+        "rate": len(latencies) / window / share,
+        "p50_ms": float(np.quantile(ordered, 0.5)) * 1e3,
+        "p99_ms": float(np.quantile(ordered, 0.99)) * 1e3,
+    }
+
+
+def main() -> None:
+    """Measure and print; without arguments once for each line of them that comes."""
+    with asyncio.Runner() as runner:
+        for arguments in [sys.argv[1:]] if len(sys.argv) > 1 else map(str.split, sys.stdin):
+            print(json.dumps(ask(runner, arguments)), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,18 +4,16 @@ Ours is asked by gRPC, theirs by HTTP with JSON over connections that stay open;
 asyncio. Without the peer's environment below `.venv-peers` (`make bench-peers`) there is nothing to compare.
 """
 
-import json
 import socket
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.peers import ENVIRONMENTS, HERE
-from benchmarks.serving import SECONDS, servers
+from benchmarks.serving import Ask, client, servers
 from benchmarks.table import Cell, Options, Table
 
 PYTHON: Final = ENVIRONMENTS / "stable-baselines3" / "bin" / "python"
@@ -27,8 +25,8 @@ def table(options: Options) -> Table:
     """Answers per second and latencies of both, and ours ÷ theirs."""
     if not PYTHON.exists():
         raise SystemExit(f"{PYTHON} is not there: make bench-peers makes it")
-    with servers() as ours, fastapi() as theirs:
-        rows = [_row(clients, ours["server"][0], theirs, options.repeat) for clients in CLIENTS]
+    with servers() as ours, fastapi() as theirs, client() as ask:
+        rows = [_row(ask, clients, ours["server"][0], theirs, options.repeat) for clients in CLIENTS]
     return Table(
         title="One observation a request: Act beside FastAPI + uvicorn + Stable-Baselines3",
         columns=(
@@ -40,23 +38,14 @@ def table(options: Options) -> Table:
     )
 
 
-def _row(clients: int, ours: str, theirs: str, repeat: int) -> list[Cell]:
-    rounds = [(_asked("act", ours, clients), _asked("http", theirs, clients)) for _ in range(repeat)]
+def _row(ask: Ask, clients: int, ours: str, theirs: str, repeat: int) -> list[Cell]:
+    rounds = [(ask("act", ours, clients), ask("http", theirs, clients)) for _ in range(repeat)]
     figures = [
         statistics.median(pair[side][name] for pair in rounds)
         for side in (0, 1)
         for name in ("rate", "p50_ms", "p99_ms")
     ]
     return [clients, *figures, statistics.median(mine["rate"] / other["rate"] for mine, other in rounds)]
-
-
-def _asked(what: str, address: str, clients: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.serving_load", what, address]
-    command += ["--in-flight", str(clients), "--seconds", str(SECONDS)]
-    told: dict[str, Any] = json.loads(
-        subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    )
-    return told
 
 
 @contextmanager
