@@ -10,11 +10,13 @@ import lz4.frame
 import numpy as np
 
 from penstock.wire.header import FragmentHeader, TensorEntry
-from penstock.wire.tensor import Array, check_dtype, read_array
+from penstock.wire.tensor import DTYPES, Array, check_dtype, read_array
 
 RAW = "raw"
 LZ4 = "lz4"
 _FRAME_HEADER_BYTES = 19
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""A dtype puts its own name together each time."""
 
 
 def pack(
@@ -28,10 +30,10 @@ def pack(
     chunks: list[Any] = []
     offset = 0
     for name, array in tensors.items():
-        check_dtype(name, array.dtype.name)
+        dtype = _NAMES.get(array.dtype) or check_dtype(name, array.dtype.name).name
         codec = LZ4 if name in compress else RAW
         stored, size = _store(array, codec)
-        entries.append(TensorEntry(name, array.dtype.name, array.shape, codec, size, array.nbytes, offset))
+        entries.append(TensorEntry(name, dtype, array.shape, codec, size, array.nbytes, offset))
         chunks.append(stored)
         offset += size
     return tuple(entries), b"".join(chunks)
