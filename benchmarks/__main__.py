@@ -82,7 +82,12 @@ def main() -> None:
     keep_freed_memory()
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure.")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part (may be repeated)")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each measurement; the median is shown")
+    parser.add_argument(
+        "--repeat",
+        type=int,
+        default=2,
+        help="runs of each measurement, whose median is shown (default: %(default)s; 5 for figures to rely on)",
+    )
     parser.add_argument("--actors", type=int, default=200, help="simulated actors at one broker")
     parser.add_argument("--rate", type=float, default=5.0, help="fragments of 64 KiB per second of each")
     parser.add_argument(

@@ -41,7 +41,7 @@ BARS: Final = {64 * KIB: 0.85 * 0.40, 512 * KIB: 0.85 * 0.64, 2 * MIB: 0.85 * 0.
 """Share of the yardstick by size: 0.85 of what a bare prototype of this path, with nothing checked, reaches."""
 DURABLE_AIM: Final = 0.70
 """The same with an append-only file, whose cost both sides have."""
-PATH_BYTES: Final = 512 * MIB
+PATH_BYTES: Final = 320 * MIB
 IN_FLIGHT: Final = 64
 READ_COUNT: Final = 16
 OUTBOX: Final = 16

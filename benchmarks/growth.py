@@ -31,12 +31,12 @@ from penstock.wire.limits import KIB
 SIZE: Final = 64 * KIB
 SHAPE: Final = shape_of(SIZE, steps=STEPS, slots=8)
 """With as many slots as a run has environments that says nothing of them."""
-ACTORS: Final = (1, 4, 16, 64)
+ACTORS: Final = (1, 16, 64)
 CROWD: Final = 200
 """Measured once: at these the memory is of interest."""
 TOTAL_RATE: Final = 100.0
 """Fragments per second of all actors together: much less than what the broker can take."""
-WARM_S, WINDOW_S = 2.0, 10.0
+WARM_S, WINDOW_S = 1.0, 6.0
 READ_COUNT: Final = 64
 IN_FLIGHT: Final = 100_000
 """Leave for all that is sent while nothing is published."""

@@ -26,10 +26,10 @@ KINDS: Final[Mapping[str, Shape]] = {
     "CartPole, 64 steps": Shape(box(4), 64, 1),
 }
 ALONE, OUTBOX = "1", "outbox"
-WAYS: Final = (ALONE, "16", "64", "256", OUTBOX)
+WAYS: Final = (ALONE, "64", "256", OUTBOX)
 """Fragments in one Append."""
-MANY: Final = 10_000
-FEW: Final = 3_000
+MANY: Final = 6_000
+FEW: Final = 1_500
 """Of those that travel alone."""
 IN_FLIGHT: Final = 4096
 READ_COUNT: Final = 256

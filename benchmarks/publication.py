@@ -36,7 +36,7 @@ from penstock.wire.limits import KIB
 
 ACTORS: Final = 8
 MEGABYTE: Final = 1_000_000
-ROUNDS: Final = {MEGABYTE: 30, 100 * MEGABYTE: 3}
+ROUNDS: Final = {MEGABYTE: 30, 100 * MEGABYTE: 2}
 """For each of `--repeat`, by size."""
 PAUSE_S: Final = 0.02
 """Between publications, about an update of a small policy."""

@@ -36,7 +36,7 @@ from penstock.policy.weights import encode
 Ask = Callable[..., dict[str, float]]
 """Measures, see `client`: what to ask, whom, how many calls in flight, over how many streams."""
 
-SECONDS: Final = 2.0
+SECONDS: Final = 1.2
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 
