@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        default=60.0,
+        default=40.0,
         help="how long they send, or how old a run gets in the part endurance",
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of the part gpu")

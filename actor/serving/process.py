@@ -9,6 +9,7 @@ health is served ─► wait for the run ─► first look at versions ─► se
 """
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -46,6 +47,8 @@ DRAIN_GRACE_S: Final = 5.0
 """A call takes milliseconds; what is still there after this long is a stream whose client does not hang up."""
 STREAMS_PER_CONNECTION: Final = 1024
 """A client that speaks for many environments has one connection for all of them."""
+_YOUNG_OBJECTS: Final = 20_000
+"""So many more than before, and the garbage collector looks at them."""
 _SWEEP_S: Final = 0.05
 
 
@@ -129,6 +132,8 @@ async def _serve(
         parts.errands.send(_sweep(parts))
         parts.errands.send(watch_loop(partial(health.progress, EVENT_LOOP)))
         health.watch(EVENT_LOOP, settings.broker.stall_timeout_s)
+        # The steps of open episodes are many small objects that live for seconds and hold no cycles.
+        gc.set_threshold(_YOUNG_OBJECTS)
         await front.server.start()
         await front.set_serving(serving=True)
         announce(ROLE, metrics_port=metrics_port, address=address)
