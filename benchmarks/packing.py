@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from actor.link import Link
-from benchmarks.experience_path import Source, await_leave, opened, receive, repeated, send
+from benchmarks.experience_path import PROCESSES, Source, await_leave, opened, receive, repeated, send
 from benchmarks.fragments import Shape, box, shape_of
 from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
@@ -59,7 +59,7 @@ def table(options: Options) -> Table:
             "fragments/s",
             "steps/s",
             "× alone",
-            "broker CPU µs per fragment",
+            *(f"{process} CPU µs per fragment" for process in PROCESSES),
         ),
         rows=rows,
         note=f"wanted: × {AIM:g} packed; {CARTPOLE_BAR:,.0f} fragments/s of 64 CartPole steps, which is what Reverb "
@@ -74,9 +74,9 @@ def _row(
     ratio = statistics.median(
         run.entries_per_second / one.entries_per_second for run, one in zip(runs, alone, strict=True)
     )
-    per_gb = statistics.median(run.cpu_seconds_per_gb["broker"] for run in runs)
-    size = shape.fragment_bytes
-    return kind, size, way, per_second, per_second * shape.steps * shape.slots, ratio, per_gb * size / 1e3
+    size, steps = shape.fragment_bytes, shape.steps * shape.slots
+    spent = (statistics.median(run.cpu_seconds_per_gb[process] for run in runs) for process in PROCESSES)
+    return kind, size, way, per_second, per_second * steps, ratio, *(per_gb * size / 1e3 for per_gb in spent)
 
 
 def measure(here: Services, kind: str, way: str) -> Transfer:
