@@ -58,6 +58,7 @@ class Batcher:
         self._until_probe = self._probe_every = _LEAST_PROBE
         self._timer: asyncio.Handle | None = None
         self._is_probe = self._is_busy = self._is_due = False
+        # By the clock, which is what who waits must wait; and of a core.
         self._cost, self._work = PassCost(), PassCost()
         self._under_way = 0
 

@@ -1,7 +1,8 @@
 """Episodes from start to end, and the rewards of their steps: each request counts once, however often it is sent.
 
-StartEpisode ─► Act(0) ─► Act(1) ─► … ─► EndEpisode         Reward(step) at any time
-└───── see `turns` ────┘
+    StartEpisode ─► Act(0) ─► Act(1) ─► … ─► EndEpisode         Reward(step) at any time
+
+What an Act does stands in `turns`.
 """
 
 import asyncio
