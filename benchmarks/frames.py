@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.experience_path import Source, receive, send
+from benchmarks.experience_path import PROCESSES, Source, receive, send
 from benchmarks.fragments import Shape
 from benchmarks.rate import touch
 from benchmarks.services import Services, services
@@ -61,6 +61,7 @@ def table(options: Options) -> Table:
             "MB/s of frames",
             "bytes sent per step",
             "stacked / sent",
+            *(f"{process} CPU µs per step" for process in PROCESSES),
         ),
         rows=[_row(kind, runs[kind]) for kind in KINDS],
         note=f"wanted: {BAR_STEPS:,.0f} steps/s, twice what Reverb reached, measured elsewhere on the same kind of "
@@ -80,6 +81,10 @@ def _row(kind: str, runs: "list[Transfer]") -> tuple[Cell, ...]:
         per_second * SHAPE.fragment_bytes / 1e6,
         sent,
         STACKED * SIDE * SIDE / sent,
+        *(
+            statistics.median(run.cpu_seconds_per_gb[process] for run in runs) * sent / 1e3
+            for process in PROCESSES
+        ),
     )
 
 

@@ -1,18 +1,21 @@
 """From the learner's publish to weights applied at eight actors, each a process.
 
 The yardstick takes turns with it: the same eight processes fetch the same number of bytes in bare unary calls
-(see `plain_grpc`). A round is over when the last actor has applied the weights, or has the bytes.
+(see `plain_grpc`). A round is over when the last actor has applied the weights, or has the bytes. CPU is what each process
+spent until then and in the pause behind it.
 `python -m benchmarks.publication BROKER BARE SIZE` is an actor: it watches, loads each publication into a policy,
 and fetches from the bare server at each line of its standard input; it prints what it did and the time (the
 machine's monotonic clock, which all processes share).
 """
 
+import os
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -23,11 +26,12 @@ from torch import nn
 
 from actor.link import Link
 from actor.session import Session, Weights
-from benchmarks import plain_grpc
+from benchmarks import plain_grpc, plain_redis
 from benchmarks.child import child
 from benchmarks.experience_path import PACING, RUN, opened, specification_of
 from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
+from benchmarks.transfer import cpu_seconds
 from broker.learner_log import LearnerLog
 from penstock.policy.weights import encode, load_into
 from penstock.runtime.lifecycle import Lifecycle
@@ -45,6 +49,10 @@ AIM_MS: Final = 20.0
 AIM_SHARE: Final = 0.5
 """Of the bare transfer, at 100 MB."""
 APPLIED, FETCHED = "applied", "fetched"
+LEARNER, BROKER, REDIS, EACH, SERVER = "learner", "broker", "Redis", "actors", "bare server"
+OURS: Final = (LEARNER, BROKER, REDIS, EACH)
+BARE: Final = (SERVER, EACH)
+"""Who works for a publication, and who for a bare transfer; the actors together."""
 
 
 # ---- tables
@@ -52,10 +60,12 @@ APPLIED, FETCHED = "applied", "fetched"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """Seconds of each actor by round: publish → applied, and the bare transfer."""
+    """Seconds of each actor by round: publish → applied, and the bare transfer; CPU seconds of all rounds by process."""
 
     ours: Sequence[Sequence[float]]
     bare: Sequence[Sequence[float]]
+    ours_cpu: Mapping[str, float]
+    bare_cpu: Mapping[str, float]
 
     @property
     def share(self) -> float:
@@ -84,6 +94,8 @@ def table(options: Options) -> Table:
                 size * ACTORS / statistics.median(last) / 1e6,
                 size * ACTORS / statistics.median(bare) / 1e6,
                 rounds.share,
+                *(rounds.ours_cpu[who] / len(rounds.ours) * 1000 for who in OURS),
+                *(rounds.bare_cpu[who] / len(rounds.bare) * 1000 for who in BARE),
             ))  # fmt: skip
     return Table(
         title=f"weights, from publish to applied at {ACTORS} actors, each a process",
@@ -97,6 +109,8 @@ def table(options: Options) -> Table:
             "MB/s to all",
             "bare MB/s",
             "share of bare",
+            *(f"{who}: CPU ms" for who in OURS),
+            *(f"bare, {who}: CPU ms" for who in BARE),
         ),
         rows=rows,
         note=f"wanted: 1 MB p50 ≤ {AIM_MS:g} ms; 100 MB ≥ {AIM_SHARE:g} of the bare transfer, which neither stores, "
@@ -112,24 +126,41 @@ def measure(here: Services, size: int, count: int) -> Rounds:
     bare_address = f"unix:{here.folder}/bare.sock"
     ours: list[list[float]] = []
     bare: list[list[float]] = []
+    ours_cpu, bare_cpu = Counter[str](), Counter[str]()
     with learner(here) as log, ExitStack() as stack:
         log.publish(_blob(size, 0), update=0, settled=0, scalars={})
-        _serve_bare(stack, bare_address, size)
+        server = _serve_bare(stack, bare_address, size)
         command = ("-m", __spec__.name, here.broker, bare_address, str(size))
         actors = [stack.enter_context(child((*command, str(n)), pipes=True)) for n in range(ACTORS)]
         stack.callback(_hang_up, actors)
         _heard(actors, APPLIED)
+        pids = {
+            LEARNER: [os.getpid()],
+            BROKER: [here.endpoint("broker").pid],
+            REDIS: [plain_redis.redis_pid(here)],
+            EACH: [actor.pid for actor in actors],
+            SERVER: [server.pid],
+        }
         for update in range(1, count + 1):
-            blob = _blob(size, update)
+            blob, before = _blob(size, update), _spent(pids)
             began_s = time.monotonic()
             log.publish(blob, update=update, settled=0, scalars={})
             ours.append([at - began_s for at in _heard(actors, APPLIED)])
             time.sleep(PAUSE_S)
+            between = _spent(pids)
             began_s = time.monotonic()
             for actor in actors:
                 _write(actor)
             bare.append([at - began_s for at in _heard(actors, FETCHED)])
-    return Rounds(ours=ours, bare=bare)
+            time.sleep(PAUSE_S)
+            ours_cpu.update({who: between[who] - before[who] for who in OURS})
+            after = _spent(pids)
+            bare_cpu.update({who: after[who] - between[who] for who in BARE})
+    return Rounds(ours=ours, bare=bare, ours_cpu=ours_cpu, bare_cpu=bare_cpu)
+
+
+def _spent(pids: Mapping[str, Sequence[int]]) -> Mapping[str, float]:
+    return {who: sum(map(cpu_seconds, of)) for who, of in pids.items()}
 
 
 @contextmanager
@@ -152,11 +183,12 @@ def _blob(size: int, seed: int) -> bytes:
     return encode(module)
 
 
-def _serve_bare(stack: ExitStack, address: str, size: int) -> None:
+def _serve_bare(stack: ExitStack, address: str, size: int) -> "subprocess.Popen[str]":
     server = stack.enter_context(child(("-m", plain_grpc.__name__, address, str(size)), pipes=True))
     assert server.stdout is not None
     assert server.stdout.readline().strip() == plain_grpc.READY
     stack.callback(_hang_up, [server])
+    return server
 
 
 def _hang_up(processes: "Sequence[subprocess.Popen[str]]") -> None:

@@ -6,19 +6,21 @@ up to there it does what every run does. The imports are two interpreters at the
 measured in turn, after one round that only warms the disk's cache.
 """
 
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from benchmarks.table import Cell, Options, Table
+from benchmarks.training import PENSTOCK, ROLES, spent_by_role
 
-PENSTOCK: Final = str(Path(sys.executable).with_name("penstock"))
+TRAIN: Final = "penstock train → first update"
 LEAST_RUNS: Final = 5
 FIRST_UPDATE: Final = "learning ended"
 IMPORTS: Final = (sys.executable, "-c", "import torch, gymnasium")
@@ -28,8 +30,15 @@ AIM_HELP_S: Final = 0.3
 
 def table(options: Options) -> Table:
     """Median seconds of each, and the ratio to the imports of the same round."""
+    spent: list[Mapping[str, float]] = []
+
+    def first_update() -> float:
+        seconds, cpu_seconds = first_update_s()
+        spent.append(cpu_seconds)
+        return seconds
+
     measures: dict[str, Callable[[], float]] = {
-        "penstock train → first update": first_update_s,
+        TRAIN: first_update,
         "two imports of torch and gymnasium": imports_s,
         "penstock --help": help_s,
     }
@@ -45,30 +54,33 @@ def table(options: Options) -> Table:
             name,
             statistics.median(of),
             statistics.median(own / other for own, other in zip(of, imports, strict=True)),
+            *(statistics.median(one[role] for one in spent) if name == TRAIN else None for role in ROLES),
         )
         for name, of in seconds.items()
     ]
     return Table(
         title="start-up of penstock train CartPole-v1",
-        columns=("what", "seconds", "of the imports"),
+        columns=("what", "seconds", "of the imports", *(f"{role}: CPU s" for role in ROLES)),
         rows=rows,
-        note=f"aims: the first update within {AIM} of the imports, help within {AIM_HELP_S} s",
+        note=f"aims: the first update within {AIM} of the imports, help within {AIM_HELP_S} s; CPU seconds of a "
+        "process from its start to its end, an evaluation and the end of the run included",
     )
 
 
-def first_update_s() -> float:
-    """Until the learner has made its first update.
+def first_update_s() -> tuple[float, Mapping[str, float]]:
+    """Until the learner has made its first update; and the CPU seconds of the run's processes by role.
 
     Raises RuntimeError with the last line of its error output when the run fails.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         run = Path(folder) / "run"
         began_s = time.time()
-        command = f"exec {PENSTOCK} train CartPole-v1 --total-steps 1 --run-dir {run}"
+        command = f"exec {PENSTOCK} train CartPole-v1 --total-steps 1 --run-dir {run} --json"
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError((done.stderr.strip().splitlines() or ["no error output"])[-1])
-        return logged_at_s((run / "logs" / "learner.log").read_text(), FIRST_UPDATE) - began_s
+        spent = spent_by_role(json.loads(done.stdout))
+        return logged_at_s((run / "logs" / "learner.log").read_text(), FIRST_UPDATE) - began_s, spent
 
 
 def logged_at_s(log: str, message: str) -> float:

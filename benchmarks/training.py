@@ -32,7 +32,7 @@ class Training:
 
     def cpu_per_million(self, role: str) -> float:
         """CPU seconds of a role for a million environment steps."""
-        return self.cpu_seconds.get(role, 0.0) / self.env_steps * 1e6
+        return self.cpu_seconds[role] / self.env_steps * 1e6
 
 
 def table(options: Options) -> Table:
@@ -72,15 +72,20 @@ def measure(options: Sequence[str], *, total_steps: int | None) -> Training:
     if total_steps is not None:
         options = (*options, "--total-steps", str(total_steps), "--set", "learner.stop_at_target=false")
     summary = _train(options)
-    spent: Counter[str] = Counter()
-    for process in summary["processes"]:
-        spent[process["role"]] += process["cpu_seconds"]
     return Training(
         steps_per_second=float(summary["env_steps_per_second"] or 0.0),
         solved_s=summary["training_seconds"] if summary["solved"] else None,
         env_steps=summary["env_steps"],
-        cpu_seconds=spent,
+        cpu_seconds=spent_by_role(summary),
     )
+
+
+def spent_by_role(summary: Mapping[str, Any]) -> Mapping[str, float]:
+    """CPU seconds of a run's processes, those of a role together; 0 for a role that it does not have."""
+    spent: Counter[str] = Counter()
+    for process in summary["processes"]:
+        spent[process["role"]] += process["cpu_seconds"]
+    return spent
 
 
 def _train(options: Sequence[str]) -> dict[str, Any]:

@@ -4,7 +4,8 @@
     protobuf                  tag, size, protobuf, tag, size, bytes as they are
 
 A message that holds fragments is built by copying them and serialised by copying them again; a parser copies every
-payload into its arena, and once more for whoever asks for it. The bytes here are those that protobuf would write.
+payload into its arena, and once more for whoever asks for it. The bytes here are those that protobuf would write, but
+for where in a header its table stands.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from penstock.v1.experience_pb2 import AppendRequest
 from penstock.v1.fragment_pb2 import Fragment as FragmentMessage
 from penstock.v1.fragment_pb2 import FragmentHeader as HeaderMessage
 from penstock.wire.fragment import Fragment
-from penstock.wire.header_codec import header_to_proto
+from penstock.wire.header_codec import header_bytes
 from penstock.wire.outline import fields
 
 _BYTES = 2
@@ -45,7 +46,7 @@ def encode(session: int, acked_through: int, fragments: Iterable[Fragment]) -> b
     own = AppendRequest(session=session, acked_through=acked_through)
     pieces: list[bytes | memoryview] = [own.SerializeToString()]
     for fragment in fragments:
-        header = header_to_proto(fragment.header).SerializeToString()
+        header = header_bytes(fragment.header)
         payload = fragment.payload
         before = _field(_HEADER, len(header)) + header
         if payload:

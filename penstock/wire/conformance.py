@@ -1,10 +1,12 @@
 """Whether a fragment follows the run's schema, checked before anything is stored.
 
-Every failure is a ValueError that names field, value and remedy. The common case is cheap: what the
-table must say for a (T, N) is worked out once per schema and compared row by row.
+Every failure is a ValueError that names field, value and remedy. The common case is cheap: a table that
+conformed for a (T, N) does so again.
 """
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from penstock.wire.limits import (
 )
 from penstock.wire.payload import LZ4, RAW, check_frame, read_entry
 from penstock.wire.schema import Axes, FragmentSchema, TensorRule
-from penstock.wire.tensor import DTYPES, Array, check_shape
+from penstock.wire.tensor import DTYPES, Array, check_shape, check_truth
 from penstock.wire.traceparent import read_traceparent
 
 FINITE_TENSORS = ("reward", "log_prob")
@@ -72,14 +74,21 @@ def _check_weights(header: FragmentHeader) -> None:
 
 def check_table(header: FragmentHeader, payload_size: int, schema: FragmentSchema) -> None:
     """Raise ValueError unless the table holds the schema's tensors, packed without holes."""
-    _check_names(header, schema)
+    _check_table(header.tensors, header.steps, len(header.slots), payload_size, schema)
+
+
+@lru_cache(maxsize=1024)
+def _check_table(
+    table: tuple[TensorEntry, ...], steps: int, slots: int, payload_size: int, schema: FragmentSchema
+) -> None:
+    _check_names([entry.name for entry in table], schema)
     offset = decoded = 0
     ends: int | None = None
-    for entry in header.tensors:
+    for entry in table:
         rule = schema.by_name[entry.name]
         if rule.axes is Axes.END:
             ends = _count_ends(entry, ends)
-        _check_entry(entry, rule, _shape(rule, header.steps, len(header.slots), ends))
+        _check_entry(entry, rule, _shape(rule, steps, slots, ends))
         if entry.offset != offset:
             raise ValueError(f"{entry.name}: offset {entry.offset}, {offset} expected")
         offset += entry.stored_size
@@ -90,12 +99,11 @@ def check_table(header: FragmentHeader, payload_size: int, schema: FragmentSchem
         )
     if offset != payload_size:
         raise ValueError(f"payload: {payload_size} bytes, the table describes {offset}")
-    if ends is not None and ends > header.charge:
-        raise ValueError(f"final: {ends} ended episodes in {header.charge} steps")
+    if ends is not None and ends > steps * slots:
+        raise ValueError(f"final: {ends} ended episodes in {steps * slots} steps")
 
 
-def _check_names(header: FragmentHeader, schema: FragmentSchema) -> None:
-    names = [entry.name for entry in header.tensors]
+def _check_names(names: Sequence[str], schema: FragmentSchema) -> None:
     wanted = schema.by_name.keys()
     if len(names) == len(wanted) <= MAX_TENSORS and wanted == set(names):
         return
@@ -145,14 +153,6 @@ def _check_entry(entry: TensorEntry, rule: TensorRule, shape: tuple[int, ...]) -
         raise ValueError(f"{entry.name}: codec {entry.codec[:16]!r} is not one of {RAW}, {LZ4}")
 
 
-def _elements(entry: TensorEntry, payload: bytes | memoryview) -> Array:
-    """The numbers of a tensor whose table entry was checked; its shape does not matter here."""
-    if entry.codec != RAW or entry.dtype == "bool":
-        return read_entry(entry, payload)
-    kind = DTYPES[entry.dtype]
-    return np.frombuffer(payload, kind, entry.raw_size // kind.itemsize, entry.offset)
-
-
 def check_content(header: FragmentHeader, payload: bytes | memoryview) -> None:
     """What is read of a payload: raise ValueError for what no learner could use; call after `check_table`.
 
@@ -161,9 +161,20 @@ def check_content(header: FragmentHeader, payload: bytes | memoryview) -> None:
     """
     for entry in header.tensors:
         if entry.name in FINITE_TENSORS:
-            if not np.isfinite(_elements(entry, payload)).all():
+            if not np.isfinite(_numbers(entry, payload)).all():
                 raise ValueError(f"{entry.name}: holds NaN or infinity; send finite numbers")
         elif entry.name in TRUTH_TENSORS:
-            _elements(entry, payload)
+            if entry.codec == RAW:
+                check_truth(entry.name, payload, entry.offset, entry.raw_size)
+            else:
+                read_entry(entry, payload)
         elif entry.codec == LZ4:
             check_frame(entry, payload)
+
+
+def _numbers(entry: TensorEntry, payload: bytes | memoryview) -> Array:
+    """The numbers of a tensor whose table entry was checked; its shape does not matter here."""
+    if entry.codec != RAW:
+        return read_entry(entry, payload)
+    kind = DTYPES[entry.dtype]
+    return np.frombuffer(payload, kind, entry.raw_size // kind.itemsize, entry.offset)

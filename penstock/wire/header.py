@@ -34,8 +34,7 @@ class WeightSpan(NamedTuple):
     update: int
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """Where a tensor lies in the payload and how; sizes and offset in bytes."""
 
     name: str

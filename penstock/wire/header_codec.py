@@ -11,6 +11,12 @@ from penstock.wire.limits import MAX_SLOTS, MAX_TENSORS
 
 def header_to_proto(header: FragmentHeader) -> pb.FragmentHeader:
     """The message of a header."""
+    message = _without_table(header)
+    message.MergeFromString(_table_bytes(header.tensors))
+    return message
+
+
+def _without_table(header: FragmentHeader) -> pb.FragmentHeader:
     return pb.FragmentHeader(
         run=header.run,
         policy=header.policy,
@@ -27,7 +33,6 @@ def header_to_proto(header: FragmentHeader) -> pb.FragmentHeader:
             pb.WeightSpan(slot=w.slot, start=w.start, length=w.length, version=w.version, update=w.update)
             for w in header.weights
         ],
-        tensors=[_entry_to_proto(entry) for entry in header.tensors],
         round=header.round,
         traceparent=header.traceparent,
         group_id=header.group_id,
@@ -35,16 +40,23 @@ def header_to_proto(header: FragmentHeader) -> pb.FragmentHeader:
     )
 
 
-def _entry_to_proto(entry: TensorEntry) -> pb.TensorEntry:
-    return pb.TensorEntry(
-        name=entry.name,
-        dtype=entry.dtype,
-        shape=entry.shape,
-        codec=entry.codec,
-        stored_size=entry.stored_size,
-        raw_size=entry.raw_size,
-        offset=entry.offset,
-    )
+@lru_cache(maxsize=1024)
+def _table_bytes(entries: tuple[TensorEntry, ...]) -> bytes:
+    """A header with a table and nothing else."""
+    return pb.FragmentHeader(
+        tensors=[
+            pb.TensorEntry(
+                name=entry.name,
+                dtype=entry.dtype,
+                shape=entry.shape,
+                codec=entry.codec,
+                stored_size=entry.stored_size,
+                raw_size=entry.raw_size,
+                offset=entry.offset,
+            )
+            for entry in entries
+        ]
+    ).SerializeToString()
 
 
 def header_from_proto(message: pb.FragmentHeader) -> FragmentHeader:
@@ -67,7 +79,7 @@ def header_from_proto(message: pb.FragmentHeader) -> FragmentHeader:
         steps=message.steps,
         slots=tuple(Slot(s.slot_id, s.episode_id, s.first_step) for s in message.slots),
         weights=tuple(WeightSpan(w.slot, w.start, w.length, w.version, w.update) for w in message.weights),
-        tensors=tuple(_entry(entry.SerializeToString()) for entry in message.tensors),
+        tensors=_table(tuple(map(pb.TensorEntry.SerializeToString, message.tensors))),
         round=message.round,
         traceparent=message.traceparent,
         group_id=message.group_id,
@@ -76,15 +88,21 @@ def header_from_proto(message: pb.FragmentHeader) -> FragmentHeader:
 
 
 @lru_cache(maxsize=1024)
+def _table(rows: tuple[bytes, ...]) -> tuple[TensorEntry, ...]:
+    """Fragments of a run have the same few tables again and again."""
+    return tuple(map(_entry, rows))
+
+
+@lru_cache(maxsize=1024)
 def _entry(encoded: bytes) -> TensorEntry:
-    """Fragments of a run have the same few rows again and again."""
+    """And where tensors are compressed the same few rows of those that are not."""
     e = pb.TensorEntry.FromString(encoded)
     return TensorEntry(e.name, e.dtype, tuple(e.shape), e.codec, e.stored_size, e.raw_size, e.offset)
 
 
 def header_bytes(header: FragmentHeader) -> bytes:
-    """The header as the log stores it."""
-    return header_to_proto(header).SerializeToString()
+    """The header as the log stores it, and as it travels: its table last, wherever protobuf would write it."""
+    return _without_table(header).SerializeToString() + _table_bytes(header.tensors)
 
 
 def parse_header(data: bytes) -> FragmentHeader:

@@ -53,6 +53,9 @@ class FragmentSchema:
         if len(set(names)) != len(names):
             raise ValueError(f"schema: a tensor is declared twice in {names}")
 
+    def __hash__(self) -> int:
+        return hash(self.schema_id)
+
     @cached_property
     def schema_id(self) -> str:
         """Digest that a fragment's header repeats."""

@@ -26,6 +26,9 @@ DTYPES: Final[dict[str, np.dtype[np.generic]]] = {
 FEW: Final = 32
 """Numbers that Python adds up sooner than numpy looks at them."""
 
+FEW_BYTES: Final = 1024
+"""Bytes that Python looks through sooner than numpy."""
+
 if sys.byteorder != "little":
     raise ImportError("penstock speaks little-endian arrays and this machine is big-endian")
 
@@ -57,6 +60,16 @@ def check_shape(field: str, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(length) for length in shape)
 
 
+def check_truth(field: str, data: bytes | memoryview, offset: int, count: int) -> None:
+    """Raise ValueError where one of `count` bytes is neither 0 nor 1; that so many are there is the caller's word."""
+    if count <= FEW_BYTES:
+        holds = not bytes(data[offset : offset + count]).translate(None, b"\0\1")
+    else:
+        holds = bool(np.frombuffer(data, np.uint8, count, offset).max() <= 1)
+    if not holds:
+        raise ValueError(f"{field}: holds a bool that is neither 0 nor 1")
+
+
 def read_array(
     field: str, data: bytes | memoryview, dtype: str, shape: Sequence[int], offset: int = 0
 ) -> Array:
@@ -72,8 +85,8 @@ def read_array(
         )
     if count == 0:
         return np.empty(checked, kind)
-    if dtype == "bool" and np.frombuffer(data, np.uint8, count, offset).max() > 1:
-        raise ValueError(f"{field}: holds a bool that is neither 0 nor 1")
+    if dtype == "bool":
+        check_truth(field, data, offset, count)
     return np.frombuffer(data, kind, count, offset).reshape(checked)
 
 

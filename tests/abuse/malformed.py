@@ -52,7 +52,7 @@ def header(session: int, **changes: Any) -> Fragment:
 def entry(session: int, tensor: str = "reward", /, **changes: Any) -> Fragment:
     """A good fragment with one row of its tensor table changed."""
     good = fragment(session)
-    rows = [replace(row, **changes) if row.name == tensor else row for row in good.header.tensors]
+    rows = [row._replace(**changes) if row.name == tensor else row for row in good.header.tensors]
     return replace(good, header=replace(good.header, tensors=tuple(rows)))
 
 
@@ -64,7 +64,7 @@ def stored(session: int, name: str, data: bytes, codec: str = "lz4") -> Fragment
         raw = good.payload[row.offset : row.offset + row.stored_size]
         chunk = data if row.name == name else raw
         chosen = codec if row.name == name else row.codec
-        rows.append(replace(row, codec=chosen, stored_size=len(chunk), offset=offset))
+        rows.append(row._replace(codec=chosen, stored_size=len(chunk), offset=offset))
         chunks.append(chunk)
         offset += len(chunk)
     return Fragment(replace(good.header, tensors=tuple(rows)), b"".join(chunks))
@@ -97,7 +97,7 @@ def _twice(session: int) -> Fragment:
 
 def _holes(session: int) -> Fragment:
     good = fragment(session)
-    rows = [replace(row, offset=row.offset + 1) for row in good.header.tensors]
+    rows = [row._replace(offset=row.offset + 1) for row in good.header.tensors]
     return Fragment(replace(good.header, tensors=tuple(rows)), b"\0" + good.payload)
 
 

@@ -91,7 +91,7 @@ def _changed(good: fragments.Fragment, **changes: Any) -> fragments.Fragment:
 
 def _entry(good: fragments.Fragment, **changes: Any) -> fragments.Fragment:
     first, *others = good.header.tensors
-    return _changed(good, tensors=(replace(first, **changes), *others))
+    return _changed(good, tensors=(first._replace(**changes), *others))
 
 
 BAD_FRAGMENTS: dict[str, Callable[[int], fragments.Fragment]] = {

