@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import grpc
@@ -24,8 +24,8 @@ import grpc
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.retry import Interrupted, retry
-from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2, weights_pb2_grpc
-from penstock.wire import append, status
+from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2
+from penstock.wire import append, bulk, status
 from penstock.wire.auth import Credentials
 from penstock.wire.channel import open_channel
 from penstock.wire.fragment import Fragment
@@ -46,6 +46,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _APPEND = "/penstock.v1.ExperienceService/Append"
+_WATCH = "/penstock.v1.WeightService/WatchLatest"
+_GET_WEIGHTS = "/penstock.v1.WeightService/GetWeights"
 _COMPLAIN_EVERY_S = 10.0
 _CHUNK_DEADLINE_S = CALL_DEADLINE_S + WEIGHT_CHUNK_BYTES / LEAST_BYTES_PER_S
 
@@ -74,7 +76,7 @@ class Chunk:
     """Bytes of a publication from `offset`; empty at the end."""
 
     publication: Publication
-    data: bytes
+    data: memoryview
 
 
 def _understood(method: Callable[P, T]) -> Callable[P, T]:
@@ -104,7 +106,21 @@ class _Line:
             request_serializer=bytes,
             response_deserializer=experience_pb2.AppendReply.FromString,
         )
-        self.weights = weights_pb2_grpc.WeightServiceStub(self.channel)
+        # Their replies are a message and its large field.
+        self.watch = self.channel.unary_unary(
+            _WATCH,
+            request_serializer=weights_pb2.WatchLatestRequest.SerializeToString,
+            response_deserializer=partial(
+                bulk.read, weights_pb2.WatchLatestReply, weights_pb2.WatchLatestReply.WEIGHTS_FIELD_NUMBER
+            ),
+        )
+        self.weights = self.channel.unary_unary(
+            _GET_WEIGHTS,
+            request_serializer=weights_pb2.GetWeightsRequest.SerializeToString,
+            response_deserializer=partial(
+                bulk.read, weights_pb2.GetWeightsReply, weights_pb2.GetWeightsReply.CHUNK_FIELD_NUMBER
+            ),
+        )
         self.heard_s = 0.0
 
 
@@ -194,17 +210,17 @@ class Link:
             wait_ms=watch.wait_ms,
         )
         deadline_s = watch.wait_ms / 1000 + WATCH_GRACE_S
-        reply = self._call(lambda line: line.weights.WatchLatest, request, deadline_s, stop)
-        return Refusal.from_proto(reply.refusal) or _news(reply)
+        reply, weights = self._call(lambda line: line.watch, request, deadline_s, stop)
+        return Refusal.from_proto(reply.refusal) or _news(reply, bytes(weights))
 
     def weights(self, session: int, version: int, offset: int, stop: threading.Event) -> Chunk | None:
         """GetWeights from `offset`; None when the version is no longer kept."""
         request = weights_pb2.GetWeightsRequest(session=session, version=version, offset=offset)
         try:
-            reply = self._call(lambda line: line.weights.GetWeights, request, _CHUNK_DEADLINE_S, stop)
+            reply, data = self._call(lambda line: line.weights, request, _CHUNK_DEADLINE_S, stop)
         except _NotFound:
             return None
-        return Chunk(publication=Publication.from_proto(reply.publication), data=reply.chunk)
+        return Chunk(publication=Publication.from_proto(reply.publication), data=data)
 
     def close(self) -> None:
         """End the channel; a call that is being held ends with CANCELLED."""
@@ -295,13 +311,13 @@ def _final(address: str, error: Exception) -> Exception:
     return Fatal(f"the broker at {address} refuses this actor's calls: {status.text_of(error)}")
 
 
-def _news(reply: weights_pb2.WatchLatestReply) -> News:
+def _news(reply: weights_pb2.WatchLatestReply, weights: bytes) -> News:
     return News(
         latest=Publication.from_proto(reply.latest),
         leave=Leave.from_proto(reply.leave),
         state=RunState(reply.state) if reply.state else RunState.RUNNING,
         revision=reply.revision,
-        weights=reply.weights,
+        weights=weights,
         traffic_revision=reply.traffic_revision,
         scalars=dict(reply.scalars),
         evaluate_version=reply.evaluate_version,

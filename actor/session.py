@@ -152,19 +152,21 @@ class Session:
 
         Raises Fatal when the bytes do not have the digest published.
         """
-        data = bytearray()
+        pieces: list[memoryview] = []
+        size = 0
         while True:
             failpoint("weights.fetching", version)
-            chunk = self.link.weights(self.number, version, len(data), self.closing)
+            chunk = self.link.weights(self.number, version, size, self.closing)
             if chunk is None:
                 return None
             if chunk.publication.size > MAX_WEIGHT_BYTES:
                 raise Fatal(
                     f"weights {version}: {chunk.publication.size} bytes, {MAX_WEIGHT_BYTES} are allowed"
                 )
-            data += chunk.data
-            if len(data) >= chunk.publication.size or not chunk.data:
-                return _checked(chunk.publication, bytes(data))
+            pieces.append(chunk.data)
+            size += len(chunk.data)
+            if size >= chunk.publication.size or not chunk.data:
+                return _checked(chunk.publication, b"".join(pieces))
 
     def _watch(self) -> None:
         while not self.closing.is_set() and not self.is_over:

@@ -39,6 +39,8 @@ _DEADLINES_S: Final[dict[str, float]] = {
 }
 _PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {"Append": append.parse}
 """Where it is not protobuf's."""
+_WRITTEN: Final = frozenset({"WatchLatest", "GetWeights"})
+"""Whose replies are bytes already."""
 
 Handler = Callable[[Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
 
@@ -95,7 +97,7 @@ def _guard(
     return grpc.unary_unary_rpc_method_handler(
         _guarded_call(inner, name, _DEADLINES_S.get(name, CALL_DEADLINE_S), presence),
         request_deserializer=_guarded_parse(_PARSERS.get(name, handler.request_deserializer), name),
-        response_serializer=handler.response_serializer,
+        response_serializer=None if name in _WRITTEN else handler.response_serializer,
     )
 
 

@@ -19,6 +19,7 @@ from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.v1 import weights_pb2 as pb
 from penstock.v1.weights_pb2_grpc import WeightServiceServicer
+from penstock.wire import bulk
 from penstock.wire.limits import (
     MAX_NUMBER,
     MAX_PROBE_ANSWERS,
@@ -46,9 +47,9 @@ class WeightService(WeightServiceServicer):
         self._leave_told, self._evaluations_told = leave_told, Told()
         self._held: dict[int, object] = {}
 
-    async def WatchLatest(  # noqa: N802 - the name of the RPC
+    async def WatchLatest(  # type: ignore[override]  # noqa: N802 - written here
         self, request: pb.WatchLatestRequest, context: Context
-    ) -> pb.WatchLatestReply:
+    ) -> bytes:
         """See weights.proto."""
         watch = read_watch(request)
         with metrics.WATCHERS.track_inprogress():
@@ -59,11 +60,11 @@ class WeightService(WeightServiceServicer):
                 watched = redis_down(Reason.NOT_READY, error)
         if isinstance(watched, Refusal):
             metrics.REFUSALS.labels(reason=watched.reason.label).inc()
-            return pb.WatchLatestReply(refusal=watched.to_proto())
+            return pb.WatchLatestReply(refusal=watched.to_proto()).SerializeToString()
         # A reply that gets lost costs one wait: the next call is told again when its wait ends.
         self._evaluations_told.note(watch.session, watched.evaluate_version)
         failpoint("watch.answering", watched.latest.version)
-        return news_to_proto(watched, await self._new_weights(watch, watched))
+        return write_news(watched, await self._new_weights(watch, watched))
 
     async def _look_until_news(self, watch: Watch) -> News | Refusal:
         mine = self._held[watch.session] = object()
@@ -111,9 +112,9 @@ class WeightService(WeightServiceServicer):
         metrics.WEIGHT_VERSION_SERVED.set(publication.version)
         return chunk or b""
 
-    async def GetWeights(  # noqa: N802 - the name of the RPC
+    async def GetWeights(  # type: ignore[override]  # noqa: N802 - written here
         self, request: pb.GetWeightsRequest, context: Context
-    ) -> pb.GetWeightsReply:
+    ) -> bytes:
         """See weights.proto."""
         check_number("session", request.session)
         await self._owners.check(request.session, context)
@@ -125,7 +126,8 @@ class WeightService(WeightServiceServicer):
             text = f"version={request.version}: neither recent nor pinned; ask for the latest"
             raise Absent(text)
         publication, chunk = found
-        return pb.GetWeightsReply(publication=publication.to_proto(), offset=request.offset, chunk=chunk)
+        reply = pb.GetWeightsReply(publication=publication.to_proto(), offset=request.offset)
+        return bulk.write(reply, pb.GetWeightsReply.CHUNK_FIELD_NUMBER, chunk)
 
     async def _find(self, version: int, offset: int) -> tuple[Publication, bytes] | None:
         publication = await self._store.publication(version)
@@ -173,11 +175,10 @@ def read_watch(request: pb.WatchLatestRequest) -> Watch:
     )
 
 
-def news_to_proto(news: News, weights: bytes) -> pb.WatchLatestReply:
-    """The message of a watch that is served."""
-    return pb.WatchLatestReply(
+def write_news(news: News, weights: bytes) -> bytes:
+    """The bytes of a WatchLatestReply."""
+    reply = pb.WatchLatestReply(
         latest=news.latest.to_proto(),
-        weights=weights,
         leave=news.leave.to_proto(),
         state=pb.RunState.ValueType(news.state.value),
         revision=news.revision,
@@ -185,3 +186,4 @@ def news_to_proto(news: News, weights: bytes) -> pb.WatchLatestReply:
         scalars=news.scalars,
         evaluate_version=news.evaluate_version,
     )
+    return bulk.write(reply, pb.WatchLatestReply.WEIGHTS_FIELD_NUMBER, weights)

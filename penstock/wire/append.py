@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from penstock.v1.experience_pb2 import AppendRequest
 from penstock.v1.fragment_pb2 import Fragment as FragmentMessage
 from penstock.v1.fragment_pb2 import FragmentHeader as HeaderMessage
+from penstock.wire.bulk import field_head
 from penstock.wire.fragment import Fragment
 from penstock.wire.header_codec import header_bytes
 from penstock.wire.outline import fields
 
-_BYTES = 2
 _FRAGMENTS = AppendRequest.FRAGMENTS_FIELD_NUMBER
 _HEADER = FragmentMessage.HEADER_FIELD_NUMBER
 _PAYLOAD = FragmentMessage.PAYLOAD_FIELD_NUMBER
@@ -48,10 +48,10 @@ def encode(session: int, acked_through: int, fragments: Iterable[Fragment]) -> b
     for fragment in fragments:
         header = header_bytes(fragment.header)
         payload = fragment.payload
-        before = _field(_HEADER, len(header)) + header
+        before = field_head(_HEADER, len(header)) + header
         if payload:
-            before += _field(_PAYLOAD, len(payload))
-        pieces += (_field(_FRAGMENTS, len(before) + len(payload)), before, payload)
+            before += field_head(_PAYLOAD, len(payload))
+        pieces += (field_head(_FRAGMENTS, len(before) + len(payload)), before, payload)
     return b"".join(pieces)
 
 
@@ -76,13 +76,3 @@ def _parse_fragment(data: bytes, begin: int, end: int) -> SentFragment:
         elif number == _PAYLOAD:
             payload = memoryview(data)[start:stop]
     return SentFragment(header, payload)
-
-
-def _field(number: int, size: int) -> bytes:
-    """Tag and size of a field of bytes."""
-    written = bytearray((number << 3 | _BYTES,))
-    while size > 0x7F:
-        written.append(size & 0x7F | 0x80)
-        size >>= 7
-    written.append(size)
-    return bytes(written)

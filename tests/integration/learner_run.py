@@ -275,9 +275,11 @@ class LearnerThread:
         self._thread.start()
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.lifecycle.drain("the test is over")
         self._thread.join(PATIENCE_S)
+        if error is not None and self.error is not None and error is not self.error:
+            error.add_note(f"the learner had ended: {self.error!r}")
 
     @property
     def ended(self) -> bool:
