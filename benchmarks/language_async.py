@@ -1,8 +1,8 @@
 """Asynchronous against synchronous on a language model: rate and final true reward at equal samples.
 
 Sentiment words (`language_words`), whole runs of `penstock train`: the default staleness beside lock-step, in which
-actor and learner take turns. A fragment is a batch in both, so both make the same updates of the same size; epochs and
-minibatches are the recipe's, with which a batch takes about as long to generate as to train. Each arm has the number of
+actor and learner take turns. A fragment is a batch in both, so both make the same updates of the same size, with one
+epoch, so that a batch takes about as long to generate as to train. Each arm has the number of
 threads that was fastest in a short run before. The reward is the true one, so that nothing but the two is at work.
 """
 
@@ -176,6 +176,7 @@ unroll_length = 14
 [algorithm]
 name = "token_ppo"
 batch_steps = 1792
+epochs = 1
 kl_coefficient = 0.05
 learning_rate = 2e-3
 critic_learning_rate = 2e-3
