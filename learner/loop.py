@@ -53,6 +53,7 @@ class Loop:
         self._nan_in_a_row = 0
         self._evidence = ""
         self._holds_back = False
+        self._owes_first = False
         self._waited_since = time.perf_counter()
         self._dropped: Counter[str] = Counter()
         self.stalled = ""
@@ -68,6 +69,7 @@ class Loop:
         """
         if self._is_catching_up():
             log.info("catching up before publishing", extra={"through": self._plan.catch_up_through})
+            self._owes_first = True
         else:
             self._parts.publisher.publish(self._offer(evaluate=False))
 
@@ -288,14 +290,17 @@ class Loop:
             parts.publisher.offer(Offer(settled=parts.ledger.position))
             return
         applied = update is not None and update.applied and update.publish
-        self._holds_back = not applied and (self._holds_back or (update is not None and update.applied))
+        # Even where all that there was is stale: actors with the weights of before would only send more of it.
+        publishes = applied or self._owes_first
+        self._owes_first = False
+        self._holds_back = not publishes and (self._holds_back or (update is not None and update.applied))
         evaluate = applied and parts.evaluation.wanted(
             parts.episodes.recent(), update=parts.algorithm.updates, env_steps=parts.ledger.env_steps
         )
         if parts.algorithm.lock_step or (evaluate and self._plan.keep_best):
             # Here and now: what is evaluated must be what the checkpoint will hold.
             parts.publisher.publish(self._offer(evaluate=evaluate, trace=trace))
-        elif applied:
+        elif publishes:
             parts.publisher.offer(self._offer(evaluate=evaluate, trace=trace))
         else:
             parts.publisher.offer(Offer(settled=parts.ledger.position))
