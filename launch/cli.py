@@ -207,6 +207,7 @@ def evaluate(
     sampled: Annotated[
         bool, typer.Option("--sampled", help="Sample actions instead of taking the mode.")
     ] = False,
+    assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
     """Play the final policy of a run on separate environments."""
@@ -214,7 +215,14 @@ def evaluate(
     def body() -> int:
         from launch.evaluate import main
 
-        return main(run, episodes=episodes, seed=seed, deterministic=not sampled, as_json=as_json)
+        return main(
+            run,
+            episodes=episodes,
+            seed=seed,
+            deterministic=not sampled,
+            assignments=assigned(assignments, insecure=False),
+            as_json=as_json,
+        )
 
     finish(body)
 
@@ -231,6 +239,7 @@ def generate(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The most likely tokens; default: drawn as in training.")
     ] = False,
+    assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
     """Have the final language model of a run answer."""
@@ -245,6 +254,7 @@ def generate(
             tokens=tokens,
             seed=seed,
             deterministic=deterministic,
+            assignments=assigned(assignments, insecure=False),
             as_json=as_json,
         )
 

@@ -36,13 +36,22 @@ class Evaluation:
     deterministic: bool
 
 
-def main(run: Path, *, episodes: int | None, seed: int | None, deterministic: bool, as_json: bool) -> int:
+def main(
+    run: Path,
+    *,
+    episodes: int | None,
+    seed: int | None,
+    deterministic: bool,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> int:
     """Evaluate and print; raises ConfigurationError when the folder holds no final policy."""
     try:
         final = read_final(run)
     except ValueError as error:
         raise ConfigurationError(f"{run}: {error}") from error
-    result = evaluate(final, local_settings(run), episodes=episodes, seed=seed, deterministic=deterministic)
+    local = local_settings(run, assignments)
+    result = evaluate(final, local, episodes=episodes, seed=seed, deterministic=deterministic)
     how = "deterministic" if deterministic else "sampled"
     text = (
         f"{shown(result.mean)} ± {shown(result.std, result.mean)} over {result.episodes} {how} episodes of version "

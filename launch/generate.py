@@ -24,6 +24,7 @@ def main(
     tokens: int | None,
     seed: int,
     deterministic: bool,
+    assignments: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Print `count` responses to each prompt; raises ConfigurationError for a folder without such a policy."""
@@ -41,7 +42,7 @@ def main(
     answers = generate(
         final.specification,
         final.blob,
-        local_settings(run).actor,
+        local_settings(run, assignments).actor,
         [prompt for prompt in prompts for _ in range(count)],
         tokens=tokens,
         seed=seed,

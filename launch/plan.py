@@ -133,12 +133,16 @@ def resolve(first: Mapping[str, Any], request: Request) -> Settings:
     return over_defaults(layers)
 
 
-def local_settings(run_dir: Path) -> Settings:
-    """What this machine allows a run to import and where it has things: the run's own configuration, where it is here."""
+def local_settings(run_dir: Path, assignments: tuple[str, ...] = ()) -> Settings:
+    """What this machine allows a run to import and where it has things: the run's own configuration, where it is here.
+
+    assignments: what was said besides; it wins.
+    """
     config = run_dir / CONFIG_FILE
+    said = [configuration.parse_assignment(one) for one in assignments]
     if not config.exists():
-        return configuration.load([])
-    settings = configuration.load([configuration.parse_toml(config)])
+        return configuration.load(said)
+    settings = configuration.load([configuration.parse_toml(config), *said])
     actor = settings.actor.model_copy(update={"places": places_of(settings)})
     return settings.model_copy(update={"actor": actor})
 

@@ -34,7 +34,7 @@ def placed(
     section: their name. A key that the run does not use stays as it is. Raises ConfigurationError for one that
     `places` lacks.
     """
-    missing = [key for key in keys if told.get(key) and key not in places]
+    missing = sorted(key for key in keys if told.get(key) and key not in places)
     if missing:
         key = missing[0]
         raise ConfigurationError(

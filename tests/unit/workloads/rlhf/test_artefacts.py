@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def test_generate_answers_as_the_policy_does(
 ) -> None:
     """The log-probability is that of the response; the most likely one is always the same."""
     run_dir, policy = trained
-    options: dict[str, Any] = {"tokens": None, "seed": 3, "as_json": True}
+    options: dict[str, Any] = {"tokens": None, "seed": 3, "assignments": (), "as_json": True}
     assert generate.main(run_dir, ["apple", "bird book"], count=2, deterministic=False, **options) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [answer["prompt"] for answer in answers] == ["apple", "apple", "bird book", "bird book"]
@@ -153,6 +154,23 @@ def test_generate_answers_as_the_policy_does(
     generate.main(run_dir, ["apple"], count=3, deterministic=True, **options)
     likely = capsys.readouterr().out.splitlines()
     assert len(set(likely)) == 1
+
+
+def test_a_run_without_a_configuration_is_told_where_its_model_lies(
+    base: Path, trained: tuple[Path, LanguagePolicy], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A learner that was started alone leaves none: `--set` says what the refusal asks for."""
+    run_dir = tmp_path / "far"
+    shutil.copytree(trained[0], run_dir)
+    (run_dir / "config.toml").unlink(missing_ok=True)
+    options: dict[str, Any] = {
+        "count": 1, "tokens": None, "seed": 3, "deterministic": False, "as_json": True,
+    }  # fmt: skip
+    with pytest.raises(ConfigurationError, match=r"--set 'actor\.places\.model="):
+        generate.main(run_dir, ["apple"], assignments=(), **options)
+    said = (f'actor.places.model="{base}"', 'actor.places.prompts="p"', 'actor.places.reward="r"')
+    assert generate.main(run_dir, ["apple"], assignments=said, **options) == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "apple"
 
 
 def test_a_language_model_is_not_served_action_by_action(
