@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.runtime.settings import ConfigurationError
+from workloads.rlhf.loading import LOADING
 from workloads.rlhf.policy.settings import LanguageSection
 
 Network = Any
@@ -38,13 +39,14 @@ def _base(section: LanguageSection) -> Network:
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
         _forget_dropout(config)
         _fuse_activations(config)
-        return AutoModelForCausalLM.from_pretrained(
-            place,
-            config=config,
-            dtype=getattr(torch, section.dtype),
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
+        with LOADING:
+            return AutoModelForCausalLM.from_pretrained(
+                place,
+                config=config,
+                dtype=getattr(torch, section.dtype),
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"policy.kwargs.model={section.model!r}: cannot be read as a causal language model: {error}"

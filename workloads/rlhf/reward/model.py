@@ -27,6 +27,7 @@ from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from penstock.runtime.settings import ConfigurationError
+from workloads.rlhf.loading import LOADING
 from workloads.rlhf.reward.settings import RewardTraining
 from workloads.rlhf.reward.source import BadSample, Rewards, Sample, ScoredBy, checked
 from workloads.rlhf.tokens import Encoder, load_tokenizer, pad
@@ -74,9 +75,10 @@ def build(base: str, settings: RewardTraining, pad_id: int) -> Network:
 def _classifier(base: str, **said: Any) -> Network:
     place = str(Path(base).resolve()) if Path(base).exists() else base
     try:
-        return AutoModelForSequenceClassification.from_pretrained(
-            place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **said
-        )
+        with LOADING:
+            return AutoModelForSequenceClassification.from_pretrained(
+                place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **said
+            )
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"model={base}: cannot be read as a model for classification: {error}"
