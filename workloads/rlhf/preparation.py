@@ -147,10 +147,10 @@ def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progres
         raise Interrupted
     found = results["validation"] or {}
     measured = ", ".join(f"{name} {value:.3g}" for name, value in found.items() if value is not None)
-    if results["bad_rows"]:
-        progress.say(
-            "\n".join([f"{results['bad_rows']} bad rows of {section.feedback}:", *results["bad_rows_shown"]])
-        )
+    feedback = results["feedback"]
+    if feedback["bad_rows"]:
+        named = f"{feedback['bad_rows']} bad rows of {feedback['place']}:"
+        progress.say("\n".join([named, *feedback["bad_rows_shown"]]))
     progress.say(
         f"the reward model is trained: {results['steps']} steps in {results['seconds']:g} s; {measured}"
     )

@@ -80,6 +80,24 @@ def test_a_preparation_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
     assert len(said) == 2
 
 
+@pytest.mark.usefixtures("quick")
+def test_bad_rows_of_feedback_are_shown_and_left_out(tmp_path: Path) -> None:
+    """While a run prepares nobody reads its logs: what is shown is what its user is told."""
+    first = prepare(settings_of(task="sentiment", reward_training=FAST), tmp_path, progress()[0])
+    made = language(first.environment)
+    feedback = tmp_path / "mine.jsonl"
+    rows = Path(made.feedback).read_text().splitlines()
+    feedback.write_text("\n".join([*rows[:40], '{"prompt": "no opinion"}', *rows[40:]]) + "\n")
+    told, said = progress()
+    asked = settings_of(
+        model=made.model, feedback=str(feedback), feedback_scale="percent", reward_training=FAST
+    )
+    prepare(asked, tmp_path / "run", told)
+    shown = next(text for text in said if "bad rows" in text).splitlines()
+    assert shown[0] == f"1 bad rows of {feedback}:"
+    assert "line 41" in shown[1]
+
+
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
