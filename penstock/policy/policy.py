@@ -102,6 +102,7 @@ class Policy(nn.Module):
         self._remembers = bool(self.memory.state_space.spaces)
         self._masks = ActionMasks(action_space, self._cuts)
         self.dropouts = dropouts(self)
+        self.has_slope = all(head.has_slope for head in heads)
         self._random = np.random.default_rng(0)
         self._fast: NumpyForward | None = None
 
@@ -315,6 +316,17 @@ class Policy(nn.Module):
         pieces = zip(self.action_heads, self._cuts, strict=True)
         shares = [head.entropy(parameters[..., cut]) for head, cut in pieces]
         return shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
+
+    def slope(
+        self, parameters: Tensor, action: Mapping[str, Tensor], by_log_prob: Tensor, by_entropy: float
+    ) -> Tensor:
+        """`ActionHead.slope` of both joint functions, [n, P]; where `has_slope`: every head has one."""
+        pieces = zip(self.action_heads, self._cuts, strict=True)
+        slopes = [
+            head.slope(parameters[..., cut], action[head.path], by_log_prob, by_entropy)
+            for head, cut in pieces
+        ]
+        return slopes[0] if len(slopes) == 1 else torch.cat(slopes, -1)
 
     def evaluate(self, observation: Mapping[str, Tensor], action: Mapping[str, Tensor]) -> Evaluated:
         """Of tensors with any equal leading axes [..., *shape]."""

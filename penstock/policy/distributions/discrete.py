@@ -17,6 +17,8 @@ from penstock.wire.tensor import FEW, Array
 class Categorical(ActionHead):
     """One of n; logits."""
 
+    has_slope = True
+
     def __init__(self, path: str, space: Discrete) -> None:
         super().__init__(path, space.n, space.dtype)
         self.start = space.start
@@ -29,6 +31,16 @@ class Categorical(ActionHead):
         """−Σ p log p."""
         log_p = functional.log_softmax(parameters, -1)
         return -(log_p.exp() * log_p).sum(-1)
+
+    def slope(self, parameters: Tensor, action: Tensor, by_log_prob: Tensor, by_entropy: float) -> Tensor:
+        """∂log π(a)/∂z = 1[a] − p;  ∂H/∂z = −p (log p + H)."""
+        log_p = functional.log_softmax(parameters, -1)
+        share, rows = log_p.exp(), by_log_prob.unsqueeze(-1)
+        slope = (share * rows).neg_().scatter_add_(-1, action.unsqueeze(-1), rows)
+        if by_entropy:
+            entropy = -(share * log_p).sum(-1, keepdim=True)
+            slope.addcmul_(share, log_p.add_(entropy), value=-by_entropy)
+        return slope
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
         """Gumbel-max: argmax of logits − log of exponentials."""

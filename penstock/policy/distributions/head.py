@@ -46,6 +46,16 @@ class ActionHead(nn.Module):
         """Parameters [..., size] → [...], in nats."""
         raise NotImplementedError
 
+    has_slope = False
+    """Whether `slope` is there."""
+
+    def slope(self, parameters: Tensor, action: Tensor, by_log_prob: Tensor, by_entropy: float) -> Tensor:
+        """∂L/∂parameters [n, size] in closed form, where an L of n rows has ∂L/∂log π = `by_log_prob` [n].
+
+        by_entropy: ∂L/∂H of each row. No gradients are followed. Only of a head that has no parameters of its own.
+        """
+        raise NotImplementedError
+
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
         """Parameters [N, size] → an action [N, *shape] and its log-probability [N]."""
         raise NotImplementedError

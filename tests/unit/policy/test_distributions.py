@@ -17,6 +17,7 @@ from penstock.policy.distributions import (
     SquashedGaussian,
     head_of,
 )
+from penstock.policy.masking import masked
 from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
 from tests.experience import box
@@ -103,6 +104,23 @@ def test_mode_is_more_likely_than_what_is_drawn(name: str) -> None:
     _, drawn = head.draw(params.numpy(), np.random.default_rng(3))
     if "squashed" not in name:
         assert (log_prob >= drawn - 1e-5).all()
+
+
+@pytest.mark.parametrize("by_entropy", [0.0, -0.3])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_slopes_in_closed_form_are_those_of_autograd(is_masked: bool, by_entropy: float) -> None:
+    """In float64 to 1e-12, of any weights, also where choices are ruled out."""
+    head = HEADS["categorical"]()
+    outputs = parameters(head).double().requires_grad_()
+    forbidden = torch.zeros(outputs.shape, dtype=torch.bool)
+    forbidden[::2, 1:3] = is_masked
+    logits = masked(outputs, forbidden)
+    action = distributions.Categorical(logits=logits.detach()).sample()
+    weights = torch.randn(len(action), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    loss = (head.log_prob(logits, action) * weights).sum() + by_entropy * head.entropy(logits).sum()
+    (expected,) = torch.autograd.grad(loss, outputs)
+    found = head.slope(logits.detach(), action, weights, by_entropy)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_categorical_draws_follow_their_probabilities() -> None:

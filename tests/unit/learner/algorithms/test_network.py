@@ -56,6 +56,25 @@ def test_gradients_by_hand_are_those_of_autograd(name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_slopes_at_the_outputs_are_followed_as_autograd_does(name: str, is_masked: bool) -> None:
+    """In float64 to 1e-12, with heads that have parameters of their own, and where some outputs are ruled out."""
+    policy = double(name)
+    adam = FlatAdam(policy, 1e-5)
+    rows = torch.randn(40, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    parameters = policy.outputs(Inputs(rows)).parameters
+    forbidden = torch.zeros(parameters.shape, dtype=torch.bool)
+    forbidden[::3, 0] = True
+    inputs = Inputs(rows, forbidden=forbidden if is_masked else None)
+    slopes = torch.randn_like(parameters), torch.randn(40, dtype=torch.float64)
+    found, expected = (
+        network.gradient_at(network.outputs(inputs), *slopes).clone()
+        for network in (DenseNetwork(policy, adam), AutogradNetwork(policy, adam))
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_by_hand_are_the_policys(name: str) -> None:
     """To the last bits of float64."""
