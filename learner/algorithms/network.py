@@ -22,11 +22,11 @@ from penstock.policy.policy import Outputs, Policy
 
 _REMEMBERED_SIZES = 16
 _NARROW = 16
-"""A matrix of fewer columns torch multiplies in three to twenty times the time that numpy takes."""
+"""Weights of fewer inputs or outputs: their gradients take torch three to twenty times numpy's time, on one thread."""
 
 
 class Network(Protocol):
-    """Call `outputs`, build tensors on them, call `gradient`; then again."""
+    """Call `outputs`, then `gradient` with tensors built on them, or `gradient_at` with their slopes; then again."""
 
     def outputs(self, inputs: Inputs) -> Outputs:
         """Of M rows; valid until the next call."""
@@ -39,8 +39,8 @@ class Network(Protocol):
         """
         ...
 
-    def gradient_at(self, outputs: Outputs, by_parameters: Tensor, by_value: Tensor) -> Tensor:
-        """The same where ∂loss/∂outputs, the latest ones, are known: [M, P] and [M]."""
+    def gradient_at(self, by_parameters: Tensor, by_value: Tensor) -> Tensor:
+        """The same for ∂loss/∂parameters [M, P] and ∂loss/∂value [M] of the latest outputs, which alone are read."""
         ...
 
 
@@ -63,8 +63,10 @@ class AutogradNetwork:
 
     def outputs(self, inputs: Inputs) -> Outputs:
         """`Policy.outputs`."""
-        if self._is_plain:
-            return self._policy.outputs(inputs)
+        self._latest = self._policy.outputs(inputs) if self._is_plain else self._cheaper(inputs)
+        return self._latest
+
+    def _cheaper(self, inputs: Inputs) -> Outputs:
         assert inputs.time is None, "a recurrent core is neither compiled nor in mixed precision"
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bfloat16):
             parameters, value = self._forward(inputs.vector, inputs.images)
@@ -82,9 +84,9 @@ class AutogradNetwork:
         flat = [piece.reshape(-1) for piece in pieces]
         return torch.cat(flat, out=self._optimiser.flat_gradient)
 
-    def gradient_at(self, outputs: Outputs, by_parameters: Tensor, by_value: Tensor) -> Tensor:
+    def gradient_at(self, by_parameters: Tensor, by_value: Tensor) -> Tensor:
         """See `Network`."""
-        return self.gradient([outputs.parameters, outputs.value], [by_parameters, by_value])
+        return self.gradient([self._latest.parameters, self._latest.value], [by_parameters, by_value])
 
 
 class DenseNetwork:
@@ -105,13 +107,15 @@ class DenseNetwork:
             self._actor = Chain([*trunk, policy.actor_head], views)
             self._critic = Chain([*(policy.critic_body.chain or ()), policy.critic_head], views)
         self._leaves: tuple[Tensor, ...] = ()
+        self._forbidden: Tensor | None = None
 
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Leaves of autograd's graph; differentiate through `gradient` only."""
+        """Leaves of autograd's graph; differentiate through `gradient` or `gradient_at` only."""
         with torch.no_grad():
             rows = inputs.vector if self._trunk is None else self._trunk.forward(inputs.vector)
             parameters, value = self._actor.forward(rows), self._critic.forward(rows).squeeze(1)
         self._leaves = (parameters.detach().requires_grad_(), value.detach().requires_grad_())
+        self._forbidden = inputs.forbidden
         return Outputs(masked(self._leaves[0], inputs.forbidden), self._leaves[1])
 
     def gradient(self, built: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
@@ -123,10 +127,12 @@ class DenseNetwork:
                 view.copy_(piece)
         return self._backward(actor, critic)
 
-    def gradient_at(self, outputs: Outputs, by_parameters: Tensor, by_value: Tensor) -> Tensor:
+    def gradient_at(self, by_parameters: Tensor, by_value: Tensor) -> Tensor:
         """See `Network`."""
-        if self._others or outputs.parameters is not self._leaves[0]:
-            return self.gradient([outputs.parameters, outputs.value], [by_parameters, by_value])
+        if self._forbidden is not None:
+            by_parameters = by_parameters.masked_fill(self._forbidden, 0.0)
+        for view in self._other_views:
+            view.zero_()
         return self._backward(by_parameters, by_value)
 
     def _backward(self, actor: Tensor, critic: Tensor) -> Tensor:

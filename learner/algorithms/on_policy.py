@@ -204,38 +204,48 @@ class OnPolicy(LearnsOnce[Own]):
         """One minibatch; returns log-probabilities [m] of this rank's rows from before the step."""
         section = self.section
         outputs = self._network.outputs(rows.inputs)
-        log_prob = self._log_prob(outputs, rows.action)
+        # Without a graph where nobody goes back through it.
+        parameters = outputs.parameters.detach() if self.policy.has_slope else outputs.parameters
+        log_prob = self.policy.joint_log_prob(parameters, rows.action)
         before = log_prob.detach()
         surrogate = self._policy_loss(before, rows, course)
         if self.policy.dropouts:
             # The ratio is that of the policy which acts; only its slope goes through a thinned network.
             outputs = self._thinned(rows.inputs)
-            log_prob = self._log_prob(outputs, rows.action)
         error = self._value_loss(outputs.value.detach(), rows)
         by_value = error.slope.mul_(section.value_coefficient)
         by_entropy = -course["entropy_coefficient"] / rows.total
-        if self.policy.has_slope:
-            parameters = outputs.parameters.detach()
-            by_parameters = self.policy.slope(parameters, rows.action, surrogate.slope, by_entropy)
-            gradient = self._network.gradient_at(outputs, by_parameters, by_value)
-        else:
-            built, slopes = [log_prob, outputs.value], [surrogate.slope, by_value]
-            if by_entropy:
-                entropy = self.policy.joint_entropy(outputs.parameters)
-                built.append(entropy)
-                slopes.append(torch.full_like(entropy, by_entropy))
-            gradient = self._network.gradient(built, slopes)
-        gradient = self._group.sum_(gradient)
+        slopes = surrogate.slope, by_value, by_entropy
+        known = None if self.policy.dropouts else log_prob
+        gradient = self._group.sum_(self._gradient(outputs, rows.action, known, slopes))
         trace.norms.append(self._optimiser.step(gradient, course["learning_rate"], section.max_gradient_norm))
         trace.policy_losses.append(surrogate.loss)
         trace.value_losses.append(error.loss)
         trace.used += rows.total
         return before
 
-    def _log_prob(self, outputs: Outputs, action: Mapping[str, Tensor]) -> Tensor:
-        """[m]; with a graph behind it only where that is what the gradient comes from."""
-        parameters = outputs.parameters.detach() if self.policy.has_slope else outputs.parameters
-        return self.policy.joint_log_prob(parameters, action)
+    def _gradient(
+        self,
+        outputs: Outputs,
+        action: Mapping[str, Tensor],
+        log_prob: Tensor | None,
+        slopes: tuple[Tensor, Tensor, float],
+    ) -> Tensor:
+        """Flat. log_prob: [m] with its graph, where it is there already. slopes: by it, by the value, by each entropy."""
+        by_log_prob, by_value, by_entropy = slopes
+        if self.policy.has_slope:
+            parameters = outputs.parameters.detach()
+            return self._network.gradient_at(
+                self.policy.slope(parameters, action, by_log_prob, by_entropy), by_value
+            )
+        if log_prob is None:
+            log_prob = self.policy.joint_log_prob(outputs.parameters, action)
+        built, by_built = [log_prob, outputs.value], [by_log_prob, by_value]
+        if by_entropy:
+            entropy = self.policy.joint_entropy(outputs.parameters)
+            built.append(entropy)
+            by_built.append(torch.full_like(entropy, by_entropy))
+        return self._network.gradient(built, by_built)
 
     def _thinned(self, inputs: Inputs) -> Outputs:
         """Outputs with features dropped; which ones follows from the count of gradient steps, so a resume repeats them."""

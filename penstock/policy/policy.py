@@ -81,6 +81,8 @@ class Policy(nn.Module):
 
     combines_heads = False
     """Whether `outputs` are more than what the two last layers give, each by itself."""
+    has_slope = False
+    """Whether `slope` is there; whoever overrides `joint_log_prob` or `joint_entropy` says False."""
 
     def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
         super().__init__()
@@ -320,7 +322,7 @@ class Policy(nn.Module):
     def slope(
         self, parameters: Tensor, action: Mapping[str, Tensor], by_log_prob: Tensor, by_entropy: float
     ) -> Tensor:
-        """`ActionHead.slope` of both joint functions, [n, P]; where `has_slope`: every head has one."""
+        """∂L/∂parameters [n, P], as `ActionHead.slope`, by `joint_log_prob` and `joint_entropy`; only where `has_slope`."""
         pieces = zip(self.action_heads, self._cuts, strict=True)
         slopes = [
             head.slope(parameters[..., cut], action[head.path], by_log_prob, by_entropy)

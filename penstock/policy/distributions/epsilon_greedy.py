@@ -23,6 +23,8 @@ class EpsilonGreedy(Categorical):
     values, and whatever ε is, which weights a policy has, for the probe.
     """
 
+    has_slope = False  # that of a choice is not of scaled values
+
     def __init__(self, path: str, space: Discrete) -> None:
         super().__init__(path, space)
         self._epsilon, self._spread, self._place = 0.0, 0.0, Place()

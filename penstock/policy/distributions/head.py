@@ -32,6 +32,9 @@ class ActionHead(nn.Module):
     path: name of the action tensor.   size: outputs of the network that it needs.
     """
 
+    has_slope = False
+    """Whether `slope` is there, and of this head's own `log_prob` and `entropy`."""
+
     def __init__(self, path: str, size: int, dtype: str) -> None:
         super().__init__()
         self.path = path
@@ -45,9 +48,6 @@ class ActionHead(nn.Module):
     def entropy(self, parameters: Tensor) -> Tensor:
         """Parameters [..., size] → [...], in nats."""
         raise NotImplementedError
-
-    has_slope = False
-    """Whether `slope` is there."""
 
     def slope(self, parameters: Tensor, action: Tensor, by_log_prob: Tensor, by_entropy: float) -> Tensor:
         """∂L/∂parameters [n, size] in closed form, where an L of n rows has ∂L/∂log π = `by_log_prob` [n].

@@ -1,5 +1,8 @@
 """Every kind of observation and action, from an environment's step to an update."""
 
+import copy
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,7 @@ from gymnasium import spaces
 
 from learner.algorithms.ppo import PPO
 from learner.batch import Batch
+from penstock.policy.policy import Policy
 from penstock.runtime.settings import PolicySection, PPOSection
 from tests.any_spaces import FRAGMENTS, SLOTS, STEPS, Acting, AnySpace
 
@@ -64,6 +68,34 @@ def check_update(acting: Acting) -> Batch:
     still = [name for name, parameter in policy.named_parameters() if torch.equal(parameter, before[name])]
     assert still == []
     return batch
+
+
+def check_slopes(policy: Policy, batch: Batch) -> None:
+    """An update with the slopes of its heads is the one that autograd makes."""
+    updated = []
+    for has_slope in (True, False):
+        learned = copy.deepcopy(policy)
+        assert learned.has_slope
+        learned.has_slope = has_slope
+        ppo = PPO(learned, PPOSection(epochs=2, minibatches=2, entropy_coefficient=0.01), seed=0)
+        assert ppo.update(batch, progress=0.0).applied
+        updated.append(torch.cat([parameter.detach().flatten() for parameter in learned.parameters()]))
+    torch.testing.assert_close(*updated, rtol=1e-9, atol=1e-12)
+
+
+CHOICES = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2, start=1)))
+
+
+@pytest.mark.parametrize("section", [{}, {"dropout": 0.2}, {"shared_trunk": True}])
+@pytest.mark.parametrize("action", [spaces.Discrete(3), CHOICES], ids=["one choice", "two choices"])
+def test_slopes_in_closed_form_make_the_update_that_autograd_makes(
+    action: AnySpace, section: dict[str, Any]
+) -> None:
+    """In float64, over several minibatches with an entropy bonus."""
+    acting = Acting(OBSERVATIONS["vector"], action, PolicySection.model_validate({**SMALL, **section}))
+    batch = acting.batch()
+    acting.policy.double()
+    check_slopes(acting.policy, batch)
 
 
 @pytest.mark.parametrize("name", OBSERVATIONS)

@@ -12,6 +12,7 @@ from penstock.policy.distributions import (
     Bernoulli,
     Categorical,
     ConditionalSquashedGaussian,
+    EpsilonGreedy,
     Gaussian,
     MultiCategorical,
     SquashedGaussian,
@@ -121,6 +122,12 @@ def test_slopes_in_closed_form_are_those_of_autograd(is_masked: bool, by_entropy
     (expected,) = torch.autograd.grad(loss, outputs)
     found = head.slope(logits.detach(), action, weights, by_entropy)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_head_that_scales_its_outputs_has_no_slope_of_a_choice() -> None:
+    """Its log-probability is that of a choice, but of other numbers."""
+    assert Categorical("action", Discrete(3)).has_slope
+    assert not EpsilonGreedy("action", Discrete(3)).has_slope
 
 
 def test_categorical_draws_follow_their_probabilities() -> None:

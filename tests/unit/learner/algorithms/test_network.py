@@ -67,12 +67,15 @@ def test_slopes_at_the_outputs_are_followed_as_autograd_does(name: str, is_maske
     forbidden = torch.zeros(parameters.shape, dtype=torch.bool)
     forbidden[::3, 0] = True
     inputs = Inputs(rows, forbidden=forbidden if is_masked else None)
-    slopes = torch.randn_like(parameters), torch.randn(40, dtype=torch.float64)
-    found, expected = (
-        network.gradient_at(network.outputs(inputs), *slopes).clone()
-        for network in (DenseNetwork(policy, adam), AutogradNetwork(policy, adam))
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+    random = torch.Generator().manual_seed(2)
+    by_parameters = torch.randn(parameters.shape, generator=random, dtype=torch.float64) / 40
+    by_value = torch.randn(40, generator=random, dtype=torch.float64) / 40
+    gradients = []
+    for network in (DenseNetwork(policy, adam), AutogradNetwork(policy, adam)):
+        network.outputs(inputs)
+        adam.flat_gradient.fill_(7.0)
+        gradients.append(network.gradient_at(by_parameters, by_value).clone())
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -18,6 +18,7 @@ from penstock.policy import weights
 from penstock.policy.policy import Policy
 from penstock.runtime.settings import PPOSection
 from tests.remembering import Actor, batch_of, remembering
+from tests.unit.learner.test_any_spaces import check_slopes
 
 FRESH = PPOSection(epochs=1, minibatches=3, learning_rate=0.0)
 
@@ -48,6 +49,13 @@ def test_the_ratio_is_one_on_fresh_data(kind: str, burn_in: int) -> None:
     assert update.metrics["clip_fraction"] == 0
     assert update.metrics["effective_sample_size"] == pytest.approx(1.0, abs=1e-6)
     assert update.gradient_steps == 3
+
+
+def test_slopes_in_closed_form_make_the_update_that_autograd_makes() -> None:
+    """Of a masked choice behind a recurrent core, in float64."""
+    policy = remembering(recurrent="lstm")
+    batch = collected(policy, 8, 5, masked=True)
+    check_slopes(policy.double(), batch)
 
 
 def test_state_that_is_not_carried_would_be_seen() -> None:
