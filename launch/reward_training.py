@@ -65,6 +65,8 @@ def main(lifecycle: Lifecycle, request: Request, *, as_json: bool) -> int:
 
 
 def _lines(out: Path, results: dict[str, Any]) -> Sequence[str]:
+    from workloads.rlhf.reward.measures import doubt
+
     feedback = results["feedback"]
     found = results["validation"] or {}
     measured = "  ".join(f"{name} {value:.4g}" for name, value in found.items() if value is not None)
@@ -74,6 +76,7 @@ def _lines(out: Path, results: dict[str, Any]) -> Sequence[str]:
         f"trained on {trained}, validated on {validated}",
         f"{feedback['bad_rows']} bad rows, {feedback['prompts_cut']} prompts cut",
         f"validation: {measured or 'none'}",
+        *([doubted] if (doubted := doubt(results["validation"])) else []),
         f"scores: mean {results['reward_mean']:.4g}, std {results['reward_std']:.4g}",
         f"sha256 {results['sha256']}",
     ]

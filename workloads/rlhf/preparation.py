@@ -133,7 +133,8 @@ def _base_model(folder: Path, seed: int, progress: Progress) -> Path:
 
 def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progress) -> str:
     """Trained on the feedback; a training that was interrupted is gone on with."""
-    from workloads.rlhf.reward.model import CARD  # noqa: PLC0415 - loads torch
+    from workloads.rlhf.reward.measures import doubt  # noqa: PLC0415 - as what follows, which loads torch
+    from workloads.rlhf.reward.model import CARD  # noqa: PLC0415
     from workloads.rlhf.reward.training import train  # noqa: PLC0415
 
     folder = (run_dir / REWARD_MODEL).absolute()
@@ -151,9 +152,8 @@ def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progres
     if feedback["bad_rows"]:
         named = f"{feedback['bad_rows']} bad rows of {feedback['place']}:"
         progress.say("\n".join([named, *feedback["bad_rows_shown"]]))
-    progress.say(
-        f"the reward model is trained: {results['steps']} steps in {results['seconds']:g} s; {measured}"
-    )
+    trained = f"the reward model is trained: {results['steps']} steps in {results['seconds']:g} s; {measured}"
+    progress.say("\n".join(filter(None, [trained, doubt(results["validation"])])))
     return str(folder)
 
 

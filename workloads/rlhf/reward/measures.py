@@ -1,7 +1,8 @@
 """How good a reward model is on examples that it was not trained on."""
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any, Final
@@ -61,6 +62,23 @@ def measure(examples: Sequence[Example], scores: Sequence[tuple[float, ...]]) ->
         pairs=len(margins),
         pair_accuracy=float(np.mean((np.sign(margins) + 1) / 2)) if len(margins) else None,
         calibration_error=expected_calibration_error(given_pairs) if len(given_pairs) else None,
+    )
+
+
+def doubt(found: Mapping[str, Any] | None) -> str:
+    """Why nobody should learn from a model with these measures (`Measures.as_dict`); "" where they give no reason.
+
+    That is: its order of the validation pairs is less than two standard errors better than a coin's.
+    """
+    if not found or not found["pairs"]:
+        return ""
+    pairs, accuracy = found["pairs"], found["pair_accuracy"]
+    margin = 1 / math.sqrt(pairs)
+    if accuracy - 0.5 > margin:
+        return ""
+    return (
+        f"pair_accuracy {accuracy:.3g} of {pairs} pairs is what chance gives (0.5 ± {margin:.2g}): a policy would learn "
+        "noise; give the reward model more feedback, more epochs, a larger learning_rate or rank"
     )
 
 

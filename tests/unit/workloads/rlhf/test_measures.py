@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from workloads.rlhf.feedback.examples import Preference, Scored
-from workloads.rlhf.reward.measures import Measures, expected_calibration_error, measure
+from workloads.rlhf.reward.measures import Measures, doubt, expected_calibration_error, measure
 
 
 def scored(score: float, prompt: str = "p") -> Scored:
@@ -28,6 +28,21 @@ def test_pairs_given_and_pairs_of_one_prompt() -> None:
     assert 0.5 == measure([PAIR] * 3, [(1.0, 0.0), (0.0, 1.0), (2.0, 2.0)]).pair_accuracy
     found = measure([scored(1.0), scored(1.0), scored(0.0)], [(3.0,), (1.0,), (2.0,)])
     assert (2, 0.5) == (found.pairs, found.pair_accuracy)
+
+
+@pytest.mark.parametrize(("pairs", "accuracy"), [(100, 0.6), (100, 0.3), (400, 0.54)])
+def test_what_chance_gives_as_well_is_doubted(pairs: int, accuracy: float) -> None:
+    """Less than two standard errors above one half; the text says how much that is."""
+    said = doubt(Measures(pairs=pairs, pair_accuracy=accuracy).as_dict())
+    assert f"pair_accuracy {accuracy} of {pairs} pairs" in said
+    assert ("± 0.05" if pairs == 400 else "± 0.1") in said
+
+
+@pytest.mark.parametrize(("pairs", "accuracy"), [(100, 0.61), (400, 0.56), (5, 1.0), (0, None)])
+def test_what_chance_does_not_give_is_not_doubted(pairs: int, accuracy: float | None) -> None:
+    """Nor is a model that nobody measured."""
+    assert not doubt(Measures(pairs=pairs, pair_accuracy=accuracy).as_dict())
+    assert not doubt(None)
 
 
 def test_nothing_to_measure_is_none() -> None:
