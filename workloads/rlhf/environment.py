@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.runtime.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.spaces import Discrete, Space
+from workloads.rlhf.loading import place_of
 from workloads.rlhf.rollout.section import language
 
 
@@ -20,8 +21,9 @@ def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
         raise ConfigurationError("environment.kwargs.model='': name the folder of the model that is trained")
     from transformers import AutoConfig  # noqa: PLC0415 - the launcher asks for the target alone
 
+    folder = place_of("environment.kwargs.model", place)
     try:
-        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"environment.kwargs.model={place!r}: no model: {error}") from error
     vocabulary = Discrete(int(config.get_text_config().vocab_size))

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from penstock.runtime.settings import ConfigurationError
+from workloads.rlhf.loading import place_of
 from workloads.rlhf.prompt import Prompt, plain
 
 Tokenizer = Any
@@ -38,8 +39,9 @@ def load_tokenizer(place: str) -> Tokenizer:
     Models for classification read the last token that is not padding: with `<pad>` = `<eos>` they would never see
     whether a response came to its end.
     """
+    folder = place_of("model", place)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"model={place}: no tokenizer: {error}") from error
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id

@@ -132,7 +132,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(place: Path) -> None:
         ({"assignments": ("rnak=4",)}, "rnak=4: Extra inputs"),
         ({"columns": ("score",)}, "write OURS=THEIRS"),
         ({"feedback": "gone.jsonl"}, "gone.jsonl: no such file"),
-        ({"model": "./gone"}, "model=./gone"),
+        ({"model": "./gone"}, "model='./gone': there is no such folder"),
         ({"resume": True}, "holds no checkpoint"),
     ],
 )

@@ -1,6 +1,5 @@
 """The network behind a language policy: a causal language model of transformers, with or without a LoRA of peft."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.runtime.settings import ConfigurationError
-from workloads.rlhf.loading import LOADING
+from workloads.rlhf.loading import LOADING, place_of
 from workloads.rlhf.policy.settings import LanguageSection
 
 Network = Any
@@ -34,7 +33,7 @@ def make_network(section: LanguageSection, seed: int) -> Network:
 
 
 def _base(section: LanguageSection) -> Network:
-    place = str(Path(section.model).resolve()) if Path(section.model).exists() else section.model
+    place = place_of("policy.kwargs.model", section.model)
     try:
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
         _forget_dropout(config)

@@ -27,7 +27,7 @@ from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from penstock.runtime.settings import ConfigurationError
-from workloads.rlhf.loading import LOADING
+from workloads.rlhf.loading import LOADING, place_of
 from workloads.rlhf.reward.settings import RewardTraining
 from workloads.rlhf.reward.source import BadSample, Rewards, Sample, ScoredBy, checked
 from workloads.rlhf.tokens import Encoder, load_tokenizer, pad
@@ -73,7 +73,7 @@ def build(base: str, settings: RewardTraining, pad_id: int) -> Network:
 
 
 def _classifier(base: str, **said: Any) -> Network:
-    place = str(Path(base).resolve()) if Path(base).exists() else base
+    place = place_of("model", base)
     try:
         with LOADING:
             return AutoModelForSequenceClassification.from_pretrained(
