@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.learn import PENSTOCK, run
+from benchmarks.proof_run import PENSTOCK, run
 from benchmarks.proofs import SEEDS, Proof
 from benchmarks.results import Record, append, missing, read, standing
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import report
-from benchmarks.learn import run
+from benchmarks.proof_run import run
 from benchmarks.proofs import PROOFS, Proof
 from benchmarks.results import Record, append, missing, read, standing, thin
 from benchmarks.staleness import Lagged
