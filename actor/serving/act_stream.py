@@ -1,6 +1,6 @@
 """Many requests of one client on one call: read ahead, answered as answers come, in any order.
 
-    request ─► asked at once, without a task of its own ─► pass ─► reply, written in turn
+    request ─► asked at once, without a task of its own ─► pass ─► reply, written in turn; a lonely one's at once
                     └─ an episode's, a named version's, or one that needs the fallback ─► a task
 
 A stream is the fast road: what a request costs here beyond its share of a forward pass is what limits its rate.
@@ -45,27 +45,31 @@ class ActStream:
         self._in_flight = 0
         self._news, self._room = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[bytes]] = set()
-        self._is_over = False
+        self._is_over = self._is_asking = False
 
     async def serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Until all is answered, or nobody is there any more. Nothing that it began goes on after it."""
-        reader = asyncio.create_task(self._read(requests))
+        reader = asyncio.create_task(self._read(requests, context))
         reader.add_done_callback(lambda _done: self._news.set())
         try:
             while await self._has_reply(reader):
-                reply = self._replies.popleft()
-                if isinstance(reply, BaseException):
-                    raise reply
-                await context.write(reply)
-                # Not before: of one that reads no replies no more requests are read.
-                self._in_flight -= 1
-                self._room.set()
+                await self._write(context)
         except grpc.aio.InternalError:
             log.debug("a stream's caller has gone with its reply unread")
         finally:
             self._is_over = True
             for begun in (reader, *self._tasks):
                 begun.cancel()
+
+    async def _write(self, context: Any) -> None:
+        """The next reply; raises what is one."""
+        reply = self._replies.popleft()
+        if isinstance(reply, BaseException):
+            raise reply
+        await context.write(reply)
+        # Not before: of one that reads no replies no more requests are read.
+        self._in_flight -= 1
+        self._room.set()
 
     async def _has_reply(self, reader: "asyncio.Task[None]") -> bool:
         """Wait for one; False when there will be none. Raises what ended the reading."""
@@ -78,7 +82,7 @@ class ActStream:
             await self._news.wait()
         return True
 
-    async def _read(self, requests: AsyncIterator[bytes]) -> None:
+    async def _read(self, requests: AsyncIterator[bytes], context: Any) -> None:
         count = metrics.POLICY_CALLS.labels("act_stream").inc
         async for data in requests:
             count()
@@ -86,7 +90,16 @@ class ActStream:
                 self._room.clear()
                 await self._room.wait()
             self._in_flight += 1
+            self._is_asking = True
             self._begin(data)
+            self._is_asking = False
+            if not self._replies:
+                continue
+            if self._in_flight == 1:
+                # Nobody writes, and nobody else will have a reply: a round of the event loop is saved.
+                await self._write(context)
+            else:
+                self._news.set()
 
     def _begin(self, data: bytes) -> None:
         try:
@@ -144,7 +157,8 @@ class ActStream:
 
     def _say(self, reply: bytes | BaseException) -> None:
         self._replies.append(reply)
-        self._news.set()
+        if not self._is_asking:
+            self._news.set()
 
     def _reply_later(self, reply: Coroutine[Any, Any, bytes]) -> None:
         task = asyncio.create_task(reply)

@@ -110,8 +110,8 @@ def _split(
     values: NDArray[np.float32] | None,
     state: Mapping[str, Array],
 ) -> Sequence[Answer | NotFinite]:
-    action, ready, log_prob = acted.action, _ready(loaded.policy, acted.action), acted.log_prob
-    whole = Answer(loaded, action, ready, log_prob, None, values, state)
+    log_prob = acted.log_prob
+    whole = Answer(loaded, acted.action, ready(loaded.policy, acted), log_prob, None, values, state)
     answers = [whole]
     if len(questions) > 1:
         ends = accumulate(question.rows for question in questions)
@@ -137,9 +137,9 @@ def _part(whole: Answer, question: Question, end: int) -> Answer:
     )
 
 
-def _ready(policy: Policy, action: Mapping[str, Array]) -> Mapping[str, Array]:
-    """As the environment takes it, by name; the very same array where that is as it was drawn."""
-    return {head.path: head.to_environment(action[head.path]) for head in policy.action_heads}
+def ready(policy: Policy, acted: Acted) -> Mapping[str, Array]:
+    """The actions as the environment takes them, by name; the very same array where that is as it was drawn."""
+    return {head.path: head.to_environment(acted.action[head.path]) for head in policy.action_heads}
 
 
 def _single(
@@ -150,20 +150,20 @@ def _single(
     state: Mapping[str, Array],
 ) -> Answer | NotFinite:
     policy, action = loaded.policy, question.taken
-    ready: Mapping[str, Array] = {}
+    as_taken: Mapping[str, Array] = {}
     try:
         if action is None:
             random = loaded.random if question.seed is None else np.random.default_rng(question.seed)
             acted = policy.choose(
                 parameters, random, deterministic=question.deterministic, masks=question.masks
             )
-            action, ready, log_prob = acted.action, _ready(policy, acted.action), acted.log_prob
+            action, as_taken, log_prob = acted.action, ready(policy, acted), acted.log_prob
         else:
             log_prob = policy.chance(parameters, action, question.masks)
     except FloatingPointError as error:
         return NotFinite(f"version {loaded.version}: {error}")
     described = policy.distribution(parameters, question.masks) if question.distribution else None
-    return _finite(Answer(loaded, action, ready, log_prob, described, value, state))
+    return _finite(Answer(loaded, action, as_taken, log_prob, described, value, state))
 
 
 def _finite(given: Answer) -> Answer | NotFinite:

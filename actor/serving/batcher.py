@@ -81,6 +81,12 @@ class Batcher:
         is_gone: Callable[[], bool],
     ) -> None:
         """`ask` for who needs no future: `tell` is called with the pass, unless who asked `is_gone`."""
+        now = self._loop.time()
+        waiting = _Waiting(loaded, question, until_s, now, tell, is_gone)
+        if self._is_lonely() and until_s >= now:
+            self._until_probe -= 1
+            self._answer([waiting], question.rows, now)
+            return
         delay_s = self._cost.of_many(self._rows, self._max_rows)
         if self._under_way:
             delay_s += self._cost.of_many(self._under_way, self._max_rows)
@@ -92,7 +98,7 @@ class Batcher:
                     retry_after_ms=math.ceil(delay_s * 1e3),
                 )
             )
-        self._waiting.append(_Waiting(loaded, question, until_s, self._loop.time(), tell, is_gone))
+        self._waiting.append(waiting)
         self._rows += question.rows
         # Once its pass is due all the others of this round of the loop come along.
         if not (self._is_busy or self._is_due):
@@ -103,6 +109,11 @@ class Batcher:
         if self._timer is not None:
             self._timer.cancel()
         self._threads.shutdown()
+
+    def _is_lonely(self) -> bool:
+        """Nobody is there, nobody else is expected, and it is not time to see who else comes."""
+        nobody = not (self._rows or self._is_busy or self._is_due)
+        return nobody and self._expected == 1 and self._until_probe > 1
 
     def _arrange(self) -> None:
         """See to it that who waits is answered in time."""
@@ -123,8 +134,6 @@ class Batcher:
             self._timer.cancel()
         if wait_s > 0:
             self._timer = self._loop.call_later(wait_s, self._waited)
-        elif self._expected == 1 and len(self._waiting) == 1:
-            self._pass()
         else:
             self._is_due, self._timer = True, self._loop.call_soon(self._pass)
 
@@ -140,11 +149,15 @@ class Batcher:
 
     def _pass(self) -> None:
         self._is_due, self._timer = False, None
-        batch, rows = self._take()
+        now = self._loop.time()
+        batch, rows = self._take(now)
         self._expected = max(self._expected, len(batch))
-        if not batch:
-            return
+        if batch:
+            self._answer(batch, rows, now)
+
+    def _answer(self, batch: list[_Waiting], rows: int, now: float) -> None:
         metrics.SERVING_BATCH_ROWS.observe(rows)
+        metrics.SERVING_QUEUE_SECONDS.observe(now - batch[0].asked_s)
         # Not by the clock: a pass that others interrupt would be sent to the thread, where it waits for the interpreter
         # each time and would never seem short again.
         if self._work.of(rows) < INLINE_S:
@@ -155,9 +168,9 @@ class Batcher:
         running = self._loop.run_in_executor(self._threads, _answer_all, batch)
         running.add_done_callback(lambda done: self._passed(rows, done))
 
-    def _take(self) -> tuple[list[_Waiting], int]:
+    def _take(self, now: float) -> tuple[list[_Waiting], int]:
         """The next requests in order and their rows, as many as one pass takes, without who is late or gone."""
-        now, rows, count = self._loop.time(), 0, 0
+        rows = count = 0
         batch: list[_Waiting] = []
         for waiting in self._waiting:
             if batch and rows + waiting.question.rows > self._max_rows:
@@ -173,8 +186,6 @@ class Batcher:
             rows += waiting.question.rows
             batch.append(waiting)
         del self._waiting[:count]
-        if batch:
-            metrics.SERVING_QUEUE_SECONDS.observe(now - batch[0].asked_s)
         return batch, rows
 
     def _passed(self, rows: int, done: "asyncio.Future[_Outcome]") -> None:
@@ -203,7 +214,7 @@ def _settle(future: "asyncio.Future[Any]", result: Answer | bytes | Exception) -
         future.set_result(result)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Outcome:
     answers: list[tuple[_Waiting, Answer | bytes | Exception]]
     seconds: float

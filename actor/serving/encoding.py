@@ -55,13 +55,15 @@ class ReplyEncoder:
         pieces += (before_log_prob, answer.log_prob.tobytes(), who)
         return b"".join(pieces)
 
-    def encode_rows(self, ids: Iterable[bytes], answer: Answer, who: Iterable[bytes]) -> list[bytes]:
+    def encode_rows(
+        self, ids: Iterable[bytes], action: Mapping[str, Array], log_prob: Array, who: Iterable[bytes]
+    ) -> list[bytes]:
         """A reply for each row of an answer, to requests for one observation. ids: as they stand in the message."""
         before_action, before_log_prob = self._before.get(0) or self._prepare(0)
         columns: list[Iterable[bytes]] = [ids]
         for name, piece in before_action:
-            columns += (repeat(piece), _rows(answer.ready[name]))
-        columns += (repeat(before_log_prob), _rows(answer.log_prob), who)
+            columns += (repeat(piece), _rows(action[name]))
+        columns += (repeat(before_log_prob), _rows(log_prob), who)
         return list(map(b"".join, zip(*columns, strict=False)))  # what is repeated has no end
 
     def _prepare(self, batch: int) -> tuple[list[tuple[str, bytes]], bytes]:

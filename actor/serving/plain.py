@@ -16,7 +16,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from actor.serving.answering import Answer, Loaded, NotFinite, Question, answer
+from actor.serving.answering import Answer, Loaded, NotFinite, Question, answer, ready
 from actor.serving.encoding import ReplyEncoder, before
 from actor.serving.leaves import Layout
 from penstock.v1 import policy_pb2 as pb
@@ -55,15 +55,21 @@ class PlainForm:
                 return False
         return True
 
-    def question(self, asked: "Sequence[Plain]") -> Question:
-        """All of them as one, a row each."""
-        return Question(observation={leaf.name: leaf.rows(asked) for leaf in self._leaves}, rows=len(asked))
+    def observation(self, asked: "Sequence[Plain]") -> dict[str, Array]:
+        """Of all of them, a row each, by name."""
+        return {leaf.name: leaf.rows(asked) for leaf in self._leaves}
 
-    def replies(self, asked: "Sequence[Plain]", given: Answer) -> list[bytes]:
-        """The bytes of the reply to each."""
-        policy, length = self._policy, self._length
-        ids = [one.data.removeprefix(policy)[:-length] for one in asked]
-        return self._encoder.encode_rows(ids, given, [one.who for one in asked])
+    def answer(self, loaded: Loaded, asked: "Sequence[Plain]") -> list[bytes]:
+        """The bytes of the reply to each, of one forward pass; raises FloatingPointError where a number is none."""
+        policy = loaded.policy
+        acted = policy.choose(policy.step(self.observation(asked)).parameters, loaded.random)
+        if not all_finite(acted.log_prob):
+            raise FloatingPointError("a log-probability is not finite")
+        prefix, length = self._policy, self._length
+        ids = [one.data.removeprefix(prefix)[:-length] for one in asked]
+        return self._encoder.encode_rows(
+            ids, ready(policy, acted), acted.log_prob, [one.who for one in asked]
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -117,19 +123,21 @@ def _is_id(data: bytes, length: int) -> bool:
 
 
 def answer_all(loaded: Loaded, asked: Sequence[Question | Plain]) -> Sequence[Answer | bytes | NotFinite]:
-    """`answer`, in order, where plain ones get the bytes of their replies.
+    """`answer`, in order; plain ones are a pass by themselves, and get the bytes of their replies.
 
     One of them that is answered by no number leaves none of them answered.
     """
     plain = [one for one in asked if isinstance(one, Plain)]
-    others = [one for one in asked if isinstance(one, Question)] if len(plain) < len(asked) else []
-    if not plain:
-        return answer(loaded, others)
-    form = plain[0].form
-    crowd, *rest = answer(loaded, [form.question(plain), *others])
-    replies: Sequence[bytes | NotFinite]
-    replies = [crowd] * len(plain) if isinstance(crowd, NotFinite) else form.replies(plain, crowd)
-    if not rest:
+    replies: Sequence[bytes | NotFinite] = []
+    if plain:
+        try:
+            replies = plain[0].form.answer(loaded, plain)
+        except FloatingPointError as error:
+            replies = [NotFinite(f"version {loaded.version}: {error}")] * len(plain)
+    if len(plain) == len(asked):
         return replies
-    of_plain, of_others = iter(replies), iter(rest)
+    answers = answer(loaded, [one for one in asked if isinstance(one, Question)])
+    if not plain:
+        return answers
+    of_plain, of_others = iter(replies), iter(answers)
     return [next(of_plain if isinstance(one, Plain) else of_others) for one in asked]

@@ -21,7 +21,8 @@ Reals = NDArray[np.floating]
 
 
 def _tanh(rows: Reals) -> Reals:
-    return cast("Reals", np.tanh(rows, out=rows))
+    np.tanh(rows, out=rows)
+    return rows
 
 
 def _relu(rows: Reals) -> Reals:

@@ -231,7 +231,7 @@ def test_calls_to_answer_a_lonely_request() -> None:
             for _ in range(STEPS):
                 await act(data, context)
 
-        assert calls(lambda: runner.run(client())) / STEPS <= 300
+        assert calls(lambda: runner.run(client())) / STEPS <= 265
 
 
 @pytest.mark.parametrize(("asked", "most"), [({}, 95), ({"client_key": "ada"}, 135)])

@@ -45,11 +45,11 @@ class Categorical(ActionHead):
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
         """Gumbel-max: argmax of logits − log of exponentials."""
         noise = random.standard_exponential(parameters.shape, dtype=np.float32)
+        if len(noise) == 1 and self.size <= FEW:
+            return self._of_one(parameters, noise)
         # A draw of exactly 0 has no logarithm; the smallest normal number stands in for it.
         np.maximum(noise, SMALLEST_NORMAL, out=noise)
         np.log(noise, out=noise)
-        if len(noise) == 1 and self.size <= FEW:
-            return self._of_one(parameters, noise)
         return self._at(parameters, (parameters - noise).argmax(-1))
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
@@ -93,7 +93,10 @@ class Categorical(ActionHead):
     def _of_one(self, parameters: Reals, noise: Reals) -> tuple[Array, Reals]:
         """The same for a single row of few choices, which Python has done before numpy has begun."""
         logits: list[float] = parameters[0].tolist()
-        scores = [logit - each for logit, each in zip(logits, noise[0].tolist(), strict=True)]
+        draws: list[float] = noise[0].tolist()
+        scores = [
+            logit - math.log(draw or SMALLEST_NORMAL) for logit, draw in zip(logits, draws, strict=True)
+        ]
         index, top = scores.index(max(scores)), max(logits)
         log_p = logits[index] - top - math.log(sum([math.exp(logit - top) for logit in logits]))
         return np.array([index], self.action_dtype), np.array([log_p], parameters.dtype)

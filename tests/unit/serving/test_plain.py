@@ -117,12 +117,12 @@ def test_the_bytes_of_one_observation_are_plain(name: str) -> None:
         for policy, request_id, value in zip(("", "", "default"), ("", "a", "b" * 127), values, strict=True)
     ]
     assert all(map(form.holds, sent))
-    question = form.question([Plain(form, data, b"") for data in sent])
+    read = form.observation([Plain(form, data, b"") for data in sent])
     layout = Layout("observation", space)
-    assert question.rows == 3
+    assert all(len(rows) == 3 for rows in read.values())
     for row, value in enumerate(values):
         for path, array in layout.read("observation", parts_of(space, value), 0).items():
-            np.testing.assert_array_equal(question.observation[path][row], array[0])
+            np.testing.assert_array_equal(read[path][row], array[0])
 
 
 NOT_PLAIN: Final[dict[str, pb.ActRequest]] = {
