@@ -27,7 +27,8 @@ from penstock.wire.refusal import Refused
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT: Final = 256
-"""Requests of one stream whose replies are not written; then it is not read until one is."""
+"""Requests of one stream whose replies are not written; then it is not read until one is. Nor is it while a
+lonely one's reply is written."""
 
 
 class ActStream:
@@ -72,7 +73,7 @@ class ActStream:
         self._room.set()
 
     async def _has_reply(self, reader: "asyncio.Task[None]") -> bool:
-        """Wait for one; False when there will be none. Raises what ended the reading."""
+        """Wait for one; False when there will be none. Raises what ended the reader."""
         while not self._replies:
             if reader.done():
                 reader.result()
@@ -90,6 +91,7 @@ class ActStream:
                 self._room.clear()
                 await self._room.wait()
             self._in_flight += 1
+            # What is said meanwhile is seen to here, without waking who writes.
             self._is_asking = True
             self._begin(data)
             self._is_asking = False

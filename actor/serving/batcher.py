@@ -1,6 +1,7 @@
 """Requests that come at the same time share a forward pass.
 
     ask ─► waiting ─► as many as are expected, or the longest wait over ─► one pass per version ─► answers
+        └─ alone, and nobody else is expected ─────────────────────────────────┘
 
 How many are expected is learned: now and then a pass is held back to see who else comes. A lonely client waits
 for nobody; among many each waits at most `max_wait_s`. A pass that takes long runs in a thread, and who comes
@@ -57,6 +58,7 @@ class Batcher:
         self._expected = 1
         self._until_probe = self._probe_every = _LEAST_PROBE
         self._timer: asyncio.Handle | None = None
+        self._probes = max_wait_s > 0 and max_rows > 1
         self._is_probe = self._is_busy = self._is_due = False
         # By the clock, which is what who waits must wait; and of a core.
         self._cost, self._work = PassCost(), PassCost()
@@ -80,7 +82,7 @@ class Batcher:
         tell: Tell,
         is_gone: Callable[[], bool],
     ) -> None:
-        """`ask` for who needs no future: `tell` is called with the pass, unless who asked `is_gone`."""
+        """`ask` for who needs no future: `tell` is called with the pass, even before this returns, unless `is_gone`."""
         now = self._loop.time()
         waiting = _Waiting(loaded, question, until_s, now, tell, is_gone)
         if self._is_lonely() and until_s >= now:
@@ -113,7 +115,7 @@ class Batcher:
     def _is_lonely(self) -> bool:
         """Nobody is there, nobody else is expected, and it is not time to see who else comes."""
         nobody = not (self._rows or self._is_busy or self._is_due)
-        return nobody and self._expected == 1 and self._until_probe > 1
+        return nobody and self._expected == 1 and (self._until_probe > 1 or not self._probes)
 
     def _arrange(self) -> None:
         """See to it that who waits is answered in time."""
@@ -148,12 +150,16 @@ class Batcher:
         self._pass()
 
     def _pass(self) -> None:
-        self._is_due, self._timer = False, None
+        # Who hears that he is late, and asks again, begins no other pass within this one.
+        self._is_due, self._timer = True, None
         now = self._loop.time()
         batch, rows = self._take(now)
+        self._is_due = False
         self._expected = max(self._expected, len(batch))
         if batch:
             self._answer(batch, rows, now)
+        else:
+            self._go_on()
 
     def _answer(self, batch: list[_Waiting], rows: int, now: float) -> None:
         metrics.SERVING_BATCH_ROWS.observe(rows)

@@ -1,4 +1,4 @@
-"""Requests as most are, one observation and nothing else: from bytes to bytes, all of a pass as one question.
+"""Requests as most are, one observation and nothing else: from bytes to bytes, all of a pass at once.
 
     request    policy │ request id │ path, dtype and shape │ observation │ …
     reply               request id │ path, dtype and shape │ action │ … │ log-probability │ version, arm
@@ -10,11 +10,12 @@ is not plain: the desk reads it as a message, and says what is wrong with it.
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from actor.serving.answering import Answer, Loaded, NotFinite, Question, answer, ready
 from actor.serving.encoding import ReplyEncoder, before
@@ -64,12 +65,16 @@ class PlainForm:
         policy = loaded.policy
         acted = policy.choose(policy.step(self.observation(asked)).parameters, loaded.random)
         if not all_finite(acted.log_prob):
-            raise FloatingPointError("a log-probability is not finite")
+            raise FloatingPointError
+        return self.replies(asked, ready(policy, acted), acted.log_prob)
+
+    def replies(
+        self, asked: "Sequence[Plain]", action: Mapping[str, Array], log_prob: NDArray[np.float32]
+    ) -> list[bytes]:
+        """The bytes of the reply to each. action: as the environment takes it, by name, a row each."""
         prefix, length = self._policy, self._length
         ids = [one.data.removeprefix(prefix)[:-length] for one in asked]
-        return self._encoder.encode_rows(
-            ids, ready(policy, acted), acted.log_prob, [one.who for one in asked]
-        )
+        return self._encoder.encode_rows(ids, action, log_prob, [one.who for one in asked])
 
 
 @dataclass(slots=True, eq=False)
@@ -123,21 +128,25 @@ def _is_id(data: bytes, length: int) -> bool:
 
 
 def answer_all(loaded: Loaded, asked: Sequence[Question | Plain]) -> Sequence[Answer | bytes | NotFinite]:
-    """`answer`, in order; plain ones are a pass by themselves, and get the bytes of their replies.
+    """`answer`, in order, of one pass, where plain ones get the bytes of their replies.
 
     One of them that is answered by no number leaves none of them answered.
     """
     plain = [one for one in asked if isinstance(one, Plain)]
-    replies: Sequence[bytes | NotFinite] = []
-    if plain:
-        try:
-            replies = plain[0].form.answer(loaded, plain)
-        except FloatingPointError as error:
-            replies = [NotFinite(f"version {loaded.version}: {error}")] * len(plain)
-    if len(plain) == len(asked):
-        return replies
-    answers = answer(loaded, [one for one in asked if isinstance(one, Question)])
     if not plain:
-        return answers
-    of_plain, of_others = iter(replies), iter(answers)
+        return answer(loaded, [one for one in asked if isinstance(one, Question)])
+    form = plain[0].form
+    if len(plain) == len(asked):
+        try:
+            return form.answer(loaded, plain)
+        except FloatingPointError:
+            return [NotFinite()] * len(plain)
+    others = [one for one in asked if isinstance(one, Question)]
+    crowd, *rest = answer(loaded, [Question(observation=form.observation(plain), rows=len(plain)), *others])
+    replies: Sequence[bytes | NotFinite] = (
+        [crowd] * len(plain)
+        if isinstance(crowd, NotFinite)
+        else (form.replies(plain, crowd.ready, crowd.log_prob))
+    )
+    of_plain, of_others = iter(replies), iter(rest)
     return [next(of_plain if isinstance(one, Plain) else of_others) for one in asked]

@@ -91,7 +91,7 @@ class Categorical(ActionHead):
         return index.astype(self.action_dtype, copy=False), log_p
 
     def _of_one(self, parameters: Reals, noise: Reals) -> tuple[Array, Reals]:
-        """The same for a single row of few choices, which Python has done before numpy has begun."""
+        """The same but for rounding, for a single row of few choices: Python is done before numpy has begun."""
         logits: list[float] = parameters[0].tolist()
         draws: list[float] = noise[0].tolist()
         scores = [

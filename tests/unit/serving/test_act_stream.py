@@ -21,10 +21,15 @@ class Caller:
         self.replies: list[pb.ActReply] = []
         self.reads = asyncio.Event()
         self.reads.set()
+        self._is_written = False
 
     async def write(self, reply: bytes) -> None:
-        """As a ServicerContext does."""
+        """As a ServicerContext does: gRPC takes one at a time."""
+        assert not self._is_written
+        self._is_written = True
+        await asyncio.sleep(0)
         await self.reads.wait()
+        self._is_written = False
         self.replies.append(pb.ActReply.FromString(reply))
 
     def by_id(self) -> dict[str, pb.ActReply]:
@@ -140,10 +145,29 @@ async def test_an_error_that_nobody_foresaw_ends_the_stream() -> None:
         await ActStream(stand.desk, never, fail).serve(stream_of([stand.asking(seen(0))]), caller)
 
 
+async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
+    """One that takes long, in a task of its own, holds nobody up."""
+    stand, caller, gate = Stand(), Caller(), asyncio.Event()
+    await stand.publish(1)
+
+    async def slow(request: pb.ActRequest, _until_s: float) -> bytes:
+        await gate.wait()
+        return pb.ActReply(request_id=request.request_id).SerializeToString()
+
+    async def requests() -> AsyncIterator[bytes]:
+        yield stand.asking(seen(0), request_id="slow", version=7).SerializeToString()
+        yield stand.asking(seen(0), request_id="plain").SerializeToString()
+        while not caller.replies:  # noqa: ASYNC110 - rounds of the loop are what is waited for
+            await asyncio.sleep(0)
+        gate.set()
+
+    await ActStream(stand.desk, slow, lambda _: None).serve(requests(), caller)
+    assert [reply.request_id for reply in caller.replies] == ["plain", "slow"]
+
+
 @pytest.mark.parametrize(("expected", "most"), [(1, 1), (MAX_IN_FLIGHT, MAX_IN_FLIGHT + 1)])
 async def test_a_caller_that_goes_away_leaves_nothing_behind(expected: int, most: int) -> None:
-    """Neither what waits for its pass nor who reads, nor more than may be in flight: alone, who is written to at once,
-    and among many."""
+    """Neither what waits for its pass nor who reads, nor more than may be in flight: alone, and among many."""
     stand, caller = Stand(), Caller()
     await stand.publish(1)
     stand.batcher._expected = expected

@@ -159,6 +159,38 @@ async def test_when_all_are_late_nothing_is_computed_and_the_next_is_answered() 
     batcher.close()
 
 
+async def test_who_is_late_may_ask_again_at_once() -> None:
+    """His pass is not begun within that of the others, while the version is used."""
+    batcher, loaded = alone(), loaded_of(MADE)
+    batcher._expected = 2
+    again: list[asyncio.Future[Answer]] = []
+
+    def ask_again(_refused: object) -> None:
+        again.append(batcher.ask(loaded, question_of(2)))
+
+    timely = batcher.ask(loaded, question_of())
+    batcher.put(loaded, question_of(), -1.0, ask_again, lambda: False)
+    batcher._expected = 1
+    with passes() as counted:
+        assert isinstance(await timely, Answer)
+        assert isinstance(await again[0], Answer)
+    assert counted == [1, 3]
+    batcher.close()
+
+
+@pytest.mark.parametrize("changed", [{"max_wait_s": 0.001}, {}, {"max_rows": 1}])
+async def test_who_is_alone_is_answered_before_the_call_returns(changed: dict[str, Any]) -> None:
+    """Nearly always: now and then it is looked who else comes, if anybody could come along."""
+    batcher, loaded = alone(**changed), loaded_of(MADE)
+    at_once = 0
+    for _ in range(200):
+        asked = batcher.ask(loaded, question_of())
+        at_once += asked.done()
+        await asked
+    assert at_once >= 190 if "max_wait_s" in changed else at_once == 200
+    batcher.close()
+
+
 async def test_a_pass_that_others_interrupt_does_not_leave_the_loop() -> None:
     """What counts is what it takes of a core: in the thread it would be interrupted all the more."""
     batcher, loaded = alone(), loaded_of(MADE)
