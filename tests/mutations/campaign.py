@@ -3,8 +3,8 @@
     python -m tests.mutations.campaign [--only NAME] [--list] [--workers 3]
 
 Each mutation replaces one or more pieces of source in a copy of the tree and runs there the tests that it names, of the
-fast tier: of every file, folder or test that it names at least one must fail. What still passes guards nothing; it is
-listed, and the exit code is 1. `test_mutations.py` holds that every piece is still in the source, so that a mutation
+fast tier unless it says `slow`: of every file, folder or test that it names at least one must fail. What still passes guards nothing;
+it is listed, and the exit code is 1. `test_mutations.py` holds that every piece is still in the source, so that a mutation
 cannot quietly mutate nothing.
 """
 
@@ -41,12 +41,13 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """off: what is switched off, in words. With the edits made, each of `tests` must fail."""
+    """off: what is switched off, in words. With the edits made, each of `tests` must fail. slow: their tier."""
 
     name: str
     off: str
     tests: tuple[str, ...]
     edits: tuple[Edit, ...]
+    slow: bool
 
 
 def read_table() -> list[Mutation]:
@@ -58,6 +59,7 @@ def read_table() -> list[Mutation]:
             off=entry["off"],
             tests=tuple(entry["tests"]),
             edits=tuple(Edit(**edit) for edit in entry["edits"]),
+            slow=entry.get("slow", False),
         )
         for name, entry in table.items()
     ]
@@ -75,9 +77,9 @@ def apply(mutation: Mutation, root: Path) -> None:
         path.write_text(text.replace(edit.old, edit.new))
 
 
-def is_noticed(test: str, root: Path) -> tuple[bool, str]:
+def is_noticed(test: str, root: Path, *, slow: bool) -> tuple[bool, str]:
     """Whether `test` fails in the mutated tree, and where with its error; else pytest's last line."""
-    options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-m", "not slow"]
+    options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-m", "slow" if slow else "not slow"]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     try:
         done = subprocess.run(
@@ -105,7 +107,7 @@ def run(mutation: Mutation) -> list[str]:
         apply(mutation, root)
         for test in mutation.tests:
             began = time.monotonic()
-            noticed, last = is_noticed(test, root)
+            noticed, last = is_noticed(test, root, slow=mutation.slow)
             word = "noticed" if noticed else f"NOT NOTICED by {test}"
             print(f"{mutation.name}: {word} in {time.monotonic() - began:.0f} s: {last}", flush=True)
             if not noticed:
