@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from penstock.policy.normaliser import Moments, moments
 
 _EPSILON = 1e-5
-_NEWEST_SHARE = 0.1
-"""Least weight of the newest batch in the statistics: activations drift as the weights below them change."""
+_NEWEST_SHARE = 0.01
+"""Least weight of the newest batch in the statistics. Activations drift as the weights below them change, but no ratio
+holds the change that new statistics make to the policy: with 0.1 none of five seeds solved CartPole, with 0.03 two did."""
 
 
 class BatchNorm(nn.Module):
@@ -56,7 +57,7 @@ class BatchNorm(nn.Module):
         return (rows - mean.to(rows.dtype)) * scale + self.bias
 
     def merge(self, new: Moments) -> None:
-        """Move the statistics towards those of a batch: the mean of the first ten, then a moving average."""
+        """Move the statistics towards those of a batch: the mean of the first hundred, then a moving average."""
         mean, variance = self._merged(new)
         self.mean.copy_(mean)
         self.variance.copy_(variance)

@@ -35,7 +35,7 @@ DQN: Final[dict[str, dict[str, Any]]] = {
         "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
         "algorithm": {
             "learning_rate": 4e-3, "learning_rate_schedule": "linear", "batch_size": 128, "replay_ratio": 0.5,
-            "n_step": 3, "discount": 0.98, "capacity": 10_000, "target_period": 300, "epsilon_fraction": 0.2,
+            "n_step": 3, "discount": 0.98, "capacity": 50_000, "target_period": 300, "epsilon_fraction": 0.2,
             "epsilon_final": 0.07,
         },
         "learner": {"total_steps": 120_000},

@@ -40,19 +40,19 @@ def test_it_is_what_torch_computes_in_evaluation_mode() -> None:
     torch.testing.assert_close(layer(given), theirs(given))
 
 
-def test_the_statistics_are_a_mean_of_ten_batches_and_then_a_moving_average() -> None:
+def test_the_statistics_are_a_mean_of_a_hundred_batches_and_then_a_moving_average() -> None:
     """In closed form."""
     layer = BatchNorm(1)
-    batches = [rows(20, 1, seed) + seed for seed in range(14)]
+    batches = [rows(20, 1, seed) + seed for seed in range(104)]
     for batch in batches:
         layer.merge(moments(batch))
     means = np.array([batch.double().mean() for batch in batches])
     variances = np.array([batch.double().var(correction=0) for batch in batches])
-    share = np.array([0.1 * 0.9**4] * 10 + [0.1 * 0.9 ** (13 - index) for index in range(10, 14)])
+    share = np.array([0.01 * 0.99**4] * 100 + [0.01 * 0.99 ** (103 - index) for index in range(100, 104)])
     assert share.sum() == pytest.approx(1.0)
     assert layer.mean.item() == pytest.approx(share @ means)
     assert layer.variance.item() == pytest.approx(share @ variances)
-    assert layer.merges.item() == 14
+    assert layer.merges.item() == 104
 
 
 @pytest.mark.parametrize("training", [False, True])
