@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import staleness, staleness_report, synchronous
+from benchmarks import proof_pictures, staleness, staleness_report, synchronous
 from benchmarks.proofs import SOURCES, Proof
 from benchmarks.results import Record
 
@@ -54,8 +54,12 @@ Losses and gradients are compared with other people's code on the same tensors: 
 
 
 def write(proofs: Sequence[Proof], records: Records, docs: Path) -> None:
-    """Write `algorithms.md`, with what `synchronous.jsonl` and `staleness.jsonl` beside it hold."""
-    text = HEAD + "".join(_row(group, records) for group in _groups(proofs)) + _missing(proofs, records)
+    """Write `algorithms.md` and its curves, with what `synchronous.jsonl` and `staleness.jsonl` beside it hold."""
+    groups = _groups(proofs)
+    panels = [(group[0], [records[p.key] for p in group if p.key in records]) for group in groups]
+    proof_pictures.curves(panels, docs / "images" / "proofs.png")
+    text = HEAD + "".join(_row(group, records) for group in groups) + _missing(proofs, records)
+    text += _commands(groups)
     text += synchronous.section(docs / "synchronous.jsonl")
     text += staleness_report.section(list(staleness.read(docs / "staleness.jsonl").values()))
     (docs / "algorithms.md").write_text(text)
@@ -101,3 +105,20 @@ def _missing(proofs: Sequence[Proof], records: Records) -> str:
         if parts:
             lines.append(f"- {group[0].title}, `{group[0].algorithm}`: {'; '.join(parts)}\n")
     return "\n## Missing\n\n" + ("".join(lines) or "Nothing.\n")
+
+
+def _commands(groups: Sequence[list[Proof]]) -> str:
+    head = """
+## Curves and commands
+
+A line is a seed: the mean return of its last 100 training episodes, which explore; the dashed line is the threshold of the
+evaluation, which does not. A run ends as soon as it passes, so a curve may end below.
+
+![Learning curves of every entry](images/proofs.png)
+
+`make learn` runs what is missing; each line here runs one seed of an entry.
+
+```sh
+"""
+    lines = [f"# seeds {', '.join(str(p.seed) for p in group)}\n{group[0].command}\n" for group in groups]
+    return head + "".join(lines) + "```\n"
