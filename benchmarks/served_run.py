@@ -16,6 +16,7 @@ import numpy as np
 
 from actor.serving.process import STREAMS_PER_CONNECTION
 from benchmarks.fragments import RUN, Shape
+from benchmarks.serving_load import ECHO
 from learner.final_policy import write_specification
 from learner.probe import make_probe
 from penstock.policy.policy import Policy, build
@@ -36,7 +37,6 @@ REPLY: Final = pb.ActReply(
     action=[pb.Part(value=to_tensor(np.array(1)))], log_prob=[-0.7], version=1, arm=pb.ARM_ACTIVE
 ).SerializeToString()
 """What the policy server answers to a single observation."""
-ECHO: Final = "bench.Echo"
 
 
 def make_policy(seed: int = 1) -> Policy:

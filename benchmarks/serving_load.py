@@ -17,13 +17,14 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from benchmarks.served_run import ECHO
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1 import refusal_pb2, tensor_pb2
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from penstock.wire.channel import CHANNEL_OPTIONS
 
 ACT: Final = "/penstock.v1.PolicyService/Act"
+ECHO: Final = "bench.Echo"
+"""The service that answers with what it was sent."""
 ROWS: Final = 64
 EPISODE_STEPS: Final = 200
 _WARM_S: Final = 0.5

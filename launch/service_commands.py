@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _TRACED = ("actor", "server", "broker", "learner")
 """Roles that a fragment passes through."""
+SERVING_EXPERIMENTS: Final = "-event_engine_listener"
+"""gRPC's older way to accept: who polls a connection also reads it, and wakes nobody for that."""
 EVALUATOR_NICENESS: Final = 4
 """Measuring gives way to learning where both share a machine: above all while they start."""
 
@@ -110,6 +112,8 @@ def serve(
     insecure: Insecure = False,
 ) -> None:
     """Answer clients with actions: the versions in a run's folder, a run that goes on, or both."""
+    # gRPC reads it as it is loaded.
+    os.environ.setdefault("GRPC_EXPERIMENTS", SERVING_EXPERIMENTS)
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from actor.serving.assembly import Source

@@ -9,7 +9,6 @@ health is served ─► wait for the run ─► first look at versions ─► se
 """
 
 import asyncio
-import gc
 import logging
 import os
 import socket
@@ -27,6 +26,7 @@ from actor.serving.following import Following
 from actor.serving.policy_service import NAME
 from actor.serving.shelf import Weights
 from penstock.registry.weight_files import read_specification
+from penstock.runtime.collector import look_seldom
 from penstock.runtime.credentials import credentials
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.gate import build_gate
@@ -47,8 +47,6 @@ DRAIN_GRACE_S: Final = 5.0
 """A call takes milliseconds; what is still there after this long is a stream whose client does not hang up."""
 STREAMS_PER_CONNECTION: Final = 1024
 """A client that speaks for many environments has one connection for all of them."""
-_YOUNG_OBJECTS: Final = 20_000
-"""So many more than before, and the garbage collector looks at them."""
 _SWEEP_S: Final = 0.05
 
 
@@ -132,12 +130,12 @@ async def _serve(
         parts.errands.send(_sweep(parts))
         parts.errands.send(watch_loop(partial(health.progress, EVENT_LOOP)))
         health.watch(EVENT_LOOP, settings.broker.stall_timeout_s)
-        # The steps of open episodes are many small objects that live for seconds and hold no cycles.
-        gc.set_threshold(_YOUNG_OBJECTS)
         await front.server.start()
         await front.set_serving(serving=True)
         announce(ROLE, metrics_port=metrics_port, address=address)
         health.set_ready(True)
+        # The steps of open episodes are many small objects that live for seconds and hold no cycles.
+        look_seldom()
         log.info("serving", extra={"address": address, "run_name": specification.run})
         await _until(stop, parts)
         health.set_ready(False, "draining")

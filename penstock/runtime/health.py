@@ -20,6 +20,7 @@ from typing import Final
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock.runtime import metrics
+from penstock.runtime.collector import look_as_usual
 from penstock.wire.auth import AddressInUse
 
 ENDPOINT_VARIABLE: Final = "PENSTOCK_ENDPOINT_FILE"
@@ -58,9 +59,11 @@ class Health:
         metrics.set_role(role)
 
     def set_ready(self, ready: bool, why: str = "") -> None:
-        """Ready to serve, or not and why."""
+        """Ready to serve, or not and why. What only a start needs is over when it is."""
         with self._lock:
             self._not_ready = None if ready else why or "not ready"
+        if ready:
+            look_as_usual()
 
     def watch(self, name: str, timeout_s: float) -> None:
         """Expect `progress(name)` at least every `timeout_s` seconds from now on."""
