@@ -10,6 +10,8 @@ checks nothing. Seconds are those of the clock, from the first update after warm
     waits for data     share of the time that the updating thread waited for a batch
     copying            share of the time in which batches were copied, beside the updates or not
 
+A recurrent core is neither compiled nor in mixed precision, so it has one row.
+
 `--device cpu` does the same in a small form, to see that this script works; its figures say nothing about GPUs.
 """
 
@@ -21,7 +23,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -37,9 +39,10 @@ from learner.upload import Staged, Upload, tensors, upload_to
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Policy
 from penstock.policy.policy import build as build_policy
+from penstock.policy.recurrent import Unroll, unroll
 from penstock.runtime.settings import PolicySection, PPOSection
 from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
-from penstock.wire.schema import fragment_schema
+from penstock.wire.schema import FragmentSchema, fragment_schema, state_rules
 from penstock.wire.spaces import Box, Discrete
 from penstock.wire.tensor import DTYPES, Array
 
@@ -62,7 +65,7 @@ _TITLE: Final = "PPO's update, 4 epochs of 4 minibatches"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What is trained, on `fragments` × `steps` × `slots` rows; for a CPU on `small` of their steps."""
+    """What is trained, on `fragments` × `steps` × `slots` rows; for a CPU on `small` of their steps of four slots."""
 
     name: str
     observation: Box
@@ -70,6 +73,7 @@ class Network:
     slots: int
     fragments: int
     small: int
+    policy: PolicySection = field(default_factory=PolicySection)
 
 
 def _box(shape: tuple[int, ...], dtype: str) -> Box:
@@ -87,6 +91,15 @@ NETWORKS: Final = (
         fragments=8,
         small=1,
     ),
+    Network(
+        name="LSTM 64",
+        observation=_box((8,), "float32"),
+        steps=128,
+        slots=32,
+        fragments=8,
+        small=8,
+        policy=PolicySection(recurrent="lstm"),
+    ),
 )
 
 
@@ -99,7 +112,7 @@ def table(options: Options) -> Table:
     rows = [
         _row(network, device, bfloat16=bfloat16, repeat=options.repeat)
         for network in NETWORKS
-        for bfloat16 in (False, True)
+        for bfloat16 in ((False, True) if network.policy.recurrent == "none" else (False,))
     ]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU, in a small form"
     return Table(title=f"{_TITLE}, on {name}", columns=_COLUMNS, rows=rows)
@@ -255,7 +268,10 @@ def bare_rate(
 
 
 class BareLoop:
-    """`update` makes all epochs over rows that lie on the device; their advantages and targets are made up."""
+    """`update` makes all epochs over rows that lie on the device; their advantages and targets are made up.
+
+    What an epoch permutes: rows; columns where there is a recurrent core, which runs from zeros through all of their steps.
+    """
 
     def __init__(
         self, network: Network, fragments: Fragments, device: torch.device, *, bfloat16: bool
@@ -265,19 +281,35 @@ class BareLoop:
         self._bfloat16 = bfloat16
         self._device = device
         batch = assemble(fragments, device)
-        self._inputs = self.policy.read({path: rows[:-1] for path, rows in batch.observation.items()})
+        shown = {path: rows[:-1] for path, rows in batch.observation.items()}
+        self._inputs = self.policy.reader.read(shown, torch.float32)
+        steps, columns = batch.reward.shape
+        every = torch.arange(steps * columns, device=device)
+        self._time: Unroll | None = None
+        self.rows = every.unsqueeze(0)
+        """Of each that an epoch permutes, [steps, count]."""
+        if self.policy.memory.is_recurrent:
+            self.rows = every.unflatten(0, (steps, columns))
+            share = columns // self._section.minibatches
+            state = {path: torch.zeros_like(rows[:share]) for path, rows in batch.state.items()}
+            self._time = unroll(np.zeros((steps, share), np.bool_), state)
         self._action = batch.action["action"].flatten()
         generator = torch.Generator().manual_seed(0)
-        columns = torch.randn((2, len(self._action)), generator=generator).to(device)
-        self._columns = torch.stack([batch.log_prob.flatten(), *columns])
+        made_up = torch.randn((2, len(self._action)), generator=generator).to(device)
+        self._columns = torch.stack([batch.log_prob.flatten(), *made_up])
         self._adam = torch.optim.Adam(self.policy.parameters(), lr=self._section.learning_rate, fused=True)
 
     def update(self) -> None:
         """One update."""
         for _ in range(self._section.epochs):
-            order = torch.randperm(len(self._action), device=self._device)
-            for index in order.chunk(self._section.minibatches):
-                self._step(self._inputs.select(index), self._action[index], self._columns[:, index])
+            order = torch.randperm(self.rows.shape[1], device=self._device)
+            for part in order.chunk(self._section.minibatches):
+                index = self.rows[:, part].flatten()
+                self._step(self.inputs_of(index), self._action[index], self._columns[:, index])
+
+    def inputs_of(self, index: Tensor) -> Inputs:
+        """What the network reads of a minibatch: of those rows, int64 [m]."""
+        return replace(self._inputs.select(index), time=self._time)
 
     def _step(self, inputs: Inputs, action: Tensor, columns: Tensor) -> None:
         old_log_prob, advantage, target = columns
@@ -297,7 +329,7 @@ class BareLoop:
 
 
 def _policy(network: Network, device: torch.device) -> Policy:
-    return build_policy(network.observation, _ACTIONS, PolicySection(), 0).to(device)
+    return build_policy(network.observation, _ACTIONS, network.policy, 0).to(device)
 
 
 def _finish(device: torch.device) -> None:
@@ -309,13 +341,16 @@ def made_up(network: Network, *, small: bool) -> Sequence[tuple[FragmentHeader, 
     """Fragments of random experience, as the feed has them once they are checked; nothing ends."""
     random = np.random.default_rng(0)
     steps, slots = (network.small, 4) if small else (network.steps, network.slots)
+    state = build_policy(network.observation, _ACTIONS, network.policy, 0).state_space
+    schema = fragment_schema(network.observation, _ACTIONS, state_rules(state))
     return [
-        _fragment(network.observation, random, steps, slots) for _ in range(1 if small else network.fragments)
+        _fragment(network.observation, schema, random, steps, slots)
+        for _ in range(1 if small else network.fragments)
     ]
 
 
 def _fragment(
-    observation: Box, random: np.random.Generator, steps: int, slots: int
+    observation: Box, schema: FragmentSchema, random: np.random.Generator, steps: int, slots: int
 ) -> tuple[FragmentHeader, dict[str, Array]]:
     header = FragmentHeader(
         run="bench",
@@ -330,7 +365,7 @@ def _fragment(
     leading = {1: (steps, slots), 2: (steps + 1, slots), 3: (slots,), 4: (0,)}
     arrays: dict[str, Array] = {
         rule.name: np.zeros((*leading[rule.axes.value], *rule.shape), DTYPES[rule.dtype])
-        for rule in fragment_schema(observation, _ACTIONS).tensors
+        for rule in schema.tensors
     }
     shape = arrays["observation"].shape
     arrays["observation"] = (

@@ -1,19 +1,23 @@
 """The learner takes the log in order, drops under a named reason, and its books balance."""
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import redis
 
+import learner.loop
 from broker import keys
 from learner.model import make_model
+from penstock.runtime import metrics
 from penstock.runtime.exit import RunFailed
 from penstock.wire.messages import Role
 from tests.integration.learner_run import (
     BATCH,
     CHARGE,
+    PATIENCE_S,
     SCHEMA,
     SLOTS,
     STEPS,
@@ -41,6 +45,36 @@ def test_a_run_trains_every_fragment_and_ends_with_balanced_books(redis_url: str
     assert result["env_steps"] == 8 * BATCH
     assert result["staleness"]["max"] <= 2
     assert (tmp_path / "policies" / "final.safetensors").exists()
+
+
+def test_batches_are_put_together_while_an_update_runs(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that an update finds its batch there: as many as `prefetch_batches` wait, and one more is at the door."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold(name: str, _sequence: int = 0) -> None:
+        if name == "update.before":
+            held.set()
+            assert go_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(learner.loop, "failpoint", hold)
+    given = settings(
+        algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "staleness": 8},
+        learner={"total_steps": 8 * BATCH, "stop_at_target": False, "prefetch_batches": 3},
+    )
+    with LearnerThread(redis_url, tmp_path, given) as running, Producer(redis_url) as producer:
+        session, before = producer.open(), _assembled()
+        producer.drive([session], lambda: _assembled() - before >= 1 + 3 + 1)
+        assert held.is_set()
+        go_on.set()
+        producer.drive([session], lambda: running.ended)
+        assert running.finish()["updates"] == 8
+
+
+def _assembled() -> int:
+    (family,) = metrics.UPDATE_SECONDS.labels("assemble").collect()
+    return int(next(sample.value for sample in family.samples if sample.name.endswith("_count")))
 
 
 def test_a_stale_fragment_is_dropped_and_counted(redis_url: str, tmp_path: Path) -> None:

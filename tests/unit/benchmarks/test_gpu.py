@@ -15,11 +15,14 @@ def options(device: str) -> Options:
 
 
 def test_the_small_form_fills_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each network in both precisions, the convolutions on smaller images; the card, which is not there, tells nothing."""
-    networks = (gpu.NETWORKS[0], replace(gpu.NETWORKS[1], observation=gpu._box((36, 36, 4), "uint8")))
+    """Each network in what it can, the convolutions on smaller images; the card, which is not there, tells nothing."""
+    mlp, nature, lstm = gpu.NETWORKS
+    networks = (mlp, replace(nature, observation=gpu._box((36, 36, 4), "uint8")), lstm)
     monkeypatch.setattr(gpu, "NETWORKS", networks)
     table = gpu.table(options("cpu"))
-    assert [row[0] for row in table.rows] == [network.name for network in gpu.NETWORKS for _ in range(2)]
+    both = ("float32", "bfloat16")
+    wanted = [(network.name, p) for network in (mlp, nature) for p in both] + [(lstm.name, "float32")]
+    assert [(row[0], row[2]) for row in table.rows] == wanted
     for row in table.rows:
         shown = dict(zip(table.columns, row, strict=True))
         assert isinstance(shown["updates/s"], float)
@@ -34,10 +37,24 @@ def test_without_a_gpu_it_says_so() -> None:
     assert (list(table.rows), "no CUDA device" in table.note) == ([], True)
 
 
-def test_the_bare_loop_trains_the_same_network() -> None:
+@pytest.mark.parametrize("network", [gpu.NETWORKS[0], gpu.NETWORKS[2]], ids=lambda network: network.name)
+def test_the_bare_loop_trains_the_same_network(network: gpu.Network) -> None:
     """From the first step on its parameters move."""
-    network = gpu.NETWORKS[0]
     loop = gpu.BareLoop(network, gpu.made_up(network, small=True), torch.device("cpu"), bfloat16=False)
     before = [own.detach().clone() for own in loop.policy.parameters()]
     loop.update()
     assert all(not torch.equal(old, new) for old, new in zip(before, loop.policy.parameters(), strict=True))
+
+
+def test_the_bare_loop_runs_a_recurrent_core_through_time() -> None:
+    """Its outputs are those that the policy gives one step after the other."""
+    network = gpu.NETWORKS[2]
+    fragments = gpu.made_up(network, small=True)
+    loop = gpu.BareLoop(network, fragments, torch.device("cpu"), bfloat16=False)
+    column = 2
+    ours = loop.policy.outputs(loop.inputs_of(loop.rows[:, [column]].flatten())).parameters
+    state = {path: torch.from_numpy(rows[:1]) for path, rows in loop.policy.initial_state(1).items()}
+    for step, seen in enumerate(fragments[0][1]["observation"][:-1, column]):
+        row = {"observation": torch.from_numpy(seen)[None], **state}
+        actor, _, state = loop.policy._features(loop.policy.read(row))
+        torch.testing.assert_close(loop.policy.actor_head(actor)[0], ours[step])
