@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -36,10 +36,9 @@ from learner.algorithms.hardware import Hardware
 from learner.algorithms.ppo import PPO
 from learner.batch import Fragments, assemble
 from learner.upload import Staged, Upload, tensors, upload_to
-from penstock.policy.networks import Inputs
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Outputs, Policy
 from penstock.policy.policy import build as build_policy
-from penstock.policy.recurrent import Unroll, unroll
+from penstock.policy.recurrent import Core
 from penstock.runtime.settings import PolicySection, PPOSection
 from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
 from penstock.wire.schema import FragmentSchema, fragment_schema, state_rules
@@ -285,14 +284,9 @@ class BareLoop:
         self._inputs = self.policy.reader.read(shown, torch.float32)
         steps, columns = batch.reward.shape
         every = torch.arange(steps * columns, device=device)
-        self._time: Unroll | None = None
-        self.rows = every.unsqueeze(0)
+        is_recurrent = self.policy.memory.is_recurrent
+        self.rows = every.unflatten(0, (steps, columns)) if is_recurrent else every.unsqueeze(0)
         """Of each that an epoch permutes, [steps, count]."""
-        if self.policy.memory.is_recurrent:
-            self.rows = every.unflatten(0, (steps, columns))
-            share = columns // self._section.minibatches
-            state = {path: torch.zeros_like(rows[:share]) for path, rows in batch.state.items()}
-            self._time = unroll(np.zeros((steps, share), np.bool_), state)
         self._action = batch.action["action"].flatten()
         generator = torch.Generator().manual_seed(0)
         made_up = torch.randn((2, len(self._action)), generator=generator).to(device)
@@ -305,16 +299,26 @@ class BareLoop:
             order = torch.randperm(self.rows.shape[1], device=self._device)
             for part in order.chunk(self._section.minibatches):
                 index = self.rows[:, part].flatten()
-                self._step(self.inputs_of(index), self._action[index], self._columns[:, index])
+                self._step(index, self._action[index], self._columns[:, index])
 
-    def inputs_of(self, index: Tensor) -> Inputs:
-        """What the network reads of a minibatch: of those rows, int64 [m]."""
-        return replace(self._inputs.select(index), time=self._time)
+    def outputs(self, index: Tensor) -> Outputs:
+        """Of a minibatch: of those rows, int64 [m], step by step."""
+        inputs, memory = self._inputs.select(index), self.policy.memory
+        if memory.actor_core is None:
+            return self.policy.outputs(inputs)
+        actor, critic = self.policy.bodies(inputs)
+        actor = self._through(memory.actor_core, actor)
+        critic = actor if memory.critic_core is None else self._through(memory.critic_core, critic)
+        return Outputs(self.policy.actor_head(actor), self.policy.critic_head(critic).squeeze(-1))
 
-    def _step(self, inputs: Inputs, action: Tensor, columns: Tensor) -> None:
+    def _through(self, core: Core, rows: Tensor) -> Tensor:
+        outputs: Tensor = core.rnn(rows.unflatten(0, (len(self.rows), -1)))[0]
+        return outputs.flatten(0, 1)
+
+    def _step(self, index: Tensor, action: Tensor, columns: Tensor) -> None:
         old_log_prob, advantage, target = columns
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
-            outputs = self.policy.outputs(inputs)
+            outputs = self.outputs(index)
         log_prob = outputs.parameters.float().log_softmax(-1).gather(1, action[:, None]).squeeze(1)
         ratio, clip = (log_prob - old_log_prob).exp(), self._section.clip_range
         surrogate = torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()

@@ -33,4 +33,5 @@ def curves(panels: Sequence[tuple[Proof, Sequence[Record]]], path: Path) -> None
         axis.set_visible(False)
     figure.supxlabel("environment steps")
     figure.supylabel("mean return of 100 training episodes")
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=80)

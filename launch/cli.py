@@ -15,10 +15,7 @@ from launch.options import AsJson, Assignments, ConfigFile, Insecure, Runs, assi
 from launch.policy_commands import policy_commands
 from launch.reward_commands import reward_commands
 from launch.service_commands import actor, broker, learner, redis, serve
-from penstock.runtime.collector import look_seldom
 
-# Until the process is ready (`Health.set_ready`).
-look_seldom()
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

@@ -191,6 +191,10 @@ def in_foreground(
 
     run_dir: of the run that a policy server serves.
     """
+    # Before what a service is made of is imported; until it is ready (`Health.set_ready`).
+    from penstock.runtime.collector import look_seldom
+
+    look_seldom()
     from launch.plan import learner_settings, service_settings
     from penstock.runtime import logs, tracing
     from penstock.runtime.health import ENDPOINT_VARIABLE

@@ -1,4 +1,4 @@
-"""The garbage collector while a process starts, when nearly all that is made stays.
+"""The garbage collector while a service starts, when nearly all that is made stays.
 
 Imports make some 300,000 objects. Python's collector looks at the young ones after every 700, and at all of them
 four or five times, which is a tenth of a learner's start.
@@ -18,5 +18,6 @@ def look_seldom() -> None:
 
 
 def look_as_usual() -> None:
-    """As Python does by itself: a cycle that holds much memory must not wait for long."""
-    gc.set_threshold(*_USUAL)
+    """Undo `look_seldom`, and nothing else: a cycle that holds much memory must not wait for long."""
+    if gc.get_threshold()[0] == MANY_OBJECTS:
+        gc.set_threshold(*_USUAL)

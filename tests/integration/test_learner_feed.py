@@ -65,9 +65,11 @@ def test_batches_are_put_together_while_an_update_runs(
     )
     with LearnerThread(redis_url, tmp_path, given) as running, Producer(redis_url) as producer:
         session, before = producer.open(), _assembled()
-        producer.drive([session], lambda: _assembled() - before >= 1 + 3 + 1)
-        assert held.is_set()
-        go_on.set()
+        try:
+            producer.drive([session], lambda: _assembled() - before >= 1 + 3 + 1)
+            assert held.wait(PATIENCE_S)
+        finally:
+            go_on.set()
         producer.drive([session], lambda: running.ended)
         assert running.finish()["updates"] == 8
 

@@ -52,7 +52,7 @@ def test_the_bare_loop_runs_a_recurrent_core_through_time() -> None:
     fragments = gpu.made_up(network, small=True)
     loop = gpu.BareLoop(network, fragments, torch.device("cpu"), bfloat16=False)
     column = 2
-    ours = loop.policy.outputs(loop.inputs_of(loop.rows[:, [column]].flatten())).parameters
+    ours = loop.outputs(loop.rows[:, [column]].flatten()).parameters
     state = {path: torch.from_numpy(rows[:1]) for path, rows in loop.policy.initial_state(1).items()}
     for step, seen in enumerate(fragments[0][1]["observation"][:-1, column]):
         row = {"observation": torch.from_numpy(seen)[None], **state}

@@ -116,6 +116,8 @@ def test_the_page_shows_what_stands_and_what_is_missing(tmp_path: Path) -> None:
     page = (tmp_path / "algorithms.md").read_text()
     assert "| CartPole-v1 | `ppo` | ≥ 475 within 1,000 | 1 of 3 | 500.0 | 900 | 2.5 | Gymnasium" in page
     assert "- CartPole-v1, `ppo`: not run: seed 3; not passed: seed 2" in page
+    assert "# seeds 1, 2, 3\npenstock train CartPole-v1 --seed 1 " in page
+    assert (tmp_path / "images" / "proofs.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_ablation_is_in_the_page(tmp_path: Path) -> None:

@@ -5,22 +5,31 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.runtime.collector import MANY_OBJECTS, look_as_usual, look_seldom
+from penstock.runtime.collector import MANY_OBJECTS, look_seldom
 from penstock.runtime.health import Health
 
-USUAL = gc.get_threshold()
+USUAL = (700, 10, 10)
 
 
 @pytest.fixture(autouse=True)
-def _as_usual() -> Iterator[None]:
+def _as_before() -> Iterator[None]:
+    before = gc.get_threshold()
     yield
-    look_as_usual()
+    gc.set_threshold(*before)
 
 
 def test_a_start_is_over_when_the_process_is_ready() -> None:
+    """From then on a cycle that holds much memory does not wait for 20,000 objects."""
     health = Health("broker")
     look_seldom()
     health.set_ready(False, "waits for redis")
     assert gc.get_threshold() == (MANY_OBJECTS, *USUAL[1:])
     health.set_ready(True)
     assert gc.get_threshold() == USUAL
+
+
+def test_what_somebody_else_has_set_stays() -> None:
+    """An environment may have reasons of its own."""
+    gc.set_threshold(1_234, 5, 6)
+    Health("actor").set_ready(True)
+    assert gc.get_threshold() == (1_234, 5, 6)

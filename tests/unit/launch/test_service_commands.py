@@ -1,0 +1,40 @@
+"""What a service sets before what it is made of is loaded."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launch import service_commands
+from launch.service_commands import SERVING_EXPERIMENTS
+
+VARIABLE = "GRPC_EXPERIMENTS"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, SERVING_EXPERIMENTS), ("", ""), ("-tcp_read_chunks", "-tcp_read_chunks")]
+)
+def test_a_policy_server_chooses_how_it_polls_unless_somebody_else_has(
+    given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty value turns the choice off."""
+    monkeypatch.setenv(VARIABLE, given or "")
+    if given is None:
+        monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(service_commands, "in_foreground", lambda *_, **__: None)
+    service_commands.serve()
+    assert os.environ[VARIABLE] == expected
+
+
+@pytest.mark.parametrize(
+    ("experiments", "is_known"), [(SERVING_EXPERIMENTS, True), ("-no_such_thing", False)]
+)
+def test_grpc_knows_the_experiment(experiments: str, is_known: bool) -> None:
+    """One that it does not know it reports, in a form of its own, at every start."""
+    script = "import grpc; grpc.insecure_channel('127.0.0.1:1').close()"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PATH": "", VARIABLE: experiments}, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert ("Unknown experiment" not in done.stderr) == is_known
