@@ -13,7 +13,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from penstock.runtime.settings import TokenPPOSection
+from penstock.config.settings import TokenPPOSection
 from workloads.rlhf.policy.settings import LanguageSection
 
 

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from penstock.runtime.settings import PPOSection
+from penstock.config.settings import PPOSection
 
 KINDS: Final = ("fused", "foreach")
 _OBSERVATIONS: Final = 4

@@ -1,8 +1,8 @@
 """An actor of the project in the process of whoever measures: no broker, no network."""
 
-from actor import run as actor_run
-from actor.fragment_builder import FragmentBuilder, Stamp
-from actor.seeds import action_seed, environment_seeds
+from actor import specification as actor_run
+from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.seeds import action_seed, environment_seeds
 from penstock.policy.weights import load_into
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Episode, Publication

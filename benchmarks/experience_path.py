@@ -16,9 +16,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from actor.link import Link
-from actor.outbox import Outbox
-from actor.session import Session, open_session
+from actor.link.broker_client import Link
+from actor.link.outbox import Outbox
+from actor.link.session import Session, open_session
 from benchmarks import fragments, plain_redis
 from benchmarks.child import child
 from benchmarks.fragments import Shape, numbered, shape_of
@@ -26,10 +26,10 @@ from benchmarks.rate import touch
 from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
 from benchmarks.transfer import Transfer
-from broker.learner_log import LearnerLog
-from broker.state import LogEntry, Pacing
+from broker.log.learner_log import LearnerLog
+from broker.log.records import LogEntry, Pacing
+from penstock.rpc.auth import Credentials
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.auth import Credentials
 from penstock.wire.fragment import Fragment
 from penstock.wire.limits import KIB, MIB
 from penstock.wire.messages import Role

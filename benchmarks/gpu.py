@@ -32,14 +32,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.table import Cell, Options, Table
-from learner.algorithms.hardware import Hardware
-from learner.algorithms.ppo import PPO
+from learner.algorithms.on_policy.ppo import PPO
+from learner.algorithms.shared.hardware import Hardware
 from learner.batch import Fragments, assemble
-from learner.upload import Staged, Upload, tensors, upload_to
+from learner.feed.upload import Staged, Upload, tensors, upload_to
+from penstock.config.settings import PolicySection, PPOSection
 from penstock.policy.policy import Outputs, Policy
 from penstock.policy.policy import build as build_policy
 from penstock.policy.recurrent import Core
-from penstock.runtime.settings import PolicySection, PPOSection
 from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
 from penstock.wire.schema import FragmentSchema, fragment_schema, state_rules
 from penstock.wire.spaces import Box, Discrete

@@ -25,7 +25,7 @@ from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
 from benchmarks.training import PENSTOCK
 from benchmarks.transfer import cpu_seconds
-from broker.learner_log import LearnerLog
+from broker.log.learner_log import LearnerLog
 from penstock.wire.limits import KIB
 
 SIZE: Final = 64 * KIB

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actor import run as actor_run
+from actor import specification as actor_run
 from benchmarks.experience import Experience
 from learner.batch import Batch, assemble
-from learner.model import make_model
+from learner.model.model import make_model
+from penstock.config.settings import Settings
 from penstock.policy.weights import encode
-from penstock.runtime.settings import Settings
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Episode
 

@@ -20,9 +20,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.bare_language import Loop
 from benchmarks.many_actors import peak_memory
-from learner.algorithms.token_ppo import TokenPPO
+from learner.algorithms.tokens.token_ppo import TokenPPO
 from learner.batch import Batch
-from penstock.runtime.settings import TokenPPOSection
+from penstock.config.settings import TokenPPOSection
 from workloads.rlhf.policy.policy import LanguagePolicy
 from workloads.rlhf.policy.settings import LanguageSection
 from workloads.rlhf.quiet import quieten

@@ -23,9 +23,9 @@ from benchmarks.rate import Rate, touch
 from benchmarks.services import Services, services
 from benchmarks.table import Options, Table
 from benchmarks.transfer import cpu_seconds
-from broker import keys
-from broker.learner_log import LearnerLog
-from broker.state import Commit
+from broker.log import keys
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Commit
 from penstock.wire.limits import KIB, MIB
 
 SIZE: Final = 64 * KIB

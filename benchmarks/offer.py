@@ -16,10 +16,10 @@ from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
 from learner.lease import LeaseKeeper
 from learner.probe import Quarantine, make_probe
-from learner.publisher import Offer, Publisher
+from learner.publish.publisher import Offer, Publisher
+from penstock.config.settings import PolicySection
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import snapshot
-from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Discrete
 
 OFFERS: Final = 200

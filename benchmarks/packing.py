@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from actor.link import Link
+from actor.link.broker_client import Link
 from benchmarks.experience_path import PROCESSES, Source, await_leave, opened, receive, repeated, send
 from benchmarks.fragments import Shape, box, shape_of
 from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
 from benchmarks.transfer import Transfer
+from penstock.rpc.auth import Credentials
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.auth import Credentials
 from penstock.wire.limits import KIB
 from penstock.wire.refusal import Reason
 

@@ -11,10 +11,10 @@ from typing import Final
 
 import grpc
 
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import open_channel
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import open_channel
+from penstock.rpc.server import SERVER_OPTIONS
 from penstock.wire.limits import MIB
-from penstock.wire.server import SERVER_OPTIONS
 
 PIECE_BYTES: Final = MIB
 READY: Final = "ready"

@@ -24,18 +24,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from actor.link import Link
-from actor.session import Session, Weights
+from actor.link.broker_client import Link
+from actor.link.session import Session, Weights
 from benchmarks import plain_grpc, plain_redis
 from benchmarks.child import child
 from benchmarks.experience_path import PACING, RUN, opened, specification_of
 from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
 from benchmarks.transfer import cpu_seconds
-from broker.learner_log import LearnerLog
+from broker.log.learner_log import LearnerLog
 from penstock.policy.weights import encode, load_into
+from penstock.rpc.auth import Credentials
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.auth import Credentials
 from penstock.wire.limits import KIB
 
 ACTORS: Final = 8

@@ -34,7 +34,7 @@ seed counts; the older ones stand in `results.jsonl` too.
 | `token_ppo` | PPO of [language models](rlhf.md), token by token, held near the model that it began with. |
 
 `algorithm.name` chooses one; `penstock train TASK --set algorithm.name=impala --print-config` shows its knobs, and
-`penstock/runtime/sections/algorithm.py` says what each means. All of these are figures of `metrics.jsonl` and of Prometheus:
+`penstock/config/sections/algorithm.py` says what each means. All of these are figures of `metrics.jsonl` and of Prometheus:
 
 - the learning rate: `learning_rate_schedule` constant, linear or cosine, each with `warmup_updates`; with PPO also
   `adaptive_kl`, which steers it by the divergence of each update;

@@ -16,7 +16,7 @@ from benchmarks.many_actors import Broker, Crowd
 from benchmarks.services import Services, services, start
 from benchmarks.table import Cell, Options, Table
 from benchmarks.transfer import Transfer
-from launch.process import penstock
+from launch.run.child_process import penstock
 from penstock.runtime.health import read_endpoint
 from penstock.wire.limits import KIB, MIB
 

@@ -14,20 +14,20 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from actor.serving.process import STREAMS_PER_CONNECTION
+from actor.serving.server_process import STREAMS_PER_CONNECTION
 from benchmarks.fragments import RUN, Shape
 from benchmarks.serving_load import ECHO
-from learner.final_policy import write_specification
 from learner.probe import make_probe
+from learner.publish.final_policy import write_specification
+from penstock.config.settings import ActorSection, PolicySection
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import registry_url, write_kept
+from penstock.rpc.server import build_server
 from penstock.runtime.health import Health, announce, serve_http
-from penstock.runtime.settings import ActorSection, PolicySection
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.server import build_server
 from penstock.wire.spaces import Box, Discrete
 from penstock.wire.specification import RunSpecification
 from penstock.wire.tensor import to_tensor

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.process import Exit, Folder, ServiceProcess, ServiceSpec, penstock
+from launch.run.child_process import Exit, Folder, ServiceProcess, ServiceSpec, penstock
 from penstock.runtime.health import Endpoint, read_endpoint
 
 START_TIMEOUT_S = 60.0

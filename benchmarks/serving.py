@@ -29,8 +29,8 @@ from benchmarks.served_run import SHAPE, make_policy, make_run, specification
 from benchmarks.services import services, start
 from benchmarks.serving_load import ROWS
 from benchmarks.table import Cell, Options, Table
-from broker.learner_log import LearnerLog
-from launch.process import ServiceProcess, penstock
+from broker.log.learner_log import LearnerLog
+from launch.run.child_process import ServiceProcess, penstock
 from penstock.policy.weights import encode
 
 Ask = Callable[..., dict[str, float]]

@@ -17,10 +17,10 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
+from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1 import refusal_pb2, tensor_pb2
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
-from penstock.wire.channel import CHANNEL_OPTIONS
 
 ACT: Final = "/penstock.v1.PolicyService/Act"
 ECHO: Final = "bench.Echo"

@@ -24,17 +24,13 @@ from typing import Any, Final
 import numpy as np
 from prometheus_client import Counter
 
-from actor.episodes import Ends, Episodes
-from actor.link import Link
-from actor.rollout import ENVIRONMENT
-from actor.session import Session
-from actor.worker import Worker
-from penstock.runtime import metrics
-from penstock.runtime.credentials import credentials
-from penstock.runtime.exit import EXIT_OK
-from penstock.runtime.health import ENDPOINT_VARIABLE, Health, announce, serve_http
-from penstock.runtime.lifecycle import Lifecycle, leave, run_service
-from penstock.runtime.settings import (
+from actor.link.broker_client import Link
+from actor.link.session import Session
+from actor.rollout.episode_tracker import Ends, Episodes
+from actor.rollout.loop import ENVIRONMENT
+from actor.rollout.worker import Worker
+from penstock.config.credentials import credentials
+from penstock.config.settings import (
     ActorSection,
     EnvironmentSection,
     Settings,
@@ -42,6 +38,10 @@ from penstock.runtime.settings import (
     load,
     parse_assignment,
 )
+from penstock.runtime import metrics
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.health import ENDPOINT_VARIABLE, Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle, leave, run_service
 from penstock.wire.fragment import Fragment, FragmentHeader, WeightSpan, build
 from penstock.wire.ids import check_id
 from penstock.wire.messages import Episode, Publication
@@ -71,7 +71,7 @@ class Load:
 
 
 class SyntheticCrew:
-    """Fragments out of nothing (see `actor.rollout.Crew`)."""
+    """Fragments out of nothing (see `actor.rollout.loop.Crew`)."""
 
     def __init__(
         self, specification: RunSpecification, amount: Load, lifecycle: Lifecycle, settings: Settings

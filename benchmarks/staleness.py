@@ -19,8 +19,8 @@ from pathlib import Path
 from benchmarks import staleness_pictures
 from benchmarks.lagged import learn
 from benchmarks.results import commit, machine, thin
-from learner.model import use_threads
-from penstock.runtime.settings import Settings, load
+from learner.model.model import use_threads
+from penstock.config.settings import Settings, load
 from workloads.control.defaults import for_environment
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -23,15 +23,15 @@ import torch
 
 from benchmarks import bare_loop
 from benchmarks.table import Cell, Options, Table
-from learner.algorithms.ppo import PPO
+from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import Batch, assemble, check_meaning
-from learner.delivery import Delivery
+from learner.feed.log_batch import Delivery
 from learner.ledger import Ledger, Origin
-from learner.recorder import Recorder, Staleness
+from learner.reporting.recorder import Recorder, Staleness
+from penstock.config.settings import PolicySection, PPOSection
 from penstock.policy import weights
 from penstock.policy.policy import Policy
 from penstock.policy.policy import build as build_policy
-from penstock.runtime.settings import PolicySection, PPOSection
 from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete

@@ -1,1 +1,1 @@
-"""Broker: the gRPC front of the experience log, and the only code that speaks to Redis."""
+"""Broker: the experience log in Redis (`broker.log`) and its gRPC front (`broker.service`)."""

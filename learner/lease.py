@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from broker.learner_log import LearnerLog
-from broker.state import Lease, LogState, Renewal
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Lease, LogState, Renewal
 from learner.probe import Quarantine
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broker.state import ProbeAnswer
+from broker.log.records import ProbeAnswer
 from penstock.policy.policy import Policy
 from penstock.runtime import metrics
 from penstock.wire.spaces import Space, leaves, sample

@@ -5,8 +5,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from broker.state import LogState, Totals
-from penstock.runtime.settings import ConfigurationError, Settings
+from broker.log.records import LogState, Totals
+from penstock.config.settings import ConfigurationError, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

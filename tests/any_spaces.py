@@ -8,11 +8,11 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from actor.fragment_builder import FragmentBuilder, Stamp
-from actor.vector import Stepper
+from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.stepper import Stepper
 from learner.batch import Batch, assemble, check_meaning
+from penstock.config.settings import PolicySection
 from penstock.policy.policy import Policy, build
-from penstock.runtime.settings import PolicySection
 from penstock.wire.fragment import Fragment, check
 from penstock.wire.messages import Publication
 from penstock.wire.schema import fragment_schema

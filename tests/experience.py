@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from learner.batch import Batch, assemble
+from penstock.config.settings import PolicySection
 from penstock.policy.policy import Policy, build
-from penstock.runtime.settings import PolicySection
 from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
 from penstock.wire.spaces import Box, Discrete, Space
 from penstock.wire.tensor import Array

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import redis
 
-from launch.certificates import Order, main
-from penstock.wire.auth import TlsFiles
+from launch.commands.certificates import Order, main
+from penstock.rpc.tls_files import TlsFiles
 from tests.redis_server import Binary, RedisServer, find_binaries
 
 USERS: Final = Path(__file__).resolve().parents[1] / "deploy" / "redis" / "users.acl"

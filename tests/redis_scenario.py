@@ -4,12 +4,12 @@ import asyncio
 from dataclasses import replace
 from typing import Any, Final
 
-from broker import guard
-from broker.connection import connect_async
-from broker.learner_log import LearnerLog
-from broker.state import Commit, LogState
-from broker.store import Store
-from penstock.runtime.settings import BrokerSection
+from broker.log import guard
+from broker.log.connection import connect_async
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Commit, LogState
+from broker.log.store import Store
+from penstock.config.settings import BrokerSection
 from penstock.wire.fragment import Kind
 from penstock.wire.messages import Episode, Publication, Report, Role, Watch
 from tests import small_run

@@ -4,9 +4,9 @@ import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from broker.learner_log import LearnerLog
-from broker.state import Appended, AppendItem, Opened, Pacing
-from broker.store import Store, StoreUnavailable
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Appended, AppendItem, Opened, Pacing
+from broker.log.store import Store, StoreUnavailable
 from penstock.wire.fragment import Kind, header_bytes
 from penstock.wire.messages import Leave, Role, Watch
 from tests import small_run

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithm import AlgorithmState
-from learner.algorithms.token_ppo import TokenPPO
+from learner.algorithms.algorithm import AlgorithmState
+from learner.algorithms.tokens.token_ppo import TokenPPO
 from learner.batch import Batch
-from penstock.runtime.settings import TokenPPOSection
+from penstock.config.settings import TokenPPOSection
 from tests.token_experience import Response, SmallTokenPolicy, batch_of, fragment, sample
 
 SMOOTH: dict[str, Any] = {"adam_epsilon": 1.0, "learning_rate": 1.0, "critic_learning_rate": 1.0}

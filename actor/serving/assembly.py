@@ -7,27 +7,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actor.reward import learner_reward, potentials
-from actor.run import actor_section, environment_section, policy_maker
-from actor.serving import fallback
-from actor.serving.batcher import Batcher
-from actor.serving.desk import Desk
-from actor.serving.episode_desk import EpisodeDesk
-from actor.serving.episodes import Episodes
-from actor.serving.fallback import Draw
-from actor.serving.following import Following
-from actor.serving.learning import Learning
-from actor.serving.policy_service import PolicyService
-from actor.serving.served_outbox import Queue
-from actor.serving.shadow_record import ShadowRecord
-from actor.serving.shelf import Shelf, Weights
-from actor.serving.traffic import Traffic
-from actor.serving.trial import Trial
-from actor.serving.turns import Turns
+from actor.rollout.reward import learner_reward, potentials
+from actor.serving.calls.episode_requests import EpisodeDesk
+from actor.serving.calls.episode_steps import Turns
+from actor.serving.calls.policy_service import PolicyService
+from actor.serving.calls.request_handler import Desk
+from actor.serving.episodes.episodes import Episodes
+from actor.serving.experience.recorder import Learning
+from actor.serving.experience.run_follower import Following
+from actor.serving.experience.served_outbox import Queue
+from actor.serving.inference.batcher import Batcher
+from actor.serving.release.canary_monitor import Trial
+from actor.serving.release.traffic import Traffic
+from actor.serving.versions import fallback
+from actor.serving.versions.fallback import Draw
+from actor.serving.versions.loaded_versions import Shelf, Weights
+from actor.serving.versions.shadow_record import ShadowRecord
+from actor.specification import actor_section, environment_section, policy_maker
+from penstock.config.credentials import registry_with_password
+from penstock.config.settings import ConfigurationError, ServingSection, Settings
+from penstock.config.trusted import check_trusted
 from penstock.registry.weight_files import registry_url
-from penstock.runtime.credentials import registry_with_password
-from penstock.runtime.settings import ConfigurationError, ServingSection, Settings
-from penstock.runtime.trusted import check_trusted
 from penstock.wire.specification import RunSpecification
 
 

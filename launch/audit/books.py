@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from broker.audit_log import HeldEntry, HeldLog
+from broker.log.audit_log import HeldEntry, HeldLog
 from launch.audit import ranges
 from launch.audit.findings import Kind, Problem, problems_of
 from launch.audit.journals import Course, Journals, Twins, check_versions

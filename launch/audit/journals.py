@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actor.ack_journal import Acknowledged, journal_files, read_journal
+from actor.link.ack_journal import Acknowledged, journal_files, read_journal
 from launch.audit.findings import Kind, Problem
 from learner.ledger import DIGEST_BYTES
-from penstock.wire.experience import Beginning
+from penstock.wire.slot_starts import Beginning
 
 _SHADOW = "shadow"
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from broker.audit_log import HeldLog, read_log
-from launch.plan import CONFIG_FILE, service_settings
-from launch.redis_binary import newest
-from launch.redis_service import ask
-from penstock.runtime.credentials import redis_password, tls_files
+from broker.log.audit_log import HeldLog, read_log
+from launch.run.plan import CONFIG_FILE, service_settings
+from launch.run.redis_binary import newest
+from launch.run.redis_service import ask
+from penstock.config.credentials import redis_password, tls_files
+from penstock.config.settings import ConfigurationError, Settings, redis_layer
 from penstock.runtime.exit import Fatal
-from penstock.runtime.settings import ConfigurationError, Settings, redis_layer
 
 LINEAGE_FILE: Final = "lineage.jsonl"
 JOURNALS: Final = "journals"

@@ -13,29 +13,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from launch.disk import sizes
 from launch.dry_run.pace import Pace, TooShort, pace_of
-from launch.memory import Memory, together
-from launch.plan import Plan, prepare_folder
-from launch.progress import read_rows
-from launch.run import Run
-from launch.services import private_folder
-from launch.summary import (
-    SUMMARY_FILE,
-    Ending,
-    RedisFacts,
-    learner_account,
-    make_summary,
-    write_summary,
-)
-from launch.supervisor import Account
-from launch.view import View
-from penstock.runtime.estimate import Scores
+from launch.run.disk import sizes
+from launch.run.live_view import View
+from launch.run.memory import Memory, together
+from launch.run.plan import Plan, prepare_folder
+from launch.run.progress import read_rows
+from launch.run.run import Run
+from launch.run.services import private_folder
+from launch.run.summary import SUMMARY_FILE, Ending, RedisFacts, learner_account, make_summary, write_summary
+from launch.run.supervisor import Account
+from penstock.config.estimate import Scores
+from penstock.config.settings import ConfigurationError
+from penstock.config.workload import find, load
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Fatal
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
-from penstock.runtime.settings import ConfigurationError
-from penstock.runtime.workload import find, load
 
 _NEVER_S: Final = 1e6
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.dry_run.prediction import Prediction
-from launch.memory import Room, available, device_memory
-from launch.quantities import size
+from launch.inspection.quantities import size
+from launch.run.memory import Room, available, device_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-from penstock.runtime.estimate import Range
+from penstock.config.estimate import Range
 
 WARMUP_UPDATES: Final = 2
 BLOCKS: Final = 6

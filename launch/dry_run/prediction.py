@@ -15,7 +15,7 @@ from typing import Final
 
 from launch.dry_run.calibration import Calibration
 from launch.dry_run.pace import Pace
-from penstock.runtime.estimate import Range, total
+from penstock.config.estimate import Range, total
 
 AOF_REWRITE_BYTES: Final = 64 * 1024 * 1024
 """Redis writes its append-only file anew once it is this large and has doubled."""

@@ -10,10 +10,10 @@ from launch.dry_run.calibration import Calibration
 from launch.dry_run.limits import Limits, Verdict
 from launch.dry_run.prediction import Prediction
 from launch.dry_run.stored import fingerprint
-from launch.plan import Plan
-from launch.quantities import size, sizes, span, spans
-from launch.returns import shown
-from penstock.runtime.estimate import Range, Scores
+from launch.inspection.quantities import size, sizes, span, spans
+from launch.inspection.returns import shown
+from launch.run.plan import Plan
+from penstock.config.estimate import Range, Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

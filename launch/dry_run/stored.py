@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from launch.plan import Plan
-from penstock.runtime.settings import ConfigurationError, Settings
+from launch.run.plan import Plan
+from penstock.config.settings import ConfigurationError, Settings
 
 FILE: Final = "dry-run.json"
 SHELF: Final = "dry-runs"

@@ -2,11 +2,11 @@
 
 import grpc
 
+from penstock.config.settings import ConfigurationError
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import open_channel
 from penstock.runtime.exit import Fatal
-from penstock.runtime.settings import ConfigurationError
 from penstock.v1 import control_pb2, control_pb2_grpc
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import open_channel
 from penstock.wire.limits import CALL_DEADLINE_S
 
 

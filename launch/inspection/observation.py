@@ -18,8 +18,8 @@ from launch.inspection.processes import (
     look_at_all,
     read_endpoints,
 )
+from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
-from penstock.runtime.settings import ConfigurationError
 from penstock.v1 import control_pb2
 
 METRICS_FILE: Final = "metrics.jsonl"

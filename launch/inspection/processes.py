@@ -18,7 +18,7 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from launch.process import probe
+from launch.run.child_process import probe
 from penstock.runtime.health import Endpoint
 
 ENDPOINTS_FILE: Final = "endpoints.json"

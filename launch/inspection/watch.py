@@ -18,11 +18,11 @@ from launch.inspection.flow import Flow, figures_between, flow_between
 from launch.inspection.observation import Ask, Observation, observe
 from launch.inspection.processes import read_endpoints
 from launch.inspection.roles import RoleRow, role_rows
-from launch.plan import CONFIG_FILE, service_settings
-from penstock.runtime.credentials import credentials
+from launch.run.plan import CONFIG_FILE, service_settings
+from penstock.config.credentials import credentials
+from penstock.rpc.auth import Credentials
 from penstock.runtime.exit import Fatal
 from penstock.v1 import control_pb2
-from penstock.wire.auth import Credentials
 
 WINDOW_S: Final = 5.0
 """Rates and shares are means over about this long."""

@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from launch.ui.catalogue import Catalogue, UnknownRun
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 
 HEADERS: Final = {
     "Content-Security-Policy": (

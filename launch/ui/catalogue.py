@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from launch.curve import Curve, rates
+from launch.inspection.curve import Curve, rates
 from launch.inspection.observation import METRICS_FILE, is_going_on, read_learnt
 from launch.inspection.processes import ENDPOINTS_FILE
 from launch.inspection.watch import Watch, watch_folder
-from launch.plan import CONFIG_FILE, LOCK_FILE
-from launch.policy_place import find_place, opened
-from launch.policy_view import traffic_json, version_json
-from launch.summary import SUMMARY_FILE
+from launch.policy.policy_view import traffic_json, version_json
+from launch.policy.registry_place import find_place, opened
+from launch.run.plan import CONFIG_FILE, LOCK_FILE
+from launch.run.summary import SUMMARY_FILE
+from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.runtime.exit import Fatal
-from penstock.runtime.settings import ConfigurationError, Settings, load, parse_toml
 
 MAX_RUNS: Final = 500
 """Of more, the newest are shown."""

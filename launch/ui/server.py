@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Final, Self
 
 from launch.ui.catalogue import Catalogue
+from penstock.config.settings import ConfigurationError
+from penstock.rpc.auth import check_address, is_local
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.runtime.settings import ConfigurationError
-from penstock.wire.auth import check_address, is_local
 
 BESIDE_A_RUN: Final = "127.0.0.1:0"
 _STOP_S: Final = 2.0

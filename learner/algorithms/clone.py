@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.algorithm import AlgorithmState, Charged, Retained, Settles, Update
-from learner.algorithms.advantage import carries, gae, next_values
-from learner.algorithms.loss import value_loss
-from learner.algorithms.network import network_of
-from learner.algorithms.optimiser import FlatAdam
+from learner.algorithms.algorithm import AlgorithmState, Charged, Retained, Settles, Update
+from learner.algorithms.fast.network import network_of
+from learner.algorithms.fast.optimiser import FlatAdam
+from learner.algorithms.shared.advantage import carries, gae, next_values
+from learner.algorithms.shared.loss import value_loss
 from learner.batch import Batch
+from penstock.config.settings import CloneSection
 from penstock.policy.layers import measure, thinned
 from penstock.policy.networks import Inputs
 from penstock.policy.normaliser import moments
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import CloneSection
 from penstock.wire.schema import TensorRule
 
 METRICS = (

@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from learner.algorithm import Algorithm
+from learner.algorithms.algorithm import Algorithm
 from learner.algorithms.clone import Clone
-from learner.algorithms.dqn import DQN
-from learner.algorithms.hardware import Hardware
-from learner.algorithms.impala import Impala
-from learner.algorithms.ppo import PPO
-from learner.algorithms.reinforce import Reinforce
-from learner.algorithms.sac import SAC
-from learner.algorithms.token_ppo import TokenPPO
+from learner.algorithms.off_policy.dqn import DQN
+from learner.algorithms.off_policy.sac import SAC
+from learner.algorithms.on_policy.impala import Impala
+from learner.algorithms.on_policy.ppo import PPO
+from learner.algorithms.on_policy.reinforce import Reinforce
+from learner.algorithms.shared.hardware import Hardware
+from learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.config.settings import AlgorithmSection, ConfigurationError, Settings
 from penstock.policy.policy import Policy
 from penstock.policy.tokens import TokenPolicy
-from penstock.runtime.settings import AlgorithmSection, ConfigurationError, Settings
 
 
 class Maker(Protocol):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from learner.algorithms.group import Deal, Share, edges
+from learner.algorithms.shared.groups import Deal, Share, edges
 from learner.batch import send
 from penstock.policy.normaliser import Moments, combine
 from penstock.runtime import metrics

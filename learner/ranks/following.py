@@ -15,19 +15,19 @@ from typing import Any, Final
 
 from safetensors.torch import load
 
-from broker.learner_log import LearnerLog
-from learner.algorithm import AlgorithmState
-from learner.crew import Crew
-from learner.model import Model
-from learner.payloads import OwnPayloads
-from learner.ranks.meeting import Meeting
+from broker.log.learner_log import LearnerLog
+from learner.algorithms.algorithm import AlgorithmState
+from learner.feed.payloads import OwnPayloads
+from learner.feed.upload import Staged, upload_to
+from learner.model.model import Model
+from learner.ranks.rendezvous import Meeting
 from learner.ranks.sharing import FollowingFeed
-from learner.upload import Staged, upload_to
+from learner.thread_group import Crew
+from penstock.config.settings import Settings
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle, leave
-from penstock.runtime.settings import Settings
 
 UPDATE: Final = "update"
 _TAKE_S: Final = 1.0

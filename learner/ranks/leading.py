@@ -10,9 +10,9 @@ from typing import Protocol
 
 from safetensors.torch import save
 
-from learner.algorithm import Algorithm, Update
-from learner.payloads import Payloads
-from learner.ranks.meeting import Meeting
+from learner.algorithms.algorithm import Algorithm, Update
+from learner.feed.payloads import Payloads
+from learner.ranks.rendezvous import Meeting
 from learner.ranks.sharing import SharedPayloads
 from penstock.runtime.exit import Fatal
 

@@ -14,13 +14,13 @@ from typing import Final
 
 import torch
 
-from broker.learner_log import LearnerLog
-from broker.state import LogEntry
+from broker.log.learner_log import LearnerLog
+from broker.log.records import LogEntry
+from learner.feed.payloads import Found, Payloads, State
+from learner.feed.upload import Staged
 from learner.ledger import DIGEST_BYTES
-from learner.payloads import Found, Payloads, State
+from learner.ranks.connection import Line
 from learner.ranks.division import divide
-from learner.ranks.line import Line
-from learner.upload import Staged
 from penstock.runtime.exit import Fatal
 
 _PUT_WAIT_S: Final = 0.2

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from learner.batch import check_meaning
 from learner.recording.frames import Kind, Torn, read_frame
-from learner.recording.index import DESCRIPTION, FORMAT, Place, find_places, frames_file
+from learner.recording.recording_index import DESCRIPTION, FORMAT, Place, find_places, frames_file
+from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
-from penstock.runtime.settings import ConfigurationError
 from penstock.wire import fragment as wire
 from penstock.wire.fragment import Fragment, FragmentHeader
 from penstock.wire.specification import RunSpecification

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, TextIO
 
 from learner.recording.frames import Frame, Kind
-from learner.recording.index import (
+from learner.recording.recording_index import (
     DESCRIPTION,
     FILE_BYTES,
     FORMAT,
@@ -27,9 +27,9 @@ from learner.recording.index import (
     index_line,
     place_of,
 )
+from penstock.config.settings import ConfigurationError
 from penstock.registry.weight_files import replace_file
 from penstock.runtime import metrics
-from penstock.runtime.settings import ConfigurationError
 from penstock.wire.fragment import Fragment, header_bytes
 from penstock.wire.specification import RunSpecification
 

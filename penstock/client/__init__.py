@@ -38,7 +38,7 @@ from penstock.client.values import (
     ServedVersion,
     StepOptions,
 )
-from penstock.wire.auth import Credentials
+from penstock.rpc.auth import Credentials
 
 __all__ = [
     "ActOptions",

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from penstock.client.errors import DeadlinePassed, Overloaded
+from penstock.rpc.call_status import is_repeatable
 from penstock.runtime.retry import full_jitter
-from penstock.wire.status import is_repeatable
 
 _CAP_S: Final = 1.0
 """Longest jitter."""

@@ -19,8 +19,8 @@ import grpc
 
 from penstock.client.attempts import Attempts
 from penstock.client.calls import Call, Codec
+from penstock.client.connection import AsyncLine
 from penstock.client.errors import DeadlinePassed, NotAllowed, PolicyError, Unreachable, from_status
-from penstock.client.line import AsyncLine
 from penstock.client.values import Action, ActionBatch, ActOptions
 from penstock.v1 import policy_pb2 as pb
 

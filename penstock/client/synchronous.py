@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any, Self, Unpack
 
 from penstock.client import calls
-from penstock.client.line import PLAINTEXT, Line
+from penstock.client.connection import PLAINTEXT, Line
 from penstock.client.values import Action, ActionBatch, ActOptions, Description, EpisodeResult, StepOptions
-from penstock.wire.auth import Credentials
+from penstock.rpc.auth import Credentials
 from penstock.wire.limits import CALL_DEADLINE_S
 
 

@@ -1,7 +1,7 @@
 """Networks of the user's: `policy.network = "module:Class"` in the place of trunks and MLP.
 
 Whoever calls `load` imports the module: a process that was told the name by somebody else asks
-`penstock.runtime.trusted` first. What the class makes is tried before anything is learned with it, so that
+`penstock.config.trusted` first. What the class makes is tried before anything is learned with it, so that
 a broken one is refused where it is written down and not by a loss that is no number an hour later.
 """
 
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.policy.networks import Body, Inputs, Reader
 from penstock.policy.weights import decode, encode
-from penstock.runtime.settings import ConfigurationError, PolicySection
 from penstock.wire.spaces import leaves, sample
 
 _ROWS = 5

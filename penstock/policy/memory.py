@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from penstock.config.settings import PolicySection
 from penstock.policy.frames import HELD, FrameStack
 from penstock.policy.networks import Inputs, Reader
 from penstock.policy.recurrent import Core, single, unroll
 from penstock.policy.trajectory import Trajectory, single_step
-from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Dict, Space, leaves, zeros
 from penstock.wire.tensor import Array
 

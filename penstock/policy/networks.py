@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from penstock.config.settings import PolicySection
 from penstock.policy.layers import BatchNorm, Dropout
 from penstock.policy.normaliser import Normaliser
 from penstock.policy.recurrent import Unroll
 from penstock.policy.trunks import ImageEncoder, ResidualBlock
-from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
 
 IMAGE_RANKS = (2, 3)

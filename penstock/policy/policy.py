@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.policy.acting import NumpyForward, numpy_forward
 from penstock.policy.custom_network import body_of
 from penstock.policy.distributions import ActionHead, Place, Reals, head_of
@@ -27,7 +28,6 @@ from penstock.policy.memory import Look, Memory
 from penstock.policy.networks import Body, Inputs, Reader, initialise
 from penstock.policy.normaliser import Normaliser
 from penstock.policy.trajectory import Trajectory
-from penstock.runtime.settings import ConfigurationError, PolicySection
 from penstock.wire.spaces import Dict, Space, leaves, unflatten
 from penstock.wire.tensor import Array, all_finite
 

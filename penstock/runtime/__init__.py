@@ -1,1 +1,1 @@
-"""How a process lives: settings, signals, the one retry loop, metrics, logs, health."""
+"""How a process lives: signals, the one retry loop, metrics, logs, health, traces."""

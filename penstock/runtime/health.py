@@ -19,9 +19,9 @@ from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from penstock.rpc.auth import AddressInUse
 from penstock.runtime import metrics
-from penstock.runtime.collector import look_as_usual
-from penstock.wire.auth import AddressInUse
+from penstock.runtime.garbage_collection import look_as_usual
 
 ENDPOINT_VARIABLE: Final = "PENSTOCK_ENDPOINT_FILE"
 READER_S: Final = 60.0

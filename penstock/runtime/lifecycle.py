@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final, NoReturn
 
+from penstock.config.settings import ConfigurationError
+from penstock.rpc.auth import AddressInUse
 from penstock.runtime import logs
 from penstock.runtime.allocator import keep_freed_memory
 from penstock.runtime.exit import (
@@ -33,8 +35,6 @@ from penstock.runtime.exit import (
     Fatal,
     RunFailed,
 )
-from penstock.runtime.settings import ConfigurationError
-from penstock.wire.auth import AddressInUse
 
 LIFELINE_VARIABLE: Final = "PENSTOCK_LIFELINE_FD"
 LIFELINE_GRACE_S: Final = 15.0

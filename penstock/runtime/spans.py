@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.sampling import (
     TraceIdRatioBased,
 )
 
-from penstock.runtime.settings import TracingSection
+from penstock.config.settings import TracingSection
 from penstock.wire.traceparent import TraceParent, read_traceparent
 
 _NS: Final = 1_000_000_000

@@ -19,8 +19,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from penstock.runtime.settings import ConfigurationError, Settings, TracingSection
-from penstock.wire.auth import is_local
+from penstock.config.settings import ConfigurationError, Settings, TracingSection
+from penstock.rpc.auth import is_local
 
 if TYPE_CHECKING:
     from penstock.runtime.spans import Spans

@@ -1,1 +1,1 @@
-"""What is said between processes: ids, limits, spaces, fragments, refusals, channels and servers."""
+"""What is said between processes: ids, limits, spaces, fragments and refusals, as values and as bytes."""

@@ -10,11 +10,11 @@ from typing import Any, Final
 import grpc
 import redis
 
-from broker.learner_log import LearnerLog
-from launch.certificates import Order, authority_of, issue, main
-from penstock.wire.auth import Credentials
-from penstock.wire.identity import Identity, Party
-from penstock.wire.tokens import line
+from broker.log.learner_log import LearnerLog
+from launch.commands.certificates import Order, authority_of, issue, main
+from penstock.rpc.auth import Credentials
+from penstock.rpc.bearer_tokens import line
+from penstock.rpc.identity import Identity, Party
 from tests.integration.broker_process import BrokerProcess, eventually, launch, open_run
 from tests.integration.simulated_actor import code_of
 from tests.redis_server import RedisServer, find_binaries

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import redis
 
-from broker.learner_log import LearnerLog
+from broker.log.learner_log import LearnerLog
 from penstock.v1 import experience_pb2 as experience
 from penstock.wire.limits import MIB
 from penstock.wire.messages import Role

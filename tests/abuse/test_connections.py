@@ -15,7 +15,7 @@ from typing import Final
 import grpc
 import pytest
 
-from broker.connection import MAX_CONNECTIONS
+from broker.log.connection import MAX_CONNECTIONS
 from penstock.v1 import weights_pb2
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MIB
 from tests.abuse.http2 import (

@@ -15,16 +15,16 @@ import grpc
 import pytest
 from grpc import StatusCode
 
-from actor.link import Link, Opened
-from launch.certificates import Order, main
+from actor.link.broker_client import Link, Opened
+from launch.commands.certificates import Order, main
+from penstock.rpc.access import ACCESS
+from penstock.rpc.auth import Credentials
+from penstock.rpc.bearer_tokens import AcceptedTokens, digest
+from penstock.rpc.channel import open_channel
+from penstock.rpc.identity import Party, Unidentified
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, weights_pb2
-from penstock.wire.access import ACCESS
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import open_channel
-from penstock.wire.identity import Party, Unidentified
 from penstock.wire.messages import Role
 from penstock.wire.refusal import Reason
-from penstock.wire.tokens import AcceptedTokens, digest
 from tests.abuse.identities import NAMES, OTHER_RUN, PATIENCE_S, Secure, outcome, secured
 from tests.integration.broker_process import eventually, launch
 from tests.integration.simulated_actor import SimulatedActor, refusal_of

@@ -16,9 +16,9 @@ from typing import Any, Final
 import pytest
 import redis
 
-from launch.hiding import without_password
+from launch.cli.password_hiding import without_password
+from penstock.config.settings import load
 from penstock.runtime.health import read_endpoint
-from penstock.runtime.settings import load
 from tests.guarded_redis import GuardedRedis
 from tests.integration.broker_process import PATIENCE_S, BrokerProcess, eventually
 from tests.redis_server import RedisServer, find_binaries

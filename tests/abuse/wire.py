@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
+from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.v1 import control_pb2, experience_pb2, weights_pb2
-from penstock.wire.channel import CHANNEL_OPTIONS
 from tests.integration.simulated_actor import code_of
 
 DEADLINE_S: Final = 60

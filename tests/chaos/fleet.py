@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from launch.process import Exit, Folder, ServiceProcess, last_line, penstock
+from launch.run.child_process import Exit, Folder, ServiceProcess, last_line, penstock
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, Phase
 from tests.chaos.kill_log import Kill, KillLog
 from tests.chaos.members import Member, Place, Shape, service_specs

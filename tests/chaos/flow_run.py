@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker import keys
+from broker.log import keys
 from penstock.wire.limits import MIB
 from tests.chaos.fleet import Fleet, Shape
 from tests.chaos.soak_report import Report

@@ -11,9 +11,9 @@ from typing import Any, Final, Self
 
 import redis
 
-from broker import keys
-from broker.state import Commit
-from learner.checkpoint import Checkpoint, CheckpointStore
+from broker.log import keys
+from broker.log.records import Commit
+from learner.checkpoint.store import Checkpoint, CheckpointStore
 from tests.chaos.one_parameter_learner import DEFAULTS
 
 CHARGE: Final = int(DEFAULTS["environment"]["count"] * DEFAULTS["actor"]["unroll_length"])

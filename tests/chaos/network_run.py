@@ -18,14 +18,14 @@ import grpc
 import numpy as np
 import pytest
 
-from actor.link import Link
-from actor.outbox import Outbox
-from actor.session import Session, count_strikes, open_session
-from broker.learner_log import LearnerLog
+from actor.link.broker_client import Link
+from actor.link.outbox import Outbox
+from actor.link.session import Session, count_strikes, open_session
+from broker.log.learner_log import LearnerLog
+from penstock.rpc import channel
+from penstock.rpc.auth import Credentials
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2
-from penstock.wire import channel
-from penstock.wire.auth import Credentials
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Role
 from tests.chaos.proxy import Proxy

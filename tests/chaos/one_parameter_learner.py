@@ -1,6 +1,6 @@
 """The shipped learner process with an algorithm of one parameter and no environment.
 
-Everything but the mathematics is what a run has: `learner.service.main`, its threads, lease, feed,
+Everything but the mathematics is what a run has: `learner.process.entry.main`, its threads, lease, feed,
 checkpoints and publisher. The parameter is the sum of the valid rewards trained, in float64, and the
 state counts the valid steps of each session: a fragment that was trained twice or left out shows.
 
@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from launch import toml
-from learner.algorithm import AlgorithmState, Charged, Retained, Settles, Update
+from learner.algorithms.algorithm import AlgorithmState, Charged, Retained, Settles, Update
 from learner.batch import Batch
-from learner.model import Model, model_of
-from learner.service import main
-from penstock.runtime import settings as configuration
+from learner.model.model import Model, model_of
+from learner.process.entry import main
+from penstock.config import settings as configuration
+from penstock.config import toml_text
+from penstock.config.settings import OnPolicySection, Settings
 from penstock.runtime.lifecycle import Lifecycle, leave, run_service
-from penstock.runtime.settings import OnPolicySection, Settings
 from penstock.wire.schema import TensorRule
 from penstock.wire.spaces import Box, Discrete, Space
 from penstock.wire.specification import Probe
@@ -191,7 +191,7 @@ def _body(lifecycle: Lifecycle) -> int:
     given.run_dir.mkdir(parents=True, exist_ok=True)
     config = given.run_dir / "config.toml"
     if not config.exists():
-        config.write_text(toml.dump(settings))
+        config.write_text(toml_text.dump(settings))
     return main(
         lifecycle,
         settings,

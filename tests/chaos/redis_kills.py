@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from launch.redis_service import ask
+from launch.run.redis_service import ask
 from penstock.runtime.failpoint import Phase
 from tests.chaos.fleet import Fleet
 from tests.chaos.kill_log import Kill

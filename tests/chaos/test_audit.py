@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import redis
 
-from actor.ack_journal import journal_files, read_journal
-from broker import keys
-from launch.audit.command import audit
+from actor.link.ack_journal import journal_files, read_journal
+from broker.log import keys
+from launch.audit.audit_command import audit
 from launch.audit.findings import Kind, Verdict
-from launch.process import penstock
+from launch.run.child_process import penstock
 from penstock.wire.fragment import header_bytes, parse_header
 from tests.chaos.fleet import Fleet, Shape
 from tests.redis_server import RedisServer, find_binaries

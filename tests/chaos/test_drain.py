@@ -17,13 +17,13 @@ import pytest
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from actor import worker
+from actor.rollout import worker
 from benchmarks.simulated_actor import Load, SimulatedActor
-from broker import keys
-from broker.scripts import load as script
-from learner.checkpoint import CheckpointStore
+from broker.log import keys
+from broker.log.script import load as script
+from learner.checkpoint.store import CheckpointStore
+from penstock.config.settings import load
 from penstock.runtime import metrics
-from penstock.runtime.settings import load
 from tests.chaos.network_run import PATIENCE_S, NetworkRun, append, await_leave, network_run, own_fragment
 from tests.integration import simulated_actor
 from tests.integration.broker_process import eventually

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.learner_log import LearnerLog
+from broker.log.learner_log import LearnerLog
 from penstock.wire.refusal import Reason, Refusal
 from tests.chaos.small_disk import KINDS, SmallDisk, small_disk
 from tests.integration.broker_process import BrokerProcess, eventually, launch, open_run

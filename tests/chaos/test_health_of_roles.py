@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from broker import keys
-from launch.process import penstock
+from broker.log import keys
+from launch.run.child_process import penstock
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.integration.actor_run import Course, Plan
 from tests.integration.broker_process import BrokerProcess, eventually, launch

@@ -1,7 +1,7 @@
 """Checkpoints that rot: a flipped bit or a cut end at any place is found, and the one before is taken.
 
 The checkpoints are those of the shipped algorithm, with optimiser, normaliser and generators. Each damage hits the
-newest one; the rule that a resuming learner follows (`learner.resume.choose`) must begin from the second.
+newest one; the rule that a resuming learner follows (`learner.checkpoint.resume.choose`) must begin from the second.
 """
 
 import random
@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from broker.state import Commit, Lease, LogState, Totals
-from learner.checkpoint import CheckpointStore
-from learner.model import make_model
+from broker.log.records import Commit, Lease, LogState, Totals
+from learner.checkpoint.resume import Beginning, choose
+from learner.checkpoint.store import CheckpointStore
+from learner.model.model import make_model
 from learner.progress import Progress, sections
-from learner.resume import Beginning, choose
 from penstock.runtime.exit import Fatal
 from tests.integration.learner_run import settings
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from learner.checkpoint import CheckpointStore
+from learner.checkpoint.store import CheckpointStore
 from tests.chaos.fleet import Fleet, Shape
 from tests.chaos.learner_books import Moment, Versions, View, check_trained_once, last_on_disk, newest
 

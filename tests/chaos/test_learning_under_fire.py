@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from launch.process import penstock
+from launch.run.child_process import penstock
 from tests.integration.training import Training, is_alive
 
 KILL_EVERY_S: Final = 20.0

@@ -11,7 +11,7 @@ import grpc
 import pytest
 import redis
 
-from broker.connection import MAX_CONNECTIONS
+from broker.log.connection import MAX_CONNECTIONS
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import weights_pb2 as weights
 from penstock.wire import fragment as fragments

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from actor import link
-from actor.link import Link
-from actor.session import open_session
+from actor.link import broker_client
+from actor.link.broker_client import Link
+from actor.link.session import open_session
+from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.auth import Credentials
 from penstock.wire.messages import Role
 from tests.chaos.network_run import PATIENCE_S, NetworkRun, network_run, without_keepalive
 from tests.integration.broker_process import eventually
@@ -29,8 +29,8 @@ LASTING: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines of a second, so that a short silence exceeds them as a long one exceeds the shipped ones; no pings."""
-    monkeypatch.setattr(link, "APPEND_DEADLINE_S", 1.0)
-    monkeypatch.setattr(link, "CALL_DEADLINE_S", 1.0)
+    monkeypatch.setattr(broker_client, "APPEND_DEADLINE_S", 1.0)
+    monkeypatch.setattr(broker_client, "CALL_DEADLINE_S", 1.0)
     without_keepalive(monkeypatch)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actor import link
+from actor.link import broker_client
 from penstock.runtime import metrics
 from tests.chaos.network_run import PATIENCE_S, NetworkRun, network_run, without_keepalive
 from tests.integration.broker_process import eventually
@@ -50,7 +50,7 @@ def test_a_frozen_process_delays_and_loses_nothing(
 ) -> None:
     """SIGSTOP, until the actors have noticed; SIGCONT, and they go on in the session of before."""
     if times == 1 and who == "broker":
-        monkeypatch.setattr(link, "APPEND_DEADLINE_S", 1.0)
+        monkeypatch.setattr(broker_client, "APPEND_DEADLINE_S", 1.0)
         without_keepalive(monkeypatch)
     with network_run(redis_server, tmp_path, session_timeout_ms=SESSION_TIMEOUT_MS) as run:
         run.start(ACTORS).grow(10 * ACTORS)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from actor.link import Link
-from actor.session import Session, open_session
+from actor.link.broker_client import Link
+from actor.link.session import Session, open_session
+from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.auth import Credentials
 from penstock.wire.messages import Role
 from tests.chaos.network_run import PATIENCE_S, NetworkRun, network_run
 from tests.integration.broker_process import eventually

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # missing in the stubs
 
-from penstock.wire.channel import CHANNEL_OPTIONS
-from penstock.wire.server import SERVER_OPTIONS
+from penstock.rpc.channel import CHANNEL_OPTIONS
+from penstock.rpc.server import SERVER_OPTIONS
 from tests.chaos.network_run import append, network_run
 from tests.integration.simulated_actor import SimulatedActor
 from tests.redis_server import RedisServer

@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 import pytest
 
-from actor.link import Link, Opened
+from actor.link.broker_client import Link, Opened
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.runtime.exit import Fatal
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import refusal_pb2, weights_pb2
 from penstock.wire import fragment as fragments
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import CHANNEL_OPTIONS
 from penstock.wire.messages import Role, Watch
 from tests.chaos.network_run import PATIENCE_S, NetworkRun, Sender, append, network_run, own_fragment
 from tests.integration.broker_process import eventually

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from broker import appends
-from broker.store import Store, StoreUnavailable
+from broker.log import appends
+from broker.log.store import Store, StoreUnavailable
 from penstock.wire.messages import Role
 from penstock.wire.refusal import Reason
 from tests.redis_server import RedisServer

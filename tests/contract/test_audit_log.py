@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from actor.ack_journal import AckJournal
-from broker.audit_log import HeldLog, LostFragments, read_log
-from broker.learner_log import LearnerLog
-from broker.store import Store
+from actor.link.ack_journal import AckJournal
+from broker.log.audit_log import HeldLog, LostFragments, read_log
+from broker.log.learner_log import LearnerLog
+from broker.log.store import Store
 from launch.audit.books import Books
 from launch.audit.findings import Kind, Problem
 from launch.audit.journals import read_journals

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import redis
 
-from broker import keys
-from broker.learner_log import LearnerLog
-from broker.state import Commit, Totals
-from broker.store import Store, StoreUnavailable
+from broker.log import keys
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Commit, Totals
+from broker.log.store import Store, StoreUnavailable
 from penstock.wire.refusal import Reason, Refused
 from tests.chaos.proxy import Proxy
 from tests.integration.broker_process import eventually

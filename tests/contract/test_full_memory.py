@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis
 
-from broker.learner_log import LearnerLog
-from broker.state import Commit, Opened
-from broker.store import Store
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Commit, Opened
+from broker.log.store import Store
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Episode, Report, Role, Watch
 from penstock.wire.refusal import Reason

@@ -8,8 +8,8 @@ import redis
 from redis import asyncio as redis_asyncio
 from redis.exceptions import BusyLoadingError, RedisError
 
-from broker import guard
-from penstock.runtime.settings import BrokerSection
+from broker.log import guard
+from penstock.config.settings import BrokerSection
 from penstock.wire.messages import Durability
 from tests.redis_server import Binary, RedisServer
 

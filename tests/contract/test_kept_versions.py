@@ -4,10 +4,10 @@ import hashlib
 
 import redis
 
-from broker import keys
-from broker.learner_log import LearnerLog
-from broker.state import Status
-from broker.store import Store
+from broker.log import keys
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Status
+from broker.log.store import Store
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Publication, Role, Watch
 from tests.small_run import RUN, specification

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis
 
-from broker import keys
-from broker.learner_log import LearnerLog
-from broker.state import Opened
-from broker.store import Store
+from broker.log import keys
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Opened
+from broker.log.store import Store
 from penstock.wire.messages import Leave, Role
 from tests.small_run import CHARGE, specification
 from tests.store_run import BLOB, PACING, Actor, item, open_run

@@ -8,9 +8,9 @@ from typing import Any, Final
 import pytest
 import redis
 
-from broker import audit_log, scripts
-from broker.store import Store, StoreUnavailable
-from penstock.runtime.settings import ConfigurationError
+from broker.log import audit_log, script
+from broker.log.store import Store, StoreUnavailable
+from penstock.config.settings import ConfigurationError
 from tests.guarded_redis import USERS, GuardedRedis, has_tls
 from tests.redis_scenario import clear, play
 from tests.redis_server import Binary
@@ -24,7 +24,7 @@ SOURCES: Final = {
     "learner": ("learner_log.py", "learner_calls.py"),
     "operator": ("audit_log.py",),
 }
-BROKER_FOLDER: Final = Path(scripts.__file__).parent
+BROKER_FOLDER: Final = Path(script.__file__).parent
 METHODS: Final = {"config_get": "config|get", "subscribe": "subscribe"}
 UNREACHED: Final = {
     "broker": {"strlen", "xdel", "xrange"},  # only beyond a thousand shadow entries or four thousand reports
@@ -40,7 +40,7 @@ def allowed() -> dict[str, set[str]]:
 
 def called_by_scripts(names: frozenset[str] | set[str]) -> set[str]:
     """Commands that these scripts can reach: those of their bodies and of the functions that they call."""
-    return {command for name in names for command in _reached(scripts.load(name).source)}
+    return {command for name in names for command in _reached(script.load(name).source)}
 
 
 def _reached(source: str) -> set[str]:
@@ -70,7 +70,7 @@ def called_by_source(user: str) -> set[str]:
 
 def test_each_user_may_exactly_what_its_code_calls() -> None:
     """A command that is new in a script or gone from it fails here until the file says so."""
-    learner_scripts = set(scripts.names()) - BROKER_SCRIPTS
+    learner_scripts = set(script.names()) - BROKER_SCRIPTS
     assert allowed()["broker"] == called_by_source("broker") | called_by_scripts(BROKER_SCRIPTS)
     assert allowed()["learner"] == called_by_source("learner") | called_by_scripts(learner_scripts)
     assert allowed()["operator"] == called_by_source("operator") | {"ping"}
@@ -206,8 +206,8 @@ async def test_who_has_no_certificate_or_trusts_another_authority_is_not_served(
     tls_server: GuardedRedis, tmp_path: Path
 ) -> None:
     """The password alone opens nothing; and no client gives it to a server that it does not know."""
-    from launch.certificates import Order, main
-    from penstock.wire.auth import TlsFiles
+    from launch.commands.certificates import Order, main
+    from penstock.rpc.tls_files import TlsFiles
 
     main(Order(folder=tmp_path / "other", run=RUN))
     own = tls_server.files_of("broker")

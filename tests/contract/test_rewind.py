@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import redis
 
-from broker import keys
-from broker.learner_log import LearnerLog
-from broker.scripts import JUMP
-from broker.state import Commit, LogState, Opened, Residue, Verdict
-from broker.store import Store
+from broker.log import keys
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Commit, LogState, Opened, Residue, Verdict
+from broker.log.script import JUMP
+from broker.log.store import Store
 from penstock.wire.messages import Episode, Report, Role, Watch
 from penstock.wire.refusal import Reason, Refusal, Refused
 from tests.redis_server import RedisServer

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 import redis
 
-from broker import keys, scripts
-from broker.learner_log import LearnerLog
-from broker.state import Commit, Opened, Totals
-from broker.store import Store
-from penstock.runtime.settings import ConfigurationError
+from broker.log import keys
+from broker.log import script as scripts
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Commit, Opened, Totals
+from broker.log.store import Store
+from penstock.config.settings import ConfigurationError
 from penstock.wire.fragment import Kind
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Episode, Report, Role, RunState, Watch

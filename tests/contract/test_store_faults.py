@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import redis
 
-from broker.connection import check_url
-from broker.learner_log import LearnerLog
-from broker.store import Store, StoreUnavailable
+from broker.log.connection import check_url
+from broker.log.learner_log import LearnerLog
+from broker.log.store import Store, StoreUnavailable
+from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
-from penstock.runtime.settings import ConfigurationError
 from penstock.wire.messages import Watch
 from tests.redis_server import RedisServer
 from tests.small_run import CHARGE

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import redis
 
-from broker import keys
+from broker.log import keys
 from penstock.wire.limits import MIB
 from tests.chaos.proxy import Proxy
 from tests.deploy.alert_scenes import (

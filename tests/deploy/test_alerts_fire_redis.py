@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 import redis
 
-from broker import keys
-from broker.state import Commit
+from broker.log import keys
+from broker.log.records import Commit
 from penstock.wire.limits import MIB
 from tests.chaos.small_disk import SizeLimit
 from tests.deploy.alert_scenes import (

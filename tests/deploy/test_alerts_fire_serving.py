@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch.certificates import Order
-from launch.certificates import main as certificates
-from launch.process import penstock
+from launch.commands.certificates import Order
+from launch.commands.certificates import main as certificates
+from launch.run.child_process import penstock
 from penstock.client import PolicyClient
 from penstock.registry.records import Status
 from tests.deploy.alert_scenes import going_on, watched

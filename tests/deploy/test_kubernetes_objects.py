@@ -8,8 +8,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from penstock.runtime.settings import load, parse_toml
-from penstock.wire.identity import Party, parse
+from penstock.config.settings import load, parse_toml
+from penstock.rpc.identity import Party, parse
 from tests.deploy import command_line
 from tests.deploy.custom_resources import KINDS, Certificate
 from tests.deploy.manifests import (

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from launch.process import penstock
+from launch.run.child_process import penstock
 from penstock import PolicyClient
 from penstock.client import UnknownVersion
 from tests.integration.training import Training, wait_until_gone

@@ -13,15 +13,15 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from actor import service
-from broker.learner_log import LearnerLog
-from broker.state import Pacing
+from actor import process
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Pacing
+from penstock.config import settings as configuration
+from penstock.config.workload import find, load
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
-from penstock.runtime import settings as configuration
+from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.runtime.workload import find, load
-from penstock.wire.channel import CHANNEL_OPTIONS
 from penstock.wire.fragment import Fragment, check
 from penstock.wire.messages import Episode, Publication, Report, Role
 from penstock.wire.schema import fragment_schema
@@ -32,9 +32,9 @@ UNROLL: Final = 4
 PATIENCE_S: Final = 20.0
 PROGRAM: Final = """
 import sys
-from actor.service import main
+from actor.process import main
 from penstock.runtime.lifecycle import run_service
-from penstock.runtime.settings import load
+from penstock.config.settings import load
 from penstock.wire.messages import Role
 address, actor_id = sys.argv[1:]
 sys.exit(run_service(
@@ -184,7 +184,7 @@ class ActorThread:
 
     def _run(self, arguments: dict[str, Any]) -> None:
         try:
-            self.code = service.main(self.lifecycle, **arguments)
+            self.code = process.main(self.lifecycle, **arguments)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             self.error = error
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from broker.learner_log import LearnerLog
-from broker.state import Pacing
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Pacing
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
 from tests.small_run import CHARGE, RUN, specification
 
 PROGRAM: Final = """
 import json, sys
-from broker.service import main
+from broker.service.process import main
 from penstock.runtime.lifecycle import run_service
-from penstock.runtime.settings import load
+from penstock.config.settings import load
 redis_url, listen, settings = sys.argv[1:]
 sys.exit(run_service(
     lambda lifecycle: main(lifecycle, load([json.loads(settings)]), redis_url=redis_url, listen=listen),

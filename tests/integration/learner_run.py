@@ -1,7 +1,7 @@
 """A learner under test and its torch-free producers, before one real Redis server.
 
 `Producer` speaks to the store as the broker would: sessions, leave, fragments of random experience with
-the newest published weights named in their headers. `LearnerThread` runs `learner.service.main` here;
+the newest published weights named in their headers. `LearnerThread` runs `learner.process.entry.main` here;
 `learner_process` runs `penstock learner` as a process that can be killed.
 """
 
@@ -18,13 +18,13 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from actor.ack_journal import AckJournal
-from broker.state import Appended, AppendItem, Status
-from broker.store import Store, StoreUnavailable
-from launch.audit.command import audit
-from learner.service import main
+from actor.link.ack_journal import AckJournal
+from broker.log.records import Appended, AppendItem, Status
+from broker.log.store import Store, StoreUnavailable
+from launch.audit.audit_command import audit
+from learner.process.entry import main
+from penstock.config.settings import Settings, load
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.runtime.settings import Settings, load
 from penstock.wire import fragment as wire
 from penstock.wire.fragment import FragmentHeader, Kind, Slot, WeightSpan
 from penstock.wire.messages import Episode, Leave, Publication, Report, Role, Watch
@@ -249,7 +249,7 @@ def random_arrays(*seed: int, steps: int = STEPS, slots: int = SLOTS) -> dict[st
 
 
 class LearnerThread:
-    """`learner.service.main` in a thread of this process."""
+    """`learner.process.entry.main` in a thread of this process."""
 
     def __init__(
         self,
@@ -324,9 +324,9 @@ def learner_process(url: str, run_dir: Path, given: Settings, *flags: str) -> "s
     (run_dir / "settings.json").write_text(given.model_dump_json(exclude_none=True))
     program = (
         "import json, pathlib, sys\n"
-        "from learner.service import main\n"
+        "from learner.process.entry import main\n"
         "from penstock.runtime.lifecycle import run_service\n"
-        "from penstock.runtime.settings import load\n"
+        "from penstock.config.settings import load\n"
         "url, folder, *flags = sys.argv[1:]\n"
         "given = load([json.loads((pathlib.Path(folder) / 'settings.json').read_text())])\n"
         "body = lambda lifecycle: main(lifecycle, given, redis_url=url, run_dir=pathlib.Path(folder), "

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from launch.process import penstock
+from launch.run.child_process import penstock
 from tests.integration.broker_process import BrokerProcess, eventually
 
 PATIENCE_S: Final = 120.0

@@ -17,14 +17,14 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from torch import nn
 
-from learner.final_policy import write_specification
+from learner.publish.final_policy import write_specification
+from penstock.config.settings import ActorSection, PolicySection
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode, sha256
 from penstock.registry.records import Evaluation, NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import path_of, registry_url, write_kept
 from penstock.runtime.health import ENDPOINT_VARIABLE
-from penstock.runtime.settings import ActorSection, PolicySection
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
 from penstock.wire.specification import Probe, RunSpecification

@@ -4,11 +4,11 @@ from typing import Any, Self
 
 import grpc
 
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import open_channel
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import experience_pb2_grpc, weights_pb2, weights_pb2_grpc
 from penstock.wire import fragment as fragments
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import open_channel
 from penstock.wire.messages import Role
 from penstock.wire.refusal import Refusal
 from tests.small_run import fragment

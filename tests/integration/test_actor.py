@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.session import Session
-from broker.state import Commit, ProbeAnswer, Totals
+from actor.link.session import Session
+from broker.log.records import Commit, ProbeAnswer, Totals
+from penstock.config.settings import ConfigurationError
 from penstock.policy.weights import encode
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import open_channel
 from penstock.runtime.exit import EXIT_OK, Fatal
-from penstock.runtime.settings import ConfigurationError
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, experience_pb2_grpc
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import open_channel
 from penstock.wire.messages import Role
 from tests.integration.actor_run import ActorThread, Course, LossyLine, Plan, actors, launch_actor
 from tests.integration.broker_process import BrokerProcess, eventually, launch

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from broker.learner_log import LearnerLog
+from broker.log.learner_log import LearnerLog
 from penstock.v1 import control_pb2, control_pb2_grpc, weights_pb2
 from penstock.v1 import experience_pb2 as experience
 from penstock.wire import fragment as fragments

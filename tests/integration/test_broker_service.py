@@ -11,7 +11,7 @@ import pytest
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from broker.learner_log import LearnerLog
+from broker.log.learner_log import LearnerLog
 from penstock.v1 import control_pb2, control_pb2_grpc, weights_pb2
 from penstock.v1 import experience_pb2 as experience
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from broker.learner_log import LearnerLog
+from broker.log.learner_log import LearnerLog
 from penstock.v1 import experience_pb2 as experience
 from penstock.wire import fragment as fragments
 from penstock.wire.refusal import Reason

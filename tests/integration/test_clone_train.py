@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from launch.plan import Request, make_plan, prepare_folder
-from launch.process import penstock
-from learner.final_policy import FinalPolicy, write_final
-from learner.model import make_model
+from launch.run.child_process import penstock
+from launch.run.plan import Request, make_plan, prepare_folder
+from learner.model.model import make_model
+from learner.publish.final_policy import FinalPolicy, write_final
 from learner.recording.reader import Recording
 from penstock.policy import weights
 from tests.integration.training import PATIENCE_S

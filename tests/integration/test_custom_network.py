@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from tests.integration.actor_run import ActorThread, Course, Plan, actors
 from tests.integration.broker_process import BrokerProcess, eventually, launch
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launch.process import penstock
+from launch.run.child_process import penstock
 from tests.integration.training import PATIENCE_S, Training, wait_until_gone
 
 pytest.importorskip("fastapi", reason="the page needs `pip install 'penstock[ui]'`")

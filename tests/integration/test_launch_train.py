@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.process import penstock
+from launch.run.child_process import penstock
 from tests.integration.training import GONE_S, PATIENCE_S, Training, is_alive, wait_until_gone
 
 LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from learner.checkpoint import BEST, CheckpointStore, tensor_bytes
+from learner.checkpoint.store import BEST, CheckpointStore, tensor_bytes
+from penstock.config.settings import Settings
 from penstock.policy import weights
 from penstock.runtime.exit import Fatal
-from penstock.runtime.settings import Settings
 from tests.integration.learner_run import BATCH, LearnerThread, Producer, audited, settings, until
 from tests.integration.test_learner_early_stopping import Judge
 from tests.integration.test_learner_resume import checkpoint_now, endless

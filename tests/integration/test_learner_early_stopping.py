@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.final_policy import read_final
+from learner.publish.final_policy import read_final
+from penstock.config.settings import Settings
 from penstock.policy import weights
 from penstock.registry.records import Origin
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept, registry_url
 from penstock.runtime import metrics
-from penstock.runtime.settings import Settings
 from penstock.wire.messages import Role
 from tests.integration.learner_run import (
     BATCH,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.settings import Settings
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, read_phases
-from penstock.runtime.settings import Settings
 from tests.integration.learner_run import (
     BATCH,
     LearnerThread,

@@ -5,13 +5,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from learner.algorithm import AlgorithmState
-from learner.checkpoint import CheckpointStore
-from learner.keeper import Keeper, Room
+from learner.algorithms.algorithm import AlgorithmState
+from learner.checkpoint.checkpointer import Keeper, Room
+from learner.checkpoint.store import CheckpointStore
 from learner.lease import LeaseKeeper
 from learner.ledger import Ledger
 from learner.progress import Progress
-from penstock.runtime.settings import OnPolicySection
+from penstock.config.settings import OnPolicySection
 from tests.chaos.one_parameter_learner import OneParameter, make_model, resolve
 from tests.integration.broker_process import open_run
 from tests.small_run import RUN

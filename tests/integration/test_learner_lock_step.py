@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from penstock.runtime.settings import Settings
+from penstock.config.settings import Settings
 from tests.integration.learner_run import (
     CHARGE,
     LearnerThread,

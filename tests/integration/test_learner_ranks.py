@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from launch.audit.command import audit
-from launch.toml import dump
+from launch.audit.audit_command import audit
+from penstock.config.settings import Settings
+from penstock.config.toml_text import dump
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
-from penstock.runtime.settings import Settings
 from tests.integration.broker_process import BrokerProcess, eventually
 from tests.integration.learner_run import (
     BATCH,

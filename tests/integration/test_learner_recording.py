@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from learner.checkpoint import BEST
+from learner.checkpoint.store import BEST
 from learner.recording.reader import Recording
+from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
-from penstock.runtime.settings import ConfigurationError, Settings
 from tests.integration.learner_run import (
     BATCH,
     CHARGE,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from learner.checkpoint import Checkpoint, CheckpointStore
-from penstock.runtime.settings import Settings, load
+from learner.checkpoint.store import Checkpoint, CheckpointStore
+from penstock.config.settings import Settings, load
 from tests.integration.learner_run import (
     CHARGE,
     RUN,

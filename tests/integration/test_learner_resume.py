@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from learner.checkpoint import Checkpoint, CheckpointStore
+from learner.checkpoint.store import Checkpoint, CheckpointStore
 from learner.ledger import Drop
+from penstock.config.settings import ConfigurationError, PPOSection, Settings
 from penstock.runtime.exit import Fatal
 from penstock.runtime.health import ENDPOINT_VARIABLE
-from penstock.runtime.settings import ConfigurationError, PPOSection, Settings
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.learner_run import (
     BATCH,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from penstock.config.settings import Settings
 from penstock.runtime.exit import RunFailed
-from penstock.runtime.settings import Settings
 from penstock.wire.messages import Role
 from tests.integration.learner_run import BATCH, LearnerThread, Producer, settings, until
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from broker import keys
-from launch.policy_place import Place
-from launch.policy_steering import rollback
-from learner.final_policy import read_final
+from broker.log import keys
+from launch.policy.policy_steering import rollback
+from launch.policy.registry_place import Place
+from learner.publish.final_policy import read_final
+from penstock.config.settings import Settings
 from penstock.registry.errors import SchemaMismatch
 from penstock.registry.records import MAX_PINNED, NewVersion, Origin, PolicyVersion, Status
 from penstock.registry.registry import Registry
@@ -22,7 +23,6 @@ from penstock.registry.weight_files import (
     write_kept,
 )
 from penstock.runtime import metrics
-from penstock.runtime.settings import Settings
 from penstock.wire.messages import Role
 from tests.integration.learner_run import BATCH, RUN, LearnerThread, Producer, settings, until
 

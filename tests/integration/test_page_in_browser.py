@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launch.process import penstock
+from launch.run.child_process import penstock
 from tests.integration.training import PATIENCE_S, Training, wait_until_gone
 
 if TYPE_CHECKING:

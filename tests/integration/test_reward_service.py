@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
-from launch.certificates import Order
-from launch.certificates import main as make_certificates
-from penstock.wire.auth import Credentials
+from launch.commands.certificates import Order
+from launch.commands.certificates import main as make_certificates
+from penstock.rpc.auth import Credentials
 from tests.integration.reward_process import PATIENCE_S, secured, serving
 from tests.tiny_reward import make_base, make_reward_model, samples
 from workloads.rlhf.reward.client import RewardClient

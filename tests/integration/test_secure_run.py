@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import pytest
 
-from launch.toml import dump
+from penstock.config.settings import load
+from penstock.config.toml_text import dump
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
-from penstock.runtime.settings import load
 from tests.guarded_redis import USERS, GuardedRedis, tls_binary
 from tests.integration.broker_process import eventually
 

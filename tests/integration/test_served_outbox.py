@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from actor.link import Link
-from actor.serving.served_outbox import Queue, ServedOutbox
-from actor.session import Session, open_session
-from broker.state import Commit
+from actor.link.broker_client import Link
+from actor.link.session import Session, open_session
+from actor.serving.experience.served_outbox import Queue, ServedOutbox
+from broker.log.records import Commit
 from penstock.client import PolicyClient
 from penstock.client.arrays import to_parts
+from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.lifecycle import Lifecycle
@@ -24,7 +25,6 @@ from penstock.v1 import policy_pb2 as pb
 from penstock.v1.control_pb2 import ControlRequest
 from penstock.v1.control_pb2_grpc import ControlServiceStub
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
-from penstock.wire.auth import Credentials
 from penstock.wire.fragment import Fragment, Slot, WeightSpan, check
 from penstock.wire.messages import Episode, Role
 from penstock.wire.refusal import Reason

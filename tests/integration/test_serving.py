@@ -28,10 +28,10 @@ from penstock.client import (
     calls,
 )
 from penstock.client.arrays import to_parts
+from penstock.config.settings import PolicySection
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
 from penstock.runtime.exit import EXIT_OK
-from penstock.runtime.settings import PolicySection
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from tests.integration.broker_process import BrokerProcess, eventually

@@ -10,14 +10,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from launch.certificates import Order
-from launch.certificates import main as make_certificates
+from launch.commands.certificates import Order
+from launch.commands.certificates import main as make_certificates
 from penstock.client import PolicyClient
+from penstock.rpc.access import ACCESS, CLIENT
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import open_channel
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
-from penstock.wire.access import ACCESS, CLIENT
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import open_channel
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.reward_process import PATIENCE_S, secured
 from tests.integration.serving_run import RUN, SERVICE, ServedRun, serving

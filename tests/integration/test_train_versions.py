@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
-from launch.process import penstock
+from launch.run.child_process import penstock
 from penstock.policy import weights
 from penstock.registry.records import PolicyVersion
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept, registry_url
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import open_channel
 from penstock.v1 import control_pb2, control_pb2_grpc, weights_pb2, weights_pb2_grpc
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import open_channel
 from tests.integration.broker_process import eventually, launch, open_run
 from tests.integration.simulated_actor import code_of
 from tests.integration.training import Training, wait_until_gone

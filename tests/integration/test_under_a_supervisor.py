@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from launch.toml import dump
+from penstock.config.toml_text import dump
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.integration.broker_process import BrokerProcess, eventually
 from tests.integration.learner_run import BATCH, Producer, settings

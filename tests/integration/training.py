@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launch.process import penstock
+from launch.run.child_process import penstock
 
 PATIENCE_S = 120.0
 GONE_S = 20.0

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from actor import run as actor_run
-from actor.evaluation import play
+from actor import specification as actor_run
+from actor.evaluation.play import play
 from benchmarks.experience import Experience
 from learner.batch import assemble, check_meaning
-from learner.model import make_model
+from learner.model.model import make_model
+from penstock.config.settings import Settings, load
 from penstock.policy.weights import encode, load_into
-from penstock.runtime.settings import Settings, load
 from penstock.wire.fragment import Fragment, check
 from workloads.control.defaults import for_environment
 

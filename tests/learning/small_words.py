@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from actor import run as actor_run
-from actor.fragment_builder import Stamp
+from actor import specification as actor_run
+from actor.rollout.fragment_builder import Stamp
 from learner.batch import assemble, check_meaning
-from learner.model import make_model
+from learner.model.model import make_model
+from penstock.config.settings import Settings, load
 from penstock.policy.weights import encode, load_into
-from penstock.runtime.settings import Settings, load
 from penstock.wire.fragment import check
 from penstock.wire.messages import Publication
 from workloads.rlhf.defaults import for_environment

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.ppo import PPO
+from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import Batch, assemble
+from penstock.config.settings import PPOSection
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import PPOSection
 from penstock.wire.spaces import Space
 from tests.experience import Collector, Environment, box, cartpoles, small_policy
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.impala import Impala
-from learner.algorithms.on_policy import OnPolicy
-from learner.algorithms.ppo import PPO
-from learner.algorithms.reinforce import Reinforce
+from learner.algorithms.on_policy.impala import Impala
+from learner.algorithms.on_policy.on_policy import OnPolicy
+from learner.algorithms.on_policy.ppo import PPO
+from learner.algorithms.on_policy.reinforce import Reinforce
 from learner.batch import Batch, assemble
+from penstock.config.settings import ImpalaSection, PPOSection, ReinforceSection
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import ImpalaSection, PPOSection, ReinforceSection
 from tests.experience import Collector, cartpoles, small_policy
 
 STEPS = 24
@@ -211,7 +211,7 @@ def test_ppo_estimates_advantages_and_targets_as_torchrls_gae() -> None:
 
 def prepared_rows(ppo: PPO, batch: Batch) -> Any:
     """What the epochs of an update of this batch would begin with."""
-    from learner.algorithms.group import Solo
+    from learner.algorithms.shared.groups import Solo
 
     with torch.no_grad():
         return ppo.prepare(batch, batch.reward, Solo().share(batch.valid)).rows

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from launch.process import penstock
+from launch.run.child_process import penstock
 from tests.integration.training import Training
 
 CLIENTS: Final = 3

@@ -14,9 +14,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from learner.algorithms.token_ppo import TokenPPO
+from learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.config.settings import TokenPPOSection
 from penstock.policy import weights
-from penstock.runtime.settings import TokenPPOSection
 from tests.tiny_reward import make_base
 from tests.token_experience import Response, batch_of, fragment, next_log_probs
 from workloads.rlhf.policy.policy import LanguagePolicy

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.ppo import PPO
+from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import assemble
+from penstock.config.settings import PPOSection
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import PPOSection
 from tests.experience import Collector, cartpoles, small_policy
 from tests.learning.plain_ppo import PlainPPO, PlainSettings
 

@@ -14,12 +14,12 @@ import torch
 from stable_baselines3.common.logger import Logger
 from torch import Tensor, nn
 
-from learner.algorithms.dqn import DQN
-from learner.algorithms.sac import SAC
-from learner.replay.memory import Sample
-from learner.replay.transitions import Transitions
+from learner.algorithms.off_policy.dqn import DQN
+from learner.algorithms.off_policy.replay.memory import Sample
+from learner.algorithms.off_policy.replay.transitions import Transitions
+from learner.algorithms.off_policy.sac import SAC
+from penstock.config.settings import DQNSection, PolicySection, SACSection
 from penstock.policy.policy import build
-from penstock.runtime.settings import DQNSection, PolicySection, SACSection
 from penstock.wire.spaces import Box, Discrete
 from tests.experience import box
 

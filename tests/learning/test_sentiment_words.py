@@ -21,7 +21,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from launch.process import penstock
+from launch.run.child_process import penstock
 from tests.integration.broker_process import eventually
 from tests.integration.training import Training
 from tests.learning.small_words import learned, settings_of

@@ -9,8 +9,8 @@ import torch
 
 from learner.algorithms.registry import ALGORITHMS
 from learner.batch import assemble
+from penstock.config.settings import load
 from penstock.policy.weights import encode, load_into
-from penstock.runtime.settings import load
 from penstock.wire.tensor import Array
 from tests.experience import Collector, small_policy
 

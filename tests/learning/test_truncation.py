@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from learner.algorithms.ppo import PPO
+from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import assemble
+from penstock.config.settings import PPOSection
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import PPOSection
 from penstock.wire.tensor import Array
 from tests.experience import Collector, Line, small_policy
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from broker import keys
-from broker.learner_log import LearnerLog
-from broker.scripts import JUMP
-from broker.state import Commit, LogState
+from broker.log import keys
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Commit, LogState
+from broker.log.script import JUMP
 from penstock.wire.refusal import Reason, Refused
 from tests import model, small_run
 from tests.property.store_machine import BUDGET, MOST_ENTRIES, StoreMachine

@@ -17,10 +17,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker import keys, replies
-from broker.scripts import JUMP
-from broker.state import Appended, Commit, Opened
-from broker.store import Store
+from broker.log import keys, replies
+from broker.log.records import Appended, Commit, Opened
+from broker.log.script import JUMP
+from broker.log.store import Store
 from penstock.wire.messages import Role, Watch
 from tests import model, small_run
 from tests.store_run import item, open_run

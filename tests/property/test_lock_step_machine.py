@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from broker import keys, replies
-from broker.scripts import JUMP
-from broker.state import Opened
-from broker.store import Store
+from broker.log import keys, replies
+from broker.log.records import Opened
+from broker.log.script import JUMP
+from broker.log.store import Store
 from penstock.wire.messages import Role, Watch
 from tests import lock_step_model as model
 from tests.redis_server import RedisServer, find_binaries

@@ -8,10 +8,10 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.algorithms.group import Solo, evenly
-from learner.algorithms.ppo import PPO
-from learner.algorithms.preparation import see
-from penstock.runtime.settings import PPOSection
+from learner.algorithms.on_policy.ppo import PPO
+from learner.algorithms.on_policy.preparation import see
+from learner.algorithms.shared.groups import Solo, evenly
+from penstock.config.settings import PPOSection
 from tests.remembering import Actor, batch_of, remembering
 
 POLICIES: dict[str, dict[str, Any]] = {

@@ -16,14 +16,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from actor.fragment_builder import FragmentBuilder, Stamp
-from actor.serving.act_stream import ActStream
-from actor.serving.policy_service import PolicyService
-from actor.vector import Stepper
-from broker.admission import check_all
-from broker.outline import check_outline
+from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.stepper import Stepper
+from actor.serving.calls.act_stream import ActStream
+from actor.serving.calls.policy_service import PolicyService
+from broker.service.admission import check_all
+from broker.service.request_outline import check_outline
+from penstock.config.settings import PolicySection
 from penstock.policy.policy import build
-from penstock.runtime.settings import PolicySection
 from penstock.v1 import policy_pb2
 from penstock.wire import append
 from penstock.wire.fragment import Fragment, check, header_bytes, parse_header

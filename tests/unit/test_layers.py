@@ -36,13 +36,13 @@ def test_imports_run_one_way() -> None:
     ("statement", "absent"),
     [
         ("import penstock", {"torch", "numpy", "grpc", "redis"}),
-        ("import launch.cli", {"torch", "numpy", "grpc", "redis", "matplotlib", "gymnasium"}),
-        ("import broker.service", {"torch", "gymnasium", "safetensors", "learner", "actor"}),
-        ("import actor.service", {"redis", "hiredis", "broker", "learner"}),
-        ("import actor.worker", {"torch", "gymnasium", "redis", "hiredis", "broker", "learner"}),
+        ("import launch.cli.app", {"torch", "numpy", "grpc", "redis", "matplotlib", "gymnasium"}),
+        ("import broker.service.process", {"torch", "gymnasium", "safetensors", "learner", "actor"}),
+        ("import actor.process", {"redis", "hiredis", "broker", "learner"}),
+        ("import actor.rollout.worker", {"torch", "gymnasium", "redis", "hiredis", "broker", "learner"}),
         ("import benchmarks.simulated_actor", {"torch", "gymnasium", "redis", "broker", "learner"}),
-        ("import learner.service", {"actor"}),
-        ("import penstock.runtime.lifecycle, penstock.wire.server", {"torch", "redis"}),
+        ("import learner.process.entry", {"actor"}),
+        ("import penstock.runtime.lifecycle, penstock.rpc.server", {"torch", "redis"}),
     ],
 )
 def test_a_process_loads_no_more_than_its_role_needs(statement: str, absent: set[str]) -> None:

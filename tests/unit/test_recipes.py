@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from launch.plan import Request, make_plan
+from launch.run.plan import Request, make_plan
 from workloads.rlhf.rollout.section import language
 
 FOLDER: Final = Path(__file__).parents[2] / "recipes"

@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from penstock.runtime.sections.algorithm import AnyAlgorithm
-from penstock.runtime.settings import (
+from penstock.config.sections.algorithm import AnyAlgorithm
+from penstock.config.settings import (
     AlgorithmSection,
     ConfigurationError,
     ImpalaSection,

@@ -1,6 +1,6 @@
 """Control: any Gymnasium environment with fixed-size observations and actions, one forward pass a step."""
 
-from penstock.runtime.workload import Workload
+from penstock.config.workload import Workload
 
 WORKLOAD = Workload(
     name="control",

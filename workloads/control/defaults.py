@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from penstock.runtime.settings import merge
+from penstock.config.settings import merge
 from workloads.control import policy_gradient_defaults, replay_defaults
 
 _GENERAL: Final = ""

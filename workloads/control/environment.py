@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from penstock.runtime.settings import ConfigurationError, EnvironmentSection
+from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.spaces import Dict, Space
 from workloads.control.spaces import to_space
 

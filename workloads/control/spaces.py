@@ -2,7 +2,7 @@
 
 from gymnasium import spaces as gym_spaces
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from penstock.wire import spaces as wire_spaces
 from penstock.wire.spaces import Space
 

@@ -13,7 +13,7 @@
 Importing this package imports nothing heavy; `pip install 'penstock[rlhf]'` brings what the modules need.
 """
 
-from penstock.runtime.workload import Workload
+from penstock.config.workload import Workload
 
 WORKLOAD = Workload(
     name="rlhf",

@@ -20,7 +20,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.runtime.settings import Settings
+from penstock.config.settings import Settings
 from workloads.rlhf.preparation import FEEDBACK, REWARD_MODEL
 from workloads.rlhf.rollout.section import language
 
@@ -61,7 +61,7 @@ def write(settings: Settings, run_dir: Path, summary: dict[str, Any]) -> None:
 
 def _policy(settings: Settings, run_dir: Path) -> Path | None:
     """The folder of the final policy, written if it is not there; None where the run has none."""
-    from learner.final_policy import read_final  # noqa: PLC0415 - loads torch
+    from learner.publish.final_policy import read_final  # noqa: PLC0415 - loads torch
     from penstock.policy.weights import load_into  # noqa: PLC0415
     from workloads.rlhf.policy.policy import build  # noqa: PLC0415
     from workloads.rlhf.quiet import quieten  # noqa: PLC0415
@@ -91,8 +91,8 @@ def _value_head(run_dir: Path) -> Path | None:
     """The critic, which is in no version that is published; None where there is no whole checkpoint."""
     from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
 
-    from learner.algorithms.stored import under  # noqa: PLC0415
-    from learner.checkpoint import CheckpointStore  # noqa: PLC0415
+    from learner.algorithms.shared.stored import under  # noqa: PLC0415
+    from learner.checkpoint.store import CheckpointStore  # noqa: PLC0415
 
     checkpoints = run_dir / "checkpoints"
     if not checkpoints.is_dir():

@@ -5,7 +5,7 @@ Nothing is stepped: a response is generated whole (`rollout`), and rewarded.
 
 from typing import Any
 
-from penstock.runtime.settings import ConfigurationError, EnvironmentSection
+from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.spaces import Discrete, Space
 from workloads.rlhf.loading import place_of
 from workloads.rlhf.rollout.section import language

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actor import run as actor_run
+from actor import specification as actor_run
+from penstock.config.settings import ActorSection
 from penstock.policy.weights import load_into
-from penstock.runtime.settings import ActorSection
 from penstock.wire.specification import RunSpecification
 from workloads.rlhf.rollout.crew import make_backend
 from workloads.rlhf.rollout.section import language

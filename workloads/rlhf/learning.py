@@ -5,12 +5,12 @@ from typing import Final
 import numpy as np
 import torch
 
-from learner.algorithms.group import Group
-from learner.algorithms.hardware import hardware_of
 from learner.algorithms.registry import make_of_tokens
-from learner.model import Model, model_of, target_of
-from penstock.runtime.settings import ConfigurationError, Settings, TokenPPOSection
-from penstock.runtime.workload import Workload, load
+from learner.algorithms.shared.groups import Group
+from learner.algorithms.shared.hardware import hardware_of
+from learner.model.model import Model, model_of, target_of
+from penstock.config.settings import ConfigurationError, Settings, TokenPPOSection
+from penstock.config.workload import Workload, load
 from penstock.wire.specification import Probe
 from workloads.rlhf.policy.policy import LanguagePolicy, build
 
@@ -19,7 +19,7 @@ PROBE_TOKENS: Final = 8
 
 
 def make_model(settings: Settings, workload: Workload, group: Group, device: torch.device) -> Model:
-    """As `learner.model.make_model` wants it; raises ConfigurationError for settings that do not fit together."""
+    """As `learner.model.model.make_model` wants it; raises ConfigurationError for settings that do not fit together."""
     observation, action = load(workload.spaces)(settings.environment)
     held = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.kl_coefficient > 0.0
     policy = build(observation, action, settings.policy, settings.seed, has_reference=held)

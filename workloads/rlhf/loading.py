@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 
 LOADING: Final = threading.Lock()
 """transformers changes torch for the whole process while it reads a model; two threads at once leave it changed, and every

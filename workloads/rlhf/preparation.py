@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.workload import Progress, Services
 from penstock.runtime.retry import Interrupted
-from penstock.runtime.settings import ConfigurationError, Settings
-from penstock.runtime.workload import Progress, Services
 from workloads.rlhf.quiet import quieten
 from workloads.rlhf.rollout.section import Language, language
 

@@ -14,10 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.runtime.estimate import Range, Scores
+from penstock.config.estimate import Range, Scores
+from penstock.config.settings import Settings
+from penstock.config.workload import Progress, Rehearsal, Shortened
 from penstock.runtime.retry import Interrupted
-from penstock.runtime.settings import Settings
-from penstock.runtime.workload import Progress, Rehearsal, Shortened
 from workloads.rlhf.feedback.examples import Example, Scored
 from workloads.rlhf.feedback.reading import read
 from workloads.rlhf.preparation import REWARD_MODEL, made_first, order_of, release_device, with_places

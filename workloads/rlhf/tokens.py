@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from workloads.rlhf.loading import place_of
 from workloads.rlhf.prompt import Prompt, plain
 

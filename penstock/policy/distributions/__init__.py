@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 
+from penstock.config.settings import PolicySection
 from penstock.policy.distributions.discrete import Bernoulli, Categorical, MultiCategorical
 from penstock.policy.distributions.epsilon_greedy import EpsilonGreedy
 from penstock.policy.distributions.gaussian import ConditionalSquashedGaussian, Gaussian, SquashedGaussian
 from penstock.policy.distributions.head import ActionHead, Place, Reals
-from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
 
 __all__ = [

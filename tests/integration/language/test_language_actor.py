@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from broker.state import ProbeAnswer
+from broker.log.records import ProbeAnswer
+from penstock.config.settings import ConfigurationError
 from penstock.policy.weights import encode
 from penstock.runtime.exit import EXIT_OK
-from penstock.runtime.settings import ConfigurationError
 from penstock.wire.messages import Role
 from tests.integration.actor_run import ActorThread, actors
 from tests.integration.broker_process import BrokerProcess, eventually

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from torch import nn
 
-from actor import acting
+from actor.rollout import local_policy
 from learner.probe import Quarantine
+from penstock.config import settings as configuration
+from penstock.config.settings import Settings
 from penstock.policy import weights
-from penstock.runtime import settings as configuration
-from penstock.runtime.settings import Settings
 from penstock.wire.messages import Publication
 from tests.integration.actor_run import ActorThread, actors
 from tests.integration.broker_process import BrokerProcess, eventually
@@ -61,7 +61,7 @@ def _broken(blob: bytes) -> bytes:
 def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
     """Between an actor's session and its policy."""
     made = Fault()
-    monkeypatch.setattr(acting, "load_into", made)
+    monkeypatch.setattr(local_policy, "load_into", made)
     return made
 
 

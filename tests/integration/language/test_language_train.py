@@ -13,7 +13,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from launch.process import penstock
+from launch.run.child_process import penstock
 from tests.integration.training import Training, wait_until_gone
 from tests.tiny_reward import make_base
 

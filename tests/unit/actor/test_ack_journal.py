@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actor.ack_journal import AckJournal, journal_files, read_journal
+from actor.link.ack_journal import AckJournal, journal_files, read_journal
+from penstock.config.settings import ActorSection, ConfigurationError
 from penstock.runtime.exit import Fatal
-from penstock.runtime.settings import ActorSection, ConfigurationError
 from penstock.wire.fragment import Slot
 from tests.small_run import RUN, SLOTS, STEPS, fragment
 
@@ -74,7 +74,7 @@ def test_a_disk_that_takes_no_more_ends_the_actor(tmp_path: Path) -> None:
 
 def test_the_run_cannot_make_an_actor_write_somewhere() -> None:
     """The folder is the actor's own setting: no path comes over the wire."""
-    from actor.run import _overlay
+    from actor.specification import _overlay
 
     told = ActorSection(ack_journal=Path("/somewhere"))
     assert _overlay(told, ActorSection()).ack_journal is None

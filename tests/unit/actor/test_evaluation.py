@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from actor.evaluation import Played, play
-from actor.vector import Stepper
+from actor.evaluation.play import Played, play
+from actor.rollout.stepper import Stepper
+from penstock.config.settings import PolicySection
 from penstock.policy.policy import build
-from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Discrete
 from tests.unit.actor.counting import LENGTHS, OBSERVATION, vector
 

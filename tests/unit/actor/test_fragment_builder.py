@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from actor.fragment_builder import FragmentBuilder, Stamp
-from actor.vector import Ended, Stepped, Stepper
-from penstock.runtime.settings import ConfigurationError
+from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.stepper import Ended, Stepped, Stepper
+from penstock.config.settings import ConfigurationError
 from penstock.wire.fragment import Fragment, Slot, WeightSpan, check
 from penstock.wire.limits import MAX_MESSAGE_BYTES
 from penstock.wire.messages import Episode, Publication

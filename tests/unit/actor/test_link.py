@@ -8,11 +8,11 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from actor.link import Link
+from actor.link.broker_client import Link
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.runtime.exit import Fatal
 from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2, weights_pb2_grpc
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import CHANNEL_OPTIONS
 from penstock.wire.limits import APPEND_DEADLINE_S, MAX_MESSAGE_BYTES, MIB, WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Report, Watch
 from tests import small_run
@@ -99,7 +99,7 @@ def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two deadlines of a watch on it are as long as a session lives: actors that only waited lost theirs."""
-    monkeypatch.setattr("actor.link.WATCH_GRACE_S", 2.0)
+    monkeypatch.setattr("actor.link.broker_client.WATCH_GRACE_S", 2.0)
     silent, stop = Silent(), threading.Event()  # type: ignore[abstract]  # the other calls are not made
     server = grpc.server(futures.ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(silent, server)

@@ -8,8 +8,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from actor.masks import Masks
-from actor.vector import Stepper
+from actor.rollout.masks import Masks
+from actor.rollout.stepper import Stepper
 from penstock.runtime.exit import Fatal
 from penstock.wire.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from tests.experience import box

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from actor.fragment_builder import FragmentBuilder, Stamp
-from actor.reward import LearnerReward, PotentialError, learner_reward, potentials
-from actor.vector import Stepper
-from penstock.runtime.sections.environment import EnvironmentSection, RewardWrapper
-from penstock.runtime.settings import ConfigurationError
-from penstock.runtime.trusted import check_trusted
+from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.reward import LearnerReward, PotentialError, learner_reward, potentials
+from actor.rollout.stepper import Stepper
+from penstock.config.sections.environment import EnvironmentSection, RewardWrapper
+from penstock.config.settings import ConfigurationError
+from penstock.config.trusted import check_trusted
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Episode, Publication
 from penstock.wire.schema import fragment_schema

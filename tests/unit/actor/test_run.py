@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from actor import run
+from actor import specification as run
+from penstock.config.settings import ActorSection, ConfigurationError, EnvironmentSection
 from penstock.policy.custom_network import CustomBody
 from penstock.runtime.exit import Fatal
-from penstock.runtime.settings import ActorSection, ConfigurationError, EnvironmentSection
 from penstock.wire.specification import RunSpecification
 from tests import small_run
 from workloads.control.environment import spaces

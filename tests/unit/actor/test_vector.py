@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from actor.vector import Stepper, autoreset_mode
-from penstock.runtime.settings import ConfigurationError
+from actor.rollout.stepper import Stepper, autoreset_mode
+from penstock.config.settings import ConfigurationError
 from tests.unit.actor.counting import LENGTHS, NESTED, OBSERVATION, vector
 
 MODES = list(AutoresetMode)

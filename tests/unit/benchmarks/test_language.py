@@ -8,9 +8,9 @@ from transformers import GPT2LMHeadModel
 
 from benchmarks import language_update
 from benchmarks.bare_language import Loop
-from learner.algorithms.responses import read_responses
-from learner.algorithms.token_ppo import TokenPPO
-from penstock.runtime.settings import TokenPPOSection
+from learner.algorithms.tokens.responses import read_responses
+from learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.config.settings import TokenPPOSection
 from workloads.rlhf.policy.policy import LanguagePolicy
 from workloads.rlhf.policy.settings import LanguageSection
 

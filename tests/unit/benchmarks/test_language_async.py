@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import language_async
 from benchmarks.language_async import Arm, Outcome, Threads, summarise
-from penstock.runtime.settings import OnPolicySection, load
+from penstock.config.settings import OnPolicySection, load
 from workloads.rlhf.defaults import for_environment
 
 

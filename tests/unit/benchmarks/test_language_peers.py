@@ -7,7 +7,7 @@ import pytest
 from benchmarks.peers import language
 from benchmarks.peers.language import Outcome, summarise
 from benchmarks.peers.liked import liked
-from penstock.runtime.settings import TokenPPOSection, load
+from penstock.config.settings import TokenPPOSection, load
 from workloads.rlhf.defaults import for_environment
 
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import synchronous
 from benchmarks.proofs import Proof
 from benchmarks.results import Record, append
-from penstock.runtime.settings import OnPolicySection, load
+from penstock.config.settings import OnPolicySection, load
 from tests.unit.benchmarks.test_learn import RECORD
 from workloads.control.defaults import for_environment
 

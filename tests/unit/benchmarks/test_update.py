@@ -3,10 +3,10 @@
 import torch
 
 from benchmarks import bare_loop, update
-from learner.algorithms.ppo import PPO
+from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import assemble, check_meaning
+from penstock.config.settings import PolicySection, PPOSection
 from penstock.policy.policy import build
-from penstock.runtime.settings import PolicySection, PPOSection
 from penstock.wire.fragment import check
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from broker.admission import Admission, check_all
+from broker.service.admission import Admission, check_all
 from penstock.v1 import fragment_pb2
 from penstock.wire import fragment as fragments
 from penstock.wire.fragment import Fragment

@@ -7,14 +7,14 @@ from typing import Any
 import grpc
 import pytest
 
-from broker.boundary import Absent, Boundary, Malformed, check_number
-from broker.outline import LARGEST_CALL_BYTES
-from broker.store import StoreUnavailable
+from broker.log.store import StoreUnavailable
+from broker.service.boundary import Absent, Boundary, Malformed, check_number
+from broker.service.request_outline import LARGEST_CALL_BYTES
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import open_async_channel
+from penstock.rpc.server import bind, build_server
 from penstock.v1 import control_pb2, control_pb2_grpc
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import open_async_channel
 from penstock.wire.limits import MAX_MESSAGE_BYTES
-from penstock.wire.server import bind, build_server
 
 FAULTS = {
     "malformed": Malformed("reason='malformed': give another"),

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from broker.changes import Changes
+from broker.service.changes import Changes
 
 
 async def _feed(queue: "asyncio.Queue[None]") -> AsyncIterator[None]:

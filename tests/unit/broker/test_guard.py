@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from broker import guard
-from broker.guard import UnsuitableRedis
-from penstock.runtime.settings import BrokerSection
+from broker.log import guard
+from broker.log.guard import UnsuitableRedis
+from penstock.config.settings import BrokerSection
 from penstock.wire.limits import MIB
 from penstock.wire.messages import Durability
 

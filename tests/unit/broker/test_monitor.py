@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from broker import guard
-from broker.connection import connect_async
-from broker.monitor import Monitor
-from broker.store import Store
+from broker.log import guard
+from broker.log.connection import connect_async
+from broker.log.store import Store
+from broker.service.monitor import Monitor
+from penstock.config.settings import BrokerSection
 from penstock.runtime import metrics
 from penstock.runtime.health import Health
-from penstock.runtime.settings import BrokerSection
 from tests.store_run import PACING, open_run
 
 

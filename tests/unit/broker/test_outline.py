@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.outline import LARGEST_BYTES, LARGEST_CALL_BYTES, MAX_FIELDS, check_outline
+from broker.service.request_outline import LARGEST_BYTES, LARGEST_CALL_BYTES, MAX_FIELDS, check_outline
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import fragment_pb2
 from penstock.wire import fragment as fragments

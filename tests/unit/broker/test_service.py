@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from broker import guard
-from broker.monitor import EVENT_LOOP, Monitor
-from broker.service import _cancel, _run, _until_first, assemble, build_front, connect_inspector
+from broker.log import guard
+from broker.service.monitor import EVENT_LOOP, Monitor
+from broker.service.process import _cancel, _run, _until_first, assemble, build_front, connect_inspector
+from penstock.config.settings import load
+from penstock.rpc.auth import Credentials
 from penstock.runtime.health import Health
-from penstock.runtime.settings import load
-from penstock.wire.auth import Credentials
 from tests.integration.broker_process import eventually
 
 

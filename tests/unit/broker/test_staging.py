@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.staging import StagingBudget
+from broker.service.staging import StagingBudget
 from penstock.wire.refusal import Reason, Refused
 
 

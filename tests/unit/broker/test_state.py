@@ -2,9 +2,9 @@
 
 import json
 
-from broker.log_memory import LogMemory, to_lua
-from broker.scripts import load, names
-from broker.state import Commit, LogEntry, LogState, Totals
+from broker.log.log_memory import LogMemory, to_lua
+from broker.log.records import Commit, LogEntry, LogState, Totals
+from broker.log.script import load, names
 from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
 
 COMMIT = Commit(

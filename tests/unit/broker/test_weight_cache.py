@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 
-from broker.weight_cache import CorruptWeights, WeightCache
+from broker.service.weight_cache import CorruptWeights, WeightCache
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Publication
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.process import penstock
+from launch.run.child_process import penstock
 
 HEAVY = ("torch", "gymnasium", "redis", "grpc", "matplotlib", "numpy", "pydantic", "transformers")
 
@@ -41,7 +41,7 @@ def test_help_names_every_command() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     """Which keeps it below a third of a second."""
-    code = f"import sys, launch.cli; print([name for name in {HEAVY} if name in sys.modules])"
+    code = f"import sys, launch.cli.app; print([name for name in {HEAVY} if name in sys.modules])"
     reply = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
@@ -51,7 +51,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_a_broker_loads_no_torch() -> None:
     """Nor gymnasium: its image carries neither."""
     code = (
-        "import sys, launch.cli, launch.plan, broker.service, penstock.runtime.lifecycle;"
+        "import sys, launch.cli.app, launch.run.plan, broker.service.process, penstock.runtime.lifecycle;"
         "print([name for name in ('torch', 'gymnasium', 'matplotlib') if name in sys.modules])"
     )
     reply = subprocess.run(

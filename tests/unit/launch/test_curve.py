@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from launch.curve import Curve, Point, rates
-from launch.plot import draw
+from launch.commands.plot import draw
+from launch.inspection.curve import Curve, Point, rates
 
 
 def row(steps: int, value: float | None = None, seconds: float = 0.0) -> dict[str, object]:

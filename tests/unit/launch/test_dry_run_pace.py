@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from launch.dry_run.pace import BLOCKS, TooShort, pace_of
-from penstock.runtime.estimate import MARGIN
+from penstock.config.estimate import MARGIN
 
 START = 1000.0
 

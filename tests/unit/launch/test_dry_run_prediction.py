@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from launch.dry_run.calibration import Calibration
-from launch.dry_run.command import ENOUGH_S, MEASURED_S, is_enough, next_steps
+from launch.dry_run.dry_run_command import ENOUGH_S, MEASURED_S, is_enough, next_steps
 from launch.dry_run.limits import Limits, judge
 from launch.dry_run.pace import Pace
 from launch.dry_run.prediction import AOF_REWRITE_BYTES, Facts, predict
-from launch.memory import Memory, Room
-from penstock.runtime.estimate import MARGIN, Range, Scores
+from launch.run.memory import Memory, Room
+from penstock.config.estimate import MARGIN, Range, Scores
 
 MIB = 1024 * 1024
 FACTS = Facts(

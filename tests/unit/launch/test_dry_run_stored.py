@@ -8,10 +8,10 @@ import pytest
 
 from launch.dry_run import stored
 from launch.dry_run.calibration import shortened
-from launch.dry_run.command import check
-from launch.plan import Plan, Request, make_plan
-from launch.summary import concluded, summary_lines
-from penstock.runtime.settings import ConfigurationError
+from launch.dry_run.dry_run_command import check
+from launch.run.plan import Plan, Request, make_plan
+from launch.run.summary import concluded, summary_lines
+from penstock.config.settings import ConfigurationError
 
 PREDICTED: dict[str, Any] = {
     "total_steps": 1000,

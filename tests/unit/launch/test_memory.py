@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.memory import Memory, Trees, available, of_process, parse_device_memory, together
+from launch.run.memory import Memory, Trees, available, of_process, parse_device_memory, together
 
 MIB = 1024 * 1024
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:         1000000 kB\nMemAvailable:   10000000 kB\n"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from launch.cli import ui
-from launch.plan import CONFIG_FILE
-from launch.process import penstock
-from launch.toml import dump
+from launch.cli.app import ui
+from launch.run.child_process import penstock
+from launch.run.plan import CONFIG_FILE
+from penstock.config.settings import ConfigurationError, load
+from penstock.config.toml_text import dump
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
-from penstock.runtime.settings import ConfigurationError, load
 
 testclient = pytest.importorskip("fastapi.testclient", reason="the page needs `pip install 'penstock[ui]'`")
 

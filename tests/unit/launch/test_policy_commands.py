@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from launch.cli import app
-from learner.final_policy import write_specification
+from launch.cli.app import app
+from learner.publish.final_policy import write_specification
+from penstock.config.settings import PolicySection
 from penstock.policy import weights
 from penstock.policy.policy import build
 from penstock.registry.records import Evaluation, NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import hold, kept_files, read_kept, registry_url, write_kept
-from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Discrete
 from tests.small_run import OBSERVATION, RUN, specification
 

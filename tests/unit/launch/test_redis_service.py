@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.process import penstock
-from launch.redis_binary import candidates, newest
-from launch.redis_service import ServerPlace, arguments, ask
+from launch.run.child_process import penstock
+from launch.run.redis_binary import candidates, newest
+from launch.run.redis_service import ServerPlace, arguments, ask
+from penstock.config.settings import load
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
-from penstock.runtime.settings import load
 from tests.chaos.small_disk import SizeLimit
 
 PATIENCE_S = 20.0

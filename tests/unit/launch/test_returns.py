@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from launch.returns import shown
+from launch.inspection.returns import shown
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch import reward_scoring, reward_training
-from launch.process import penstock
+from launch.commands import reward_scoring, reward_training
+from launch.run.child_process import penstock
+from penstock.config.settings import ConfigurationError
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.runtime.settings import ConfigurationError
 from tests.tiny_reward import make_base
 from workloads.rlhf.sentiment import Sentiment
 

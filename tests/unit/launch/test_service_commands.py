@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from launch import service_commands
-from launch.service_commands import SERVING_EXPERIMENTS
+from launch.commands import service_commands
+from launch.commands.service_commands import SERVING_EXPERIMENTS
 
 VARIABLE = "GRPC_EXPERIMENTS"
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from launch.plan import Request, make_plan, prepare_folder
-from launch.process import without_configuration
-from launch.services import private_folder, service_environment, service_specs
+from launch.run.child_process import without_configuration
+from launch.run.plan import Request, make_plan, prepare_folder
+from launch.run.services import private_folder, service_environment, service_specs
 from learner.recording.writer import RecordingWriter
-from penstock.runtime.settings import ConfigurationError, load
+from penstock.config.settings import ConfigurationError, load
 from tests.small_run import specification
 
 SHOW = (
-    "import json, sys; from pathlib import Path; from launch.plan import service_settings\n"
+    "import json, sys; from pathlib import Path; from launch.run.plan import service_settings\n"
     "settings = service_settings(Path(sys.argv[1]), ())\n"
     "password = settings.security.redis_password\n"
     "print(json.dumps([settings.metrics.host, settings.metrics.port, password and password.get_secret_value()]))"

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from launch.memory import Memory
-from launch.plan import Plan, Request, make_plan, prepare_folder
-from launch.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
-from launch.supervisor import Account
+from launch.run.memory import Memory
+from launch.run.plan import Plan, Request, make_plan, prepare_folder
+from launch.run.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
+from launch.run.supervisor import Account
 
 LEARNT = {
     "solved": True,

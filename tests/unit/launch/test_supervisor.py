@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launch import supervisor as module
-from launch.process import CleanExit, Folder, ServiceSpec, last_line, without_configuration
-from launch.supervisor import GaveUp, Supervisor
+from launch.run import supervisor as module
+from launch.run.child_process import CleanExit, Folder, ServiceSpec, last_line, without_configuration
+from launch.run.supervisor import GaveUp, Supervisor
 from penstock.runtime import metrics
 
 PATIENCE_S = 20.0

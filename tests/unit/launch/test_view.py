@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch.progress import MetricsTail, Progress
-from launch.view import LiveView, PlainView, make_view
+from launch.run.live_view import LiveView, PlainView, make_view
+from launch.run.progress import MetricsTail, Progress
 
 HALF_WAY = Progress(
     env_steps=75_000,

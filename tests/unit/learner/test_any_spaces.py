@@ -8,10 +8,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from learner.algorithms.ppo import PPO
+from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import Batch
+from penstock.config.settings import PolicySection, PPOSection
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import PolicySection, PPOSection
 from tests.any_spaces import FRAGMENTS, SLOTS, STEPS, Acting, AnySpace
 
 OBSERVATIONS: dict[str, AnySpace] = {

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from learner.crew import Crew
+from learner.thread_group import Crew
 from penstock.runtime.retry import Interrupted
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from broker.state import ReportEntry
-from learner.episodes import WINDOW, Episodes
-from learner.evaluation import Evaluation
+from broker.log.records import ReportEntry
+from learner.evaluation.evaluation import Evaluation
+from learner.evaluation.reported_episodes import WINDOW, Episodes
+from penstock.config.settings import EvaluationSection
 from penstock.runtime import metrics
-from penstock.runtime.settings import EvaluationSection
 from penstock.wire.messages import Episode, Report
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from learner.early_stopping import Patience, check_patience
-from learner.evaluation import RECENT_EPISODES, Candidate, Evaluation, Score, scores_json
-from penstock.runtime.settings import ConfigurationError, EvaluationSection
+from learner.evaluation.early_stopping import Patience, check_patience
+from learner.evaluation.evaluation import RECENT_EPISODES, Candidate, Evaluation, Score, scores_json
+from penstock.config.settings import ConfigurationError, EvaluationSection
 from penstock.wire.messages import Episode, Report
 
 GOOD = [100.0] * RECENT_EPISODES

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from learner.algorithms.registry import ALGORITHMS, check_hardware
-from learner.model import check_memory, check_schema, check_specification, make_model
-from penstock.runtime import settings as configuration
-from penstock.runtime.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
+from learner.model.model import check_memory, check_schema, check_specification, make_model
+from penstock.config import settings as configuration
+from penstock.config.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
 from penstock.wire.limits import MIB
 from penstock.wire.schema import Axes, fragment_schema
 from penstock.wire.spaces import Box, Dict, Discrete

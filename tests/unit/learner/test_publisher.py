@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from learner.publisher import Offer, _merged
+from learner.publish.publisher import Offer, _merged
 
 WEIGHTS = {"w": np.zeros(1, np.float32)}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.progress import read_rows
-from learner.delivery import Delivery, reward_of
-from learner.final_policy import FinalPolicy, read_final, write_final
-from learner.recorder import Moment, Recorder, Staleness
-from learner.training_clock import TrainingClock
+from launch.run.progress import read_rows
+from learner.feed.log_batch import Delivery, reward_of
+from learner.publish.final_policy import FinalPolicy, read_final, write_final
+from learner.reporting.recorder import Moment, Recorder, Staleness
+from learner.reporting.training_clock import TrainingClock
 from penstock.policy import weights
 from penstock.runtime import metrics
 from tests.small_run import specification

@@ -1,7 +1,7 @@
 """The words with which a run ends that made no updates."""
 
-from broker.state import Status
-from learner.stall import cause
+from broker.log.records import Status
+from learner.process.stall import cause
 
 
 def test_a_run_that_nobody_came_to_does_not_say_that_its_actors_are_gone() -> None:

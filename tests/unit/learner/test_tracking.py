@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from learner.recorder import Recorder, Staleness
-from learner.tracking.tracker import QUEUE_LINES, Place, Tracking, check_installed, make_tracking
-from learner.tracking.weights_and_biases import told
+from learner.reporting.recorder import Recorder, Staleness
+from learner.reporting.trackers.tracker import QUEUE_LINES, Place, Tracking, check_installed, make_tracking
+from learner.reporting.trackers.weights_and_biases import told
+from penstock.config.settings import ConfigurationError, Settings, load
 from penstock.runtime import metrics
-from penstock.runtime.settings import ConfigurationError, Settings, load
 from tests.integration.broker_process import eventually
 
 tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learner.batch import Batch, assemble
-from learner.upload import tensors, upload_to
+from learner.feed.upload import tensors, upload_to
 from tests.experience import Collector, Fragment, cartpoles, small_policy
 
 CPU = torch.device("cpu")

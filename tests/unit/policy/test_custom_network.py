@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from learner.probe import Quarantine, make_probe
+from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.policy import weights
 from penstock.policy.policy import Policy, build
-from penstock.runtime.settings import ConfigurationError, PolicySection
 from penstock.wire.spaces import Dict, Discrete, Space, Tuple
 from tests.experience import box
 from tests.unit.policy.test_policy import MIXED, image, observations

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, distributions
 
+from penstock.config.settings import PolicySection
 from penstock.policy.distributions import (
     ActionHead,
     Bernoulli,
@@ -19,7 +20,6 @@ from penstock.policy.distributions import (
     head_of,
 )
 from penstock.policy.masking import masked
-from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
 from tests.experience import box
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.config.settings import DQNSection, PolicySection
 from penstock.policy.distributions import EpsilonGreedy, Place
 from penstock.policy.policy import Policy, QPolicy, build
-from penstock.runtime.settings import DQNSection, PolicySection
 from penstock.wire.spaces import Discrete
 from tests.experience import box
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.config.settings import PolicySection
 from penstock.policy.masking import masked
 from penstock.policy.policy import Policy, build
-from penstock.runtime.settings import PolicySection
 from penstock.wire.schema import mask_rules
 from penstock.wire.spaces import Discrete, MultiDiscrete, Space, Tuple
 from tests.experience import box

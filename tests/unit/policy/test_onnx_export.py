@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.config.settings import PolicySection
 from penstock.policy.layers import BatchNorm
 from penstock.policy.policy import Policy, build
-from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
 from penstock.wire.tensor import Array
 

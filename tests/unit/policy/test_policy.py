@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.config.settings import PolicySection
 from penstock.policy import weights
 from penstock.policy.policy import Policy, Step, build
-from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, leaves
 from penstock.wire.tensor import Array
 from tests.experience import box, small_policy

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import distributions as torch_distributions
 
+from penstock.config.settings import PolicySection
 from penstock.policy.distributions import (
     ActionHead,
     Bernoulli,
@@ -20,7 +21,6 @@ from penstock.policy.distributions import (
     SquashedGaussian,
 )
 from penstock.policy.policy import Policy, build
-from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from tests.experience import box
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from penstock.config.settings import PolicySection
 from penstock.policy.policy import build
 from penstock.policy.trunks import ImageEncoder, ResidualBlock
-from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Dict, Discrete
 from tests.experience import box
 from tests.unit.policy.test_policy import image

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.runtime.collector import MANY_OBJECTS, look_seldom
+from penstock.runtime.garbage_collection import MANY_OBJECTS, look_seldom
 from penstock.runtime.health import Health
 
 USUAL = (700, 10, 10)

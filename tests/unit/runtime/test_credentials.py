@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.credentials import registry_with_password
-from penstock.runtime.settings import ConfigurationError, ServingSection
+from penstock.config.credentials import registry_with_password
+from penstock.config.settings import ConfigurationError, ServingSection
 
 
 def test_the_registry_s_password_comes_from_its_file(tmp_path: Path) -> None:

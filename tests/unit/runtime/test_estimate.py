@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.runtime.estimate import MARGIN, Range, Scores, total
+from penstock.config.estimate import MARGIN, Range, Scores, total
 
 
 def test_a_range_is_the_measured_spread_with_the_margin_beyond() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.rpc.auth import AddressInUse
 from penstock.runtime.health import (
     ENDPOINT_VARIABLE,
     READER_S,
@@ -17,7 +18,6 @@ from penstock.runtime.health import (
     read_endpoint,
     serve_http,
 )
-from penstock.wire.auth import AddressInUse
 
 
 class Clock:

@@ -15,7 +15,7 @@ SERVICE = """
 import sys, threading
 from penstock.runtime.exit import Fatal
 from penstock.runtime.lifecycle import run_service
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 def main(lifecycle):
     lifecycle.on_drain(lambda: print("callback", lifecycle.reason, flush=True))
     print("up", flush=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.certificates import Order
-from launch.certificates import main as certificates
+from launch.commands.certificates import Order
+from launch.commands.certificates import main as certificates
 from penstock.runtime import metrics
 
 PLATFORM = ("process_", "python_")

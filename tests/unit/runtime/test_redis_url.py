@@ -3,7 +3,7 @@
 import pytest
 import redis.connection
 
-from penstock.runtime.redis_url import split_password
+from penstock.config.redis_url import split_password
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from penstock.config.settings import ConfigurationError, Settings, load
 from penstock.runtime import tracing
-from penstock.runtime.settings import ConfigurationError, Settings, load
 from penstock.wire.traceparent import TraceParent, read_traceparent
 
 RUN = "run-a"
@@ -20,7 +20,7 @@ OFF = """
 import sys
 import {modules}
 from penstock.runtime import tracing
-from penstock.runtime.settings import Settings
+from penstock.config.settings import Settings
 tracing.start(Settings(), "actor")
 with tracing.trace("actor.unroll"):
     assert tracing.current() == tracing.record("actor.append", 1.0, header="x") == ""
@@ -59,10 +59,10 @@ def parent_of(number: int, *, sampled: bool = True) -> str:
 @pytest.mark.parametrize(
     ("modules", "prefixes"),
     [
-        ("actor.service, actor.serving.process", ("opentelemetry",)),
+        ("actor.process, actor.serving.server_process", ("opentelemetry",)),
         # The Redis client loads its own part of OpenTelemetry, metrics, wherever that is installed.
         (
-            "broker.service, learner.service",
+            "broker.service.process, learner.process.entry",
             ("opentelemetry.sdk.trace", "opentelemetry.exporter", "opentelemetry.proto"),
         ),
     ],
@@ -176,7 +176,7 @@ WITHOUT = """
 import sys
 sys.modules["opentelemetry"] = None
 from penstock.runtime import tracing
-from penstock.runtime.settings import load
+from penstock.config.settings import load
 tracing.start(load([{"tracing": {"exporter": "otlp"}}]), "actor")
 """
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.runtime.settings import ConfigurationError
-from penstock.runtime.trusted import placed
+from penstock.config.settings import ConfigurationError
+from penstock.config.trusted import placed
 
 KEYS = ("model", "prompts")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.runtime.settings import ConfigurationError
-from penstock.runtime.workload import find, load
+from penstock.config.settings import ConfigurationError
+from penstock.config.workload import find, load
 
 
 def test_the_installed_control_workload_is_found_and_its_paths_load() -> None:

@@ -8,23 +8,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from actor.run import policy_maker
-from actor.serving import fallback
-from actor.serving.answering import Loaded, Question
-from actor.serving.batcher import Batcher
-from actor.serving.desk import Answered, Desk
-from actor.serving.episode_desk import EpisodeDesk
-from actor.serving.episodes import Episodes
-from actor.serving.learning import Learning
-from actor.serving.served_outbox import Queue
-from actor.serving.shadow_record import ShadowRecord
-from actor.serving.shelf import Shelf, Weights
-from actor.serving.trial import Trial
-from actor.serving.turns import Turns
+from actor.serving.calls.episode_requests import EpisodeDesk
+from actor.serving.calls.episode_steps import Turns
+from actor.serving.calls.request_handler import Answered, Desk
+from actor.serving.episodes.episodes import Episodes
+from actor.serving.experience.recorder import Learning
+from actor.serving.experience.served_outbox import Queue
+from actor.serving.inference.batcher import Batcher
+from actor.serving.inference.forward_pass import Loaded, Question
+from actor.serving.release.canary_monitor import Trial
+from actor.serving.versions import fallback
+from actor.serving.versions.loaded_versions import Shelf, Weights
+from actor.serving.versions.shadow_record import ShadowRecord
+from actor.specification import policy_maker
 from learner.batch import check_meaning
+from penstock.config.settings import ActorSection, PolicySection, ServingSection
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode
-from penstock.runtime.settings import ActorSection, PolicySection, ServingSection
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.fragment import Fragment, check
 from penstock.wire.refusal import Reason, Refused

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from google.protobuf.message import DecodeError
 
-from actor.serving.act_stream import MAX_IN_FLIGHT, ActStream, refusing
-from actor.serving.desk import Answered
+from actor.serving.calls.act_stream import MAX_IN_FLIGHT, ActStream, refusing
+from actor.serving.calls.request_handler import Answered
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.refusal import Reason, Refusal, Refused
 from tests.unit.serving.stand import Stand, broken, policy_of, seen

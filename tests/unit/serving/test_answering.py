@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from actor.serving.answering import Answer, Loaded, NotFinite, Question, answer
+from actor.serving.inference.forward_pass import Answer, Loaded, NotFinite, Question, answer
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from tests.unit.serving.stand import broken, loaded_of, named, question_of, specification
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from actor.serving.assembly import Source, _check_range, _check_window, _record
-from penstock.runtime.settings import ConfigurationError, ServingSection
+from penstock.config.settings import ConfigurationError, ServingSection
 from tests.small_run import specification
 
 RUN = replace(specification(), hard_staleness=8, update_steps=2000)

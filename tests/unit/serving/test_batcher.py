@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from actor.serving.answering import Answer, Loaded, NotFinite
-from actor.serving.batcher import INLINE_S, Batcher
+from actor.serving.inference.batcher import INLINE_S, Batcher
+from actor.serving.inference.forward_pass import Answer, Loaded, NotFinite
 from penstock.runtime import metrics
 from penstock.wire.refusal import Reason, Refused
 from tests.unit.serving.stand import broken, loaded_of, question_of, reason_of, specification
@@ -185,7 +185,7 @@ async def test_who_is_alone_is_answered_before_the_call_returns(
 ) -> None:
     """Nearly always: now and then it is looked who else comes, if anybody could come along."""
     # Every pass counts as short: one that happens to be slow would send those behind it to the thread.
-    monkeypatch.setattr("actor.serving.batcher.INLINE_S", math.inf)
+    monkeypatch.setattr("actor.serving.inference.batcher.INLINE_S", math.inf)
     batcher, loaded = alone(**changed), loaded_of(MADE)
     at_once = 0
     for _ in range(200):

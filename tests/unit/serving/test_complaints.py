@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from actor.serving.answering import NotFinite
-from actor.serving.complaints import EVERY_S, Complaints
+from actor.serving.calls.request_errors import EVERY_S, Complaints
+from actor.serving.inference.forward_pass import NotFinite
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.refusal import Reason, Refusal, Refused
 from tests.unit.serving.stand import loaded_of, question_of, specification

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.serving.desk import MAX_REQUEST_ID
-from actor.serving.episodes import REMEMBERED_EPISODES
+from actor.serving.calls.request_handler import MAX_REQUEST_ID
+from actor.serving.episodes.episodes import REMEMBERED_EPISODES
 from penstock.registry.records import Traffic
 from penstock.registry.routing import Arms
+from penstock.rpc.identity import CALLER, Identity, Party
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.identity import CALLER, Identity, Party
 from penstock.wire.refusal import Reason, Refused
 from penstock.wire.spaces import Box
 from tests.unit.serving.stand import Stand, broken, parts_of, policy_of, seen, specification, steps_seen

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actor.fragment_builder import FragmentBuilder, Stamp
-from actor.reward import LearnerReward
-from actor.serving.learning import MOST_OBSERVED, _is_too_large
-from actor.vector import Ended, Stepped
+from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.reward import LearnerReward
+from actor.rollout.stepper import Ended, Stepped
+from actor.serving.experience.recorder import MOST_OBSERVED, _is_too_large
+from penstock.config.sections.environment import RewardWrapper
+from penstock.config.settings import load
 from penstock.runtime import metrics, tracing
-from penstock.runtime.sections.environment import RewardWrapper
-from penstock.runtime.settings import load
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.fragment import Fragment
 from penstock.wire.header import Slot

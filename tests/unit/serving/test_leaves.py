@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from actor.serving.leaves import Layout
+from actor.serving.codec.arrays import Layout
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.tensor_pb2 import Tensor
 from penstock.wire.refusal import Reason, Refused

@@ -7,12 +7,12 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from actor.serving.act_stream import ActStream
-from actor.serving.desk import Answered
-from actor.serving.encoding import ReplyEncoder
-from actor.serving.leaves import Layout
-from actor.serving.plain import Plain, PlainForm
-from actor.serving.policy_service import PolicyService
+from actor.serving.calls.act_stream import ActStream
+from actor.serving.calls.policy_service import PolicyService
+from actor.serving.calls.request_handler import Answered
+from actor.serving.codec.arrays import Layout
+from actor.serving.codec.plain_request import Plain, PlainForm
+from actor.serving.codec.replies import ReplyEncoder
 from penstock.registry.records import Traffic
 from penstock.registry.routing import Arms
 from penstock.runtime import metrics

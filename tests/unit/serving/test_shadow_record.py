@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.serving import shadow_record
-from actor.serving.shadow_record import ShadowRecord
+from actor.serving.versions import shadow_record
+from actor.serving.versions.shadow_record import ShadowRecord
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb

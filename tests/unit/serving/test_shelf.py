@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.serving.shelf import MAX_LOADED, Weights
+from actor.serving.versions.loaded_versions import MAX_LOADED, Weights
+from penstock.config.settings import ConfigurationError
 from penstock.registry.records import Traffic
 from penstock.registry.routing import Arm, Arms
 from penstock.runtime import metrics
-from penstock.runtime.settings import ConfigurationError
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.refusal import Reason, Refused
 from tests.unit.serving.stand import Stand, broken, parts_of, policy_of, question_of, reason_of, seen

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.wire.auth import Credentials, check_address, check_plaintext, is_local
+from penstock.rpc.auth import Credentials, check_address, check_plaintext, is_local
 
 
 @pytest.mark.parametrize(

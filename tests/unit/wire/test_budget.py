@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.wire.budget import (
+from penstock.rpc.rate_limits import (
     MAX_ALL_UNREAD_BYTES,
     MAX_CALLERS,
     MAX_DELAY_S,

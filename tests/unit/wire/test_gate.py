@@ -6,10 +6,10 @@ from typing import Any
 import grpc
 import pytest
 
+from penstock.rpc.auth import Proof
+from penstock.rpc.gate import Gate
+from penstock.rpc.rate_limits import Budgets, Rates
 from penstock.v1 import weights_pb2 as pb
-from penstock.wire.auth import Proof
-from penstock.wire.budget import Budgets, Rates
-from penstock.wire.gate import Gate
 from penstock.wire.limits import MIB
 
 LARGE = bytes(3 * MIB)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.wire.identity import Identity, Party, Unidentified, from_alternative_names, parse
+from penstock.rpc.identity import Identity, Party, Unidentified, from_alternative_names, parse
 
 
 @pytest.mark.parametrize(

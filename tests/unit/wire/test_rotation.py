@@ -9,9 +9,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from launch.certificates import Order, main
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import open_channel
+from launch.commands.certificates import Order, main
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import open_channel
 
 PATIENCE_S = 20.0
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -7,9 +7,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from penstock.wire.auth import AddressInUse, Credentials
-from penstock.wire.channel import open_async_channel
-from penstock.wire.server import bind, build_server
+from penstock.rpc.auth import AddressInUse, Credentials
+from penstock.rpc.channel import open_async_channel
+from penstock.rpc.server import bind, build_server
 
 PLAIN = Credentials()
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.wire.identity import Unidentified
-from penstock.wire.tokens import AcceptedTokens, digest
+from penstock.rpc.bearer_tokens import AcceptedTokens, digest
+from penstock.rpc.identity import Unidentified
 
 LINE = f"{digest('secret')} penstock://run-a/operator\n"
 

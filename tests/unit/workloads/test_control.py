@@ -9,10 +9,10 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from learner.model import make_model
-from penstock.runtime import settings
-from penstock.runtime.settings import ConfigurationError, EnvironmentSection
-from penstock.runtime.workload import find, load
+from learner.model.model import make_model
+from penstock.config import settings
+from penstock.config.settings import ConfigurationError, EnvironmentSection
+from penstock.config.workload import find, load
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from tests.unit.actor.counting import Counting
 from workloads.control.environment import make, spaces, target

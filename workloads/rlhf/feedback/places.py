@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.config.settings import ConfigurationError
 from penstock.registry.errors import RegistryError
 from penstock.registry.ratings import KeptRating
 from penstock.registry.registry import Registry
-from penstock.runtime.settings import ConfigurationError
 
 Row = tuple[str, Any]
 """Where it lies, and what is there: a mapping, or a ValueError for what cannot be read."""

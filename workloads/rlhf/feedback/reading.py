@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from workloads.rlhf.feedback.examples import BadRows, Example, to_example
 from workloads.rlhf.feedback.places import rows_of
 from workloads.rlhf.feedback.scale import Scale

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from workloads.rlhf.feedback.examples import Example
 from workloads.rlhf.prompt import identity
 

@@ -7,7 +7,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from workloads.rlhf.loading import LOADING, place_of
 from workloads.rlhf.policy.settings import LanguageSection
 

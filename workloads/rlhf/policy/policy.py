@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.policy.distributions import Place
 from penstock.policy.tokens import TokenOutputs, TokenRows
-from penstock.runtime.settings import ConfigurationError, PolicySection
 from penstock.wire.spaces import Discrete, Space
 from penstock.wire.tensor import Array
 from workloads.rlhf.policy import network as networks

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from penstock.runtime.sections.policy import PolicySection
-from penstock.runtime.sections.section import Positive, PositiveReal, Section
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.sections.policy import PolicySection
+from penstock.config.sections.section import Positive, PositiveReal, Section
+from penstock.config.settings import ConfigurationError
 
 
 class LanguageSection(Section):

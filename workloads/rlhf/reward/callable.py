@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.runtime.workload import load
+from penstock.config.workload import load
 from workloads.rlhf.prompt import Prompt
 from workloads.rlhf.reward.source import BadReward, Rewards, Sample, ScoredBy, checked
 

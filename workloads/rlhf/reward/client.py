@@ -12,14 +12,14 @@ from typing import Final, TypeVar
 
 import grpc
 
+from penstock.rpc.auth import Credentials
+from penstock.rpc.call_status import is_repeatable, text_of
+from penstock.rpc.channel import open_channel
 from penstock.runtime.retry import Interrupted, full_jitter, retry
 from penstock.v1 import reward_pb2 as pb
 from penstock.v1.reward_pb2_grpc import RewardServiceStub
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import open_channel
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_REWARD_SAMPLES, MESSAGE_OVERHEAD_BYTES
 from penstock.wire.refusal import Reason, Refusal, Refused
-from penstock.wire.status import is_repeatable, text_of
 from workloads.rlhf.reward.messages import model_from_proto, rewards_from_proto, sample_to_proto
 from workloads.rlhf.reward.source import BadReward, BadSample, Rewards, Sample, ScoredBy, Unavailable
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import httpx2
 
+from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted, full_jitter, retry
-from penstock.runtime.settings import ConfigurationError
 from workloads.rlhf.prompt import plain
 from workloads.rlhf.reward.source import BadReward, BadSample, Rewards, Sample, ScoredBy, Unavailable, checked
 

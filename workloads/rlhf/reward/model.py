@@ -26,7 +26,7 @@ import torch
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from workloads.rlhf.loading import LOADING, place_of
 from workloads.rlhf.reward.settings import RewardTraining
 from workloads.rlhf.reward.source import BadSample, Rewards, Sample, ScoredBy, checked

@@ -8,8 +8,8 @@ FOLDER                           a reward model, in this process
 
 from pathlib import Path
 
-from penstock.runtime.settings import ConfigurationError
-from penstock.wire.auth import Credentials
+from penstock.config.settings import ConfigurationError
+from penstock.rpc.auth import Credentials
 from workloads.rlhf.reward.client import DEADLINE_S, PLAINTEXT, RewardClient
 from workloads.rlhf.reward.source import RewardSource
 

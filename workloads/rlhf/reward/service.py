@@ -16,19 +16,19 @@ from typing import Any, Final
 import grpc
 import torch
 
+from penstock.config.credentials import credentials
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.rpc.server import Front, bind, build_server
+from penstock.rpc.unary import unary
 from penstock.runtime import metrics
-from penstock.runtime.credentials import credentials
 from penstock.runtime.exit import EXIT_OK
-from penstock.runtime.gate import build_gate
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.loop_lag import watch_loop
-from penstock.runtime.settings import ConfigurationError, Settings
+from penstock.runtime.server_gate import build_gate
 from penstock.v1 import reward_pb2 as pb
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_REWARD_SAMPLES
 from penstock.wire.refusal import Reason, Refusal, Refused
-from penstock.wire.server import Front, bind, build_server
-from penstock.wire.unary import unary
 from workloads.rlhf.reward.batcher import Batcher
 from workloads.rlhf.reward.messages import check_outline, model_to_proto, reply_to_proto, sample_from_proto
 from workloads.rlhf.reward.model import RewardModel

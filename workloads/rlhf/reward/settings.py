@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from penstock.runtime.sections.section import Count, NonNegative, Positive, PositiveReal, Section
-from penstock.runtime.settings import ConfigurationError, merge, parse_assignment
+from penstock.config.sections.section import Count, NonNegative, Positive, PositiveReal, Section
+from penstock.config.settings import ConfigurationError, merge, parse_assignment
 
 
 class RewardTraining(Section):

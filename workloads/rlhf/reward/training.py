@@ -22,7 +22,7 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from workloads.rlhf.feedback.examples import summary
 from workloads.rlhf.feedback.reading import Source, read
 from workloads.rlhf.feedback.split import split

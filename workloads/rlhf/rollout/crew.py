@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
-from actor import run
-from actor.acting import LocalPolicy
-from actor.crew import note_lag, watch
-from actor.fragment_builder import Stamp
-from actor.reward import learner_reward
-from actor.rollout import ENVIRONMENT
-from actor.run import Run
-from actor.seeds import action_seed, environment_seeds, place_of
-from actor.session import Session
+from actor import specification as run
+from actor.link.session import Session
+from actor.rollout.fragment_builder import Stamp
+from actor.rollout.generator import note_lag, watch
+from actor.rollout.local_policy import LocalPolicy
+from actor.rollout.loop import ENVIRONMENT
+from actor.rollout.reward import learner_reward
+from actor.rollout.seeds import action_seed, environment_seeds, place_of
+from actor.specification import Run
+from penstock.config.credentials import credentials
+from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime import tracing
-from penstock.runtime.credentials import credentials
 from penstock.runtime.health import Health
-from penstock.runtime.settings import ConfigurationError, Settings
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Episode
 from penstock.wire.specification import RunSpecification

@@ -20,10 +20,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from actor.episodes import Ends, Episodes
-from actor.fragment_builder import Stamp
-from actor.reward import LearnerReward
-from penstock.runtime.settings import ConfigurationError
+from actor.rollout.episode_tracker import Ends, Episodes
+from actor.rollout.fragment_builder import Stamp
+from actor.rollout.reward import LearnerReward
+from penstock.config.settings import ConfigurationError
 from penstock.wire.fragment import Fragment, FragmentHeader, WeightSpan, build
 from penstock.wire.limits import MAX_ATTRIBUTES_BYTES
 from penstock.wire.messages import Episode

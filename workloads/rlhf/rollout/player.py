@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from actor import run
-from actor.acting import LocalPolicy
-from actor.evaluation import Played
-from actor.run import Run
+from actor import specification as run
+from actor.evaluation.play import Played
+from actor.rollout.local_policy import LocalPolicy
+from actor.specification import Run
+from penstock.config.sections.learner import EvaluationSection
+from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime.exit import Fatal
-from penstock.runtime.sections.learner import EvaluationSection
-from penstock.runtime.settings import ConfigurationError, Settings
 from penstock.wire.specification import RunSpecification
 from workloads.rlhf.rollout.backend import Generated
 from workloads.rlhf.rollout.crew import Equipment, equip, open_judge
@@ -33,7 +33,7 @@ def make_player(
 
 
 class LanguagePlayer:
-    """Asks the held-out prompts (see `actor.player.Player`)."""
+    """Asks the held-out prompts (see `actor.evaluation.runner.Player`)."""
 
     def __init__(self, of: Run, settings: Settings) -> None:
         self._equipment: Equipment = equip(of)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from workloads.rlhf.feedback.examples import BadRows
 from workloads.rlhf.feedback.places import rows_of
 from workloads.rlhf.feedback.split import place_of

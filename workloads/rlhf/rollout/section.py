@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from penstock.runtime.sections.section import Count, Fraction, Positive, PositiveReal, Section
-from penstock.runtime.settings import ConfigurationError, EnvironmentSection
+from penstock.config.sections.section import Count, Fraction, Positive, PositiveReal, Section
+from penstock.config.settings import ConfigurationError, EnvironmentSection
 
 
 class Language(Section):

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from learner.batch import Batch, assemble
+from penstock.config.settings import DQNSection, PolicySection, SACSection
 from penstock.policy.policy import Policy, build
-from penstock.runtime.settings import DQNSection, PolicySection, SACSection
 from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
 from penstock.wire.spaces import Box, Discrete
 from penstock.wire.tensor import Array

@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from learner.algorithms.clone import METRICS, Clone
 from learner.batch import Batch
+from penstock.config.settings import CloneSection
 from penstock.policy.layers import BatchNorm
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
-from penstock.runtime.settings import CloneSection
 from penstock.wire.spaces import Box, Discrete
 from tests.experience import collect, small_policy
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithm import Algorithm, Settles
-from learner.algorithms.dqn import DQN, METRICS, epsilon, huber
+from learner.algorithms.algorithm import Algorithm, Settles
+from learner.algorithms.off_policy.dqn import DQN, METRICS, epsilon, huber
+from learner.algorithms.off_policy.replay.transitions import fragments, transitions
 from learner.batch import Batch
-from learner.replay.transitions import fragments, transitions
+from penstock.config.settings import ConfigurationError, DQNSection, PolicySection
 from penstock.policy import weights
 from penstock.policy.policy import build
-from penstock.runtime.settings import ConfigurationError, DQNSection, PolicySection
 from penstock.wire.spaces import MultiDiscrete
 from tests.experience import box
 from tests.unit.learner.algorithms.replay_worlds import STATES, corridor, corridor_values, q_policy

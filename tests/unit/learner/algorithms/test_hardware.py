@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from learner.algorithms.hardware import Hardware
-from learner.algorithms.network import AutogradNetwork, DenseNetwork
-from learner.algorithms.ppo import PPO
+from learner.algorithms.fast.network import AutogradNetwork, DenseNetwork
+from learner.algorithms.on_policy.ppo import PPO
+from learner.algorithms.shared.hardware import Hardware
 from learner.batch import Batch, assemble
+from penstock.config.settings import PPOSection
 from penstock.policy import weights
-from penstock.runtime.settings import PPOSection
 from tests.experience import Collector, cartpoles, collect, small_policy
 
 READS = (

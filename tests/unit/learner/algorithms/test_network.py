@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.network import AutogradNetwork, DenseNetwork, Network, network_of
-from learner.algorithms.optimiser import FlatAdam
+from learner.algorithms.fast.network import AutogradNetwork, DenseNetwork, Network, network_of
+from learner.algorithms.fast.optimiser import FlatAdam
+from penstock.config.settings import PolicySection
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Outputs, Policy, build
-from penstock.runtime.settings import PolicySection
 from penstock.wire.spaces import Discrete, Space
 from tests.experience import box, small_policy
 from tests.unit.policy.test_policy import image

@@ -7,15 +7,15 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from learner.algorithm import Algorithm, AlgorithmState
-from learner.algorithms import on_policy
-from learner.algorithms.impala import Impala
+from learner.algorithms.algorithm import Algorithm, AlgorithmState
+from learner.algorithms.on_policy import on_policy
+from learner.algorithms.on_policy.impala import Impala
+from learner.algorithms.on_policy.reinforce import Reinforce
 from learner.algorithms.registry import ALGORITHMS, OF_TOKENS
-from learner.algorithms.reinforce import Reinforce
 from learner.batch import Batch
+from penstock.config.sections.algorithm import AnyAlgorithm
+from penstock.config.settings import ImpalaSection, ReinforceSection
 from penstock.policy import weights
-from penstock.runtime.sections.algorithm import AnyAlgorithm
-from penstock.runtime.settings import ImpalaSection, ReinforceSection
 from tests.experience import collect, small_policy
 
 NAMES = ("impala", "reinforce")

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from learner.algorithm import Algorithm, AlgorithmState
-from learner.algorithms import ppo as module
-from learner.algorithms.on_policy import Course, Trace
-from learner.algorithms.ppo import METRICS, PPO
-from learner.algorithms.rows import Rows
+from learner.algorithms.algorithm import Algorithm, AlgorithmState
+from learner.algorithms.on_policy import ppo as module
+from learner.algorithms.on_policy.on_policy import Course, Trace
+from learner.algorithms.on_policy.ppo import METRICS, PPO
+from learner.algorithms.on_policy.rows import Rows
 from learner.batch import Batch
+from penstock.config.settings import PPOSection
 from penstock.policy import weights
-from penstock.runtime.settings import PPOSection
 from tests.experience import collect, small_policy
 
 

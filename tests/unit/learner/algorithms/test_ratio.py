@@ -11,12 +11,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from learner.algorithms.group import Solo
-from learner.algorithms.ppo import PPO
+from learner.algorithms.on_policy.ppo import PPO
+from learner.algorithms.shared.groups import Solo
 from learner.batch import Batch
+from penstock.config.settings import PolicySection, PPOSection
 from penstock.policy import weights
 from penstock.policy.layers import BatchNorm
-from penstock.runtime.settings import PolicySection, PPOSection
 from tests.any_spaces import Acting, AnySpace
 
 ROUNDING = 2e-5

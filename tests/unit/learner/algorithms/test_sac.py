@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithm import Algorithm, Settles
-from learner.algorithms.sac import METRICS, SAC
+from learner.algorithms.algorithm import Algorithm, Settles
+from learner.algorithms.off_policy.sac import METRICS, SAC
+from penstock.config.settings import ConfigurationError, PolicySection, SACSection
 from penstock.policy import weights
 from penstock.policy.policy import build
-from penstock.runtime.settings import ConfigurationError, PolicySection, SACSection
 from penstock.wire.spaces import Dict, Discrete
 from tests.experience import box
 from tests.unit.learner.algorithms.replay_worlds import one_shot, soft_policy

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithms.group import Solo, evenly
-from learner.algorithms.network import AutogradNetwork, DenseNetwork, network_of
-from learner.algorithms.optimiser import FlatAdam
-from learner.algorithms.ppo import PPO
-from learner.algorithms.preparation import Prepared
-from learner.algorithms.sequences import Sequences
+from learner.algorithms.fast.network import AutogradNetwork, DenseNetwork, network_of
+from learner.algorithms.fast.optimiser import FlatAdam
+from learner.algorithms.on_policy.ppo import PPO
+from learner.algorithms.on_policy.preparation import Prepared
+from learner.algorithms.on_policy.sequences import Sequences
+from learner.algorithms.shared.groups import Solo, evenly
 from learner.batch import Batch
+from penstock.config.settings import PPOSection
 from penstock.policy import weights
 from penstock.policy.policy import Policy
-from penstock.runtime.settings import PPOSection
 from tests.remembering import Actor, batch_of, remembering
 from tests.unit.learner.test_any_spaces import check_slopes
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.token_advantage import (
+from learner.algorithms.tokens.token_advantage import (
     DEVIATION_FLOOR,
     group_relative,
     leave_one_out,

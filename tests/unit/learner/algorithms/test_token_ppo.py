@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.responses import read_responses
-from learner.algorithms.token_preparation import prepare
+from learner.algorithms.tokens.responses import read_responses
+from learner.algorithms.tokens.token_preparation import prepare
+from penstock.config.settings import TokenPPOSection
 from penstock.policy.tokens import TokenOutputs, TokenRows
-from penstock.runtime.settings import TokenPPOSection
 from tests.token_experience import Response, SmallTokenPolicy, batch_of, fragment
 from tests.token_learner import SMOOTH, flat, make, move, responses, same, stale
 

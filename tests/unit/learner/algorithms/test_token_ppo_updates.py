@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.algorithm import Algorithm
-from learner.algorithms import token_metrics, token_ppo
+from learner.algorithms.algorithm import Algorithm
+from learner.algorithms.tokens import token_metrics, token_ppo
 from penstock.policy import weights
 from tests.token_experience import SmallTokenPolicy, batch_of, fragment
 from tests.token_learner import make, move, responses, same, stale

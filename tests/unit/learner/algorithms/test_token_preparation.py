@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.responses import read_responses
-from learner.algorithms.token_preparation import prepare
-from penstock.runtime.settings import TokenPPOSection
+from learner.algorithms.tokens.responses import read_responses
+from learner.algorithms.tokens.token_preparation import prepare
+from penstock.config.settings import TokenPPOSection
 from tests.token_experience import Response, batch_of, fragment
 
 Kind = Literal["gae", "group", "reinforce"]

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from learner.algorithms.group import Solo
+from learner.algorithms.shared.groups import Solo
 from tests.ranks import run
 from tests.unit.learner.ranks.updates import CASES, learn
 

@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch import distributed as dist
 
-from learner.algorithms.group import Group
-from learner.algorithms.hardware import Hardware
-from learner.algorithms.on_policy import OnPolicy
+from learner.algorithms.on_policy.on_policy import OnPolicy
 from learner.algorithms.registry import make
+from learner.algorithms.shared.groups import Group
+from learner.algorithms.shared.hardware import Hardware
 from learner.batch import assemble, nothing
 from learner.ranks.collectives import TorchGroup
 from learner.ranks.division import divide
-from penstock.runtime.settings import ImpalaSection, OnPolicySection, PPOSection, ReinforceSection
+from penstock.config.settings import ImpalaSection, OnPolicySection, PPOSection, ReinforceSection
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
 from tests.experience import Collector, Fragment, cartpoles, small_policy

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from learner.algorithm import Imitator
+from learner.algorithms.algorithm import Imitator
 from learner.algorithms.clone import Clone
-from learner.algorithms.ppo import PPO
+from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import Batch
-from learner.delivery import Delivery
-from learner.recording.feed import RecordedFeed
+from learner.feed.log_batch import Delivery
 from learner.recording.reader import Recording
+from learner.recording.recorded_feed import RecordedFeed
 from learner.recording.writer import RecordingWriter
+from penstock.config.settings import CloneSection, PolicySection, PPOSection
 from penstock.policy.policy import build
-from penstock.runtime.settings import CloneSection, PolicySection, PPOSection
 from penstock.wire.spaces import Discrete
 from tests.small_run import CHARGE, OBSERVATION, specification
 from tests.unit.learner.recording.recorded import LARGE, batch, numbered, write

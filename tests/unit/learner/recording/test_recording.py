@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from learner.recording.frames import FRAME_BYTES, Frame, Kind, Torn, read_frame
-from learner.recording.index import INDEX, Place, frames_file
 from learner.recording.reader import Recording
+from learner.recording.recording_index import INDEX, Place, frames_file
 from learner.recording.writer import RecordingWriter
+from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
-from penstock.runtime.settings import ConfigurationError
 from tests.small_run import SCHEMA, specification
 from tests.unit.learner.recording.recorded import LARGE, batch, numbered, write
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.replay.memory import Prioritisation, Replay, Sample
-from learner.replay.transitions import Transitions, fragments, transitions
+from learner.algorithms.off_policy.replay.memory import Prioritisation, Replay, Sample
+from learner.algorithms.off_policy.replay.transitions import Transitions, fragments, transitions
 from tests.unit.learner.replay.fragments import batch, fragment
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.replay.transitions import fragments, transitions
+from learner.algorithms.off_policy.replay.transitions import fragments, transitions
 from tests.unit.learner.replay.fragments import Ends, batch, fragment
 
 DISCOUNT = 0.5

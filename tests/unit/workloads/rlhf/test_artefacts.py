@@ -13,13 +13,14 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from actor.run import policy_maker
-from launch import generate, toml
-from learner.checkpoint import CheckpointStore
-from learner.final_policy import FinalPolicy, read_final, write_final
+from actor.specification import policy_maker
+from launch.commands import generate
+from learner.checkpoint.store import CheckpointStore
+from learner.publish.final_policy import FinalPolicy, read_final, write_final
+from penstock.config import settings as configuration
+from penstock.config import toml_text
+from penstock.config.settings import ActorSection, ConfigurationError, Settings
 from penstock.policy.weights import encode
-from penstock.runtime import settings as configuration
-from penstock.runtime.settings import ActorSection, ConfigurationError, Settings
 from penstock.wire.schema import fragment_schema
 from penstock.wire.specification import Probe, RunSpecification
 from workloads.rlhf import artefacts
@@ -74,7 +75,7 @@ def trained(base: Path, tmp_path: Path) -> tuple[Path, LanguagePolicy]:
     write_final(tmp_path, FinalPolicy(specification=specification, blob=encode(policy), version=9, update=8))
     tensors = {f"critic/{name}": tensor for name, tensor in policy.critic.state_dict().items()}
     CheckpointStore(tmp_path / "checkpoints", keep=2).write("1-1", {**tensors, "policy/x": torch.ones(1)}, {})
-    (tmp_path / "config.toml").write_text(toml.dump(settings))
+    (tmp_path / "config.toml").write_text(toml_text.dump(settings))
     (tmp_path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2}\n')
     return tmp_path, policy
 

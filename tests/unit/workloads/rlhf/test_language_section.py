@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.runtime.settings import ConfigurationError, EnvironmentSection
+from penstock.config.settings import ConfigurationError, EnvironmentSection
 from workloads.rlhf.rollout.section import language
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from broker.state import ProbeAnswer
-from learner.algorithms.group import Solo
-from learner.model import Model
+from broker.log.records import ProbeAnswer
+from learner.algorithms.shared.groups import Solo
+from learner.model.model import Model
+from penstock.config import settings as configuration
+from penstock.config.settings import ConfigurationError, EnvironmentSection
+from penstock.config.workload import Workload
 from penstock.policy import weights
-from penstock.runtime import settings as configuration
-from penstock.runtime.settings import ConfigurationError, EnvironmentSection
-from penstock.runtime.workload import Workload
 from penstock.wire.spaces import Discrete, Space
 from tests.token_experience import batch_of, fragment, sample
 from workloads.rlhf.learning import make_model

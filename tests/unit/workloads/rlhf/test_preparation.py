@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime import settings as configuration
+from penstock.config import settings as configuration
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.workload import Progress
 from penstock.runtime.retry import Interrupted
-from penstock.runtime.settings import ConfigurationError, Settings
-from penstock.runtime.workload import Progress
 from tests.tiny_reward import make_reward_model
 from workloads.rlhf import preparation
 from workloads.rlhf.preparation import prepare, services

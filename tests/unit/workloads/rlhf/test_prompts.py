@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from workloads.rlhf.rollout.prompts import Prompts, in_random_order, read_prompts
 from workloads.rlhf.tokens import Encoder, load_tokenizer
 

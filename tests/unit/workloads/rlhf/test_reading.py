@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from penstock.config.settings import ConfigurationError
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
-from penstock.runtime.settings import ConfigurationError
 from workloads.rlhf.feedback.examples import SHOWN, Preference, Scored
 from workloads.rlhf.feedback.reading import Feedback, Source, read
 from workloads.rlhf.feedback.scale import parse_scale

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime import settings as configuration
-from penstock.runtime.estimate import MARGIN
+from penstock.config import settings as configuration
+from penstock.config.estimate import MARGIN
+from penstock.config.settings import Settings
+from penstock.config.workload import Progress
 from penstock.runtime.retry import Interrupted
-from penstock.runtime.settings import Settings
-from penstock.runtime.workload import Progress
 from tests.tiny_reward import make_reward_model
 from workloads.rlhf import preparation
 from workloads.rlhf.rehearsal import STEPS, Times, expected, rehearse

@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from tests.tiny_reward import disturbed, make_reward_model, samples
 from workloads.rlhf import tiny
 from workloads.rlhf.reward import model as reward_model

@@ -13,12 +13,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from penstock.config.settings import Settings
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import open_channel
 from penstock.runtime import metrics
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.runtime.settings import Settings
 from penstock.v1 import reward_pb2 as pb
-from penstock.wire.auth import Credentials
-from penstock.wire.channel import open_channel
 from penstock.wire.limits import MAX_REWARD_SAMPLES
 from penstock.wire.refusal import Reason, Refused
 from tests.tiny_reward import make_reward_model, samples

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import TrainerCallback
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from workloads.rlhf.feedback.reading import Source
 from workloads.rlhf.feedback.scale import parse_scale
 from workloads.rlhf.reward import trainer

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from workloads.rlhf.prompt import Prompt, Turn
 from workloads.rlhf.reward import endpoint
 from workloads.rlhf.reward.callable import CallableRewards

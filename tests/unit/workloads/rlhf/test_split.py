@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from workloads.rlhf.feedback.examples import Scored
 from workloads.rlhf.feedback.split import split
 

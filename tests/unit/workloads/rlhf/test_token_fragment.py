@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.fragment_builder import Stamp
-from actor.reward import learner_reward
-from penstock.runtime.settings import ConfigurationError, EnvironmentSection
+from actor.rollout.fragment_builder import Stamp
+from actor.rollout.reward import learner_reward
+from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.fragment import Fragment, check
 from penstock.wire.messages import Episode, Publication
 from penstock.wire.schema import FragmentSchema, TensorRule, fragment_schema

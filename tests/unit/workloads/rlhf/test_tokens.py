@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from workloads.rlhf import tiny
 from workloads.rlhf.prompt import Turn
 from workloads.rlhf.tokens import Encoder, Tokenizer, TooLong, load_tokenizer, pad

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.hardware import Hardware
-from learner.algorithms.responses import read_responses
-from learner.algorithms.token_ppo import TokenPPO
+from learner.algorithms.shared.hardware import Hardware
+from learner.algorithms.tokens.responses import read_responses
+from learner.algorithms.tokens.token_ppo import TokenPPO
 from learner.batch import Batch
+from penstock.config.settings import TokenPPOSection
 from penstock.policy import weights
-from penstock.runtime.settings import TokenPPOSection
 from penstock.wire.fragment import Fragment, from_proto, to_proto
 from tests.token_experience import Response, batch_of, fragment, sample
 from workloads.rlhf.policy.policy import LanguagePolicy

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError
 from workloads.rlhf.loading import place_of
 from workloads.rlhf.policy.network import make_network
 from workloads.rlhf.policy.settings import LanguageSection

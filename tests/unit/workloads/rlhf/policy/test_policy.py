@@ -10,9 +10,9 @@ from peft import get_peft_model_state_dict
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
-from penstock.runtime.settings import ConfigurationError, PolicySection
 from penstock.wire.spaces import Discrete
 from workloads.rlhf.policy.policy import LanguagePolicy, build
 from workloads.rlhf.policy.settings import LanguageSection, language_section

@@ -1,0 +1,1 @@
+"""Evaluation actors: whole episodes are played to measure a version."""

@@ -1,0 +1,189 @@
+"""Evaluation actor: measures the versions that the learner asks about, on environments of its own.
+
+In: `evaluate_version` from the session's watcher.  Out: one evaluation report per version. Waits for
+nothing else. A report that a lost session swallowed is sent again in the next one without playing again;
+an evaluator that crashed is told the version again and plays it again. A version that the broker no
+longer keeps is skipped with a warning.
+"""
+
+import logging
+import time
+from functools import partial
+
+from actor.evaluation.play import Played
+from actor.evaluation.runner import Player
+from actor.link.broker_client import Link
+from actor.link.session import Session, count_strikes, open_session
+from actor.rollout.loop import ENVIRONMENT
+from penstock.config.settings import Settings
+from penstock.config.workload import find, load
+from penstock.runtime import metrics
+from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.health import Health
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.wire.messages import Episode, Report, Role, RunState
+from penstock.wire.refusal import Reason, Refusal
+
+log = logging.getLogger(__name__)
+
+_LEAST_WAIT_S = 0.05
+
+
+class Evaluator:
+    """An evaluation actor; `run` is its life."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, link: Link, actor_id: str, health: Health, settings: Settings
+    ) -> None:
+        self._lifecycle, self._link, self._actor_id = lifecycle, link, actor_id
+        self._health, self._settings = health, settings
+        self._run = ""
+        self._player: Player | None = None
+        self._done = self._strikes = 0
+        self._unsent: dict[bool, tuple[Episode, ...]] = {}
+        """Results by `deterministic`, the way they were played."""
+
+    def run(self) -> int:
+        """Open sessions and serve them until there is no more to do."""
+        try:
+            while True:
+                session = open_session(self._link, self._actor_id, Role.EVALUATION, self._lifecycle)
+                if session is None or self._serve(session):
+                    return EXIT_OK
+        finally:
+            if self._player is not None:
+                self._player.close()
+
+    def _serve(self, session: Session) -> bool:
+        """Evaluate in one session; True when the work is done, False when another session is needed."""
+        session.start()
+        try:
+            with self._lifecycle.calling_on_drain(session.wake):
+                return self._evaluate(session)
+        finally:
+            session.close(politely=not session.is_over)
+
+    def _evaluate(self, session: Session) -> bool:
+        self._prepare(session)
+        self._health.set_ready(True)
+        sequence = 0
+        while self._unsent or self._await_request(session):
+            if not self._unsent:
+                self._measure(session)
+            while self._unsent and self._report(session, sequence + 1):
+                sequence += 1
+            if self._unsent:
+                break
+        session.check()
+        return self._is_done(session, reported=sequence > 0)
+
+    def _prepare(self, session: Session) -> None:
+        specification = session.specification
+        if self._player is not None and self._run != specification.run:
+            raise Fatal(f"the broker serves run {specification.run} now; start this actor again")
+        if self._player is None:
+            make_player = load(find(specification.workload).player)
+            self._player = made = make_player(specification, self._settings)
+            self._run = specification.run
+            self._health.watch(ENVIRONMENT, made.stall_timeout_s)
+            self._health.suspend(ENVIRONMENT)
+
+    def _await_request(self, session: Session) -> bool:
+        with session.changed:
+            session.changed.wait_for(
+                lambda: self._is_over(session) or session.evaluate_version not in (0, self._done)
+            )
+        return not self._is_over(session)
+
+    def _is_over(self, session: Session) -> bool:
+        stopping = session.state is RunState.STOPPING
+        return self._lifecycle.draining.is_set() or session.is_over or stopping
+
+    def _measure(self, session: Session) -> None:
+        """Play the version asked for; leaves the result in `_unsent`, or nothing when it cannot be had."""
+        assert self._player is not None
+        section, local = self._player.evaluation, self._player.local
+        version, began = session.evaluate_version, time.monotonic()
+        weights = session.fetch(version)
+        if weights is None:
+            log.warning("version is no longer kept, not evaluated", extra={"version": version})
+            self._done = version
+            return
+        local.apply(weights)
+        local.tell(session)
+        counts = section.deterministic
+        results: dict[bool, tuple[Episode, ...]] = {}
+        for deterministic in (counts, not counts) if section.both else (counts,):
+            played = self._play(deterministic=deterministic)
+            if played is None:
+                return
+            results[deterministic] = _episodes(played, version)
+            words = {"version": version, "mean_return": _mean(played), "deterministic": deterministic}
+            log.info("evaluated", extra=words | {"seconds": time.monotonic() - began})
+        self._done, self._unsent = version, results
+
+    def _play(self, *, deterministic: bool) -> list[Played] | None:
+        """Every time from the same seeds; None when the process drains first."""
+        assert self._player is not None
+        section, version = self._player.evaluation, self._player.local.publication.version
+        self._health.expect(ENVIRONMENT, f"version {version} is being evaluated")
+        played = self._player.play(
+            episodes=section.episodes,
+            seed=section.seed,
+            deterministic=deterministic,
+            stop=self._lifecycle.draining,
+            on_step=partial(self._health.progress, ENVIRONMENT),
+        )
+        self._health.suspend(ENVIRONMENT)
+        return played
+
+    def _report(self, session: Session, sequence: int) -> bool:
+        """Send the first of `_unsent`; False when the session takes nothing more."""
+        deterministic, episodes = next(iter(self._unsent.items()))
+        report = Report(
+            session=session.number,
+            sequence=sequence,
+            evaluation=True,
+            deterministic=deterministic,
+            episodes=episodes,
+        )
+        while not session.is_over and not self._lifecycle.draining.is_set():
+            acked, refusal = self._link.report(report, session.closing)
+            if acked >= sequence:
+                metrics.EPISODES.labels("yes").inc(len(episodes))
+                del self._unsent[deterministic]
+                return True
+            self._refused(session, refusal)
+        return False
+
+    def _refused(self, session: Session, refusal: Refusal | None) -> None:
+        if refusal is None or refusal.reason in (Reason.FULL, Reason.NOT_READY):
+            wait_ms = refusal.retry_after_ms if refusal else 0
+            self._lifecycle.draining.wait(max(_LEAST_WAIT_S, wait_ms / 1000))
+        else:
+            session.end(refusal)
+
+    def _is_done(self, session: Session, *, reported: bool) -> bool:
+        if session.ended is None or session.ended.reason is Reason.RUN_CLOSED:
+            return True
+        log.warning("session ended", extra={"refusal": session.ended})
+        self._strikes = count_strikes(self._strikes, session.ended, acknowledged=reported)
+        return self._lifecycle.draining.is_set()
+
+
+def _mean(played: list[Played]) -> float:
+    return sum(one.episode_return for one in played) / len(played)
+
+
+def _episodes(played: list[Played], version: int) -> tuple[Episode, ...]:
+    return tuple(
+        Episode(
+            slot_id=index,
+            episode_id=0,
+            episode_return=one.episode_return,
+            length=one.length,
+            terminated=one.terminated,
+            version=version,
+        )
+        for index, one in enumerate(played)
+    )

@@ -1,0 +1,97 @@
+"""What an evaluation plays with: whole episodes of a run, deterministic or sampled, from seeds of its own."""
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from actor import specification as run
+from actor.evaluation.play import Played, play
+from actor.rollout.local_policy import LocalPolicy
+from actor.specification import Run
+from penstock.config.sections.learner import EvaluationSection
+from penstock.config.settings import Settings
+from penstock.wire.specification import RunSpecification
+
+MAX_ENVIRONMENTS = 100
+
+
+class Player(Protocol):
+    """Made once for a run; plays with the weights that `local` holds."""
+
+    @property
+    def local(self) -> LocalPolicy:
+        """Where weights are applied and the probe is answered."""
+
+    @property
+    def evaluation(self) -> EvaluationSection:
+        """The run's own."""
+
+    @property
+    def stall_timeout_s(self) -> float:
+        """How long a step may take."""
+
+    def play(
+        self,
+        *,
+        episodes: int,
+        seed: int,
+        deterministic: bool,
+        stop: threading.Event,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> list[Played] | None:
+        """So many episodes, equal for equal seeds and weights; None when `stop` was set first."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+def make_player(
+    specification: RunSpecification, settings: Settings, episodes: int | None = None
+) -> "EnvironmentPlayer":
+    """One that plays the run's environments. settings: of this process. episodes: None: as the run says.
+
+    Raises what `run.read` and the environment raise.
+    """
+    return EnvironmentPlayer(run.read(specification, settings.actor), episodes)
+
+
+class EnvironmentPlayer:
+    """Plays in environments of its own (see `Player`)."""
+
+    def __init__(self, of: Run, episodes: int | None = None) -> None:
+        torch.set_num_threads(of.actor.threads)
+        self.evaluation, self.stall_timeout_s = of.evaluation, float(of.actor.stall_timeout_s)
+        # One seed per episode: the environments are made one by one unless there is no such way.
+        section = of.environment
+        if section.vectorise != "vector":
+            section = section.model_copy(update={"vectorise": "sync"})
+        count = min(episodes or of.evaluation.episodes, MAX_ENVIRONMENTS)
+        self._stepper = of.make_environment(section, count, of.evaluation.seed)
+        self.local = of.make_policy(of.specification.seed)
+
+    def play(
+        self,
+        *,
+        episodes: int,
+        seed: int,
+        deterministic: bool,
+        stop: threading.Event,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> list[Played] | None:
+        """Every time from the same seeds, those of drawn actions too."""
+        self.local.policy.seed_actions(seed)
+        return play(
+            self._stepper,
+            self.local.policy,
+            episodes=episodes,
+            seed=seed,
+            deterministic=deterministic,
+            stop=stop,
+            on_step=on_step,
+        )
+
+    def close(self) -> None:
+        """End the environments."""
+        self._stepper.close()

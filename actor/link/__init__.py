@@ -1,0 +1,1 @@
+"""An actor's link to the broker: connection, session, outbox. Loads no torch."""

@@ -1,0 +1,1 @@
+"""Rollout workers: environments are stepped, what happened becomes fragments."""

@@ -1,0 +1,212 @@
+"""Collects steps into arrays allocated once and cuts them into fragments.
+
+In: the action taken, `Stepped` and the policy's state, step by step.  Out: a Fragment of T' ≤ T rows that
+follows the run's schema, and the episodes that ended inside. Row T' of the observations, their masks and the
+state before it are row 0 of the next fragment, so nothing is lost between two. A fragment's payload is a copy: the arrays are free again once it is cut.
+Each end adds the true last observation, so a fragment of large observations and many ends `is_full` before
+row T: when one more step, in which every slot ends, might not fit into a message.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actor.rollout.episode_tracker import Ends, Episodes
+from actor.rollout.stepper import Ended, Stepped
+from penstock.config.settings import ConfigurationError
+from penstock.policy.memory import begun
+from penstock.wire.fragment import Fragment, FragmentHeader, WeightSpan, build
+from penstock.wire.messages import Episode, Publication
+from penstock.wire.schema import Axes, FragmentSchema
+from penstock.wire.tensor import DTYPES, Array
+
+_OBSERVATION, _ACTION, _FINAL, _MASK, _STATE = "observation", "action", "final", "mask", "state"
+_HEADS = frozenset({_OBSERVATION, _ACTION, _FINAL, _MASK, _STATE})
+_FIXED = frozenset(
+    {"reward", "terminated", "truncated", "valid", "log_prob", "begins", "final/slot", "final/step"}
+)
+_NOTHING: Mapping[str, Array] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What a fragment's header says beside its content."""
+
+    run: str
+    session: int
+    sequence: int
+    weights: Publication
+    round: int
+    traceparent: str = ""
+
+
+class FragmentBuilder:
+    """Arrays [T, N] for the tensors of the schema; observations have one row more."""
+
+    def __init__(
+        self,
+        schema: FragmentSchema,
+        unroll_length: int,
+        slots: int,
+        compress: bool = False,
+        reward: Callable[[Mapping[str, Array]], Array] | None = None,
+    ) -> None:
+        """reward: what the learner is given, of a fragment's tensors; None: what the environment paid."""
+        self._schema, self._slots = schema, slots
+        self.unroll_length = unroll_length
+        self.length = 0
+        self._arrays = {
+            rule.name: np.zeros(
+                (unroll_length + (rule.axes is Axes.STEP_PLUS_ONE), slots, *rule.shape), DTYPES[rule.dtype]
+            )
+            for rule in _step_rules(schema)
+        }
+        self._observations = {rule.name: self._arrays[rule.name] for rule in schema.under(_OBSERVATION)}
+        masks = {rule.name: self._arrays[rule.name] for rule in schema.under(_MASK)}
+        self._shown = self._observations | masks
+        self._actions = {rule.name: self._arrays[rule.name] for rule in schema.under(_ACTION)}
+        self._state = [rule.name for rule in schema.under(_STATE)]
+        self._rows: list[dict[str, Any]] = [
+            {path: array[row] for path, array in self._shown.items()} for row in range(unroll_length + 1)
+        ]
+        self._reward: Any = self._arrays["reward"]
+        self._terminated: Any = self._arrays["terminated"]
+        self._truncated: Any = self._arrays["truncated"]
+        self._valid: Any = self._arrays["valid"]
+        self._log_prob: Any = self._arrays["log_prob"]
+        self._begins: Any = self._arrays.get("begins")
+        self._ended: list[tuple[int, Ended]] = []
+        self._ends = 0
+        self._most_ends = [schema.most_ends(row + 1, slots) - slots for row in range(unroll_length)]
+        self._compress = frozenset(self._observations) if compress else frozenset[str]()
+        self._learner_reward = reward
+        self._episodes = Episodes(slots)
+
+    def start(self, observation: Mapping[str, Any]) -> None:
+        """Begin at freshly reset environments: forget what was collected and all running episodes.
+
+        observation: with masks and initial state, where the schema has them.
+        """
+        self.length = self._ends = 0
+        self._ended.clear()
+        self._episodes = Episodes(self._slots)
+        self._put(0, observation)
+        self._rows[0].update({name: observation[name] for name in self._state})
+        self._note_begins(0, np.ones(self._slots, np.bool_))
+
+    def observation(self) -> dict[str, Array]:
+        """What to act on, masks and state among it: views by path, [N, ...], valid until the next `cut`."""
+        return self._rows[self.length]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the rows collected, at least one, must be cut before the next step."""
+        row = self.length
+        return row > 0 and (row == self.unroll_length or self._ends > self._most_ends[row])
+
+    def record(
+        self,
+        action: Mapping[str, Array],
+        log_prob: Array,
+        stepped: Stepped,
+        state: Mapping[str, Array] = _NOTHING,
+    ) -> None:
+        """Add the step that `action` [N, ...] by path led to; state: the policy's after it, which is not changed."""
+        row = self.length
+        for path, array in action.items():
+            self._actions[path][row] = array
+        self._log_prob[row] = log_prob
+        self._reward[row] = stepped.reward
+        self._terminated[row] = stepped.terminated
+        self._truncated[row] = stepped.truncated
+        self._valid[row] = True if stepped.valid is None else stepped.valid
+        if stepped.ended is not None:
+            self._ended.append((row, stepped.ended))
+            self._ends += len(stepped.ended.slots)
+        self._put(row + 1, stepped.observation)
+        if self._begins is not None:
+            self._rows[row + 1].update(begun(state, stepped.begins))
+            self._note_begins(row + 1, stepped.begins)
+        self.length = row + 1
+
+    def cut(self, stamp: Stamp) -> tuple[Fragment, list[Episode]]:
+        """The rows collected, at least one, as a fragment, and the episodes that ended in them."""
+        steps, slots = self.length, self._episodes.slots()
+        ends = self._ends_in_order()
+        header = FragmentHeader(
+            run=stamp.run,
+            session=stamp.session,
+            sequence=stamp.sequence,
+            schema_id=self._schema.schema_id,
+            steps=steps,
+            slots=slots,
+            weights=(WeightSpan(0, 0, steps, stamp.weights.version, stamp.weights.update),),
+            tensors=(),
+            created_us=time.time_ns() // 1000,
+            round=stamp.round,
+            traceparent=stamp.traceparent,
+        )
+        tensors = self._tensors(ends)
+        if self._learner_reward is not None:
+            tensors["reward"] = self._learner_reward(tensors)
+        fragment = build(header, tensors, self._compress)
+        episodes = self._episodes.advance(
+            self._reward[:steps], self._valid[:steps], self._terminated[:steps], ends, stamp.weights.version
+        )
+        self._roll_over()
+        return fragment, episodes
+
+    def _put(self, row: int, observation: Mapping[str, Any]) -> None:
+        for path, array in self._shown.items():
+            array[row] = observation[path]
+
+    def _note_begins(self, row: int, begins: NDArray[np.bool_] | None) -> None:
+        if self._begins is not None:
+            self._begins[row] = False if begins is None else begins
+
+    def _ends_in_order(self) -> Ends:
+        if not self._ended:
+            return Ends(np.empty(0, np.int32), np.empty(0, np.int32))
+        slot = np.concatenate([ended.slots for _, ended in self._ended]).astype(np.int32)
+        counts = [len(ended.slots) for _, ended in self._ended]
+        return Ends(slot, np.repeat(np.array([row for row, _ in self._ended], np.int32), counts))
+
+    def _tensors(self, ends: Ends) -> dict[str, Array]:
+        steps = self.length
+        tensors: dict[str, Array] = {
+            name: array[: steps + len(array) - self.unroll_length] for name, array in self._arrays.items()
+        }
+        tensors |= {name: self._rows[0][name] for name in self._state}
+        tensors |= {"final/slot": ends.slot, "final/step": ends.step}
+        for path, array in self._observations.items():
+            rows = [ended.observation[path] for _, ended in self._ended]
+            final = np.concatenate(rows) if rows else np.empty((0, *array.shape[2:]))
+            tensors[f"{_FINAL}/{path}"] = final.astype(array.dtype, copy=False)
+        return tensors
+
+    def _roll_over(self) -> None:
+        for array in self._shown.values():
+            array[0] = array[self.length]
+        self._rows[0].update({name: self._rows[self.length][name] for name in self._state})
+        if self._begins is not None:
+            self._begins[0] = self._begins[self.length]
+        self._ended.clear()
+        self.length = self._ends = 0
+
+
+def _step_rules(schema: FragmentSchema) -> list[Any]:
+    """The rules with one row per step; raises ConfigurationError for a tensor that no step gives."""
+    rules = []
+    for rule in schema.tensors:
+        head = rule.name.partition("/")[0]
+        if rule.name not in _FIXED and head not in _HEADS:
+            raise ConfigurationError(
+                f"schema: tensor {rule.name!r} is not made by a rollout worker; the workload needs its own rollout"
+            )
+        if head not in (_FINAL, _STATE):
+            rules.append(rule)
+    return rules

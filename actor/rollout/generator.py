@@ -1,0 +1,106 @@
+"""What a rollout worker of this machine acts with: environments, a policy, and the arrays between them."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from actor import specification as run
+from actor.link.session import Session
+from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.loop import ENVIRONMENT, WEIGHTS
+from actor.rollout.reward import learner_reward
+from actor.rollout.seeds import action_seed, environment_seeds, place_of
+from actor.specification import Run
+from penstock.config.settings import Settings
+from penstock.runtime import tracing
+from penstock.runtime.health import Health
+from penstock.wire.fragment import Fragment
+from penstock.wire.messages import Episode
+from penstock.wire.specification import RunSpecification
+
+
+def make_crew(specification: RunSpecification, settings: Settings, health: Health) -> "EnvironmentCrew":
+    """The crew of a run; settings: of this process. Raises what `run.read` and the environment raise."""
+    return EnvironmentCrew(run.read(specification, settings.actor), health)
+
+
+def watch(health: Health, stall_timeout_s: float) -> None:
+    """Have health watch what a crew does, from when it is first expected."""
+    for name in (ENVIRONMENT, WEIGHTS):
+        health.watch(name, stall_timeout_s)
+        health.suspend(name)
+
+
+def note_lag(health: Health, known: int, newest: int) -> None:
+    """Expect weights while an older version is held here than is published."""
+    if newest > known:
+        health.expect(WEIGHTS, f"version {newest} is published, {known} is held here")
+    else:
+        health.suspend(WEIGHTS)
+
+
+class EnvironmentCrew:
+    """Steps N environments with a local policy (see `rollout.Crew`)."""
+
+    def __init__(self, of: Run, health: Health) -> None:
+        torch.set_num_threads(of.actor.threads)
+        watch(health, of.actor.stall_timeout_s)
+        self._health, count = health, of.environment.count
+        self.specification = of.specification
+        self.outbox_fragments = of.actor.outbox_fragments
+        self._actors = of.actor.count
+        self._stepper = of.make_environment(of.environment, count, of.specification.seed)
+        self._builder = FragmentBuilder(
+            of.specification.schema,
+            of.specification.unroll_length,
+            count,
+            of.actor.compress == "lz4",
+            learner_reward(of.environment),
+        )
+        self._local = of.make_policy(of.specification.seed)
+
+    def begin(self, actor_id: str, session: Session) -> None:
+        """Reset the environments with the seeds of this session."""
+        seed, salt = self.specification.seed, session.seed_salt
+        self._local.policy.seed_actions(action_seed(seed, actor_id, salt))
+        self._local.place = place_of(actor_id, self._actors, self._stepper.slots)
+        seeds = environment_seeds(seed, actor_id, salt, self._stepper.slots)
+        initial = self._local.policy.initial_state(self._stepper.slots)
+        self._builder.start(self._stepper.reset(seeds) | initial)
+        session.follow_lag(partial(note_lag, self._health))
+        if self._local.publication.version:
+            self._local.tell(session)
+
+    def follow(self, session: Session) -> None:
+        """Apply newer weights and answer the probe with them."""
+        self._local.follow(session)
+
+    def unroll(self, is_over: Callable[[], bool]) -> None:
+        """The hot loop: until the fragment is full, or there is nobody to act for any more."""
+        builder, stepper, policy = self._builder, self._stepper, self._local.policy
+        progress = self._health.progress
+        while not builder.is_full:
+            acted = policy.act(builder.observation())
+            stepped = stepper.step(policy.environment_action(acted.action))
+            builder.record(acted.action, acted.log_prob, stepped, acted.state)
+            progress(ENVIRONMENT)
+            if is_over():
+                return
+
+    def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
+        """The rows collected."""
+        return self._builder.cut(
+            Stamp(
+                run=self.specification.run,
+                session=session,
+                sequence=sequence,
+                weights=self._local.publication,
+                round=round_,
+                traceparent=tracing.current(),
+            )
+        )
+
+    def close(self) -> None:
+        """End the environments."""
+        self._stepper.close()

@@ -1,0 +1,54 @@
+"""The local policy copy: applies publications between fragments and answers the run's probe.
+
+The answer says which weights this actor really acts with: log-probabilities of fixed actions by the same
+forward pass that draws the actions, not a number that was passed along.
+"""
+
+import time
+
+from actor.link.session import Session, Weights
+from penstock.policy.distributions import Place
+from penstock.policy.policy import Policy
+from penstock.policy.weights import load_into
+from penstock.runtime import metrics, tracing
+from penstock.runtime.exit import Fatal
+from penstock.wire.messages import Publication
+from penstock.wire.specification import Probe
+
+
+class LocalPolicy:
+    """A policy and the publication it holds; version 0 before the first."""
+
+    def __init__(self, policy: Policy, probe: Probe) -> None:
+        self.policy = policy
+        self.place = Place()
+        """Which of the run's environments it acts in, for exploration that differs between them."""
+        self.publication = Publication()
+        # Copies: torch does not take the read-only views of a message.
+        self._observation = {path: array.copy() for path, array in probe.observation.items()}
+        self._action = {path: array.copy() for path, array in probe.action.items()}
+
+    def apply(self, weights: Weights) -> None:
+        """Act with these weights from now on; raises Fatal when they do not fit the policy."""
+        try:
+            load_into(self.policy, weights.blob)
+        except ValueError as error:
+            raise Fatal(f"weights {weights.publication.version} cannot be applied: {error}") from error
+        self.policy.explore(weights.scalars, self.place)
+        self.publication = weights.publication
+        metrics.WEIGHT_VERSION_APPLIED.set(weights.publication.version)
+        took_s = time.monotonic() - weights.arrived_s
+        metrics.WEIGHT_APPLY_SECONDS.observe(took_s)
+        tracing.record("actor.apply", took_s, parent=tracing.current(), version=weights.publication.version)
+
+    def follow(self, session: Session) -> None:
+        """Apply the session's newest weights if they are newer, and answer the probe with them."""
+        weights = session.weights
+        if weights is not None and weights.publication.version > self.publication.version:
+            self.apply(weights)
+            self.tell(session)
+
+    def tell(self, session: Session) -> None:
+        """Have the session say what is applied."""
+        answer = self.policy.acting_log_prob(self._observation, self._action)
+        session.answer(self.publication, tuple(answer.tolist()))

@@ -1,0 +1,160 @@
+"""The loop of a rollout worker in one session.
+
+  ┌─► await leave ─► apply newest weights ─► unroll T steps ─► put into the outbox ─┐
+  └──────────────────────────────────────────────────────────────────────────────────┘
+
+In: leave to begin a sequence number and weights, from the session's watcher.  Out: one fragment per
+sequence number and the episodes that ended, into the outbox. Waits for leave (raised as the learner
+settles), for the run (paused) and for room in the outbox: the environment then stands still and nothing
+is dropped. Ends, with the unroll in hand cut and handed over, on a drain, a stopped run or a session's end.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from actor.link.outbox import Outbox
+from actor.link.session import Session
+from penstock.runtime import metrics, tracing
+from penstock.runtime.failpoint import failpoint
+from penstock.runtime.health import Health
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.wire.fragment import Fragment
+from penstock.wire.messages import Episode, RunState
+from penstock.wire.specification import RunSpecification
+
+ENVIRONMENT: Final = "environment"
+"""Name under which health watches the steps."""
+WEIGHTS: Final = "weights"
+"""Name under which health watches that published weights arrive."""
+
+_TELL_S: Final = 1.0
+"""A wait is counted as it goes on: one that never ends is seen as well."""
+
+
+class Crew(Protocol):
+    """What a worker acts with, made once and used in every session of the run."""
+
+    @property
+    def specification(self) -> RunSpecification:
+        """The run it was made for."""
+
+    @property
+    def outbox_fragments(self) -> int:
+        """Most unacknowledged fragments."""
+
+    def begin(self, actor_id: str, session: Session) -> None:
+        """Start anew for a session: other seeds, no running episodes; says which weights are held already."""
+
+    def follow(self, session: Session) -> None:
+        """Act with the session's newest weights from now on."""
+
+    def unroll(self, is_over: Callable[[], bool]) -> None:
+        """At least one step, until a fragment is full or `is_over`."""
+
+    def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
+        """What was collected, as the fragment of that number, and the episodes that ended in it."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class Rollout:
+    """The loop of one session."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, session: Session, outbox: Outbox, crew: Crew, health: Health
+    ) -> None:
+        self._lifecycle, self._stop = lifecycle, lifecycle.draining
+        self._session, self._outbox, self._crew, self._health = session, outbox, crew, health
+
+    def run(self, actor_id: str) -> None:
+        """Act until the session is over, the run stops or the process drains."""
+        with self._lifecycle.calling_on_drain(self._session.wake):
+            self._act(actor_id)
+
+    def _act(self, actor_id: str) -> None:
+        crew, session = self._crew, self._session
+        crew.begin(actor_id, session)
+        sequence = 1
+        while self._await_leave(sequence):
+            with tracing.trace("actor.unroll"):
+                crew.follow(session)
+                round_ = session.leave.round
+                session.begun_through = sequence
+                failpoint("unroll.begun", sequence)
+                crew.unroll(self._is_over)
+                fragment, episodes = crew.cut(session.number, sequence, round_)
+                if tracing.is_on():
+                    _describe(fragment)
+            if not self._hand_over(fragment, episodes):
+                return
+            sequence += 1
+
+    def _await_leave(self, sequence: int) -> bool:
+        """Wait until `sequence` may begin; False when it never will."""
+        session = self._session
+        if self._may_begin(sequence):
+            return not self._is_over()
+        self._health.suspend(ENVIRONMENT)
+        failpoint("leave.waiting", sequence)
+        began = time.monotonic()
+        with session.changed:
+            while not session.changed.wait_for(lambda: self._is_over() or self._may_begin(sequence), _TELL_S):
+                began = _tell_wait(self._cause(), began)
+        _tell_wait(self._cause(), began)
+        self._health.progress(ENVIRONMENT)
+        return not self._is_over()
+
+    def _cause(self) -> str:
+        return "pause" if self._session.state is RunState.PAUSED else "leave"
+
+    def _may_begin(self, sequence: int) -> bool:
+        session = self._session
+        weights, leave = session.weights, session.leave
+        return (
+            sequence <= leave.begin_through
+            and session.state is RunState.RUNNING
+            and weights is not None
+            and weights.publication.version >= max(1, leave.min_version)
+        )
+
+    def _is_over(self) -> bool:
+        session = self._session
+        return self._stop.is_set() or session.is_over or session.state is RunState.STOPPING
+
+    def _hand_over(self, fragment: Fragment, episodes: list[Episode]) -> bool:
+        sequence = fragment.header.sequence
+        failpoint("fragment.cut", sequence)
+        metrics.FRAGMENTS_BUILT.inc()
+        metrics.ENV_STEPS.inc(int(fragment.arrays()["valid"].sum()))
+        for episode in episodes:
+            metrics.EPISODE_RETURN.observe(episode.episode_return)
+            metrics.EPISODE_LENGTH_STEPS.observe(episode.length)
+        metrics.EPISODES.labels("no").inc(len(episodes))
+        self._outbox.report(episodes)
+        began = time.monotonic()
+        self._health.suspend(ENVIRONMENT)
+        kept = self._outbox.put(fragment, self._stop)
+        failpoint("outbox.put", sequence)
+        self._health.progress(ENVIRONMENT)
+        _tell_wait("outbox", began)
+        return kept
+
+
+def _describe(fragment: Fragment) -> None:
+    header = fragment.header
+    tracing.describe(
+        run=header.run,
+        session=header.session,
+        sequence=header.sequence,
+        steps=header.charge,
+        version=header.newest_version,
+    )
+
+
+def _tell_wait(cause: str, since: float) -> float:
+    """Count the wait since then; returns now."""
+    now = time.monotonic()
+    metrics.ACTOR_WAIT_SECONDS.labels(cause).inc(now - since)
+    return now

@@ -1,0 +1,176 @@
+"""Steps any Gymnasium VectorEnv and hides when it resets.
+
+Gymnasium 1.x resets an ended episode in one of three ways, named in `metadata["autoreset_mode"]`:
+
+  NEXT_STEP   the step that ends returns the true last observation; the next step ignores its action,
+              returns the first observation of the new episode and is not experience (`valid` False)
+  SAME_STEP   the step that ends returns the new episode's first observation, the true last one lies
+              in `infos["final_obs"]`
+  DISABLED    the step that ends returns the true last observation and the caller resets
+
+Whichever it is, `Stepped` says what to act on next, what was experience, where episodes begin, and the true
+last observation of every episode that ended. Action masks, where the environment gives some, lie beside the
+observation to act on. Waits only for the environment; its errors pass through.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
+
+from actor.rollout.masks import Masks
+from penstock.config.settings import ConfigurationError
+from penstock.wire.spaces import Dict, Space, Tuple, flatten, leaves
+from penstock.wire.tensor import Array
+
+Observation = dict[str, Any]
+OBSERVATION = "observation"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """K episodes that ended in one step: slots int [K] ascending, true last observations by path [K, ...]."""
+
+    slots: NDArray[np.intp]
+    observation: Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """One step of N slots.
+
+    observation: by path [N, ...], what to act on next, masks among it; may be overwritten by the next step.
+    reward: float [N].  terminated, truncated: bool [N].
+    valid: bool [N], False where the step only reset; None: all are experience.
+    ended: None when no episode ended.   begins: bool [N], slots whose episode begins with `observation`; None: none.
+    """
+
+    observation: Observation
+    reward: NDArray[np.floating[Any]]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    valid: NDArray[np.bool_] | None
+    ended: Ended | None
+    begins: NDArray[np.bool_] | None = None
+
+
+class Stepper:
+    """A vector environment whose observations are dictionaries by path. masks: None where it gives none."""
+
+    def __init__(
+        self, environment: VectorEnv[Any, Any, Any], observation_space: Space, masks: Masks | None = None
+    ) -> None:
+        self.environment = environment
+        self._masks = masks
+        self.slots = int(environment.num_envs)
+        self._space = observation_space
+        self._nested = isinstance(observation_space, Dict | Tuple)
+        self._paths = [path for path, _ in leaves(observation_space, OBSERVATION)]
+        self._resetting: NDArray[np.bool_] | None = None
+        self._finish = self._finisher(autoreset_mode(environment))
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """First observations; `seeds` one per slot, of which a vector entry point takes the first."""
+        self._resetting = None
+        own_loop = hasattr(self.environment, "env_fns")  # SyncVectorEnv and AsyncVectorEnv
+        seed: Any = list(seeds) if own_loop else seeds[0]
+        first = self._flat(*self.environment.reset(seed=seed))
+        if self._masks is not None:
+            self._masks.check(first, np.ones(self.slots, np.bool_))
+        return first
+
+    def step(self, action: Any) -> Stepped:
+        """One step with actions as `VectorEnv.step` takes them."""
+        observation, reward, terminated, truncated, infos = self.environment.step(action)
+        slots = np.logical_or(terminated, truncated).nonzero()[0]
+        stepped = self._finish(self._flat(observation, infos), reward, terminated, truncated, infos, slots)
+        if self._masks is not None:
+            self._masks.check(stepped.observation, stepped.begins)
+        return stepped
+
+    def close(self) -> None:
+        """End the environments."""
+        self.environment.close()
+
+    def _flat(self, observation: Any, infos: dict[str, Any]) -> Observation:
+        flat = flatten(self._space, observation, OBSERVATION) if self._nested else {OBSERVATION: observation}
+        return flat if self._masks is None else flat | self._masks.read(observation, infos)
+
+    def _finisher(self, mode: AutoresetMode) -> Callable[..., Stepped]:
+        match mode:
+            case AutoresetMode.NEXT_STEP:
+                return self._next_step
+            case AutoresetMode.SAME_STEP:
+                return self._same_step
+            case AutoresetMode.DISABLED:
+                return self._reset_ended
+
+    def _next_step(
+        self, observation: Observation, reward: Any, terminated: Any, truncated: Any, _: Any, slots: Any
+    ) -> Stepped:
+        valid, begins = self._resetting, None
+        if valid is not None:
+            reward, begins = np.where(valid, reward, 0.0), ~valid
+        self._resetting = None
+        ended = None
+        if slots.size:
+            ended = Ended(slots, _rows(observation, slots))
+            if self._masks is not None:
+                self._masks.free(observation, slots)
+            self._resetting = np.ones(self.slots, np.bool_)
+            self._resetting[slots] = False
+        return Stepped(observation, reward, terminated, truncated, valid, ended, begins)
+
+    def _same_step(
+        self, observation: Observation, reward: Any, terminated: Any, truncated: Any, infos: Any, slots: Any
+    ) -> Stepped:
+        if not slots.size:
+            return Stepped(observation, reward, terminated, truncated, None, None)
+        ended = Ended(slots, self._final(infos, slots))
+        return Stepped(observation, reward, terminated, truncated, None, ended, self._are(slots))
+
+    def _reset_ended(
+        self, observation: Observation, reward: Any, terminated: Any, truncated: Any, _: Any, slots: Any
+    ) -> Stepped:
+        if not slots.size:
+            return Stepped(observation, reward, terminated, truncated, None, None)
+        ended = Ended(slots, _rows(observation, slots))
+        begins = self._are(slots)
+        first = self._flat(*self.environment.reset(options={"reset_mask": begins.copy()}))
+        if self._masks is not None:
+            self._masks.keep(first, observation, begins)
+        return Stepped(first, reward, terminated, truncated, None, ended, begins)
+
+    def _are(self, slots: NDArray[np.intp]) -> NDArray[np.bool_]:
+        mask = np.zeros(self.slots, np.bool_)
+        mask[slots] = True
+        return mask
+
+    def _final(self, infos: dict[str, Any], slots: NDArray[np.intp]) -> Observation:
+        """Stack `infos["final_obs"]`, an object array of single observations, by path."""
+        final = infos["final_obs"]
+        if not self._nested:
+            return {OBSERVATION: np.stack([final[slot] for slot in slots])}
+        single = [flatten(self._space, final[slot], OBSERVATION) for slot in slots]
+        return {path: np.stack([one[path] for one in single]) for path in self._paths}
+
+
+def autoreset_mode(environment: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    """How the environment resets; raises ConfigurationError when it does not say."""
+    mode = environment.metadata.get("autoreset_mode")
+    try:
+        return AutoresetMode(mode)
+    except ValueError:
+        known = ", ".join(f"AutoresetMode.{known.name}" for known in AutoresetMode)
+        raise ConfigurationError(
+            f"{environment}: metadata['autoreset_mode']={mode!r}: not one of {known}; "
+            "set it in the environment's metadata, or environment.vectorise='sync'"
+        ) from None
+
+
+def _rows(observation: Observation, slots: NDArray[np.intp]) -> dict[str, Array]:
+    # Indexing by an array copies: what the environment writes next does not change it.
+    return {path: np.asarray(array)[slots] for path, array in observation.items()}

@@ -1,0 +1,109 @@
+"""Rollout worker: steps N environments with a local policy and sends what happened as fragments.
+
+In: the broker's address; all else comes with the session.  Out: fragments and finished episodes.
+
+  opening ─► rollout (see `actor.rollout`) ─► flushing ─► closed
+     ▲           │ the broker ends the session: drop the outbox, count it
+     └───────────┘
+
+On a drain or a stopped run the outbox is flushed and the session closed. When the broker ends the session it drops the outbox, counts it and
+opens another with new seeds; INVALID or GAP three times without an acknowledgement between, or FENCED, is
+Fatal. On a crash what was not acknowledged is lost with the process; nothing is ever sent under a new number.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from actor.link.ack_journal import AckJournal
+from actor.link.broker_client import Link
+from actor.link.outbox import Outbox
+from actor.link.session import Session, count_strikes, open_session
+from actor.rollout.loop import Crew, Rollout
+from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.health import Health
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.wire.messages import Role
+from penstock.wire.refusal import Reason
+from penstock.wire.specification import RunSpecification
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 10.0
+
+
+class Worker:
+    """A rollout worker; `run` is its life."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        link: Link,
+        actor_id: str,
+        health: Health,
+        make_crew: Callable[[RunSpecification], Crew],
+        *,
+        ack_journal: Path | None = None,
+    ) -> None:
+        """ack_journal: folder for the record of what was acknowledged; None: no record."""
+        self._lifecycle, self._link, self._actor_id = lifecycle, link, actor_id
+        self._health, self._make_crew = health, make_crew
+        self._journal_folder = ack_journal
+        self._journal: AckJournal | None = None
+        self._crew: Crew | None = None
+        self._strikes = 0
+
+    def run(self) -> int:
+        """Open sessions and serve them until there is no more to do."""
+        try:
+            while True:
+                session = open_session(self._link, self._actor_id, Role.ROLLOUT, self._lifecycle)
+                if session is None or self._serve(session):
+                    return EXIT_OK
+        finally:
+            if self._crew is not None:
+                self._crew.close()
+            if self._journal is not None:
+                self._journal.close()
+
+    def _serve(self, session: Session) -> bool:
+        """Act in one session; True when the worker's work is done, False when another one is needed."""
+        session.start()
+        try:
+            crew = self._crew = self._crew_for(session)
+            outbox = Outbox(session, crew.outbox_fragments, self._journal)
+            outbox.start()
+            self._health.set_ready(True)
+            Rollout(self._lifecycle, session, outbox, crew, self._health).run(self._actor_id)
+            session.check()
+            return self._is_done(session, outbox)
+        finally:
+            session.close(politely=not session.is_over)
+            log.info("session closed", extra={"session": session.number})
+
+    def _crew_for(self, session: Session) -> Crew:
+        specification = session.specification
+        if self._crew is None:
+            if self._journal_folder is not None:
+                self._journal = AckJournal(self._journal_folder, specification.run, self._actor_id)
+            return self._make_crew(specification)
+        known = self._crew.specification.run
+        if known != specification.run:
+            raise Fatal(
+                f"the broker serves run {specification.run} now, this actor works for {known}; start it again"
+            )
+        return self._crew
+
+    def _is_done(self, session: Session, outbox: Outbox) -> bool:
+        if session.ended is None:
+            if not outbox.flush(FLUSH_S) and session.ended is None:
+                log.warning("flush gave up", extra={"fragments": outbox.drop("drain")})
+            session.check()
+            return True
+        reason = session.ended.reason
+        dropped = outbox.drop(reason.label)
+        log.warning("session ended", extra={"refusal": session.ended, "dropped_fragments": dropped})
+        if reason is Reason.RUN_CLOSED:
+            return True
+        self._strikes = count_strikes(self._strikes, session.ended, acknowledged=outbox.acked_through > 0)
+        return False

@@ -1,0 +1,1 @@
+"""The RPCs of the policy server: requests are read, answered or refused."""

@@ -1,0 +1,179 @@
+"""Many requests of one client on one call: read ahead, answered as answers come, in any order.
+
+    request ─► asked at once, without a task of its own ─► pass ─► reply, written in turn; a lonely one's at once
+                    └─ an episode's, a named version's, or one that needs the fallback ─► a task
+
+A stream is the fast road: what a request costs here beyond its share of a forward pass is what limits its rate.
+One event loop uses it.
+"""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Any, Final
+
+import grpc
+
+from actor.serving.calls.request_errors import Complaints
+from actor.serving.calls.request_handler import Answered, Asked, Desk
+from actor.serving.inference.forward_pass import Answer
+from penstock.runtime import metrics
+from penstock.v1 import policy_pb2 as pb
+from penstock.wire.refusal import Refused
+
+log = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT: Final = 256
+"""Requests of one stream whose replies are not written; then it is not read until one is. Nor is it while a
+lonely one's reply is written."""
+
+
+class ActStream:
+    """One call. `act` answers any request; `on_answer` is told of answers without an episode."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        act: Callable[[pb.ActRequest, float], Coroutine[Any, Any, bytes]],
+        on_answer: Callable[[Answered], None],
+    ) -> None:
+        self._desk, self._act, self._on_answer = desk, act, on_answer
+        self._loop = asyncio.get_running_loop()
+        self._replies: deque[bytes | BaseException] = deque()
+        self._in_flight = 0
+        self._news, self._room = asyncio.Event(), asyncio.Event()
+        self._tasks: set[asyncio.Task[bytes]] = set()
+        self._is_over = self._is_asking = False
+
+    async def serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        """Until all is answered, or nobody is there any more. Nothing that it began goes on after it."""
+        reader = asyncio.create_task(self._read(requests, context))
+        reader.add_done_callback(lambda _done: self._news.set())
+        try:
+            while await self._has_reply(reader):
+                await self._write(context)
+        except grpc.aio.InternalError:
+            log.debug("a stream's caller has gone with its reply unread")
+        finally:
+            self._is_over = True
+            for begun in (reader, *self._tasks):
+                begun.cancel()
+
+    async def _write(self, context: Any) -> None:
+        """The next reply; raises what is one."""
+        reply = self._replies.popleft()
+        if isinstance(reply, BaseException):
+            raise reply
+        await context.write(reply)
+        # Not before: of one that reads no replies no more requests are read.
+        self._in_flight -= 1
+        self._room.set()
+
+    async def _has_reply(self, reader: "asyncio.Task[None]") -> bool:
+        """Wait for one; False when there will be none. Raises what ended the reader."""
+        while not self._replies:
+            if reader.done():
+                reader.result()
+                if not self._in_flight:
+                    return False
+            self._news.clear()
+            await self._news.wait()
+        return True
+
+    async def _read(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        count = metrics.POLICY_CALLS.labels("act_stream").inc
+        async for data in requests:
+            count()
+            while self._in_flight >= MAX_IN_FLIGHT:
+                self._room.clear()
+                await self._room.wait()
+            self._in_flight += 1
+            # What is said meanwhile is seen to here, without waking who writes.
+            self._is_asking = True
+            self._begin(data)
+            self._is_asking = False
+            if not self._replies:
+                continue
+            if self._in_flight == 1:
+                # Nobody writes, and nobody else will have a reply: a round of the event loop is saved.
+                await self._write(context)
+            else:
+                self._news.set()
+
+    def _begin(self, data: bytes) -> None:
+        try:
+            if not self._desk.ask_plain(data, math.inf, partial(self._told_plain, data), self._is_gone):
+                self._read_and_begin(data)
+        except Refused as error:
+            self._say(refusing(self._desk.complaints, pb.ActRequest.FromString(data), error))
+
+    def _told_plain(self, data: bytes, said: Answered | Exception) -> None:
+        try:
+            if isinstance(said, Answered):
+                self._on_answer(said)
+                self._say(said.reply)
+            else:
+                self._read_and_begin(data)  # by itself, to see whose fault it is
+        except Exception as error:  # noqa: BLE001 - raised by `serve`, which holds the call
+            self._say(error)
+
+    def _read_and_begin(self, data: bytes) -> None:
+        request = pb.ActRequest.FromString(data)
+        until_s = self._loop.time() + request.deadline_ms / 1000 if request.deadline_ms else math.inf
+        if request.episode_id or request.version:
+            self._reply_later(self._act(request, until_s))
+            return
+        try:
+            self._desk.ask(request, until_s, partial(self._told, request), self._is_gone)
+        except Refused as error:
+            self._say(refusing(self._desk.complaints, request, error))
+
+    def _is_gone(self) -> bool:
+        return self._is_over
+
+    def _told(self, request: pb.ActRequest, asked: Asked, said: Answer | Exception | None) -> None:
+        """The chosen version has answered, or has failed to."""
+        try:
+            if isinstance(said, Answer):
+                self._say(self._reply(request, self._desk.answered(asked, said)))
+            elif isinstance(said, Refused):
+                self._say(refusing(self._desk.complaints, request, said))
+            else:
+                self._reply_later(self._fall_back(request, asked, said))
+        except Exception as error:  # noqa: BLE001 - raised by `serve`, which holds the call
+            self._say(error)
+
+    async def _fall_back(self, request: pb.ActRequest, asked: Asked, error: Exception | None) -> bytes:
+        try:
+            answered = await self._desk.fall_back(asked, error)
+        except Refused as refusal:
+            return refusing(self._desk.complaints, request, refusal)
+        return self._reply(request, answered)
+
+    def _reply(self, request: pb.ActRequest, answered: Answered) -> bytes:
+        self._on_answer(answered)
+        return self._desk.encode(request, answered)
+
+    def _say(self, reply: bytes | BaseException) -> None:
+        self._replies.append(reply)
+        if not self._is_asking:
+            self._news.set()
+
+    def _reply_later(self, reply: Coroutine[Any, Any, bytes]) -> None:
+        task = asyncio.create_task(reply)
+        self._tasks.add(task)
+        task.add_done_callback(self._is_done)
+
+    def _is_done(self, task: "asyncio.Task[bytes]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            self._say(task.exception() or task.result())
+
+
+def refusing(complaints: Complaints, request: pb.ActRequest, error: Refused) -> bytes:
+    """The reply of a refusal, which is complained of."""
+    reply = pb.ActReply(request_id=request.request_id, refusal=complaints.refused(request, error))
+    return reply.SerializeToString()

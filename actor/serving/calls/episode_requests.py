@@ -1,0 +1,167 @@
+"""Episodes from start to end, and the rewards of their steps: each request counts once, however often it is sent.
+
+    StartEpisode ─► Act(0) ─► Act(1) ─► … ─► EndEpisode         Reward(step) at any time
+
+What an Act does stands in `turns`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from actor.serving.calls.request_handler import Desk
+from actor.serving.calls.step_rewards import of_step_before, of_steps
+from actor.serving.codec.arrays import invalid
+from actor.serving.codec.replies import ARMS
+from actor.serving.episodes.episodes import Episode, Episodes
+from actor.serving.episodes.segments import Row
+from actor.serving.experience.recorder import Learning
+from actor.serving.release.canary_monitor import Trial
+from penstock.registry.routing import Arm
+from penstock.runtime import metrics
+from penstock.v1 import policy_pb2 as pb
+
+Feedback = Callable[[Sequence[tuple[str, int, float]]], Awaitable[None]]
+"""Keeps rewards (episode id, step, amount) that came too late."""
+
+
+class EpisodeDesk:
+    """One event loop uses it."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        episodes: Episodes,
+        learning: Learning | None,
+        feedback: Feedback | None,
+        trial: Trial,
+        now: Callable[[], float],
+    ) -> None:
+        """learning: None where nothing is learned from. now: seconds, monotonic."""
+        self._desk, self._episodes, self._learning = desk, episodes, learning
+        self._feedback, self._trial, self._now = feedback, trial, now
+        self._keeping = asyncio.Lock()
+
+    # ------------------------------------------------------------ start
+
+    def start(self, request: pb.StartEpisodeRequest) -> pb.StartEpisodeReply:
+        """A new episode, or the one that this request has started before; raises Refused."""
+        self._desk.check_call(request.policy, request.request_id)
+        episode = self._episodes.started_by(request.client_key, request.request_id)
+        if episode is None:
+            arm = self._desk.shelf.choose(request.client_key).arm
+            learned = self._learning is not None and arm is Arm.LATEST and not request.not_learned
+            episode = self._episodes.start(
+                request.client_key, request.request_id, arm, learned=learned, now_s=self._now()
+            )
+            self._trial.begin(episode)
+            episode.unlearned_as = "unasked" if request.not_learned else "arm"
+            metrics.EPISODES_OPEN.set(len(self._episodes))
+        return pb.StartEpisodeReply(episode_id=episode.id, arm=ARMS[episode.arm], learned=episode.learned)
+
+    # ------------------------------------------------------------ reward
+
+    async def reward(self, request: pb.RewardRequest) -> pb.RewardReply:
+        """Add rewards, once; raises Refused when none of them was taken."""
+        self._desk.check_call("", request.request_id)
+        episode = self._episodes.find_any(request.episode_id)
+        if episode is not None and request.request_id in episode.rewarded:
+            return pb.RewardReply(late=episode.rewarded[request.request_id])
+        amounts = of_steps(episode, request)
+        late = [(step, amount) for step, amount in amounts if self._is_late(episode, step)]
+        if not late:
+            return self._book(episode, request, amounts, 0)
+        async with self._keeping:
+            # The same request may have come again while the first was being kept.
+            if episode is None or request.request_id not in episode.rewarded:
+                await self._keep(request.episode_id, late)
+                return self._book(episode, request, amounts, len(late))
+        return pb.RewardReply(late=episode.rewarded[request.request_id])
+
+    def _book(
+        self,
+        episode: Episode | None,
+        request: pb.RewardRequest,
+        amounts: Sequence[tuple[int, float]],
+        late: int,
+    ) -> pb.RewardReply:
+        if episode is not None:
+            for step, amount in amounts:
+                episode.add_reward(step, amount)
+            episode.remember_reward(request.request_id, late)
+        return pb.RewardReply(late=late)
+
+    def _is_late(self, episode: Episode | None, step: int) -> bool:
+        if episode is None:
+            return True
+        return (episode.learned or episode.ending is not None) and episode.segment_of(step) is None
+
+    async def _keep(self, episode_id: str, late: Sequence[tuple[int, float]]) -> None:
+        if self._feedback is None:
+            raise invalid(
+                f"step={late[0][0]}: its reward came after the step was sent to the learner "
+                "(serving.reward_window_s), and there is no registry whose feedback table keeps it"
+            )
+        await self._feedback([(episode_id, step, amount) for step, amount in late])
+        metrics.FEEDBACK.inc(len(late))
+
+    # ------------------------------------------------------------ end
+
+    def end(self, request: pb.EndEpisodeRequest) -> pb.EndEpisodeReply:
+        """The episode is over; the same reply when it is said again; raises Refused."""
+        self._desk.check_call("", request.request_id)
+        known = self._episodes.find_any(request.episode_id)
+        if (
+            known is not None
+            and known.ending is not None
+            and known.ending_request == request.request_id != ""
+        ):
+            return known.ending
+        episode = self._episodes.find(request.episode_id, self._now())
+        if episode.waiting is not None:
+            raise invalid("an Act of this episode is under way; wait for its reply")
+        final = self._read_end(request)
+        reward = of_step_before(episode, request)
+        if reward is not None:
+            episode.add_reward(episode.trail.length - 1, reward)
+        if request.ending == pb.ENDING_ABANDONED:
+            self.abandon(episode)
+        else:
+            if self._learning is not None and episode.learned:
+                self._learning.end(
+                    episode, terminated=request.ending == pb.ENDING_TERMINATED, final=final, now_s=self._now()
+                )
+            self._close(episode)
+        episode.ending_request = request.request_id
+        assert episode.ending is not None
+        return episode.ending
+
+    def _read_end(self, request: pb.EndEpisodeRequest) -> Row | None:
+        if request.ending not in (pb.ENDING_TERMINATED, pb.ENDING_TRUNCATED, pb.ENDING_ABANDONED):
+            raise invalid(f"ending={request.ending}: say TERMINATED, TRUNCATED or ABANDONED")
+        if request.final_observation:
+            return self._desk.observation.read("final_observation", request.final_observation, 0)
+        if request.ending == pb.ENDING_TRUNCATED:
+            raise invalid("final_observation: a truncated episode is valued by it; send it")
+        return None
+
+    def abandon(self, episode: Episode) -> None:
+        """Nobody will say how it went on."""
+        if self._learning is not None and episode.learned:
+            self._learning.give_up(episode, self._now())
+        self._close(episode, is_whole=False)
+
+    def _close(self, episode: Episode, *, is_whole: bool = True) -> None:
+        episode.ending = pb.EndEpisodeReply(total_return=episode.total_return, length=episode.trail.length)
+        self._trial.end(episode, is_whole=is_whole)
+        metrics.ARM_RETURN.labels(episode.arm).observe(episode.total_return)
+        self._episodes.close(episode)
+        metrics.EPISODES_OPEN.set(len(self._episodes))
+
+    def sweep(self) -> None:
+        """Give up who was not heard of, and send what has ripened."""
+        now = self._now()
+        for episode in self._episodes.overdue(now):
+            if episode.waiting is None:
+                self.abandon(episode)
+        if self._learning is not None:
+            self._learning.ripen(now)

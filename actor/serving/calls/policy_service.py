@@ -1,0 +1,193 @@
+"""PolicyService on gRPC: deadlines, streams, and refusals as replies.
+
+Bytes that are no request end as INVALID_ARGUMENT, an error that nobody foresaw as INTERNAL with a number that
+stands in the log beside its cause: no text of an exception leaves the process.
+"""
+
+import asyncio
+import logging
+import math
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from actor.serving.calls.act_stream import ActStream, refusing
+from actor.serving.calls.episode_requests import EpisodeDesk
+from actor.serving.calls.episode_steps import Turns
+from actor.serving.calls.request_handler import Answered, Desk
+from actor.serving.codec.replies import ARMS
+from actor.serving.episodes.episodes import Episodes
+from penstock.config.settings import ServingSection
+from penstock.rpc.unary import unary, unforeseen
+from penstock.runtime import metrics
+from penstock.v1 import policy_pb2 as pb
+from penstock.wire import spaces
+from penstock.wire.limits import MAX_MESSAGE_BYTES
+from penstock.wire.refusal import Refused
+from penstock.wire.spaces import Space
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "penstock.v1.PolicyService"
+
+Context = Any
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+Told = Callable[[Answered], None]
+
+
+class PolicyService:
+    """See the module; one event loop uses it."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        turns: Turns,
+        episode_desk: EpisodeDesk,
+        episodes: Episodes,
+        section: ServingSection,
+        described: tuple[str, Space, Space],
+        *,
+        learns: bool,
+        on_answer: Told,
+    ) -> None:
+        """described: run, observation space, action space. on_answer: told of answers without an episode."""
+        self._desk, self._turns, self._episode_desk, self._episodes = desk, turns, episode_desk, episodes
+        self._section, self._described, self._learns = section, described, learns
+        self._on_answer = on_answer
+        self._loop = asyncio.get_running_loop()
+        self._calls = {
+            name: metrics.POLICY_CALLS.labels(name)
+            for name in ("act", "start_episode", "reward", "end_episode", "describe")
+        }
+
+    def add_to(self, server: "grpc.aio.Server") -> None:
+        """Serve all calls from `server`."""
+        calls: dict[str, tuple[Any, Any, Any]] = {
+            "StartEpisode": (pb.StartEpisodeRequest, pb.StartEpisodeReply, self.start),
+            "Reward": (pb.RewardRequest, pb.RewardReply, self.reward),
+            "EndEpisode": (pb.EndEpisodeRequest, pb.EndEpisodeReply, self.end),
+            "Describe": (pb.DescribeRequest, pb.DescribeReply, self.describe),
+        }
+        handlers: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(
+                unary(name, request, body), response_serializer=reply.SerializeToString
+            )
+            for name, (request, reply, body) in calls.items()
+        }
+        # Their replies are bytes.
+        handlers["Act"] = grpc.unary_unary_rpc_method_handler(self.act_on_bytes())
+        handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(self.act_stream)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
+
+    def act_on_bytes(self) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        """`act`, from bytes to bytes."""
+        return unary("Act", pb.ActRequest, self.act, plain=self._act_plainly)
+
+    async def act(self, request: pb.ActRequest, context: Context) -> bytes:
+        """See policy.proto."""
+        self._calls["act"].inc()
+        return await self._answer(request, self._until_s(context))
+
+    async def _act_plainly(self, data: bytes, context: Context) -> bytes | None:
+        """None for what is no plain request."""
+        until_s, future = self._until_s(context), self._loop.create_future()
+        try:
+            if not self._desk.ask_plain(data, until_s, future.set_result, future.done):
+                return None
+        except Refused as error:
+            future.set_result(error)
+        self._calls["act"].inc()
+        said: Answered | Exception = await future
+        if isinstance(said, Answered):
+            self._on_answer(said)
+            return said.reply
+        request = pb.ActRequest.FromString(data)
+        if isinstance(said, Refused):
+            return refusing(self._desk.complaints, request, said)
+        return await self._answer(request, until_s)  # by itself, to see whose fault it is
+
+    def _until_s(self, context: Context) -> float:
+        left_s = context.time_remaining()
+        return math.inf if left_s is None else self._loop.time() + left_s
+
+    async def _answer(self, request: pb.ActRequest, until_s: float) -> bytes:
+        try:
+            if request.episode_id:
+                return await self._turns.act(request, until_s)
+            answered = await self._desk.act(request, until_s)
+        except Refused as error:
+            return refusing(self._desk.complaints, request, error)
+        self._on_answer(answered)
+        return self._desk.encode(request, answered)
+
+    async def act_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """See policy.proto. Ends, with all that it has begun, when its caller goes away."""
+        try:
+            await ActStream(self._desk, self._answer, self._on_answer).serve(requests, context)
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "ActStream: bytes that are no ActRequest")
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            number = secrets.token_hex(4)
+            log.exception("ActStream failed", extra={"request_id": number})
+            await context.abort(grpc.StatusCode.INTERNAL, unforeseen("ActStream", number))
+
+    async def start(self, request: pb.StartEpisodeRequest, _context: Context) -> pb.StartEpisodeReply:
+        """See policy.proto."""
+        self._calls["start_episode"].inc()
+        try:
+            return self._episode_desk.start(request)
+        except Refused as error:
+            return pb.StartEpisodeReply(refusal=self._desk.complaints.refused(request, error))
+
+    async def reward(self, request: pb.RewardRequest, _context: Context) -> pb.RewardReply:
+        """See policy.proto."""
+        self._calls["reward"].inc()
+        try:
+            return await self._episode_desk.reward(request)
+        except Refused as error:
+            return pb.RewardReply(refusal=self._desk.complaints.refused(request, error))
+
+    async def end(self, request: pb.EndEpisodeRequest, _context: Context) -> pb.EndEpisodeReply:
+        """See policy.proto."""
+        self._calls["end_episode"].inc()
+        try:
+            return self._episode_desk.end(request)
+        except Refused as error:
+            return pb.EndEpisodeReply(refusal=self._desk.complaints.refused(request, error))
+
+    async def describe(self, request: pb.DescribeRequest, _context: Context) -> pb.DescribeReply:
+        """See policy.proto."""
+        self._calls["describe"].inc()
+        try:
+            self._desk.check_call(request.policy, "")
+        except Refused as error:
+            return pb.DescribeReply(refusal=self._desk.complaints.refused(request, error))
+        run, observation, action = self._described
+        section = self._section
+        return pb.DescribeReply(
+            run=run,
+            policy=section.policy,
+            observation_space=spaces.to_proto(observation),
+            action_space=spaces.to_proto(action),
+            versions=[
+                pb.ServedVersion(
+                    version=version,
+                    update=loaded.update,
+                    sha256=loaded.sha256,
+                    arms=[ARMS[arm] for arm in arms],
+                )
+                for version, (loaded, arms) in self._desk.shelf.served().items()
+            ],
+            max_batch=section.max_request_rows,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            max_episodes=section.max_episodes,
+            reward_window_ms=round(section.reward_window_s * 1000),
+            episode_timeout_ms=round(section.episode_timeout_s * 1000),
+            server=self._episodes.server,
+            learns=self._learns,
+        )

@@ -1,0 +1,43 @@
+"""Rewards in requests: which steps they are for, each checked before any of them counts."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from actor.serving.codec.arrays import invalid
+from actor.serving.episodes.episodes import Episode
+
+MAX_REWARDS: Final = 1024
+"""In one call."""
+_LARGEST: Final = float(np.finfo(np.float32).max)
+
+
+def of_step_before(episode: Episode, request: Any) -> float | None:
+    """The reward of the step before that an Act or EndEpisode carries; raises Refused."""
+    if not request.HasField("reward"):
+        return None
+    if episode.trail.length == 0:
+        raise invalid(f"reward={request.reward}: there was no step before")
+    return _finite(request.reward)
+
+
+def of_steps(episode: Episode | None, request: Any) -> list[tuple[int, float]]:
+    """Steps and amounts of a RewardRequest; raises Refused. episode: None where it is forgotten."""
+    if not 1 <= len(request.rewards) <= MAX_REWARDS:
+        raise invalid(f"rewards: {len(request.rewards)} in one call, send 1 to {MAX_REWARDS}")
+    length = None if episode is None else episode.trail.length
+    amounts = []
+    for reward in request.rewards:
+        if not reward.HasField("step") and not length:
+            raise invalid("rewards.step: absent, and no newest step is known; name it")
+        step = reward.step if reward.HasField("step") else (length or 0) - 1
+        if length is not None and step >= length:
+            raise invalid(f"rewards.step={step}: the episode has {length} steps")
+        amounts.append((step, _finite(reward.amount)))
+    return amounts
+
+
+def _finite(amount: float) -> float:
+    if not abs(amount) <= _LARGEST:
+        raise invalid(f"reward={amount}: must be finite as a 32-bit number")
+    return amount

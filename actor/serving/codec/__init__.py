@@ -1,0 +1,1 @@
+"""Between messages of the protocol and arrays."""

@@ -1,0 +1,216 @@
+"""Episodes whose environment lives in a client: who they are, what was answered last, when they are given up.
+
+    start ─► act ─► act ─► … ─► end ─► remembered for late rewards and repeated calls ─► forgotten
+               └── not heard of for the timeout ─► given up ──┘
+
+An id is `SERVER-NUMBER-TOKEN`: another server, or this one after a restart, sees that it is not its own, and who
+was not told an id cannot guess it. Memory is bounded: so many episodes are open, so many remembered.
+"""
+
+import asyncio
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from actor.serving.codec.arrays import invalid
+from actor.serving.episodes.segments import Segment, Trail
+from actor.serving.inference.forward_pass import Loaded
+from actor.serving.versions.loaded_versions import MAX_LOADED
+from penstock.config.settings import ServingSection
+from penstock.registry.routing import Arm
+from penstock.rpc.identity import CALLER, Identity
+from penstock.v1 import policy_pb2 as pb
+from penstock.wire.refusal import Reason, Refusal, Refused
+from penstock.wire.tensor import Array
+
+REMEMBERED_REQUESTS: Final = 64
+"""Of one episode, so that none of them counts twice."""
+REMEMBERED_EPISODES: Final = 4096
+MAX_REQUEST_ID: Final = 128
+_RETRY_MS: Final = 1000
+
+
+_Start = tuple[Identity | None, str, str]
+"""Caller, client key and request id."""
+
+
+@dataclass(slots=True, eq=False)
+class Episode:
+    """One that is open, or over and remembered."""
+
+    id: str
+    number: int
+    lane: int
+    client_key: str
+    arm: Arm
+    owner: Identity | None
+    trail: Trail
+    learned: bool
+    heard_s: float
+    loaded: Loaded | None = None
+    state: Mapping[str, Array] = field(default_factory=dict)
+    """What the policy remembers of it, by name, [1, *shape]; empty before the first step."""
+    total_return: float = 0.0
+    version: int = 0
+    answers: int = 0
+    errors: int = 0
+    slow: int = 0
+    not_finite: int = 0
+    unlearned_as: str = ""
+    """Why its steps are not learned from, where they are not."""
+    last_request: str = ""
+    last_reply: bytes = b""
+    """To `last_request`; empty while there is none."""
+    waiting: "list[asyncio.Future[bytes]] | None" = None
+    """Who waits for the reply to the step that is under way; None: no step is."""
+    ending: pb.EndEpisodeReply | None = None
+    ending_request: str = ""
+    rewarded: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    """Requests whose rewards were taken, and how many of them came late."""
+    acted: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED_REQUESTS))
+    ripening: list[Segment] = field(default_factory=list)
+    """Cut, and open for rewards still."""
+    started_as: "_Start | None" = None
+    ticket: tuple[int, int] | None = None
+    """Trial and place in its cohort."""
+    is_rewarded: bool = False
+
+    def segment_of(self, step: int) -> Segment | None:
+        """Where the step's reward can still be changed."""
+        newest = self.trail.open
+        if newest is not None and newest.holds(step):
+            return newest
+        return next((segment for segment in self.ripening if segment.holds(step)), None)
+
+    def add_reward(self, step: int, amount: float) -> None:
+        """To what the step has."""
+        self.is_rewarded = True
+        segment = self.segment_of(step)
+        if segment is not None:
+            segment.add_reward(step, amount)
+        if self.ending is None:
+            self.total_return += amount
+
+    def remember_reward(self, request_id: str, late: int) -> None:
+        """The request's rewards were taken."""
+        if request_id:
+            self.rewarded[request_id] = late
+            if len(self.rewarded) > REMEMBERED_REQUESTS:
+                self.rewarded.popitem(last=False)
+
+
+class Episodes:
+    """All of one server; `clock` in seconds, monotonic."""
+
+    def __init__(self, section: ServingSection, unroll_length: int) -> None:
+        self._section, self._unroll_length = section, unroll_length
+        self.server = secrets.token_hex(4)
+        self._open: OrderedDict[str, Episode] = OrderedDict()
+        self._over: OrderedDict[str, Episode] = OrderedDict()
+        self._started: dict[_Start, Episode] = {}
+        self._lanes: list[int] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Episode]:
+        """The open ones, longest unheard first."""
+        return iter(list(self._open.values()))
+
+    def started_by(self, client_key: str, request_id: str) -> Episode | None:
+        """The episode that this very request started already."""
+        if len(request_id) > MAX_REQUEST_ID:
+            raise invalid(f"request_id of {len(request_id)} characters: at most {MAX_REQUEST_ID}")
+        return self._started.get((CALLER.get(), client_key, request_id)) if request_id else None
+
+    def start(self, client_key: str, request_id: str, arm: Arm, *, learned: bool, now_s: float) -> Episode:
+        """A new one; raises Refused (OVERLOADED) when as many as may be are open."""
+        if len(self._open) >= self._section.max_episodes:
+            text = f"{len(self._open)} episodes are open (serving.max_episodes); end some"
+            raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=_RETRY_MS))
+        self._count += 1
+        lane = self._lanes.pop() if self._lanes else len(self._open)
+        episode = Episode(
+            id=f"{self.server}-{self._count}-{secrets.token_hex(6)}",
+            number=self._count,
+            lane=lane,
+            client_key=client_key,
+            arm=arm,
+            owner=CALLER.get(),
+            trail=Trail(lane, self._count, self._unroll_length, self._section.max_fragment_age_s),
+            learned=learned,
+            heard_s=now_s,
+        )
+        self._open[episode.id] = episode
+        if request_id:
+            episode.started_as = (episode.owner, client_key, request_id)
+            self._started[episode.started_as] = episode
+        return episode
+
+    def find(self, episode_id: str, now_s: float) -> Episode:
+        """An open one, heard of now; raises Refused (EPISODE_UNKNOWN, EPISODE_ELSEWHERE)."""
+        episode = self.find_any(episode_id)
+        if episode is None or episode.id not in self._open:
+            raise _unknown(episode_id, "it has ended or was given up: start a new one")
+        episode.heard_s = now_s
+        self._open.move_to_end(episode_id)
+        return episode
+
+    def find_any(self, episode_id: str) -> Episode | None:
+        """One that is open or remembered; None for one of this server's that is forgotten.
+
+        Raises Refused as `find` for any other id, and for somebody else's.
+        """
+        episode = self._open.get(episode_id) or self._over.get(episode_id)
+        if episode is None:
+            self._check_own(episode_id)
+            return None
+        if episode.owner != CALLER.get():
+            raise _unknown(episode_id, "it is another client's")
+        return episode
+
+    def close(self, episode: Episode) -> None:
+        """It is over: remembered for a while."""
+        if self._open.pop(episode.id, None) is None:
+            return
+        self._lanes.append(episode.lane)
+        episode.loaded, episode.state = None, {}
+        self._over[episode.id] = episode
+        while len(self._over) > REMEMBERED_EPISODES:
+            _, forgotten = self._over.popitem(last=False)
+            if forgotten.started_as is not None:
+                del self._started[forgotten.started_as]
+
+    def let_go_of_old(self) -> None:
+        """Keep at most MAX_LOADED versions for episodes: the others take newer weights with their next step."""
+        versions = {episode.version for episode in self._open.values() if episode.loaded is not None}
+        for version in sorted(versions)[:-MAX_LOADED]:
+            for episode in self._open.values():
+                if episode.version == version:
+                    episode.loaded = None
+
+    def overdue(self, now_s: float) -> list[Episode]:
+        """Open ones that were not heard of for the timeout."""
+        late = []
+        for episode in self._open.values():
+            if now_s - episode.heard_s < self._section.episode_timeout_s:
+                break
+            late.append(episode)
+        return late
+
+    def _check_own(self, episode_id: str) -> None:
+        server, _, rest = episode_id.partition("-")
+        if not rest:
+            raise _unknown(episode_id, "no such id was ever given")
+        if server != self.server:
+            text = f"episode_id={episode_id[:80]!r} is of server {server[:16]!r}, this is {self.server}: start a new one"
+            raise Refused(Refusal(reason=Reason.EPISODE_ELSEWHERE, detail=text))
+
+
+def _unknown(episode_id: str, why: str) -> Refused:
+    text = f"episode_id={episode_id[:80]!r}: {why}"
+    return Refused(Refusal(reason=Reason.EPISODE_UNKNOWN, detail=text))

@@ -1,0 +1,1 @@
+"""From what clients did to what the learner gets."""

@@ -1,0 +1,201 @@
+"""From what clients did to what the learner gets: segments ripen, become fragments and go to the outbox.
+
+Production never waits for training. What cannot be learned from is answered all the same and counted by reason:
+
+    arm         the client follows a version that is not the learner's newest
+    unasked     the client does not want it
+    full        the outbox, or the memory for open episodes, is full
+    too_large   its observation would overflow the learner's arithmetic
+    stale       it waited until the learner had gone too far
+    abandoned   the client never said what came of it
+    lost        the session ended while it was under way
+    reward      the potential that shapes its rewards gives no finite numbers
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from actor.rollout.reward import LearnerReward, PotentialError
+from actor.serving.episodes.episodes import Episode
+from actor.serving.episodes.segments import Row, Segment
+from actor.serving.experience.served_outbox import Queue, count_not_learned
+from actor.serving.inference.forward_pass import Loaded, Question
+from penstock.config.settings import ServingSection
+from penstock.runtime import metrics, tracing
+from penstock.wire.messages import Episode as Played
+from penstock.wire.specification import RunSpecification
+from penstock.wire.tensor import FEW
+
+REASONS: Final = ("arm", "unasked", "full", "too_large", "stale", "abandoned", "lost", "reward")
+
+MOST_OBSERVED: Final = 1e15
+"""Whose square, summed over a batch, float32 can hold."""
+
+log = logging.getLogger(__name__)
+
+
+class Learning:
+    """Of one event loop; `wake` tells the sending thread that the queue has grown."""
+
+    def __init__(
+        self,
+        specification: RunSpecification,
+        section: ServingSection,
+        queue: Queue,
+        wake: Callable[[], None],
+        *,
+        compress: bool,
+        reward: LearnerReward | None = None,
+    ) -> None:
+        self._reward = reward
+        self._specification, self._section, self._queue = specification, section, queue
+        self._wake, self._compress = wake, compress
+        schema = specification.schema
+        self._state = [rule.name for rule in schema.under("state")]
+        self._masks = {rule.name: rule.shape for rule in schema.under("mask")}
+        self._buffered = 0
+        self._ripening: deque[tuple[float, Episode, Segment]] = deque()
+        for reason in REASONS:
+            # A series that begins with its first event hides that event.
+            count_not_learned(reason, 0)
+
+    def step(
+        self,
+        episode: Episode,
+        question: Question,
+        action: Row,
+        log_prob: float | None,
+        loaded: Loaded,
+        now_s: float,
+    ) -> None:
+        """A step of an episode that is learned from, as long as there is memory for it."""
+        observation, state = question.observation, {}
+        if self._state or self._masks:
+            state = {name: observation[name] for name in self._state}
+            rest = {name: row for name, row in observation.items() if name not in state}
+            observation = rest | self._masks_of(question)
+        if any(_is_too_large(array) for array in observation.values()):
+            self.stop(episode, "too_large", now_s)
+            return
+        size = sum(array.nbytes for row in (observation, action) for array in row.values())
+        if self._buffered + size > self._section.max_buffered_bytes:
+            self.stop(episode, "full", now_s)
+            return
+        weights = (loaded.version, loaded.update)
+        self._take(episode, episode.trail.step(observation, action, log_prob, weights, now_s, state), now_s)
+        assert episode.trail.open is not None
+        episode.trail.open.bytes += size
+        self._buffered += size
+
+    @property
+    def takes_masks(self) -> bool:
+        """Whether what was drawn under an action mask can be learned from."""
+        return bool(self._masks)
+
+    def _masks_of(self, question: Question) -> dict[str, Any]:
+        """Masks by the schema's names, [1, n]; what came without one was free."""
+        given = question.masks or {}
+        return {
+            name: given.get(name.removeprefix("mask/"), np.ones((1, *shape), np.bool_))
+            for name, shape in self._masks.items()
+        }
+
+    def end(self, episode: Episode, *, terminated: bool, final: Row | None, now_s: float) -> None:
+        """The episode is over."""
+        self._take(episode, episode.trail.end(terminated=terminated, final=final), now_s)
+        if episode.trail.length:
+            self._report(episode, terminated=terminated)
+
+    def give_up(self, episode: Episode, now_s: float) -> None:
+        """Nobody will say what came of its last step; what was before it is learned from."""
+        last = episode.trail.open
+        if last is None:
+            return
+        count_not_learned("abandoned", 1)
+        segment = episode.trail.give_up()
+        if segment is None:
+            self._buffered -= last.bytes
+        self._take(episode, segment, now_s)
+
+    def stop(self, episode: Episode, reason: str, now_s: float) -> None:
+        """This step and the rest of the episode are only answered; what was seen before is kept."""
+        self.give_up(episode, now_s)
+        episode.learned, episode.unlearned_as = False, reason
+        episode.trail.skip(now_s)
+        count_not_learned(reason, 1)
+
+    def _take(self, episode: Episode, segment: Segment | None, now_s: float) -> None:
+        """A segment that was cut. It becomes a fragment when no reward may come any more."""
+        if segment is None:
+            return
+        if self._section.reward_window_s == 0.0:
+            self._send(segment)
+            return
+        episode.ripening.append(segment)
+        self._ripening.append((now_s + self._section.reward_window_s, episode, segment))
+
+    def ripen(self, now_s: float) -> None:
+        """Send what is due."""
+        while self._ripening and self._ripening[0][0] <= now_s:
+            self._send_first()
+
+    def send_all(self) -> None:
+        """Before the end: what ripens is taken as it is."""
+        while self._ripening:
+            self._send_first()
+
+    def _report(self, episode: Episode, *, terminated: bool) -> None:
+        """An episode is over."""
+        metrics.EPISODE_RETURN.observe(episode.total_return)
+        metrics.EPISODE_LENGTH_STEPS.observe(episode.trail.length)
+        metrics.EPISODES.labels("no").inc()
+        self._queue.episodes.append(
+            Played(
+                slot_id=episode.lane,
+                episode_id=episode.number,
+                episode_return=episode.total_return,
+                length=episode.trail.length,
+                terminated=terminated,
+                version=episode.version,
+            )
+        )
+
+    def _send_first(self) -> None:
+        _, episode, segment = self._ripening.popleft()
+        episode.ripening.remove(segment)
+        self._send(segment)
+
+    def _send(self, segment: Segment) -> None:
+        self._buffered -= segment.bytes
+        try:
+            with tracing.trace("server.cut"):
+                fragment = segment.to_fragment(
+                    self._specification.schema,
+                    self._specification.run,
+                    self._section.policy,
+                    compress=self._compress,
+                    reward=self._reward,
+                )
+        except PotentialError as error:
+            log.error("steps are not learned from", extra={"why": str(error)})  # noqa: TRY400 - the text says all
+            count_not_learned("reward", segment.steps)
+            return
+        metrics.FRAGMENTS_BUILT.inc()
+        if self._queue.offer(fragment):
+            metrics.ENV_STEPS.inc(sum(segment.valid))
+            self._wake()
+        else:
+            count_not_learned("full", segment.steps)
+
+
+def _is_too_large(array: Any) -> bool:
+    if array.dtype.kind != "f":
+        return False
+    if array.size <= FEW:
+        numbers: list[float] = array.ravel().tolist()
+        return max(map(abs, numbers), default=0.0) > MOST_OBSERVED
+    return bool(np.abs(array).max() > MOST_OBSERVED)

@@ -1,0 +1,173 @@
+"""The policy server's line to a live run: its sessions, the learner's newest weights, and the outbox.
+
+A thread of its own opens a session, lets its threads watch and send, and opens the next when the broker has ended
+one; meanwhile the server goes on answering. When the run has ended it answers with the last weights, and looks now
+and then whether the run goes on. Where the run's folder is not at hand, what is known of the run comes with the
+first session.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from actor.link.ack_journal import AckJournal
+from actor.link.broker_client import Link
+from actor.link.session import Session, count_strikes, open_session
+from actor.serving.experience.served_outbox import Queue, ServedOutbox
+from actor.serving.versions.loaded_versions import Weights
+from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.wire.messages import Publication, Role, RunState
+from penstock.wire.refusal import Reason
+from penstock.wire.specification import RunSpecification
+
+log = logging.getLogger(__name__)
+
+FLUSH_S: Final = 10.0
+ENDED_S: Final = 10.0
+"""Between two looks at a run that has ended: somebody may resume it."""
+
+Apply = Callable[[Weights], Awaitable[tuple[float, ...]]]
+"""Answer with these weights from now on; the probe's log-probabilities under them."""
+
+
+class Following:
+    """`begin` once, then `start`; `join` at the end."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, link: Link, actor_id: str, *, run: str, ack_journal: Path | None
+    ) -> None:
+        """run: "" where only the broker knows it. ack_journal: folder for a record of what was acknowledged."""
+        self._lifecycle, self._link, self._actor_id = lifecycle, link, actor_id
+        self._journal_folder = ack_journal
+        self._journal: AckJournal | None = None
+        self._thread: threading.Thread | None = None
+        self._session: Session | None = None
+        self._applied = Publication()
+        self._run, self._strikes = run, 0
+        self._finishing = threading.Event()
+        self.queue: Queue | None = None
+        self._failure: Exception | None = None
+
+    def begin(self) -> RunSpecification | None:
+        """Open the first session, waiting for the run; None when the process drains first."""
+        self._session = open_session(self._link, self._actor_id, Role.SERVER, self._lifecycle)
+        if self._session is None:
+            return None
+        self._run = self._session.specification.run
+        return self._session.specification
+
+    def fetch(self, version: int) -> Weights | None:
+        """The weights of a version that the run still holds. Blocks."""
+        session = self._session
+        if session is None or session.is_over:
+            return None
+        found = session.fetch(version)
+        return None if found is None else Weights(version, found.publication.update, found.blob)
+
+    def wake(self) -> None:
+        """There is something to send."""
+        session = self._session
+        if session is not None:
+            session.wake()
+
+    def start(self, loop: asyncio.AbstractEventLoop, apply: Apply, on_over: Callable[[], object]) -> None:
+        """Serve sessions, in a thread, until `finish` or until it cannot go on; then `on_over`."""
+        self._thread = threading.Thread(
+            target=self._serve_all, args=(loop, apply, on_over), name="following", daemon=True
+        )
+        self._thread.start()
+
+    def finish(self) -> None:
+        """All that will be learned is in the queue: send it, then close the session."""
+        self._finishing.set()
+        self.wake()
+
+    def join(self) -> None:
+        """Wait until the last session is closed; raises what ended it."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _serve_all(
+        self, loop: asyncio.AbstractEventLoop, apply: Apply, on_over: Callable[[], object]
+    ) -> None:
+        try:
+            if self._journal_folder is not None:
+                self._journal = AckJournal(self._journal_folder, self._run, self._actor_id)
+            while not self._finishing.is_set() and not self._lifecycle.draining.is_set():
+                session = self._session or open_session(
+                    self._link, self._actor_id, Role.SERVER, self._lifecycle
+                )
+                if session is None or self._serve(session, loop, apply):
+                    self._finishing.wait(ENDED_S)
+                self._session = None
+        except Exception as error:  # noqa: BLE001 - raised by the main thread
+            self._failure = error
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+            on_over()
+
+    def _serve(self, session: Session, loop: asyncio.AbstractEventLoop, apply: Apply) -> bool:
+        """One session; True when the run has ended, or is to be left."""
+        if session.specification.run != self._run:
+            raise Fatal(f"the broker serves run {session.specification.run}, not {self._run}: start again")
+        self._session = session
+        session.start()
+        outbox = None
+        if self.queue is not None:
+            outbox = ServedOutbox(session, self.queue, self._journal)
+            outbox.start()
+        try:
+            self._follow(session, loop, apply)
+            session.check()
+            return self._is_done(session, outbox)
+        finally:
+            session.close(politely=not session.is_over)
+
+    def _follow(self, session: Session, loop: asyncio.AbstractEventLoop, apply: Apply) -> None:
+        """Hand on every publication until the session is over or `finish`."""
+        while True:
+            with session.changed:
+                session.changed.wait_for(lambda: self._is_over(session) or self._is_new(session))
+            if self._is_over(session):
+                return
+            weights = session.weights
+            assert weights is not None
+            publication = weights.publication
+            fresh = Weights(publication.version, publication.update, weights.blob, weights.scalars)
+            probe = asyncio.run_coroutine_threadsafe(_awaited(apply(fresh)), loop).result()
+            self._applied = publication
+            metrics.WEIGHT_VERSION_APPLIED.set(publication.version)
+            session.answer(publication, probe)
+
+    def _is_new(self, session: Session) -> bool:
+        weights = session.weights
+        return weights is not None and weights.publication.version > self._applied.version
+
+    def _is_over(self, session: Session) -> bool:
+        return self._finishing.is_set() or session.is_over or session.state is RunState.STOPPING
+
+    def _is_done(self, session: Session, outbox: ServedOutbox | None) -> bool:
+        if session.ended is None:
+            if outbox is not None and not outbox.flush(FLUSH_S):
+                log.warning("flush gave up", extra={"fragments": outbox.drop("drain")})
+                outbox.forget_queue()
+            return True
+        lost = 0 if outbox is None else outbox.drop(session.ended.reason.label)
+        log.warning("session ended", extra={"refusal": session.ended, "dropped_fragments": lost})
+        if session.ended.reason is Reason.RUN_CLOSED:
+            return True
+        acknowledged = outbox is not None and outbox.acked_through > 0
+        self._strikes = count_strikes(self._strikes, session.ended, acknowledged=acknowledged)
+        return False
+
+
+async def _awaited(given: Awaitable[tuple[float, ...]]) -> tuple[float, ...]:
+    return await given

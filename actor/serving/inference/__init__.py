@@ -1,0 +1,1 @@
+"""Forward passes: many requests, one version."""

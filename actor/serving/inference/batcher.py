@@ -1,0 +1,245 @@
+"""Requests that come at the same time share a forward pass.
+
+    ask ─► waiting ─► as many as are expected, or the longest wait over ─► one pass per version ─► answers
+        └─ alone, and nobody else is expected ─────────────────────────────────┘
+
+How many are expected is learned: now and then a pass is held back to see who else comes. A lonely client waits
+for nobody; among many each waits at most `max_wait_s`. A pass that takes long runs in a thread, and who comes
+meanwhile makes the next one; a short one would only be slower there, for it holds the interpreter either way.
+One event loop uses it.
+"""
+
+import asyncio
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from actor.serving.codec.plain_request import Plain, answer_all
+from actor.serving.inference.forward_pass import Answer, Loaded, Question
+from actor.serving.inference.pass_cost import PassCost
+from penstock.runtime import metrics
+from penstock.wire.refusal import Reason, Refusal, Refused
+
+INLINE_S: Final = 0.0005
+"""A pass that is expected to take less of a core does not leave the event loop's thread."""
+_LEAST_PROBE: Final = 16
+_MOST_PROBE: Final = 1024
+
+
+Tell = Callable[[Answer | bytes | Exception], None]
+"""Takes the answer, of a plain request the bytes of its reply; or Refused (DEADLINE), NotFinite, or what else the version
+failed with."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    loaded: Loaded
+    question: Question | Plain
+    until_s: float
+    asked_s: float
+    tell: Tell
+    is_gone: Callable[[], bool]
+
+
+class Batcher:
+    """See the module. Seconds are those of the event loop's clock."""
+
+    def __init__(self, *, max_rows: int, max_wait_s: float, max_delay_s: float) -> None:
+        self._max_rows, self._max_wait_s, self._max_delay_s = max_rows, max_wait_s, max_delay_s
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(1, "inference")
+        self._waiting: list[_Waiting] = []
+        self._rows = 0
+        self._expected = 1
+        self._until_probe = self._probe_every = _LEAST_PROBE
+        self._timer: asyncio.Handle | None = None
+        self._probes = max_wait_s > 0 and max_rows > 1
+        self._is_probe = self._is_busy = self._is_due = False
+        # By the clock, which is what who waits must wait; and of a core.
+        self._cost, self._work = PassCost(), PassCost()
+        self._under_way = 0
+
+    def ask(self, loaded: Loaded, question: Question, until_s: float = math.inf) -> "asyncio.Future[Answer]":
+        """The answer, before `until_s` or not at all.
+
+        Raises Refused (OVERLOADED) when its turn would come too late; the future raises Refused (DEADLINE) and
+        NotFinite.
+        """
+        future = self._loop.create_future()
+        self.put(loaded, question, until_s, partial(_settle, future), future.done)
+        return future
+
+    def put(
+        self,
+        loaded: Loaded,
+        question: Question | Plain,
+        until_s: float,
+        tell: Tell,
+        is_gone: Callable[[], bool],
+    ) -> None:
+        """`ask` for who needs no future: `tell` is called with the pass, even before this returns, unless `is_gone`."""
+        now = self._loop.time()
+        waiting = _Waiting(loaded, question, until_s, now, tell, is_gone)
+        if self._is_lonely() and until_s >= now:
+            self._until_probe -= 1
+            self._answer([waiting], question.rows, now)
+            return
+        delay_s = self._cost.of_many(self._rows, self._max_rows)
+        if self._under_way:
+            delay_s += self._cost.of_many(self._under_way, self._max_rows)
+        if delay_s > self._max_delay_s:
+            raise Refused(
+                Refusal(
+                    reason=Reason.OVERLOADED,
+                    detail=f"{self._rows} observations wait, about {delay_s * 1e3:.0f} ms of work",
+                    retry_after_ms=math.ceil(delay_s * 1e3),
+                )
+            )
+        self._waiting.append(waiting)
+        self._rows += question.rows
+        # Once its pass is due all the others of this round of the loop come along.
+        if not (self._is_busy or self._is_due):
+            self._arrange()
+
+    def close(self) -> None:
+        """Wait for the pass under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._threads.shutdown()
+
+    def _is_lonely(self) -> bool:
+        """Nobody is there, nobody else is expected, and it is not time to see who else comes."""
+        nobody = not (self._rows or self._is_busy or self._is_due)
+        return nobody and self._expected == 1 and (self._until_probe > 1 or not self._probes)
+
+    def _arrange(self) -> None:
+        """See to it that who waits is answered in time."""
+        if self._rows >= self._max_rows or (len(self._waiting) >= self._expected and not self._is_probe):
+            self._until_probe -= 1
+            if self._until_probe > 0 or self._rows >= self._max_rows:
+                self._schedule(0.0)
+                return
+            self._is_probe = True
+            self._schedule(self._max_wait_s)
+        elif self._timer is None:
+            self._schedule(self._max_wait_s)
+
+    def _schedule(self, wait_s: float) -> None:
+        if self._timer is not None:
+            if wait_s > 0 or self._is_due:
+                return
+            self._timer.cancel()
+        if wait_s > 0:
+            self._timer = self._loop.call_later(wait_s, self._waited)
+        else:
+            self._is_due, self._timer = True, self._loop.call_soon(self._pass)
+
+    def _waited(self) -> None:
+        """The longest wait is over: this many come in that time."""
+        came = len(self._waiting)
+        if self._is_probe:
+            # Alone again: look less often.
+            alone = came <= 1
+            self._probe_every = min(_MOST_PROBE, self._probe_every * 2) if alone else _LEAST_PROBE
+        self._expected, self._is_probe, self._until_probe = max(1, came), False, self._probe_every
+        self._pass()
+
+    def _pass(self) -> None:
+        # Who hears that he is late, and asks again, begins no other pass within this one.
+        self._is_due, self._timer = True, None
+        now = self._loop.time()
+        batch, rows = self._take(now)
+        self._is_due = False
+        self._expected = max(self._expected, len(batch))
+        if batch:
+            self._answer(batch, rows, now)
+        else:
+            self._go_on()
+
+    def _answer(self, batch: list[_Waiting], rows: int, now: float) -> None:
+        metrics.SERVING_BATCH_ROWS.observe(rows)
+        metrics.SERVING_QUEUE_SECONDS.observe(now - batch[0].asked_s)
+        # Not by the clock: a pass that others interrupt would be sent to the thread, where it waits for the interpreter
+        # each time and would never seem short again.
+        if self._work.of(rows) < INLINE_S:
+            self._note(rows, _answer_all(batch))
+            self._go_on()
+            return
+        self._is_busy, self._under_way = True, rows
+        running = self._loop.run_in_executor(self._threads, _answer_all, batch)
+        running.add_done_callback(lambda done: self._passed(rows, done))
+
+    def _take(self, now: float) -> tuple[list[_Waiting], int]:
+        """The next requests in order and their rows, as many as one pass takes, without who is late or gone."""
+        rows = count = 0
+        batch: list[_Waiting] = []
+        for waiting in self._waiting:
+            if batch and rows + waiting.question.rows > self._max_rows:
+                break
+            count += 1
+            self._rows -= waiting.question.rows
+            if waiting.is_gone():
+                continue
+            if waiting.until_s < now:
+                text = f"waited {(now - waiting.asked_s) * 1e3:.0f} ms for its turn; give the call more time"
+                waiting.tell(Refused(Refusal(reason=Reason.DEADLINE, detail=text)))
+                continue
+            rows += waiting.question.rows
+            batch.append(waiting)
+        del self._waiting[:count]
+        return batch, rows
+
+    def _passed(self, rows: int, done: "asyncio.Future[_Outcome]") -> None:
+        self._is_busy, self._under_way = False, 0
+        self._note(rows, done.result())
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """With who came meanwhile; who was told may have asked again, and begun a pass."""
+        if self._waiting and not (self._is_busy or self._is_due):
+            self._schedule(0.0)
+
+    def _note(self, rows: int, outcome: "_Outcome") -> None:
+        """Hand out the answers; remember what they cost."""
+        self._cost.note(rows, outcome.seconds)
+        self._work.note(rows, outcome.cpu_s)
+        for waiting, result in outcome.answers:
+            if not waiting.is_gone():
+                waiting.tell(result)
+
+
+def _settle(future: "asyncio.Future[Any]", result: Answer | bytes | Exception) -> None:
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    answers: list[tuple[_Waiting, Answer | bytes | Exception]]
+    seconds: float
+    cpu_s: float
+
+
+def _answer_all(batch: Sequence[_Waiting]) -> _Outcome:
+    began, began_cpu = time.perf_counter(), time.thread_time()
+    by_version: dict[Loaded, list[_Waiting]] = defaultdict(list)
+    for waiting in batch:
+        by_version[waiting.loaded].append(waiting)
+    answers: list[tuple[_Waiting, Answer | bytes | Exception]] = []
+    for loaded, group in by_version.items():
+        answers += zip(group, _answer(loaded, [waiting.question for waiting in group]), strict=True)
+    return _Outcome(answers, time.perf_counter() - began, time.thread_time() - began_cpu)
+
+
+def _answer(loaded: Loaded, asked: list[Question | Plain]) -> Sequence[Answer | bytes | Exception]:
+    try:
+        return answer_all(loaded, asked)
+    except Exception as error:  # noqa: BLE001 - handed to each caller, whose fallback answers
+        return [error] * len(asked)

@@ -1,0 +1,1 @@
+"""Which versions get traffic, and how a canary is judged."""

@@ -1,0 +1,147 @@
+"""Versions and traffic, as the registry has them now: read again and again, followed from the next pass on."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from actor.serving.release.canary_monitor import Trial
+from actor.serving.versions.loaded_versions import Shelf, Weights
+from penstock.config.settings import ConfigurationError
+from penstock.registry.errors import RegistryError, Unavailable, UnknownVersion
+from penstock.registry.records import PolicyVersion, Status
+from penstock.registry.registry import Registry
+from penstock.registry.routing import Arms
+from penstock.registry.weight_files import read_kept
+from penstock.wire.refusal import Reason, Refusal, Refused
+
+log = logging.getLogger(__name__)
+
+_BY: Final = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the registry says at one moment. newest: of the versions that are kept and neither tried nor withdrawn."""
+
+    arms: Arms
+    newest: PolicyVersion | None
+    active: PolicyVersion | None
+
+
+class Traffic:
+    """Reads the registry at `url`; weights come from `live` (a run that goes on) or from the run's folder."""
+
+    def __init__(
+        self, url: str, policy: str, run_dir: Path | None, live: Callable[[int], Weights | None] | None
+    ) -> None:
+        self._url, self._policy, self._run_dir, self._live = url, policy, run_dir, live
+        self._registry: Registry | None = None
+        self._said: list[str] = []
+        self._is_filled = False
+
+    def look(self) -> Look | None:
+        """None while nothing was ever registered. Blocks; raises RegistryError."""
+        if self._registry is None:
+            file = self._url.removeprefix("sqlite:///")
+            if file != self._url and not Path(file).exists():
+                return None
+            # Of an older program: brought up to this one's version, whoever comes first.
+            self._registry = Registry.open(self._url, migrate=True)
+        arms = self._registry.arms(self._policy)
+        pinned = self._registry.pinned(self._policy)
+        worthy = [row for row in pinned if row.status not in (Status.CANARY, Status.ROLLED_BACK)]
+        return Look(arms, worthy[-1] if worthy else None, self._registry.active(self._policy))
+
+    def fetch(self, version: int) -> Weights | None:
+        """The weights of a version that is held. Blocks; raises ValueError for damaged ones."""
+        found = self._live(version) if self._live is not None else None
+        if found is not None or self._registry is None or self._run_dir is None:
+            return found
+        try:
+            row = self._registry.get(self._policy, version)
+        except UnknownVersion:
+            return None
+        return (
+            Weights(version, row.update, read_kept(self._run_dir, version, row.sha256))
+            if row.pinned
+            else None
+        )
+
+    async def follow(self, shelf: Shelf, trial: Trial, refresh_s: float) -> None:
+        """For ever: look, and steer."""
+        while True:
+            await asyncio.sleep(refresh_s)
+            try:
+                await self.steer(shelf, trial)
+            except RegistryError as error:
+                self._say([f"registry: {error}"])
+
+    async def begin(self, shelf: Shelf, trial: Trial) -> None:
+        """The first look; raises ConfigurationError where nothing could ever be answered with."""
+        try:
+            await self.steer(shelf, trial)
+        except RegistryError as error:
+            raise ConfigurationError(f"registry: {error}") from error
+        if self._live is None and not self._is_filled:
+            raise ConfigurationError(
+                f"{self._run_dir or self._url}: no version of policy {self._policy!r} is kept there; wait until the run has "
+                "registered one (`penstock policy list`), or follow it with --broker"
+            )
+
+    async def steer(self, shelf: Shelf, trial: Trial) -> None:
+        """Look once; raises RegistryError."""
+        look = await asyncio.to_thread(self.look)
+        if look is None:
+            return
+        self._is_filled = look.newest is not None
+        wrong = []
+        if look.newest is not None and (self._live is None or shelf.latest is None):
+            wrong += await self._take_newest(shelf, look.newest)
+        wrong += await shelf.steer(look.arms)
+        evaluation = None if look.active is None else look.active.evaluation
+        trial.steer(look.arms.active, look.arms.canary, evaluation)
+        self._say(wrong)
+
+    async def _take_newest(self, shelf: Shelf, newest: PolicyVersion) -> list[str]:
+        """Without a live run, and before it is heard, the newest version that is kept is the latest.
+
+        Returns what is wrong with it.
+        """
+        if shelf.latest is not None and shelf.latest.version == newest.version:
+            return []
+        try:
+            weights = await asyncio.to_thread(self.fetch, newest.version)
+            if weights is not None:
+                await shelf.take_latest(weights)
+        except ValueError as error:
+            return [str(error)]
+        return []
+
+    def _say(self, wrong: list[str]) -> None:
+        """Once, until it changes."""
+        if wrong and wrong != self._said:
+            log.warning("versions that cannot be served", extra={"why": wrong})
+        self._said = wrong
+
+    async def keep_feedback(self, rewards: Sequence[tuple[str, int, float]]) -> None:
+        """Rewards (episode id, step, amount) that came too late; raises Refused (NOT_READY) when it cannot be."""
+        try:
+            if self._registry is None:
+                raise Unavailable("there is no registry yet")
+            await asyncio.to_thread(self._registry.add_feedback, self._policy, rewards)
+        except RegistryError as error:
+            text = f"feedback table: {error}"
+            raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=1000)) from error
+
+    async def withdraw(self, version: int, reason: str) -> None:
+        """Roll the canary back, unless somebody has done so already."""
+        registry = self._registry
+        if registry is None:
+            return
+        try:
+            await asyncio.to_thread(registry.rollback, self._policy, reason[:1000], by=_BY, version=version)
+        except RegistryError as error:
+            log.warning("canary not withdrawn", extra={"version": version, "error": str(error)})

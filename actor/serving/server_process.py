@@ -1,0 +1,224 @@
+"""Process body of a policy server.
+
+where from                  latest                               learns
+--run FOLDER                newest version kept in the folder    no
+--broker ADDRESS            the learner's newest weights         yes
+both                        the learner's newest weights         yes; other arms from registry and folder
+
+health is served ─► wait for the run ─► first look at versions ─► serving ─► draining: not serving, finish, flush ─► end
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from functools import partial
+from typing import Final
+
+import torch
+
+from actor.link.broker_client import Link
+from actor.process import SWITCH_INTERVAL_S, connect
+from actor.serving.assembly import Parts, Source, assemble
+from actor.serving.calls.policy_service import NAME
+from actor.serving.experience.run_follower import Following
+from actor.serving.versions.loaded_versions import Weights
+from actor.specification import probe_answer
+from penstock.config.credentials import credentials
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.registry.weight_files import read_specification
+from penstock.rpc.rate_limits import Rates
+from penstock.rpc.server import Front, bind, build_server
+from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.garbage_collection import look_seldom
+from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.loop_lag import watch_loop
+from penstock.runtime.server_gate import build_gate
+from penstock.wire.ids import check_id, to_id
+from penstock.wire.specification import RunSpecification
+
+log = logging.getLogger(__name__)
+
+ROLE: Final = "server"
+EVENT_LOOP: Final = "event loop"
+DRAIN_GRACE_S: Final = 5.0
+"""A call takes milliseconds; what is still there after this long is a stream whose client does not hang up."""
+STREAMS_PER_CONNECTION: Final = 1024
+"""A client that speaks for many environments has one connection for all of them."""
+_SWEEP_S: Final = 0.05
+
+
+def main(lifecycle: Lifecycle, settings: Settings, *, source: Source, listen: str) -> int:
+    """Serve until the lifecycle drains, also when the run has ended; returns the exit code.
+
+    Raises ConfigurationError for an address, a folder or settings that cannot be used, Fatal when it cannot go on.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    torch.set_num_threads(settings.actor.threads)
+    health = Health(ROLE)
+    _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+    link = None if source.broker is None else connect(source.broker, settings)
+    try:
+        specification = _of_folder(source)
+        following = None if link is None else _following(lifecycle, link, source, settings, specification)
+        if specification is None and following is not None:
+            specification = following.begin()
+        if specification is None:
+            return EXIT_OK
+        return asyncio.run(
+            _serve(lifecycle, settings, source, specification, following, health, metrics_port, listen)
+        )
+    except (Fatal, ConfigurationError) as error:
+        health.fail(str(error))
+        raise
+    finally:
+        if link is not None:
+            link.close()
+
+
+def _following(
+    lifecycle: Lifecycle,
+    link: Link,
+    source: Source,
+    settings: Settings,
+    specification: RunSpecification | None,
+) -> Following:
+    name = check_id("actor_id", source.actor_id or to_id(f"{socket.gethostname()}-{os.getpid()}"))
+    run = "" if specification is None else specification.run
+    return Following(lifecycle, link, name, run=run, ack_journal=settings.actor.ack_journal)
+
+
+def _of_folder(source: Source) -> RunSpecification | None:
+    """The run's, from its folder; None where only the broker can tell."""
+    if source.run_dir is None:
+        if source.broker is None:
+            raise ConfigurationError("nothing to serve: name --run FOLDER, --broker ADDRESS, or both")
+        return None
+    try:
+        return read_specification(source.run_dir)
+    except ValueError as error:
+        if source.broker is not None:
+            return None  # a run that has just begun
+        raise ConfigurationError(f"--run {source.run_dir}: {error}") from error
+
+
+async def _serve(
+    lifecycle: Lifecycle,
+    settings: Settings,
+    source: Source,
+    specification: RunSpecification,
+    following: Following | None,
+    health: Health,
+    metrics_port: int,
+    listen: str,
+) -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    lifecycle.on_drain(partial(_set_from_thread, loop, stop))
+    parts = assemble(settings, source, specification, following)
+    front = _front(settings, listen)
+    parts.service.add_to(front.server)
+    try:
+        address = _listen(front, settings, listen)
+        if parts.traffic is not None:
+            await parts.traffic.begin(parts.shelf, parts.trial)
+            parts.errands.send(parts.traffic.follow(parts.shelf, parts.trial, settings.serving.refresh_s))
+        if following is not None:
+            apply = partial(_apply, parts, specification)
+            following.start(loop, apply, partial(_set_from_thread, loop, stop))
+        parts.errands.send(_sweep(parts))
+        parts.errands.send(watch_loop(partial(health.progress, EVENT_LOOP)))
+        health.watch(EVENT_LOOP, settings.broker.stall_timeout_s)
+        await front.server.start()
+        await front.set_serving(serving=True)
+        announce(ROLE, metrics_port=metrics_port, address=address)
+        health.set_ready(True)
+        # The steps of open episodes are many small objects that live for seconds and hold no cycles.
+        look_seldom()
+        log.info("serving", extra={"address": address, "run_name": specification.run})
+        await _until(stop, parts)
+        health.set_ready(False, "draining")
+        await _drain(front, parts, following, lifecycle)
+    finally:
+        for task in parts.errands.tasks:
+            task.cancel()
+        await front.server.stop(0)
+        parts.batcher.close()
+        if parts.record is not None:
+            parts.record.close()
+    return EXIT_OK
+
+
+def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    loop.call_soon_threadsafe(event.set)
+
+
+def _rates(settings: Settings) -> Rates:
+    return Rates(
+        calls=settings.serving.max_calls_per_s,
+        bytes=settings.broker.max_bytes_per_s,
+        settings="serving.max_calls_per_s, broker.max_bytes_per_s",
+    )
+
+
+def _front(settings: Settings, listen: str) -> Front:
+    section = settings.broker
+    return build_server(
+        (NAME,),
+        interceptors=[build_gate(settings, credentials(settings.security), listen, _rates(settings))],
+        maximum_concurrent_rpcs=section.max_concurrent_calls,
+        max_connections=section.max_connections,
+        max_connection_age_s=section.max_connection_age_s,
+        streams_per_connection=STREAMS_PER_CONNECTION,
+    )
+
+
+def _listen(front: Front, settings: Settings, listen: str) -> str:
+    """Address of the server."""
+    try:
+        return bind(front.server, listen, credentials(settings.security))
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(str(error)) from error
+
+
+async def _apply(parts: Parts, specification: RunSpecification, weights: Weights) -> tuple[float, ...]:
+    """Answer `latest` with these; what the probe says under them."""
+    try:
+        loaded = await parts.shelf.load(weights)
+    except ValueError as error:
+        raise Fatal(f"weights {weights.version} cannot be applied: {error}") from error
+    answer = await asyncio.to_thread(probe_answer, loaded.policy, specification.probe)
+    parts.shelf.follow_with(loaded)
+    parts.episodes.let_go_of_old()
+    return answer
+
+
+async def _sweep(parts: Parts) -> None:
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        parts.episode_desk.sweep()
+
+
+async def _until(stop: asyncio.Event, parts: Parts) -> None:
+    """Until `stop`; raises what an errand raises."""
+    stopped, failed = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(parts.errands.first_error())
+    done, rest = await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    for task in done:
+        task.result()
+
+
+async def _drain(front: Front, parts: Parts, following: Following | None, lifecycle: Lifecycle) -> None:
+    """Say so, finish what is in flight, hand over what was learned."""
+    await front.set_serving(serving=False)
+    await front.server.stop(DRAIN_GRACE_S)
+    for episode in parts.episodes:
+        parts.episode_desk.abandon(episode)
+    if parts.learning is not None:
+        parts.learning.send_all()
+    if following is not None:
+        lifecycle.drain("the server is done")
+        following.finish()
+        await asyncio.to_thread(following.join)

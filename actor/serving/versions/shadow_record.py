@@ -1,0 +1,107 @@
+"""What a shadow would have answered, one JSON line for each request, written by a thread of its own.
+
+    {"time": 1790000000.25, "episode_id": "", "request_id": "r-7",
+     "answered": {"version": 5, "arm": "active", "action": {"action": [1]}, "log_prob": [-0.2]},
+     "shadow": {"version": 7, "log_prob": [-1.6], "distribution": {"action/probability": [[0.8, 0.2]]}}}
+
+`log_prob` is that of the action which was answered, under each version, as drawn; "shadow" has an "error" where that version could
+not answer. The file is turned over at 64 MiB and the one before it kept. Answers never wait for it: what it cannot
+keep up with is counted and left out.
+"""
+
+import json
+import logging
+import queue
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from logging.handlers import QueueListener, RotatingFileHandler
+from pathlib import Path
+from typing import Any, Final
+
+from actor.serving.inference.forward_pass import Answer, Question
+from penstock.registry.routing import Arm
+from penstock.runtime import metrics
+from penstock.wire.tensor import Array
+
+_MOST_BYTES: Final = 64 * 2**20
+_MOST_WAITING: Final = 4096
+
+log = logging.getLogger(__name__)
+
+
+class ShadowRecord:
+    """A file that grows by `note`; used by one event loop."""
+
+    def __init__(self, path: Path) -> None:
+        """path: made with the first line; each server needs a file of its own."""
+        file = _File(path, maxBytes=_MOST_BYTES, backupCount=1, encoding="utf-8", delay=True)
+        file.setFormatter(_JsonLine())
+        self._file = file
+        self._waiting: queue.Queue[Any] = queue.Queue(_MOST_WAITING)
+        self._listener = QueueListener(self._waiting, file)
+        self._listener.start()
+
+    def note(
+        self, arm: Arm, question: Question, answered: Answer, shadow: int, other: Answer | BaseException
+    ) -> None:
+        """What was answered, and what version `shadow` says of it or why it could not."""
+        row = _Row(time.time(), arm, question, answered, shadow, other)
+        try:
+            self._waiting.put_nowait(logging.makeLogRecord({"row": row}))
+        except queue.Full:
+            metrics.SHADOW_UNRECORDED.inc()
+
+    def close(self) -> None:
+        """Write what waits."""
+        self._listener.stop()
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Made into text by the other thread. time: Unix, in seconds."""
+
+    time: float
+    arm: Arm
+    question: Question
+    answered: Answer
+    shadow: int
+    other: Answer | BaseException
+
+
+class _JsonLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        row: _Row = record.__dict__["row"]
+        told = {
+            "time": row.time,
+            "episode_id": row.question.episode_id,
+            "request_id": row.question.request_id,
+            "answered": {
+                "version": row.answered.loaded.version,
+                "arm": str(row.arm),
+                "action": _lists(row.answered.action),
+                "log_prob": row.answered.log_prob.tolist(),
+            },
+            "shadow": {"version": row.shadow, **_told(row.other)},
+        }
+        return json.dumps(told, separators=(",", ":"))
+
+
+class _File(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        """A full disk costs the record, not the answers."""
+        metrics.SHADOW_UNRECORDED.inc()
+        why = str(sys.exc_info()[1])
+        log.error("a shadow's answer was not recorded", extra={"file": self.baseFilename, "why": why})
+
+
+def _told(other: Answer | BaseException) -> dict[str, Any]:
+    if isinstance(other, BaseException):
+        return {"error": str(other)}
+    return {"log_prob": other.log_prob.tolist(), "distribution": _lists(other.distribution or {})}
+
+
+def _lists(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: array.tolist() for name, array in arrays.items()}

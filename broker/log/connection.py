@@ -1,0 +1,117 @@
+"""Redis clients of one kind: no hidden retries, explicit timeouts, bytes in and out.
+
+redis-py would repeat a write ten times on its own; here every retry is the caller's. A URL is
+`redis://`, `rediss://` or `unix:///path`.
+"""
+
+import re
+from importlib.util import find_spec
+from typing import Any, Final
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    TimeoutError as RedisTimeoutError,
+)
+from redis.retry import Retry
+
+from penstock.config.redis_url import split_password
+from penstock.rpc.tls_files import TlsFiles
+
+CONNECT_TIMEOUT_S: Final = 2.0
+REPLY_TIMEOUT_S: Final = 5.0
+"""Longest wait for a reply; blocking reads wait less."""
+MAX_CONNECTIONS: Final = 32
+SCHEMES: Final = ("redis://", "rediss://", "unix://")
+
+UNAVAILABLE: Final = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    BusyLoadingError,
+    OutOfMemoryError,
+    ReadOnlyError,
+)
+"""Errors after which the same call may succeed later, or took effect without our knowing."""
+_SILENT: Final = "driver_info" if find_spec("redis.driver_info") else "lib_name"
+"""What keeps redis-py from telling the server its own name, which needs a permission of its own."""
+_TRANSIENT_CODE: Final = re.compile(r"\b(MISCONF|LOADING|BUSY|MASTERDOWN|NOREPLICAS|OOM)\b")
+
+
+def check_url(url: str) -> str:
+    """Return `url` when its scheme is known; raises ValueError that names the remedy."""
+    if not url.startswith(SCHEMES):
+        raise ValueError(f"redis={url[:80]!r}: start the URL with one of {', '.join(SCHEMES)}")
+    return url
+
+
+def without_password(url: str) -> str:
+    """The URL as logs and messages may show it."""
+    return split_password(url)[0]
+
+
+def is_unavailable(error: Exception) -> bool:
+    """True for errors that waiting may cure; False for wrong credentials and programming errors."""
+    # redis.asyncio wraps the refusal of a password in a ConnectionError.
+    if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
+        return False
+    if isinstance(error, UNAVAILABLE):
+        return True
+    return isinstance(error, ResponseError) and _TRANSIENT_CODE.search(str(error)) is not None
+
+
+_READ_BYTES: Final = 1024 * 1024
+"""At once from the socket: payloads come in MiB."""
+
+
+def connect(url: str, password: str | None, tls: TlsFiles | None = None) -> Any:
+    """A synchronous `redis.Redis` (whose own annotations are partial); thread-safe; connects on first use.
+
+    tls: for rediss://; read at every new connection.
+    """
+    return redis.Redis.from_url(check_url(url), **_options(url, password, tls), retry=Retry(NoBackoff(), 0))
+
+
+def connect_async(url: str, password: str | None, tls: TlsFiles | None = None) -> Any:
+    """A `redis.asyncio.Redis` with a bounded pool that makes callers wait; connects on first use."""
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        check_url(url),
+        **_options(url, password, tls),
+        retry=AsyncRetry(NoBackoff(), 0),
+        max_connections=MAX_CONNECTIONS,
+        timeout=REPLY_TIMEOUT_S,
+    )
+    return redis.asyncio.Redis(connection_pool=pool)
+
+
+def _options(url: str, password: str | None, tls: TlsFiles | None) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": REPLY_TIMEOUT_S,
+        "decode_responses": False,
+        "protocol": 2,
+        "health_check_interval": 0,
+        "socket_read_size": _READ_BYTES,
+        _SILENT: None,
+    }
+    if url.startswith("rediss://"):
+        options |= _tls_options(tls or TlsFiles())
+    return options | ({"password": password} if password is not None else {})
+
+
+def _tls_options(tls: TlsFiles) -> dict[str, Any]:
+    """Server checked against the authority (else the system's), with our certificate where we have one."""
+    files = {"ssl_ca_certs": tls.authority, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
+    named = {name: str(path) for name, path in files.items() if path is not None}
+    return named | {"ssl_cert_reqs": "required", "ssl_check_hostname": True}

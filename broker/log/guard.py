@@ -1,0 +1,211 @@
+"""Whether a Redis server may hold a run: refuses one that could forget what was acknowledged.
+
+Asks INFO (version, role, eviction, persistence, memory) and, where the server lets it, CONFIG GET for
+the fsync level; a server that does not must have its level declared. Versions below the functional
+floor are refused everywhere; versions below the security floor of their series are refused over TCP
+and warned about on a unix socket, which only this user can open. Waits for nothing, changes nothing.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from redis import asyncio as redis_asyncio
+from redis.exceptions import BusyLoadingError, ResponseError
+
+from penstock.config.settings import BrokerSection
+from penstock.wire.limits import MIB
+from penstock.wire.messages import Durability
+
+Version = tuple[int, ...]
+
+FUNCTIONAL_FLOOR: Final[Version] = (6, 2)
+SECURITY_FLOORS: Final[dict[Version, Version]] = {
+    (6, 2): (6, 2, 20),
+    (7, 2): (7, 2, 11),
+    (7, 4): (7, 4, 6),
+    (8, 0): (8, 0, 4),
+    (8, 2): (8, 2, 2),
+    (8, 4): (8, 4, 0),
+    (8, 6): (8, 6, 3),
+}
+"""First release of each series without the known remote code executions (CVE-2025-49844 and its
+companions in Lua; CVE-2026-23479 from 8.6 on). An older series that is not named has no such release."""
+HEADROOM_BYTES: Final = 64 * MIB
+
+
+class UnsuitableRedis(ValueError):
+    """A server that must not be used; the message names the setting, its value and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """What the guard learnt of a server that it lets pass."""
+
+    version: str
+    durability: Durability
+    max_memory_bytes: int
+    """0: no limit."""
+    warnings: tuple[str, ...] = ()
+    cannot_persist: bool = False
+    """The server refuses writes because the last one to its append-only file failed."""
+    cannot_rewrite: bool = False
+    """The last rewrite of its append-only file failed: the file grows."""
+    used_memory_bytes: int = 0
+    clients: int = 0
+    operations_per_second: int = 0
+
+
+Examine = Callable[[], Awaitable[ServerFacts]]
+
+
+async def examine(redis: "redis_asyncio.Redis", url: str, section: BrokerSection) -> ServerFacts:
+    """The facts of a suitable server; raises UnsuitableRedis, or redis-py's errors when it is down or loads.
+
+    While it loads its append-only file it says that it has none: what it then tells is not asked for.
+    """
+    info: dict[str, Any] = await redis.info()
+    if int(info.get("loading", 0)):
+        raise BusyLoadingError("Redis is loading its append-only file")
+    version = str(info["redis_version"])
+    trusted = is_private(url) or version == section.patched_redis
+    warning = check_version(version, private=trusted)
+    check_role(info)
+    check_eviction(info)
+    memory = check_memory(info, section)
+    durability = await _durability(redis, info, section)
+    check_durability(durability, Durability[section.durability.upper()])
+    return ServerFacts(
+        version=str(info["redis_version"]),
+        durability=durability,
+        max_memory_bytes=memory,
+        warnings=(warning,) if warning else (),
+        cannot_persist=info.get("aof_last_write_status", "ok") != "ok",
+        cannot_rewrite=info.get("aof_last_bgrewrite_status", "ok") != "ok",
+        used_memory_bytes=int(info.get("used_memory", 0)),
+        clients=int(info.get("connected_clients", 0)),
+        operations_per_second=int(info.get("instantaneous_ops_per_sec", 0)),
+    )
+
+
+def is_private(url: str) -> bool:
+    """True for a unix socket."""
+    return urlsplit(url).scheme == "unix"
+
+
+def parse_version(text: str) -> Version:
+    """Numbers of a version such as "7.0.15"; raises UnsuitableRedis for anything else."""
+    try:
+        return tuple(int(part) for part in text.split(".")[:3])
+    except ValueError:
+        raise UnsuitableRedis(f"redis_version={text!r} is not a version; use Redis 6.2 or newer") from None
+
+
+def check_version(text: str, *, private: bool) -> str:
+    """A warning or ""; raises UnsuitableRedis below the functional or, over TCP, the security floor."""
+    version = parse_version(text)
+    if version < FUNCTIONAL_FLOOR:
+        raise UnsuitableRedis(f"redis_version={text} is below 6.2; install Redis 6.2 or newer")
+    floor = security_floor(version)
+    if floor is not None and version >= floor:
+        return ""
+    remedy = f"upgrade to {'.'.join(map(str, floor))}" if floor else "use a series with a fixed release"
+    fault = f"redis_version={text} has known remote code executions: {remedy}"
+    if not private:
+        raise UnsuitableRedis(
+            f"{fault}, reach this server by a unix socket, or, where its vendor has fixed them without a "
+            f"new number, set broker.patched_redis = {text!r}"
+        )
+    return fault
+
+
+def security_floor(version: Version) -> Version | None:
+    """First safe release of the version's series; None where the series has none."""
+    series = version[:2]
+    if series in SECURITY_FLOORS:
+        return SECURITY_FLOORS[series]
+    return (*series, 0) if series > max(SECURITY_FLOORS) else None
+
+
+def check_role(info: dict[str, Any]) -> None:
+    """Raise UnsuitableRedis for a replica or a cluster: neither can keep the promises."""
+    if info.get("role", "master") != "master":
+        raise UnsuitableRedis(f"role={info['role']}: a replica refuses writes; give the primary's URL")
+    if int(info.get("cluster_enabled", 0)):
+        raise UnsuitableRedis(
+            "cluster_enabled=1: a run lives in one server; give a server without cluster mode"
+        )
+
+
+def check_eviction(info: dict[str, Any]) -> None:
+    """Raise UnsuitableRedis unless the server keeps every key."""
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise UnsuitableRedis(
+            f"maxmemory_policy={policy}: this server may evict acknowledged experience; "
+            "set maxmemory-policy noeviction"
+        )
+
+
+def check_memory(info: dict[str, Any], section: BrokerSection) -> int:
+    """`maxmemory` in bytes; raises UnsuitableRedis where the ceilings do not fit below it.
+
+    The learner, which knows how large weights are, checks again with them.
+    """
+    limit = int(info.get("maxmemory", 0))
+    needed = section.max_log_bytes + section.max_staged_bytes + HEADROOM_BYTES
+    if limit and limit < needed:
+        raise UnsuitableRedis(
+            f"maxmemory={limit}: {needed} bytes are needed (broker.max_log_bytes={section.max_log_bytes} + "
+            f"broker.max_staged_bytes={section.max_staged_bytes} + {HEADROOM_BYTES}); raise maxmemory or lower the ceilings"
+        )
+    return limit
+
+
+async def _durability(
+    redis: "redis_asyncio.Redis", info: dict[str, Any], section: BrokerSection
+) -> Durability:
+    if not int(info.get("aof_enabled", 0)):
+        return Durability.MEMORY
+    try:
+        # A pattern: before 7.0 CONFIG GET takes one argument.
+        answer = await redis.config_get("*appendfsync*")
+    except ResponseError as error:
+        return _declared(section, str(error))
+    config = {_text(name): _text(value) for name, value in answer.items()}
+    if "appendfsync" not in config:
+        return _declared(section, "CONFIG GET appendfsync is empty")
+    return durability_of(config)
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def durability_of(config: dict[str, str]) -> Durability:
+    """What an append-only file with this configuration gives."""
+    if config["appendfsync"] == "no":
+        return Durability.MEMORY
+    if config["appendfsync"] == "everysec" or config.get("no-appendfsync-on-rewrite") == "yes":
+        return Durability.FSYNC_1S
+    return Durability.FSYNC
+
+
+def _declared(section: BrokerSection, why: str) -> Durability:
+    if section.declared_durability is None:
+        raise UnsuitableRedis(
+            f"broker.declared_durability is not set and the server does not tell its fsync level ({why}); "
+            "set it to what the server gives: memory, fsync_1s or fsync"
+        )
+    return Durability[section.declared_durability.upper()]
+
+
+def check_durability(given: Durability, asked: Durability) -> None:
+    """Raise UnsuitableRedis when the server gives less than `broker.durability` asks."""
+    if given < asked:
+        needed = {Durability.FSYNC_1S: "everysec", Durability.FSYNC: "always"}[asked]
+        raise UnsuitableRedis(
+            f"broker.durability={asked.label}: this server gives {given.label}; "
+            f"set appendonly yes and appendfsync {needed}, or ask for durability {given.label}"
+        )

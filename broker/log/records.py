@@ -1,0 +1,297 @@
+"""What the store and the learner's view of it take and give, as frozen dataclasses.
+
+Two faces of one run in Redis: `broker.log.store.Store` for the gRPC services (sessions, Append, Watch,
+control) and `broker.log.learner_log.LearnerLog` for the learner (lease, log, publish, commit). A position
+is the number of a log entry; 0 is "before the first".
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from penstock.wire.fragment import FragmentHeader
+from penstock.wire.messages import Leave, News, Publication, Report, Role, RunState
+from penstock.wire.refusal import Refusal
+
+ControlAction = Literal["pause", "resume", "stop", "checkpoint"]
+
+
+# ---------------------------------------------------------------- the broker's services
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A session was opened. `specification` is an encoded `RunSpecification`."""
+
+    session: int
+    specification: bytes
+    seed_salt: int
+    leave: Leave
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendItem:
+    """One checked fragment: its header, the header's bytes as the log stores them, its payload."""
+
+    header: FragmentHeader
+    header_bytes: bytes
+    payload: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauges:
+    """Figures of the log at one moment, all from one script."""
+
+    outstanding_steps: int = 0
+    settled_steps: int = 0
+    log_entries: int = 0
+    log_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """How far the log got. `appended` fragments were new (the others were there already)."""
+
+    acked_through: int
+    refusal: Refusal | None
+    leave: Leave
+    appended: int = 0
+    gauges: Gauges = field(default_factory=Gauges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """Exactly one of the two is set. `news.weights` is always empty: the caller adds the bytes."""
+
+    news: News | None = None
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRow:
+    """One open session as Redis keeps it."""
+
+    session: int
+    actor_id: str
+    role: Role
+    sequence: int
+    begin_through: int
+    applied_version: int
+    idle_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The run as Redis has it; `run` is empty before a learner took the lease."""
+
+    run: str = ""
+    epoch: int = 0
+    desired: RunState = RunState.RUNNING
+    revision: int = 0
+    latest: Publication = field(default_factory=Publication)
+    log_head: int = 0
+    settled: int = 0
+    trim_floor: int = 0
+    budget_steps: int = 0
+    acked: int = 0
+    log_lost: int = 0
+    gauges: Gauges = field(default_factory=Gauges)
+    sessions: tuple[SessionRow, ...] = ()
+    learner_json: str = ""
+    closed: bool = False
+    max_log_bytes: int = 0
+    max_log_entries: int = 0
+
+
+# ---------------------------------------------------------------- the learner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntry:
+    """One entry of the log, without its payload.
+
+    number: position. header: None where the entry itself was lost with a Redis that went back in time
+    (ask `LearnerLog.missing`). steps_total: charges of all entries up to and with this one.
+    size: bytes of the payload. round: lock-step round, 0 outside lock-step. actor_id: who appended it
+    (a round is trained in order of actor id).
+    """
+
+    number: int
+    header: FragmentHeader | None
+    steps_total: int
+    size: int
+    round: int
+    actor_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residue:
+    """What lies behind a position. entries: in the log. lost: numbers that Redis went back behind."""
+
+    entries: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """What admits fragments. Steps, milliseconds and bytes; `actor_count` opens lock-step round 0."""
+
+    budget: int
+    fragment_charge: int
+    actor_count: int
+    lock_step: bool
+    session_timeout_ms: int
+    max_log_bytes: int
+    max_log_entries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """The learner's side of the books along the lineage of one checkpoint."""
+
+    trained: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    env_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """A checkpoint that counts. `position`: last entry it has consumed; `trim`: last entry to forget."""
+
+    checkpoint_id: str
+    manifest_sha256: str
+    position: int
+    trim: int
+    totals: Totals = field(default_factory=Totals)
+
+    def encode(self) -> str:
+        """JSON text."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> "Commit":
+        """Inverse of `encode`."""
+        return cls.from_json(json.loads(text))
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Commit":
+        """The commit of a decoded JSON object."""
+        return cls(**{**value, "totals": Totals(**value["totals"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogState:
+    """What re-opening a log carries, from the learner's memory or from a checkpoint.
+
+    number, steps_total: newest entry the learner has read and its running total.
+    sequences: session → highest sequence read. reports: newest report read.
+    """
+
+    run: str
+    epoch: int = 0
+    session: int = 0
+    version: int = 0
+    number: int = 0
+    steps_total: int = 0
+    settled: int = 0
+    trim_floor: int = 0
+    log_lost: int = 0
+    reports: int = 0
+    round: int = -1
+    revision: int = 0
+    sequences: dict[int, int] = field(default_factory=dict)
+    commits: tuple[Commit, ...] = ()
+    specification: bytes = b""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object for a checkpoint's manifest."""
+        return {
+            **asdict(self),
+            "sequences": {str(session): last for session, last in self.sequences.items()},
+            "commits": [asdict(commit) for commit in self.commits],
+            "specification": self.specification.hex(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "LogState":
+        """Inverse of `to_json`."""
+        return cls(
+            **{
+                **value,
+                "sequences": {int(session): last for session, last in value["sequences"].items()},
+                "commits": tuple(Commit.from_json(commit) for commit in value["commits"]),
+                "specification": bytes.fromhex(value["specification"]),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to write.
+
+    fresh: Redis held no run. closed: the log waits for `start` or `reopen`. committed: oldest first.
+    trim_floor: newest entry that is gone on purpose; a start behind it loses experience.
+    """
+
+    epoch: int
+    fresh: bool
+    closed: bool
+    committed: tuple[Commit, ...] = ()
+    trim_floor: int = 0
+    version: int = 0
+    head: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAnswer:
+    """The newest answer of one session to the run's probe. `log_prob` float32 [P]."""
+
+    session: int
+    actor_id: str
+    version: int
+    sha256: str
+    log_prob: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """What a renewed lease tells. Steps in `outstanding`; `closed`: call `reopen` before any write."""
+
+    desired: RunState
+    revision: int
+    checkpoint_revision: int
+    closed: bool
+    log_bytes: int
+    log_entries: int
+    head: int
+    outstanding: int
+    settled: int
+    settled_steps: int
+    acked: int
+    log_lost: int
+    evaluate_version: int
+    rollout_sessions: int
+    expired_sessions: int = 0
+    probes: tuple[ProbeAnswer, ...] = ()
+
+
+class Verdict(Enum):
+    """Why an entry or its payload is not there."""
+
+    EPOCH_LOST = "epoch_lost"
+    """Another learner has the lease: exit."""
+    TRIMMED = "trimmed"
+    """At or below the trim floor: a programming error."""
+    LOG_LOST = "log_lost"
+    """Lost with Redis: book it, settle it, go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportEntry:
+    """One report of episodes; `number` is its place in the order of arrival."""
+
+    number: int
+    actor_id: str
+    report: Report

@@ -1,0 +1,168 @@
+"""The run in Redis as the gRPC services use it (asyncio).
+
+Every method is one round trip of one script (`broker.appends`: several in one). A method either returns a reply,
+refusals included, or raises `StoreUnavailable`: then nobody knows whether the call took effect, and
+repeating it is safe. Nothing is kept in the process: any number of stores share one Redis.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from redis.exceptions import NoScriptError
+
+from broker.log import keys, replies
+from broker.log.appends import Appends
+from broker.log.connection import connect_async, is_unavailable
+from broker.log.records import Appended, AppendItem, ControlAction, Opened, Status, Watched
+from broker.log.script import Script, load
+from penstock.rpc.tls_files import TlsFiles
+from penstock.runtime.failpoint import failpoint
+from penstock.wire.limits import STAGING_EXPIRY_S
+from penstock.wire.messages import Publication, Report, Role, RunState, Watch
+from penstock.wire.refusal import Reason, Refusal, Refused
+
+CHANGES_HEARTBEAT_S: Final = 1.0
+_RESUBSCRIBE_S: Final = 0.2
+
+
+class StoreUnavailable(Exception):
+    """Redis did not answer, is loading, or refused a write; the message says which."""
+
+
+class Store:
+    """See the module. Build with `Store.connect`; close with `aclose`."""
+
+    def __init__(self, client: Any, staging_expiry_s: float) -> None:
+        self._redis = client
+        self._appends = Appends(client, staging_expiry_s)
+
+    @classmethod
+    def connect(
+        cls,
+        url: str,
+        *,
+        password: str | None = None,
+        tls: TlsFiles | None = None,
+        staging_expiry_s: float = STAGING_EXPIRY_S,
+    ) -> "Store":
+        """A store on `redis://`, `rediss://` or `unix://`; opens no connection yet."""
+        return cls(connect_async(url, password, tls), staging_expiry_s)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._redis.aclose(close_connection_pool=True)
+
+    async def open_session(self, actor_id: str, role: Role, owner: str = "") -> Opened | Refusal:
+        """Draw a session number and close the actor's previous session; `owner` is kept beside it.
+
+        Refusals: NOT_READY (no specification yet, or the log waits to be re-opened), RUN_CLOSED.
+        """
+        return replies.opened(await self._run("open_session", actor_id, role.value, owner))
+
+    async def owner_of(self, session: int) -> str | None:
+        """Who opened a session that is open; None where none is."""
+        key = f"{keys.SESSION}{session}"
+        value = await self._guarded(lambda: self._redis.execute_command("HGET", key, "owner"))
+        return None if value is None else bytes(value).decode()
+
+    async def append(self, session: int, acked_through: int, items: Sequence[AppendItem]) -> Appended:
+        """Append checked fragments with consecutive sequence numbers, each at most once.
+
+        Refusals for the first fragment not taken: FULL (detail log_bytes, log_entries, staging, pacing, closed),
+        GAP(expected), INVALID, EXPIRED, FENCED.
+        """
+        last = items[-1].header.sequence if items else 0
+        failpoint("append.sending", last)
+        reply = await self._guarded(lambda: self._appends.append(session, acked_through, items))
+        failpoint("append.stored", last)
+        return replies.appended(reply)
+
+    async def close_session(self, session: int) -> None:
+        """End a session; its leave goes back to the budget. Safe to repeat."""
+        await self._run("close_session", session)
+
+    async def report(self, report: Report) -> tuple[int, Refusal | None]:
+        """Keep finished episodes for the learner: (last report taken, why this one was not)."""
+        return replies.reported(await self._run("report", report.session, report.sequence, report.encode()))
+
+    async def watch(self, watch: Watch) -> Watched:
+        """Renew the session, note what it serves, grant leave; never waits."""
+        answer = ""
+        if watch.probe_log_prob:
+            answer = json.dumps([watch.applied_version, watch.applied_sha256, list(watch.probe_log_prob)])
+        reply = await self._run("watch", watch.session, watch.begun_through, watch.applied_version, answer)
+        return replies.watched(reply)
+
+    async def specification(self) -> bytes | None:
+        """The encoded run specification; None before a learner wrote it."""
+        value = await self._guarded(lambda: self._redis.execute_command("GET", keys.SPECIFICATION))
+        return None if value is None else bytes(value)
+
+    async def publication(self, version: int) -> Publication | None:
+        """The publication of a version whose bytes are still there, else None."""
+        value = await self._guarded(
+            lambda: self._redis.execute_command("HGET", keys.PUBLICATIONS, str(version))
+        )
+        return None if value is None else replies.publication(version, value)
+
+    async def weights_chunk(self, version: int, index: int) -> bytes | None:
+        """Chunk `index` (of WEIGHT_CHUNK_BYTES) of a version, or None."""
+        chunk = await self._guarded(lambda: self._redis.execute_command("GET", keys.weights(version, index)))
+        return None if chunk is None else bytes(chunk)
+
+    async def status(self) -> Status:
+        """The run at one moment."""
+        return replies.status(await self._run("status"))
+
+    async def control(self, action: ControlAction, reason: str = "") -> tuple[int, RunState]:
+        """Write the desired state: (revision, state wanted now). STOPPING is not taken back.
+
+        Raises Refused(NOT_READY) before a learner took the lease.
+        """
+        reply = await self._run("control", action, reason)
+        if reply[0] != b"OK":
+            raise Refused(Refusal(reason=Reason.NOT_READY, detail="no learner has taken the run yet"))
+        return int(reply[1]), RunState(int(reply[2]))
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yield after every change that may end somebody's wait, and once a second in any case.
+
+        Subscribes again by itself when the connection breaks; what was missed meanwhile is covered
+        by the yield that follows.
+        """
+        while True:
+            try:
+                async with self._redis.pubsub() as subscription:
+                    await subscription.subscribe(keys.CHANGED)
+                    while True:
+                        await subscription.get_message(
+                            ignore_subscribe_messages=True, timeout=CHANGES_HEARTBEAT_S
+                        )
+                        yield
+            except Exception as error:
+                if not is_unavailable(error):
+                    raise
+            await asyncio.sleep(_RESUBSCRIBE_S)
+            yield
+
+    async def _run(self, name: str, *arguments: Any) -> Any:
+        script = load(name)
+        return await self._guarded(lambda: self._evaluate(script, arguments))
+
+    async def _evaluate(self, script: Script, arguments: Sequence[Any]) -> Any:
+        try:
+            return await self._redis.execute_command("EVALSHA", script.sha1, 0, *arguments)
+        except NoScriptError:
+            return await self._redis.execute_command("EVAL", script.source, 0, *arguments)
+
+    async def _guarded(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            return await call()
+        except Exception as error:
+            if not is_unavailable(error):
+                raise
+            # Idle connections of the pool lead to the same dead end: the next call opens a new one.
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise StoreUnavailable(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,115 @@
+"""What of an Append may go to the log: its fragments held against the run's specification.
+
+The specification is read from Redis once and again when a fragment names another run, at most once a
+second. Fragments are checked in order up to the first that breaks the contract; a large request is
+checked on a thread, so that other calls go on.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from broker.log.records import AppendItem
+from penstock.wire import fragment as fragments
+from penstock.wire.header import FragmentHeader
+from penstock.wire.limits import ENTRY_BYTES, HEADER_BYTES, MAX_NUMBER, SLOT_BYTES, SPAN_BYTES
+from penstock.wire.refusal import Reason, Refusal
+from penstock.wire.specification import RunSpecification
+
+CHECKED_ON_LOOP: Final = 16
+ROWS_ON_LOOP: Final = 1024
+"""More fragments, or more slots and spans in them, than this in one request are checked on a thread."""
+REFRESH_INTERVAL_S: Final = 1.0
+NOT_READY_RETRY_MS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The fragments before the first bad one, and what is wrong with that one."""
+
+    items: Sequence[AppendItem]
+    refusal: Refusal | None
+
+
+class Admission:
+    """`read_specification()` answers the encoded specification, None before the learner wrote one."""
+
+    def __init__(self, read_specification: Callable[[], Awaitable[bytes | None]]) -> None:
+        self._read = read_specification
+        self._encoded: bytes | None = None
+        self._specification: RunSpecification | None = None
+        self._read_at = -REFRESH_INTERVAL_S
+
+    async def admit(self, session: int, messages: Sequence[fragments.Message]) -> Admitted:
+        """Check the fragments of one Append of `session`."""
+        specification = await self._specification_for(messages[0].header.run)
+        if specification is None:
+            detail = "the learner has not written the run specification yet"
+            return Admitted(
+                (), Refusal(reason=Reason.NOT_READY, detail=detail, retry_after_ms=NOT_READY_RETRY_MS)
+            )
+        if len(messages) > CHECKED_ON_LOOP or _rows(messages) > ROWS_ON_LOOP:
+            return await asyncio.to_thread(check_all, session, messages, specification)
+        return check_all(session, messages, specification)
+
+    async def _specification_for(self, run: str) -> RunSpecification | None:
+        known = self._specification
+        if known is not None and known.run == run:
+            return known
+        if time.monotonic() - self._read_at >= REFRESH_INTERVAL_S:
+            encoded = await self._read()
+            self._read_at = time.monotonic()
+            if encoded != self._encoded:
+                self._specification = RunSpecification.decode(encoded) if encoded else None
+                self._encoded = encoded
+        return self._specification
+
+
+def _rows(messages: Sequence[fragments.Message]) -> int:
+    return sum(len(message.header.slots) + len(message.header.weights) for message in messages)
+
+
+def check_all(
+    session: int, messages: Sequence[fragments.Message], specification: RunSpecification
+) -> Admitted:
+    """The fragments that conform, in order, up to the first that does not."""
+    items: list[AppendItem] = []
+    for index, message in enumerate(messages):
+        try:
+            items.append(_check(session, message, specification))
+        except ValueError as error:
+            detail = f"fragments[{index}] (sequence {message.header.sequence}): {error}"
+            return Admitted(items, Refusal(reason=Reason.INVALID, detail=detail))
+    return Admitted(items, None)
+
+
+def _check(session: int, message: fragments.Message, specification: RunSpecification) -> AppendItem:
+    fragment = fragments.from_proto(message)
+    header = fragment.header
+    if header.session != session:
+        raise ValueError(f"header.session={header.session}: the request is of session {session}")
+    if header.sequence > MAX_NUMBER or header.round > MAX_NUMBER:
+        raise ValueError(f"header.sequence={header.sequence}, round={header.round}: at most 2^53")
+    if header.steps > specification.unroll_length:
+        raise ValueError(
+            f"header.steps={header.steps}: the run's unroll length is {specification.unroll_length}"
+        )
+    fragments.check(fragment, specification.schema, specification.run)
+    encoded = message.header.SerializeToString()
+    if len(encoded) > _header_room(header):
+        raise ValueError(
+            f"header: {len(encoded)} bytes with its unknown fields, {_header_room(header)} allowed"
+        )
+    return AppendItem(header=header, header_bytes=encoded, payload=fragment.payload)
+
+
+def _header_room(header: FragmentHeader) -> int:
+    """Most bytes of a header with so many rows; fields of a newer actor are stored with it."""
+    return (
+        HEADER_BYTES
+        + SLOT_BYTES * len(header.slots)
+        + SPAN_BYTES * len(header.weights)
+        + ENTRY_BYTES * len(header.tensors)
+    )

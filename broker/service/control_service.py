@@ -1,0 +1,187 @@
+"""ControlService: what operators see of a run and want of it.
+
+Writes only the desired state; learner and actors follow it at their next look. Versions and traffic are changed in
+the registry, which learner and policy servers follow. While Redis, or the registry, does not answer, calls end
+as UNAVAILABLE: an operator should know.
+"""
+
+import logging
+from typing import Any, Final
+
+from broker.log.records import ControlAction, SessionRow, Status
+from broker.log.store import Store
+from broker.service.boundary import Malformed
+from broker.service.session_owners import caller_name
+from broker.service.version_messages import traffic_from_proto, traffic_to_proto, version_to_proto
+from broker.service.versions import Versions
+from penstock.registry.records import Status as VersionStatus
+from penstock.v1 import control_pb2 as pb
+from penstock.v1 import weights_pb2
+from penstock.v1.control_pb2_grpc import ControlServiceServicer
+from penstock.wire.ids import check_id
+from penstock.wire.limits import KIB, MAX_NUMBER
+
+LOGGER = logging.getLogger(__name__)
+MAX_REASON_LENGTH: Final = KIB
+MAX_LISTED: Final = 256
+"""Versions in one answer where the caller does not say how many."""
+
+Context = Any
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+
+
+class ControlService(ControlServiceServicer):
+    """See the module."""
+
+    def __init__(self, store: Store, versions: Versions) -> None:
+        self._store, self._versions = store, versions
+
+    async def Status(  # noqa: N802 - the name of the RPC
+        self, request: pb.StatusRequest, context: Context
+    ) -> pb.StatusReply:
+        """See control.proto."""
+        return status_to_proto(await self._store.status())
+
+    async def Pause(  # noqa: N802 - the name of the RPC
+        self, request: pb.ControlRequest, context: Context
+    ) -> pb.ControlReply:
+        """See control.proto."""
+        return await self._control("pause", request)
+
+    async def Resume(  # noqa: N802 - the name of the RPC
+        self, request: pb.ControlRequest, context: Context
+    ) -> pb.ControlReply:
+        """See control.proto."""
+        return await self._control("resume", request)
+
+    async def Stop(  # noqa: N802 - the name of the RPC
+        self, request: pb.ControlRequest, context: Context
+    ) -> pb.ControlReply:
+        """See control.proto."""
+        return await self._control("stop", request)
+
+    async def Checkpoint(  # noqa: N802 - the name of the RPC
+        self, request: pb.ControlRequest, context: Context
+    ) -> pb.ControlReply:
+        """See control.proto."""
+        return await self._control("checkpoint", request)
+
+    async def ListVersions(  # noqa: N802 - the name of the RPC
+        self, request: pb.ListVersionsRequest, context: Context
+    ) -> pb.ListVersionsReply:
+        """See control.proto."""
+        policy, limit = self._policy(request.policy), min(request.limit or MAX_LISTED, MAX_LISTED)
+        versions, traffic = await self._versions.ask(
+            context, lambda registry: (registry.list(policy)[-limit:], registry.traffic(policy))
+        )
+        return pb.ListVersionsReply(
+            versions=map(version_to_proto, versions), traffic=traffic_to_proto(traffic)
+        )
+
+    async def Promote(  # noqa: N802 - the name of the RPC
+        self, request: pb.PromoteRequest, context: Context
+    ) -> pb.PromoteReply:
+        """See control.proto."""
+        policy, by, to = self._policy(request.policy), _operator(), _promotion(request.to)
+        version, reason = _version(request.version), _reason(request.reason)
+        share = request.canary_share if request.HasField("canary_share") else None
+        promoted = await self._versions.ask(
+            context,
+            lambda registry: registry.promote(policy, version, reason, by=by, to=to, canary_share=share),
+        )
+        return pb.PromoteReply(version=version_to_proto(promoted))
+
+    async def Rollback(  # noqa: N802 - the name of the RPC
+        self, request: pb.RollbackRequest, context: Context
+    ) -> pb.RollbackReply:
+        """See control.proto."""
+        policy, by = self._policy(request.policy), _operator()
+        version, reason = _version(request.version), _reason(request.reason)
+        done = await self._versions.ask(
+            context, lambda registry: registry.rollback(policy, reason, by=by, version=version or None)
+        )
+        return pb.RollbackReply(
+            withdrawn=version_to_proto(done.withdrawn),
+            active=None if done.active is None else version_to_proto(done.active),
+        )
+
+    async def SetTraffic(  # noqa: N802 - the name of the RPC
+        self, request: pb.SetTrafficRequest, context: Context
+    ) -> pb.SetTrafficReply:
+        """See control.proto."""
+        wanted, by = traffic_from_proto(request.traffic, self._versions.policy), _operator()
+        reason = _reason(request.reason)
+        traffic = await self._versions.ask(
+            context, lambda registry: registry.set_traffic(wanted, reason, by=by)
+        )
+        return pb.SetTrafficReply(traffic=traffic_to_proto(traffic))
+
+    def _policy(self, name: str) -> str:
+        try:
+            return check_id("policy", name or self._versions.policy)
+        except ValueError as error:
+            raise Malformed(str(error)) from error
+
+    async def _control(self, action: ControlAction, request: pb.ControlRequest) -> pb.ControlReply:
+        if len(request.reason) > MAX_REASON_LENGTH:
+            raise Malformed(f"reason: {len(request.reason)} characters, at most {MAX_REASON_LENGTH}")
+        revision, desired = await self._store.control(action, request.reason)
+        said = {"command": action, "by": _operator(), "reason": request.reason, "revision": revision}
+        LOGGER.info("command of an operator", extra=said)
+        return pb.ControlReply(revision=revision, desired=weights_pb2.RunState.ValueType(desired.value))
+
+
+def _operator() -> str:
+    """Whom the audit names."""
+    return caller_name() or "operator"
+
+
+def _version(number: int) -> int:
+    if number > MAX_NUMBER:
+        raise Malformed(f"version={number}: no version has that number; at most 2^53")
+    return number
+
+
+def _reason(text: str) -> str:
+    if "\0" in text:
+        raise Malformed("reason: holds a NUL, which no audit can keep")
+    return text
+
+
+def _promotion(name: str) -> VersionStatus:
+    if name not in ("", "active", "canary"):
+        raise Malformed(f"to={name[:80]!r}: a version is promoted to 'canary' or 'active'")
+    return VersionStatus(name or "active")
+
+
+def status_to_proto(status: Status) -> pb.StatusReply:
+    """The message of a status."""
+    return pb.StatusReply(
+        run=status.run,
+        desired=weights_pb2.RunState.ValueType(status.desired.value),
+        revision=status.revision,
+        latest=status.latest.to_proto(),
+        log_head=status.log_head,
+        log_entries=status.gauges.log_entries,
+        log_bytes=status.gauges.log_bytes,
+        settled=status.settled,
+        outstanding_steps=status.gauges.outstanding_steps,
+        budget_steps=status.budget_steps,
+        acked=status.acked,
+        epoch=status.epoch,
+        sessions=[_session_to_proto(row) for row in status.sessions],
+        learner_json=status.learner_json,
+        closed=status.closed,
+    )
+
+
+def _session_to_proto(row: SessionRow) -> pb.SessionStatus:
+    return pb.SessionStatus(
+        session=row.session,
+        actor_id=row.actor_id,
+        role=row.role.label,
+        sequence=row.sequence,
+        begin_through=row.begin_through,
+        applied_version=row.applied_version,
+        idle_ms=row.idle_ms,
+    )

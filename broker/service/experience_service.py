@@ -1,0 +1,219 @@
+"""ExperienceService: sessions, fragments and episode reports on their way up to the log.
+
+What the log or this broker does not take is a refusal inside an ordinary reply. An append that has
+begun is finished even when its caller hangs up: the caller sends it again and is told that it is there.
+While Redis does not answer, calls are answered FULL or NOT_READY with a time to wait.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from broker.log.guard import ServerFacts
+from broker.log.records import Appended, AppendItem
+from broker.log.store import Store, StoreUnavailable
+from broker.service.admission import Admission, Admitted
+from broker.service.boundary import Malformed, check_number, redis_down
+from broker.service.last_credit import Told
+from broker.service.session_owners import Ownership, caller_name
+from broker.service.staging import StagingBudget
+from broker.service.traces import trace_append
+from penstock.runtime import metrics, tracing
+from penstock.runtime.failpoint import failpoint
+from penstock.v1 import experience_pb2 as pb
+from penstock.v1 import specification_pb2
+from penstock.v1.experience_pb2_grpc import ExperienceServiceServicer
+from penstock.wire.append import AppendCall
+from penstock.wire.ids import check_id
+from penstock.wire.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND, MAX_NUMBER
+from penstock.wire.messages import Leave, Report, Role
+from penstock.wire.refusal import Reason, Refusal, Refused
+
+LOGGER = logging.getLogger(__name__)
+Context = Any
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+
+
+class ExperienceService(ExperienceServiceServicer):
+    """See the module."""
+
+    def __init__(
+        self,
+        store: Store,
+        admission: Admission,
+        staging: StagingBudget,
+        facts: ServerFacts,
+        owners: Ownership,
+        leave_told: Told,
+    ) -> None:
+        self._store, self._admission, self._staging, self._owners = store, admission, staging, owners
+        self._leave_told = leave_told
+        self._appends: set[asyncio.Task[Appended]] = set()
+        self.note_facts(facts)
+
+    def note_facts(self, facts: ServerFacts) -> None:
+        """Acknowledge from now on at the level that the server gives."""
+        self._durability = pb.Durability.ValueType(facts.durability.value)
+
+    async def OpenSession(  # noqa: N802 - the name of the RPC
+        self, request: pb.OpenSessionRequest, context: Context
+    ) -> pb.OpenSessionReply:
+        """See experience.proto."""
+        actor_id, role = read_opening(request)
+        await self._owners.check_name(actor_id, context)
+        failpoint("session.opening")
+        try:
+            opened = await self._store.open_session(actor_id, role, caller_name())
+        except StoreUnavailable as error:
+            opened = redis_down(Reason.NOT_READY, error)
+        if isinstance(opened, Refusal):
+            metrics.REFUSALS.labels(reason=opened.reason.label).inc()
+            return pb.OpenSessionReply(refusal=opened.to_proto())
+        self._leave_told.note(opened.session, opened.leave.begin_through)
+        failpoint("session.opened", opened.session)
+        who = {"session": opened.session, "actor": actor_id, "acts_as": role.label, "by": caller_name()}
+        LOGGER.info("session opened", extra=who)
+        return pb.OpenSessionReply(
+            session=opened.session,
+            specification=specification_pb2.RunSpecification.FromString(opened.specification),
+            seed_salt=opened.seed_salt,
+            leave=opened.leave.to_proto(),
+        )
+
+    async def Append(  # type: ignore[override]  # noqa: N802 - parsed by `penstock.wire.append`
+        self, request: AppendCall, context: Context
+    ) -> pb.AppendReply:
+        """See experience.proto."""
+        began = time.perf_counter()
+        check_append(request)
+        try:
+            await self._owners.check(request.session, context)
+            failpoint("append.received", request.acked_through + 1)
+            admitted = await self._admission.admit(request.session, request.fragments)
+            checked_s = time.perf_counter() - began
+            appended = await self._append(request, admitted)
+            if tracing.is_on():
+                trace_append(admitted.items, appended, checked_s, time.perf_counter() - began)
+        except StoreUnavailable as error:
+            appended = _untaken(request, redis_down(Reason.FULL, error))
+        except Refused as error:
+            appended = _untaken(request, error.refusal)
+        if appended.refusal is not None:
+            metrics.REFUSALS.labels(reason=appended.refusal.reason.label).inc()
+        metrics.APPEND_SECONDS.observe(time.perf_counter() - began)
+        self._leave_told.note(request.session, appended.leave.begin_through)
+        failpoint("append.answering", appended.acked_through)
+        return pb.AppendReply(
+            acked_through=appended.acked_through,
+            durability=self._durability,
+            refusal=appended.refusal.to_proto() if appended.refusal else None,
+            leave=appended.leave.to_proto(),
+        )
+
+    async def _append(self, request: AppendCall, admitted: Admitted) -> Appended:
+        if admitted.refusal is not None and not admitted.items:
+            return _untaken(request, admitted.refusal)
+        task = asyncio.create_task(self._store_append(request, admitted))
+        self._appends.add(task)
+        task.add_done_callback(self._appends.discard)
+        return await asyncio.shield(task)
+
+    async def _store_append(self, request: AppendCall, admitted: Admitted) -> Appended:
+        size = sum(len(item.payload) for item in admitted.items)
+        with self._staging.reserve(size):
+            appended = await self._store.append(request.session, request.acked_through, admitted.items)
+        _count(admitted.items, appended)
+        return appended if appended.refusal else replace(appended, refusal=admitted.refusal)
+
+    async def finish_appends(self) -> None:
+        """Wait for the appends that have begun; their callers may be gone."""
+        await asyncio.gather(*self._appends, return_exceptions=True)
+
+    async def CloseSession(  # noqa: N802 - the name of the RPC
+        self, request: pb.CloseSessionRequest, context: Context
+    ) -> pb.CloseSessionReply:
+        """See experience.proto."""
+        check_number("session", request.session)
+        await self._owners.check(request.session, context)
+        await self._store.close_session(request.session)
+        LOGGER.info("session closed", extra={"session": request.session, "by": caller_name()})
+        return pb.CloseSessionReply()
+
+    async def ReportEpisodes(  # noqa: N802 - the name of the RPC
+        self, request: pb.ReportEpisodesRequest, context: Context
+    ) -> pb.ReportEpisodesReply:
+        """See experience.proto."""
+        report = read_report(request)
+        try:
+            await self._owners.check(request.session, context)
+            failpoint("report.sending", report.sequence)
+            acked_through, refusal = await self._store.report(report)
+            failpoint("report.stored", report.sequence)
+        except StoreUnavailable as error:
+            acked_through, refusal = 0, redis_down(Reason.FULL, error)
+        if refusal is not None:
+            metrics.REFUSALS.labels(reason=refusal.reason.label).inc()
+        return pb.ReportEpisodesReply(
+            acked_through=acked_through, refusal=refusal.to_proto() if refusal else None
+        )
+
+
+def _count(items: Sequence[AppendItem], appended: Appended) -> None:
+    taken = sum(item.header.sequence <= appended.acked_through for item in items)
+    new = items[taken - appended.appended : taken]
+    metrics.FRAGMENTS_APPENDED.inc(len(new))
+    metrics.FRAGMENTS_REPEATED.inc(taken - len(new))
+    metrics.FRAGMENT_BYTES_APPENDED.inc(sum(len(item.payload) for item in new))
+    metrics.OUTSTANDING_STEPS.set(appended.gauges.outstanding_steps)
+    metrics.SETTLED_STEPS.set(appended.gauges.settled_steps)
+    metrics.LOG_ENTRIES.set(appended.gauges.log_entries)
+    metrics.LOG_BYTES.set(appended.gauges.log_bytes)
+
+
+def _untaken(request: AppendCall, refusal: Refusal) -> Appended:
+    """Nothing new was taken: the actor's own word on what was acknowledged stands."""
+    return Appended(acked_through=request.acked_through, refusal=refusal, leave=Leave())
+
+
+def read_opening(request: pb.OpenSessionRequest) -> tuple[str, Role]:
+    """Actor and role of a message; raises Malformed that names the field."""
+    try:
+        return check_id("actor_id", request.actor_id), Role(request.role)
+    except ValueError as error:
+        text = (
+            str(error)
+            if "actor_id" in str(error)
+            else f"role={request.role}: use ROLLOUT, SERVER or EVALUATION"
+        )
+        raise Malformed(text) from error
+
+
+def check_append(request: AppendCall) -> None:
+    """Raise Malformed for a request that is wrong outside its fragments."""
+    check_number("session", request.session)
+    if not 1 <= len(request.fragments) <= MAX_FRAGMENTS_PER_APPEND:
+        raise Malformed(
+            f"fragments: {len(request.fragments)} in one Append, send 1 to {MAX_FRAGMENTS_PER_APPEND}"
+        )
+    if request.acked_through > MAX_NUMBER:
+        raise Malformed(
+            f"acked_through={request.acked_through}: the broker never acknowledged that; at most 2^53"
+        )
+
+
+def read_report(request: pb.ReportEpisodesRequest) -> Report:
+    """The report of a message; raises Malformed that names the field."""
+    check_number("session", request.session)
+    check_number("sequence", request.sequence)
+    if len(request.episodes) > MAX_EPISODES_PER_REPORT:
+        raise Malformed(f"episodes: {len(request.episodes)} in one report, at most {MAX_EPISODES_PER_REPORT}")
+    for index, episode in enumerate(request.episodes):
+        if not math.isfinite(episode.episode_return):
+            raise Malformed(
+                f"episodes[{index}].episode_return={episode.episode_return}: send a finite number"
+            )
+    return Report.from_proto(request)

@@ -1,0 +1,259 @@
+"""The broker process: the gRPC front of one run's Redis.
+
+Takes a Redis URL and an address to listen on. Waits for Redis with a message, up to
+`broker.redis_wait_s`, then examines it (`guard`) and serves. Keeps nothing that matters: whatever it
+acknowledged is in Redis, so it may be killed at any moment and started again, and any number of brokers
+may serve one run. While Redis is away it answers FULL or NOT_READY and `/readyz` is red; when that
+lasts longer than `broker.redis_wait_s` it exits with 1.
+
+  asked to end ─► not ready ─► `broker.drain_delay_s` ─► NOT_SERVING ─► held calls answered, appends that
+                                                                        have begun finished ─► exit with 0
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from redis import asyncio as redis_asyncio
+from redis.exceptions import RedisError
+
+from broker.log import guard
+from broker.log.connection import connect_async, is_unavailable, without_password
+from broker.log.store import Store
+from broker.service.admission import Admission
+from broker.service.boundary import Boundary
+from broker.service.changes import Changes
+from broker.service.control_service import ControlService
+from broker.service.experience_service import ExperienceService
+from broker.service.last_credit import Told
+from broker.service.monitor import EVENT_LOOP, LOOKS, Monitor
+from broker.service.session_owners import Ownership
+from broker.service.staging import StagingBudget
+from broker.service.versions import Versions
+from broker.service.weight_cache import WeightCache
+from broker.service.weight_service import WeightService
+from penstock.config.credentials import credentials, redis_password, registry_with_password, tls_files
+from penstock.config.settings import ConfigurationError, SecuritySection, Settings
+from penstock.rpc.auth import Credentials
+from penstock.rpc.server import Front, bind, build_server
+from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.loop_lag import watch_loop
+from penstock.runtime.retry import Interrupted, retry_async
+from penstock.runtime.server_gate import build_gate
+from penstock.v1 import control_pb2_grpc, experience_pb2_grpc, weights_pb2_grpc
+
+LOGGER = logging.getLogger(__name__)
+ROLE: Final = "broker"
+SERVICES: Final = tuple(
+    f"penstock.v1.{name}" for name in ("ExperienceService", "WeightService", "ControlService")
+)
+DRAIN_GRACE_S: Final = 10.0
+_INSIST_S: Final = 0.1
+
+
+def main(lifecycle: Lifecycle, settings: Settings, *, redis_url: str, listen: str) -> int:
+    """Serve until the lifecycle drains; returns the exit code.
+
+    Raises ConfigurationError for an address or a Redis that cannot be used, Fatal when Redis stays away.
+    """
+    return asyncio.run(_serve(lifecycle, settings, redis_url, listen))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What one broker is made of."""
+
+    store: Store
+    changes: Changes
+    experience: ExperienceService
+    versions: Versions
+    front: Front
+
+
+async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, listen: str) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    lifecycle.on_drain(lambda: _set_from_thread(loop, stop))
+    health = Health(ROLE)
+    own = credentials(settings.security)
+    front = build_front(settings, own, listen)
+    inspector = connect_inspector(redis_url, settings.security)
+    try:
+        metrics_port, address = _listen(front, health, settings, own, listen)
+        examine = _examiner(inspector, redis_url, settings)
+        facts = await wait_for_redis(examine, redis_url, settings.broker.redis_wait_s, stop)
+        parts = assemble(front, settings, redis_url, facts)
+        await front.server.start()
+        await front.set_serving(serving=True)
+        announce(ROLE, metrics_port=metrics_port, address=address)
+        LOGGER.info("serving", extra={"address": address, "redis": facts.version})
+        monitor = Monitor(
+            parts.store, health, settings.broker, examine, parts.experience.note_facts, settings.run
+        )
+        await _run(parts, monitor, stop, health, settings.broker.drain_delay_s)
+        await _drain(parts)
+    except Interrupted:
+        LOGGER.info("asked to end while waiting for redis")
+    finally:
+        await front.server.stop(0)
+        await inspector.aclose()
+    return EXIT_OK
+
+
+def build_front(settings: Settings, own: Credentials, listen: str) -> Front:
+    """The server without services: gate and boundary before every handler, its limits set."""
+    section = settings.broker
+    return build_server(
+        SERVICES,
+        interceptors=[build_gate(settings, own, listen), Boundary()],
+        maximum_concurrent_rpcs=section.max_concurrent_calls,
+        max_connections=section.max_connections,
+        max_connection_age_s=section.max_connection_age_s,
+    )
+
+
+def _listen(
+    front: Front, health: Health, settings: Settings, own: Credentials, listen: str
+) -> tuple[int, str]:
+    """Port of the metrics and address of the server."""
+    try:
+        _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+        return metrics_port, bind(front.server, listen, own)
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    loop.call_soon_threadsafe(event.set)
+
+
+def connect_inspector(redis_url: str, section: SecuritySection) -> "redis_asyncio.Redis":
+    """The client that examines the server; raises ConfigurationError for what is no Redis URL."""
+    try:
+        inspector: redis_asyncio.Redis = connect_async(redis_url, redis_password(section), tls_files(section))
+    except ValueError as error:
+        text = (
+            f"broker.redis={without_password(redis_url)}: write redis://, rediss:// or unix:///path ({error})"
+        )
+        raise ConfigurationError(text) from error
+    return inspector
+
+
+async def wait_for_redis(
+    examine: guard.Examine, redis_url: str, wait_s: float, stop: asyncio.Event
+) -> guard.ServerFacts:
+    """The facts of the server as soon as it answers.
+
+    Raises ConfigurationError when it is unsuitable, Fatal when it does not answer in time, Interrupted.
+    """
+    shown = without_password(redis_url)
+
+    def say(error: Exception, delay_s: float) -> None:
+        fields = {"redis": shown, "error": str(error), "retry_s": delay_s, "limit_s": wait_s}
+        LOGGER.warning("waiting for redis", extra=fields)
+
+    try:
+        facts = await retry_async(examine, retryable=is_unavailable, stop=stop, on_wait=say, give_up_s=wait_s)
+    except guard.UnsuitableRedis as error:
+        raise ConfigurationError(f"redis at {shown}: {error}") from error
+    except RedisError as error:
+        if not is_unavailable(error):
+            text = f"redis at {shown}: {error}; check the URL's user and security.redis_password"
+            raise ConfigurationError(text) from error
+        text = f"redis at {shown} did not answer for {wait_s} s (broker.redis_wait_s): {error}; start it or check the URL"
+        raise Fatal(text) from error
+    for warning in facts.warnings:
+        LOGGER.warning("redis: %s", warning)
+    return facts
+
+
+def _examiner(inspector: "redis_asyncio.Redis", redis_url: str, settings: Settings) -> guard.Examine:
+    async def examine() -> guard.ServerFacts:
+        return await guard.examine(inspector, redis_url, settings.broker)
+
+    return examine
+
+
+def assemble(front: Front, settings: Settings, redis_url: str, facts: guard.ServerFacts) -> Parts:
+    """Put the services on the server."""
+    section = settings.broker
+    store = Store.connect(
+        redis_url, password=redis_password(settings.security), tls=tls_files(settings.security)
+    )
+    changes, owners, leave_told = Changes(), Ownership(store.owner_of), Told()
+    experience = ExperienceService(
+        store,
+        Admission(store.specification),
+        StagingBudget(section.max_staged_bytes),
+        facts,
+        owners,
+        leave_told,
+    )
+    weights = WeightService(store, WeightCache(store.weights_chunk), changes, owners, leave_told)
+    experience_pb2_grpc.add_ExperienceServiceServicer_to_server(experience, front.server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(weights, front.server)
+    versions = Versions(registry_with_password(settings.serving), settings.serving.policy)
+    control_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(store, versions), front.server)
+    return Parts(store=store, changes=changes, experience=experience, versions=versions, front=front)
+
+
+async def _run(
+    parts: Parts, monitor: Monitor, stop: asyncio.Event, health: Health, drain_delay_s: float
+) -> None:
+    """Until `stop`, then, not ready any more, for `drain_delay_s`, in which whoever still sends us calls learns it.
+
+    Raises what the monitor or the change feed raises.
+    """
+    beside = {
+        asyncio.create_task(parts.changes.follow(parts.store.changes())),
+        asyncio.create_task(watch_loop(partial(health.progress, EVENT_LOOP))),
+    }
+    try:
+        await _until_first(stop.wait(), monitor.run(), beside=beside)
+        health.set_ready(False, "draining")
+        health.suspend(LOOKS)
+        await _until_first(asyncio.sleep(drain_delay_s), beside=beside)
+    finally:
+        await _cancel(beside)
+
+
+async def _until_first(*ends: Coroutine[Any, Any, Any], beside: "set[asyncio.Task[None]]") -> None:
+    """Until one of `ends` has ended; raises what it, or a task beside it, raised."""
+    tasks = {asyncio.create_task(end) for end in ends}
+    try:
+        done, _ = await asyncio.wait(tasks | beside, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await _cancel(tasks)
+
+
+async def _cancel(tasks: "set[asyncio.Task[None]]") -> None:
+    """End the tasks; raises what one of them raised.
+
+    Said again until it is heard: before Python 3.12 `asyncio.wait_for`, which the Redis client uses, swallows a
+    cancellation that comes as it ends.
+    """
+    pending = tasks
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_INSIST_S)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+
+
+async def _drain(parts: Parts) -> None:
+    """Say so, answer the held calls, finish what has begun, close."""
+    await parts.front.set_serving(serving=False)
+    parts.changes.close()
+    await parts.front.server.stop(DRAIN_GRACE_S)
+    await parts.experience.finish_appends()
+    parts.versions.close()
+    await parts.store.aclose()

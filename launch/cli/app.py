@@ -1,0 +1,395 @@
+"""The `penstock` command line. Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 130 interrupted.
+
+Commands import what they need when they run: help is fast, and a broker loads no torch.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from launch.cli.exit_codes import finish
+from launch.cli.options import AsJson, Assignments, ConfigFile, Insecure, Runs, assigned
+from launch.commands.reward_commands import reward_commands
+from launch.commands.service_commands import actor, broker, learner, redis, serve
+from launch.policy.policy_commands import policy_commands
+
+# Before numpy is imported: for matrices as small as a policy's its own threads only spin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+app = typer.Typer(
+    help="Asynchronous actor-learner reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def train(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ENV_OR_CONFIG]", help="Gymnasium id, .toml file, or with --resume a run's folder."
+        ),
+    ] = None,
+    actors: Annotated[
+        int | None, typer.Option(min=0, help="Rollout workers; 0: only clients of --serve act.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Learner processes that share each update.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the run.")] = None,
+    target_return: Annotated[float | None, typer.Option(help="Mean return that counts as solved.")] = None,
+    total_steps: Annotated[int | None, typer.Option(min=1, help="Environment steps at most.")] = None,
+    serve_at: Annotated[
+        str | None,
+        typer.Option("--serve", metavar="ADDRESS", help="Answer clients here as well, and learn from them."),
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/NAME.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")
+    ] = False,
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="With --resume: fall back behind what the log still holds.")
+    ] = False,
+    best: Annotated[
+        bool,
+        typer.Option(
+            "--best",
+            help="With --resume: go back to the checkpoint of the best evaluation (learner.keep_best); what the log "
+            "no longer holds is given up, so --allow-loss is needed as a rule.",
+        ),
+    ] = False,
+    redis: Annotated[
+        str | None, typer.Option(metavar="URL", help="Use this Redis; default: start one.")
+    ] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RECORDING", help="Learn from a recording; nobody acts."),
+    ] = None,
+    assignments: Assignments = None,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Serve a page on a free port of loopback that shows the run.")
+    ] = False,
+    as_json: AsJson = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the resolved configuration and stop.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Say what the run will take, from a short one of it; exit 1 where it will not fit.",
+        ),
+    ] = False,
+) -> None:
+    """Train a policy: actors, broker, Redis and learner on this machine."""
+    from launch.run.plan import Request, make_plan
+
+    request = Request(
+        what=what,
+        run_dir=run_dir,
+        resume=resume,
+        allow_loss=allow_loss,
+        best=best,
+        actors=actors,
+        ranks=ranks,
+        serve_at=serve_at,
+        seed=seed,
+        target_return=target_return,
+        total_steps=total_steps,
+        redis=redis,
+        recording=recording,
+        assignments=tuple(assignments or ()),
+    )
+
+    def body() -> int:
+        plan = make_plan(request)
+        if print_config:
+            from penstock.config.toml_text import masked
+
+            sys.stdout.write(masked(plan.settings))
+            return 0
+        if dry_run:
+            from launch.dry_run import dry_run_command as command
+
+            command.check(plan, recording=recording is not None, ui=ui)
+            return command.main(plan, named=run_dir is not None, as_json=as_json)
+        from launch.commands.train import train as run
+
+        return run(plan, as_json=as_json, ui=ui)
+
+    finish(body)
+
+
+for command in (redis, broker, actor, learner, serve):
+    app.command()(command)
+
+app.add_typer(policy_commands, name="policy")
+app.add_typer(reward_commands, name="reward")
+
+
+@app.command()
+def status(
+    run: Annotated[Path | None, typer.Argument(help="Folder of a run on this machine.")] = None,
+    broker_address: Annotated[
+        str | None, typer.Option("--broker", metavar="ADDRESS", help="Ask this broker.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once instead of going on.")] = False,
+    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 1.0,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    insecure: Insecure = False,
+) -> None:
+    """Show what a run is doing and what sets its pace, until Ctrl-C on a terminal, else once.
+
+    Section `security` of the configuration names the files for TLS.
+    """
+
+    def body() -> int:
+        from launch.inspection.status import main
+
+        said = assigned(assignments, insecure=insecure)
+        return main(
+            run,
+            broker_address,
+            config=config,
+            assignments=said,
+            as_json=as_json,
+            once=once,
+            interval_s=interval,
+        )
+
+    finish(body)
+
+
+@app.command()
+def audit(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, going on or ended.")],
+    journals: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--journal",
+            metavar="DIR",
+            help="Folder of the actors' records (actor.ack_journal); may be repeated. Default: the run's own.",
+        ),
+    ] = None,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(
+            "--redis", metavar="URL", help="Redis of the run; default: the one it started or was given."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    assignments: Assignments = None,
+) -> None:
+    """Say for every acknowledged fragment where it went; exit 1 with a list when one is lost, doubled or unaccounted."""
+
+    def body() -> int:
+        from launch.audit.audit_command import main
+
+        said = tuple(assignments or ())
+        return main(run, redis=redis_url, journals=tuple(journals or ()), assignments=said, as_json=as_json)
+
+    finish(body)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    episodes: Annotated[int | None, typer.Option(min=1, help="Episodes; default: the run's setting.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="First seed; default: the run's setting.")] = None,
+    sampled: Annotated[
+        bool, typer.Option("--sampled", help="Sample actions instead of taking the mode.")
+    ] = False,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play the final policy of a run on separate environments."""
+
+    def body() -> int:
+        from launch.commands.evaluate import main
+
+        return main(
+            run,
+            episodes=episodes,
+            seed=seed,
+            deterministic=not sampled,
+            assignments=assigned(assignments, insecure=False),
+            as_json=as_json,
+        )
+
+    finish(body)
+
+
+@app.command()
+def generate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run of language models that has ended.")],
+    prompt: Annotated[
+        list[str], typer.Option("--prompt", metavar="TEXT", help="What to answer; may be repeated.")
+    ],
+    count: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
+    tokens: Annotated[int | None, typer.Option(min=1, help="At most; default: as in training.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The most likely tokens; default: drawn as in training.")
+    ] = False,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have the final language model of a run answer."""
+
+    def body() -> int:
+        from launch.commands.generate import main
+
+        return main(
+            run,
+            prompt,
+            count=count,
+            tokens=tokens,
+            seed=seed,
+            deterministic=deterministic,
+            assignments=assigned(assignments, insecure=False),
+            as_json=as_json,
+        )
+
+    finish(body)
+
+
+@app.command()
+def record(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that has ended.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the recording, a new one.")],
+    steps: Annotated[int, typer.Option(min=1, help="Environment steps to record, or little more.")] = 20_000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the environments and of drawn actions.")] = 0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Take the most likely action; default: draw actions.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Record the final policy of a run at play, for `penstock train --from`. For what a learner consumes: learner.record."""
+
+    def body() -> int:
+        from launch.commands.record import main
+
+        return main(run, out, steps=steps, seed=seed, deterministic=deterministic, as_json=as_json)
+
+    finish(body)
+
+
+@app.command()
+def plot(
+    runs: Runs,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="PNG file; default: learning-curve.png in the run's folder, or here for several.",
+        ),
+    ] = None,
+) -> None:
+    """Draw return, rate and staleness of runs over environment steps into one picture."""
+
+    def body() -> int:
+        from launch.commands.plot import draw
+
+        single = runs[0] if len(runs) == 1 else Path()
+        target = output or single / "learning-curve.png"
+        draw(runs, target)
+        sys.stdout.write(f"{target}\n")
+        return 0
+
+    finish(body)
+
+
+@app.command()
+def ui(
+    runs: Annotated[Path, typer.Argument(help="Folder that holds runs, or one run's own.")] = Path("runs"),
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT; port 0 takes a free one.")
+    ] = "127.0.0.1:8470",
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Allow an address beyond loopback: whoever reaches it reads all."),
+    ] = False,
+) -> None:
+    """Serve a page that shows runs in a browser: curves, flow, comparison, versions. It changes nothing."""
+
+    def body() -> int:
+        from launch.ui.server import main
+
+        return main(runs, listen, insecure=insecure)
+
+    finish(body)
+
+
+@app.command()
+def certificates(
+    folder: Annotated[Path, typer.Argument(help="Folder to write to.")],
+    run: Annotated[str, typer.Option(help="Name of the run whose processes they are for.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address by which broker and Redis are reached; may be repeated."),
+    ] = None,
+    actor: Annotated[
+        list[str] | None,
+        typer.Option(help="Also make a certificate that holds for this actor id; may be repeated."),
+    ] = None,
+    days: Annotated[float, typer.Option(help="How long they hold.")] = 90.0,
+    redis_users: Annotated[
+        Path | None,
+        typer.Option(help="ACL file (deploy/redis/users.acl) to give a password to each user of."),
+    ] = None,
+    password: Annotated[
+        list[str] | None,
+        typer.Option(help="Also make a password, NAME.password, once; may be repeated."),
+    ] = None,
+) -> None:
+    """Make an authority, certificates and tokens for a run; called again: new ones of the same authority."""
+
+    def body() -> int:
+        from launch.commands.certificates import Order, main
+
+        order = Order(
+            folder=folder,
+            run=run,
+            hosts=tuple(host or ()),
+            actors=tuple(actor or ()),
+            days=days,
+            users=redis_users,
+            passwords=tuple(password or ()),
+        )
+        return main(order)
+
+    finish(body)
+
+
+@app.command()
+def doctor() -> None:
+    """Check that this machine can run Penstock."""
+
+    def body() -> int:
+        from launch.commands.doctor import main
+
+        return main()
+
+    finish(body)
+
+
+def main() -> Any:
+    """Entry point of the `penstock` command. Modules in the working folder can be named, but hide nothing."""
+    from launch.cli.password_hiding import hide_password
+
+    hide_password()
+    sys.path.append(str(Path.cwd()))
+    return app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""`penstock evaluate RUN`: plays the run's final policy on separate environments, without a broker.
+
+Uses only what the run left in `policies/`; episode i is seeded with the first seed + i.
+"""
+
+import json
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from actor.evaluation.runner import Player
+from launch.inspection.returns import shown
+from launch.run.plan import local_settings
+from learner.publish.final_policy import FinalPolicy, read_final
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.workload import find, load
+from penstock.policy.weights import load_into
+from penstock.runtime.exit import EXIT_OK
+
+_NEVER: Final = threading.Event()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Undiscounted returns of whole episodes; `std` over episodes."""
+
+    mean: float
+    std: float
+    episodes: int
+    version: int
+    seed: int
+    deterministic: bool
+
+
+def main(
+    run: Path,
+    *,
+    episodes: int | None,
+    seed: int | None,
+    deterministic: bool,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Evaluate and print; raises ConfigurationError when the folder holds no final policy."""
+    try:
+        final = read_final(run)
+    except ValueError as error:
+        raise ConfigurationError(f"{run}: {error}") from error
+    local = local_settings(run, assignments)
+    result = evaluate(final, local, episodes=episodes, seed=seed, deterministic=deterministic)
+    how = "deterministic" if deterministic else "sampled"
+    text = (
+        f"{shown(result.mean)} ± {shown(result.std, result.mean)} over {result.episodes} {how} episodes of version "
+        f"{result.version}, seeds from {result.seed}"
+    )
+    sys.stdout.write((json.dumps(asdict(result)) if as_json else text) + "\n")
+    return EXIT_OK
+
+
+def evaluate(
+    final: FinalPolicy, local: Settings, *, episodes: int | None, seed: int | None, deterministic: bool
+) -> Evaluation:
+    """Play `episodes` (the run's setting when None) from `seed` (likewise)."""
+    make_player = load(find(final.specification.workload).player)
+    player: Player = make_player(final.specification, local, episodes)
+    count = episodes or player.evaluation.episodes
+    first = player.evaluation.seed if seed is None else seed
+    load_into(player.local.policy, final.blob)
+    try:
+        played = player.play(episodes=count, seed=first, deterministic=deterministic, stop=_NEVER)
+    finally:
+        player.close()
+    returns = np.array([episode.episode_return for episode in played or ()])
+    return Evaluation(
+        mean=float(returns.mean()),
+        std=float(returns.std()),
+        episodes=len(returns),
+        version=final.version,
+        seed=first,
+        deterministic=deterministic,
+    )

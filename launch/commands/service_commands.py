@@ -1,0 +1,241 @@
+"""The commands that serve in the foreground: exactly what `penstock train` and the manifests start."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from launch.cli.options import Assignments, ConfigFile, EndpointFile, Insecure, assigned
+
+if TYPE_CHECKING:
+    from penstock.config.settings import Settings
+    from penstock.runtime.lifecycle import Lifecycle
+    from penstock.wire.messages import Role
+
+
+_TRACED = ("actor", "server", "broker", "learner")
+"""Roles that a fragment passes through."""
+SERVING_EXPERIMENTS: Final = "-event_engine_listener"
+"""gRPC's older way to accept: who polls a connection also reads it, and wakes nobody for that."""
+EVALUATOR_NICENESS: Final = 4
+"""Measuring gives way to learning where both share a machine: above all while they start."""
+
+
+def redis(
+    socket: Annotated[Path, typer.Option(help="Unix socket to listen on.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Folder of the append-only file.")],
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+) -> None:
+    """Serve a private, durable redis-server on a unix socket."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from launch.run.redis_service import ServerPlace, main
+
+        return main(lifecycle, settings, ServerPlace(socket=socket.absolute(), folder=folder.absolute()))
+
+    in_foreground("redis", body, config, assignments, endpoints)
+
+
+def broker(
+    redis_url: Annotated[
+        str, typer.Option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
+    ],
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or unix:/path.")
+    ] = "127.0.0.1:50051",
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Serve actors: the gRPC front of a run's Redis."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from broker.service.process import main
+
+        return main(lifecycle, settings, redis_url=url, listen=listen)
+
+    url, secret = _redis_url(redis_url)
+    in_foreground("broker", body, config, assignments, endpoints, insecure=insecure, secret=secret)
+
+
+def actor(
+    broker_address: Annotated[
+        str, typer.Option("--broker", metavar="ADDRESS", help="HOST:PORT or unix:/path.")
+    ],
+    actor_id: Annotated[
+        str | None, typer.Option(help="Name of this actor, constant over restarts; default: host and pid.")
+    ] = None,
+    role: Annotated[str, typer.Option(help="rollout or evaluation.")] = "rollout",
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Act: step environments with the newest weights, or with --role evaluation only measure."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        if role == "evaluation":
+            os.nice(EVALUATOR_NICENESS)
+        from actor.process import main
+
+        return main(lifecycle, broker=broker_address, actor_id=actor_id, role=_role(role), settings=settings)
+
+    in_foreground(
+        "actor" if role == "rollout" else "evaluator", body, config, assignments, endpoints, insecure=insecure
+    )
+
+
+def serve(
+    run_dir: Annotated[
+        Path | None, typer.Option("--run", help="Folder of the run whose versions are served.")
+    ] = None,
+    broker_address: Annotated[
+        str | None,
+        typer.Option(
+            "--broker", metavar="ADDRESS", help="Follow a run that goes on, and learn from clients."
+        ),
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or unix:/path.")
+    ] = "127.0.0.1:50052",
+    actor_id: Annotated[
+        str | None, typer.Option(help="Name of this server at the broker; default: host and pid.")
+    ] = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Answer clients with actions: the versions in a run's folder, a run that goes on, or both."""
+    # gRPC reads it as it is loaded.
+    os.environ.setdefault("GRPC_EXPERIMENTS", SERVING_EXPERIMENTS)
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from actor.serving.assembly import Source
+        from actor.serving.server_process import main
+
+        source = Source(run_dir=folder, broker=broker_address, actor_id=actor_id)
+        return main(lifecycle, settings, source=source, listen=listen)
+
+    folder = None if run_dir is None else run_dir.absolute()
+    in_foreground("server", body, config, assignments, endpoints, insecure=insecure, run_dir=folder)
+
+
+def learner(
+    redis_url: Annotated[
+        str, typer.Option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
+    ],
+    run_dir: Annotated[Path, typer.Option(help="Folder of checkpoints, curve and final policy.")],
+    config: Annotated[Path, typer.Option(help="Configuration file (TOML).")],
+    resume: Annotated[bool, typer.Option("--resume", help="Start from the newest checkpoint.")] = False,
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="With --resume: fall back behind what the log still holds.")
+    ] = False,
+    best: Annotated[
+        bool,
+        typer.Option("--best/--newest", help="With --resume: from the checkpoint of the best evaluation."),
+    ] = False,
+    stay: Annotated[
+        bool,
+        typer.Option(
+            "--stay", help="When the run is done stay until asked to end, where whatever ends is restarted."
+        ),
+    ] = False,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+) -> None:
+    """Learn from the log of a run and publish weights; under torchrun as one of several ranks."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from launch.run.rank_processes import beside
+        from learner.process.entry import main
+        from penstock.runtime import metrics
+        from penstock.runtime.exit import EXIT_OK
+
+        with beside(settings):
+            code = main(
+                lifecycle,
+                settings,
+                redis_url=url,
+                run_dir=run_dir,
+                resume=resume,
+                allow_loss=allow_loss,
+                best=best,
+            )
+        if stay:
+            metrics.RUN_FINISHED.set(code == EXIT_OK)
+            lifecycle.draining.wait()
+        return code
+
+    url, secret = _redis_url(redis_url)
+    in_foreground("learner", body, config, assignments, endpoints, secret=secret)
+
+
+def in_foreground(
+    role: str,
+    body: "Callable[[Lifecycle, Settings], int]",
+    config: Path | None,
+    assignments: list[str] | None,
+    endpoints: Path | None,
+    *,
+    insecure: bool = False,
+    secret: dict[str, Any] | None = None,
+    run_dir: Path | None = None,
+) -> None:
+    """Run the body of a service with its settings until it ends, and leave with its exit code.
+
+    run_dir: of the run that a policy server serves.
+    """
+    # Before what a service is made of is imported; until it is ready (`Health.set_ready`).
+    from penstock.runtime.garbage_collection import look_seldom
+
+    look_seldom()
+    from launch.run.plan import learner_settings, service_settings
+    from penstock.runtime import logs, tracing
+    from penstock.runtime.health import ENDPOINT_VARIABLE
+    from penstock.runtime.lifecycle import leave, run_service
+    from penstock.runtime.metrics import watch_certificate
+
+    if endpoints is not None:
+        os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
+    said = assigned(assignments, insecure=insecure)
+
+    def serve(lifecycle: "Lifecycle") -> int:
+        if role == "learner":
+            settings = learner_settings(config, said, secret)
+        else:
+            settings = service_settings(config, said, secret, run_dir)
+        if settings.logs.format == "json":
+            # Lines of text name no run: the file that they are in does.
+            logs.configure(role, settings.run, style="json")
+        watch_certificate(settings.security.tls_certificate)
+        if role in _TRACED:
+            tracing.start(settings, role)
+        try:
+            return body(lifecycle, settings)
+        finally:
+            tracing.end()
+
+    leave(run_service(serve, role))
+
+
+def _redis_url(url: str) -> tuple[str, dict[str, Any]]:
+    """The URL as logs may show it, and its password as a layer of the settings."""
+    from penstock.config.settings import redis_layer
+
+    return redis_layer(url)
+
+
+def _role(text: str) -> "Role":
+    from penstock.config.settings import ConfigurationError
+    from penstock.wire.messages import Role
+
+    roles = {"rollout": Role.ROLLOUT, "evaluation": Role.EVALUATION}
+    if text not in roles:
+        raise ConfigurationError(f"--role {text!r}: use rollout or evaluation")
+    return roles[text]

@@ -1,0 +1,135 @@
+"""`penstock train`: one run on one machine, from nothing to the summary.
+
+Starts every service of the run, watches them (`launch.run`), and concludes: `summary.json`, the
+learning curve, the summary on stdout. Exit 0 when the run is done, 130 when it was interrupted (Ctrl-C,
+SIGTERM, an operator's Stop), else 1 or 2 with the cause on the last stderr line.
+"""
+
+import io
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from launch.dry_run import stored
+from launch.run.live_view import make_view
+from launch.run.memory import DeviceMemory
+from launch.run.plan import Plan, held_folder, make_folders, prepare_folder
+from launch.run.preparation import prepared
+from launch.run.run import Run
+from launch.run.services import private_folder
+from launch.run.summary import Ending, RedisFacts, concluded, make_summary, summary_lines, write_summary
+from penstock.config.workload import find, load
+from penstock.runtime import logs
+from penstock.runtime.exit import EXIT_INTERRUPTED
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.retry import Interrupted
+
+
+def train(plan: Plan, *, as_json: bool, ui: bool = False) -> int:
+    """Run it; returns the exit code. ui: with a page that shows it, until it ends."""
+    started_s = time.monotonic()
+    lifecycle = Lifecycle("launcher")
+    lifecycle.install()
+    try:
+        redis = _examine_redis(plan, lifecycle)
+    except Interrupted:
+        return EXIT_INTERRUPTED
+    with held_folder(plan.run_dir), _page(plan, ui=ui) as url:
+        return _train(plan, redis, lifecycle, started_s, as_json=as_json, page_url=url)
+
+
+@contextmanager
+def _page(plan: Plan, *, ui: bool) -> Iterator[str]:
+    """Where a browser finds the run; "" without a page."""
+    if not ui:
+        yield ""
+        return
+    from launch.ui.server import BESIDE_A_RUN, Page
+
+    with Page(plan.run_dir.parent, BESIDE_A_RUN, insecure=False) as page:
+        yield f"{page.url}#/run/{plan.run_dir.name}"
+
+
+def _train(
+    plan: Plan, redis: RedisFacts, lifecycle: Lifecycle, started_s: float, *, as_json: bool, page_url: str
+) -> int:
+    # Of one that goes on nobody has predicted anything.
+    prediction = None if plan.resume else stored.find(plan)
+    make_folders(plan)
+    stream = sys.stderr if as_json else sys.stdout
+    sockets = private_folder()
+    log_path = plan.run_dir / "logs" / "launcher.log"
+    # Unbuffered: what a full disk does not take is lost here and not raised when the file is closed.
+    with log_path.open("ab", buffering=0) as raw, io.TextIOWrapper(raw, write_through=True) as log_file:
+        logs.configure("launcher", plan.settings.run, style=plan.settings.logs.format, stream=log_file)
+        device = DeviceMemory()
+        try:
+            with make_view(stream, plan.settings.run, plan.settings.learner.total_steps, plan.target) as view:
+                preparing_s = time.monotonic()
+                plan = prepared(plan, lifecycle, view.event)
+                preparation_s = time.monotonic() - preparing_s
+                prepare_folder(plan)
+                run = Run(plan, sockets, lifecycle, view, redis, page_url)
+                outcome = run.go()
+        except Interrupted:
+            sys.stderr.write(f"interrupted while preparing; with --run-dir {plan.run_dir} it goes on\n")
+            return EXIT_INTERRUPTED
+        finally:
+            device.close()
+            shutil.rmtree(sockets, ignore_errors=True)
+    ending = Ending(
+        wall_seconds=time.monotonic() - started_s,
+        preparation_seconds=preparation_s,
+        device_memory=device.peak,
+        interrupted=outcome.code == EXIT_INTERRUPTED,
+        cause=outcome.cause,
+        accounts=run.accounts(),
+        redis=run.redis_facts,
+    )
+    try:
+        _conclude(plan, ending, prediction, as_json=as_json)
+    except OSError as error:
+        sys.stderr.write(f"the summary was not written: {error}\n")
+    if outcome.cause:
+        sys.stderr.write(f"{outcome.cause}\n")
+    return outcome.code
+
+
+def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:
+    """What is known of the server before the start: all of one that the user brings."""
+    if not plan.settings.broker.redis:
+        return RedisFacts(version="", durability=plan.settings.broker.durability)
+    from launch.run.external_redis import examine
+
+    logs.configure("launcher")
+    return examine(plan.settings, lifecycle)
+
+
+def _conclude(plan: Plan, ending: Ending, prediction: dict[str, Any] | None, *, as_json: bool) -> None:
+    summary = make_summary(plan, ending)
+    write_summary(plan.run_dir, summary)
+    _write_artefacts(plan, summary)
+    _draw_curve(plan.run_dir)
+    summary = concluded(plan.run_dir, summary, prediction)
+    write_summary(plan.run_dir, summary)
+    lines: Sequence[str] = [json.dumps(summary, indent=2)] if as_json else summary_lines(summary)
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def _write_artefacts(plan: Plan, summary: dict[str, Any]) -> None:
+    workload = find(plan.settings.workload)
+    if workload.artefacts:
+        load(workload.artefacts)(plan.settings, plan.run_dir, summary)
+
+
+def _draw_curve(run_dir: Path) -> None:
+    from launch.commands.plot import draw
+
+    if (run_dir / "metrics.jsonl").exists():
+        draw([run_dir], run_dir / "learning-curve.png")

@@ -1,0 +1,35 @@
+"""Bytes and seconds as people read them."""
+
+from typing import Final
+
+from penstock.config.estimate import Range
+
+_MIB: Final = 1024 * 1024
+_GIB: Final = 1024 * _MIB
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+
+
+def size(count: float) -> str:
+    """Bytes."""
+    return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / _MIB:.1f} MiB"
+
+
+def span(seconds: float) -> str:
+    """Seconds, in the largest two units that they fill."""
+    if seconds < 2 * _MINUTE_S:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if seconds < 2 * _HOUR_S:
+        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
+    return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
+
+
+def sizes(given: Range) -> str:
+    """Likely bytes, with low and high."""
+    return f"{size(given.likely)} ({size(given.low)} – {size(given.high)})"
+
+
+def spans(given: Range) -> str:
+    """Likely seconds, with low and high."""
+    return f"{span(given.likely)} ({span(given.low)} – {span(given.high)})"

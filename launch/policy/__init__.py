@@ -1,0 +1,1 @@
+"""`penstock policy`: versions that a run has registered, and who is served which."""

@@ -1,0 +1,59 @@
+"""`penstock policy export`: a version as a file that others can read, made from the run's folder alone."""
+
+import sys
+from pathlib import Path
+
+from launch.policy.registry_place import Place, opened
+from launch.run.plan import local_settings
+from penstock.config.settings import ConfigurationError
+from penstock.registry.records import PolicyVersion
+from penstock.registry.weight_files import read_kept, read_specification, replace_file
+from penstock.runtime.exit import EXIT_OK, Fatal
+
+
+def export(place: Place, version: int | None, *, kind: str, output: Path) -> int:
+    """Write a version, or the active one; raises ConfigurationError for one whose weights are not here."""
+    if kind not in ("safetensors", "onnx"):
+        raise ConfigurationError(f"--format {kind!r}: use safetensors or onnx")
+    if place.folder is None:
+        raise ConfigurationError(
+            f"{place.url}: a registry holds no weights; name the run's folder, with --registry beside it"
+        )
+    chosen = _chosen(place, version)
+    try:
+        blob = read_kept(place.folder, chosen.version, chosen.sha256)
+        data = blob if kind == "safetensors" else _onnx(place.folder, chosen, blob)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    replace_file(output.absolute(), data)
+    sys.stdout.write(f"{output}: version {chosen.version} of {chosen.policy}, {len(data)} bytes\n")
+    return EXIT_OK
+
+
+def _chosen(place: Place, version: int | None) -> PolicyVersion:
+    with opened(place) as registry:
+        chosen = registry.active(place.policy) if version is None else registry.get(place.policy, version)
+    if chosen is None:
+        raise ConfigurationError(f"policy={place.policy!r} has no active version: name the one to export")
+    return chosen
+
+
+def _onnx(folder: Path, version: PolicyVersion, blob: bytes) -> bytes:
+    from actor.specification import policy_maker
+    from penstock.policy.weights import load_into
+
+    try:
+        from penstock.policy.onnx_export import to_onnx
+    except ImportError as error:
+        raise Fatal(f"{error}; `pip install 'penstock[onnx]'`") from error
+    specification = read_specification(folder)
+    # No environment is made: this machine need not have it.
+    policy = policy_maker(specification, local_settings(folder).actor)()
+    load_into(policy, blob)
+    told = {
+        "run": version.run,
+        "policy": version.policy,
+        "version": version.version,
+        "sha256": version.sha256,
+    }
+    return to_onnx(policy, {name: str(value) for name, value in told.items()})

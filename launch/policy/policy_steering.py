@@ -1,0 +1,143 @@
+"""Promote, roll back, retire, and traffic: the operator's decisions, written to the registry.
+
+A rollback is at once: the standby is active when this returns. Its content then gets a number of its own: from the
+learner of the run where one lives, which alone draws numbers; here where none does (the lock in `policies/` tells),
+LEAP above every number registered, so that none that the run has used is used again.
+"""
+
+import contextlib
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from launch.policy.policy_view import say, traffic_json, traffic_line, version_json, version_line
+from launch.policy.registry_place import Place, opened, operator
+from penstock.config.settings import ConfigurationError
+from penstock.registry.records import PolicyVersion, Status, Traffic
+from penstock.registry.registry import Registry
+from penstock.registry.weight_files import forget_kept, hold, read_kept, write_kept
+from penstock.runtime.exit import EXIT_OK
+
+LEAP: Final = 2**20
+"""As a log that is opened again leaps at least: behind its newest registered version a run publishes fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What of the traffic shall change; None: stays. pins: CLIENT=VERSION."""
+
+    canary_share: float | None = None
+    latest_share: float | None = None
+    shadow: int | None = None
+    pins: tuple[str, ...] = ()
+    unpins: tuple[str, ...] = ()
+    experiment: str | None = None
+
+
+def promote(
+    place: Place, version: int, *, to: str, canary_share: float | None, reason: str, as_json: bool
+) -> int:
+    """Make a version active or canary."""
+    if to not in ("active", "canary"):
+        raise ConfigurationError(f"--to {to!r}: use active or canary")
+    with opened(place) as registry:
+        done = registry.promote(
+            place.policy, version, reason, by=operator(), to=Status(to), canary_share=canary_share
+        )
+    _tell(version_json(done), version_line(done), as_json=as_json)
+    return EXIT_OK
+
+
+def retire(place: Place, version: int, *, reason: str, as_json: bool) -> int:
+    """Let go of a version's weights."""
+    with opened(place) as registry:
+        done = registry.retire(place.policy, version, reason, by=operator())
+    _forget(place, done)
+    _tell(version_json(done), version_line(done), as_json=as_json)
+    return EXIT_OK
+
+
+def rollback(place: Place, version: int | None, *, reason: str, as_json: bool) -> int:
+    """Withdraw the canary or the active version."""
+    with opened(place) as registry:
+        done = registry.rollback(place.policy, reason, by=operator(), version=version)
+        note = ""
+        try:
+            active = _renumbered(registry, place) or done.active
+        except (OSError, ValueError) as error:
+            active, note = done.active, f"its content has no number of its own yet: {error}"
+        awaiting = registry.awaiting_number(place.policy) is not None
+    told = {
+        "withdrawn": version_json(done.withdrawn),
+        "active": None if active is None else version_json(active),
+        "awaits_number": awaiting,
+    }
+    lines = [version_line(done.withdrawn), "nothing is active" if active is None else version_line(active)]
+    if awaiting:
+        lines.append(note or "the learner of the run gives its content a number of its own")
+    _tell(told, "\n".join(lines), as_json=as_json)
+    return EXIT_OK
+
+
+def traffic(place: Place, wish: Wish, *, reason: str, as_json: bool) -> int:
+    """Show who gets which version, or change it."""
+    with opened(place) as registry:
+        now = registry.traffic(place.policy)
+        if wish != Wish():
+            now = registry.set_traffic(_wished(now, wish), reason, by=operator())
+    _tell(traffic_json(now), traffic_line(now), as_json=as_json)
+    return EXIT_OK
+
+
+def _renumbered(registry: Registry, place: Place) -> PolicyVersion | None:
+    """The copy under a new number; None where there is nothing to copy, or a learner will do it."""
+    original = registry.awaiting_number(place.policy)
+    if original is None or place.folder is None:
+        return None
+    lock = hold(place.folder)
+    if lock is None:
+        return None
+    with lock:
+        blob = read_kept(place.folder, original.version, original.sha256)
+        version = max(one.version for one in registry.list(place.policy)) + LEAP
+        write_kept(place.folder, version, blob)
+        reason = f"content of version {original.version}, which a rollback made active again"
+        return registry.record_rollback(
+            place.policy, version=version, restores=original.version, reason=reason, by=operator()
+        )
+
+
+def _forget(place: Place, retired: PolicyVersion) -> None:
+    """Remove the weights of a retired version; where a learner of the run lives it does."""
+    lock = None if place.folder is None else hold(place.folder)
+    if place.folder is None or lock is None:
+        return
+    with lock, contextlib.suppress(ValueError):
+        read_kept(place.folder, retired.version, retired.sha256)  # raises for what is not this version's
+        forget_kept(place.folder, retired.version)
+
+
+def _wished(now: Traffic, wish: Wish) -> Traffic:
+    changed = {
+        name: value
+        for name, value in (
+            ("canary_share", wish.canary_share),
+            ("latest_share", wish.latest_share),
+            ("experiment", wish.experiment),
+        )
+        if value is not None
+    }
+    shadow = now.shadow if wish.shadow is None else wish.shadow or None
+    pins = {client: version for client, version in now.pins.items() if client not in wish.unpins}
+    return replace(now, **changed, shadow=shadow, pins=pins | dict(map(_pin, wish.pins)))  # type: ignore[arg-type]
+
+
+def _pin(text: str) -> tuple[str, int]:
+    client, _, version = text.rpartition("=")
+    if not client or not version.isdecimal():
+        raise ConfigurationError(f"--pin {text!r}: write CLIENT=VERSION")
+    return client, int(version)
+
+
+def _tell(content: dict[str, Any], text: str, *, as_json: bool) -> None:
+    say([json.dumps(content, indent=2) if as_json else text])

@@ -1,0 +1,70 @@
+"""Which registry a command of `penstock policy` means, and what its refusals mean for the exit code."""
+
+import getpass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.run.plan import CONFIG_FILE
+from penstock.config.credentials import registry_with_password
+from penstock.config.settings import ConfigurationError, ServingSection, load, parse_toml
+from penstock.registry.errors import Conflict, RegistryError, Unavailable
+from penstock.registry.registry import Registry
+from penstock.registry.weight_files import registry_url
+from penstock.runtime.exit import Fatal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A policy in a registry. folder: of the run, None where only a URL was given."""
+
+    url: str
+    policy: str
+    folder: Path | None
+
+
+def find_place(run: str, registry: str | None, policy: str | None) -> Place:
+    """What the user means; raises ConfigurationError for a folder that holds no run."""
+    if "://" in run:
+        return Place(url=registry or run, policy=policy or ServingSection().policy, folder=None)
+    folder, config = Path(run), Path(run) / CONFIG_FILE
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"{run}: no such folder; name a run's folder (`ls runs`) or a registry's URL"
+        )
+    serving = load([parse_toml(config)]).serving if config.exists() else ServingSection()
+    return Place(
+        url=registry or registry_url(folder, registry_with_password(serving)),
+        policy=policy or serving.policy,
+        folder=folder,
+    )
+
+
+@contextmanager
+def opened(place: Place) -> Iterator[Registry]:
+    """The registry; what it refuses becomes a ConfigurationError, and Fatal where trying again may help."""
+    _check_file(place)
+    try:
+        with Registry.open(place.url) as registry:
+            yield registry
+    except (Conflict, Unavailable) as error:
+        raise Fatal(str(error)) from error
+    except (RegistryError, ValueError) as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def operator() -> str:
+    """Whom the audit names."""
+    try:
+        return f"operator/{getpass.getuser()}"
+    except (KeyError, OSError):
+        return "operator"
+
+
+def _check_file(place: Place) -> None:
+    file = place.url.removeprefix("sqlite:///")
+    if file != place.url and not Path(file).exists():
+        raise ConfigurationError(
+            f"{file}: not there: no version is registered yet; a learner registers its best and its last"
+        )

@@ -1,0 +1,1 @@
+"""The processes of one run on this machine, from plan to summary."""

@@ -1,0 +1,11 @@
+"""Where this machine has what a run of its own names: the user named it here, so the actors that we start may use it."""
+
+from penstock.config.settings import Settings
+from penstock.config.workload import find
+
+
+def places_of(settings: Settings) -> dict[str, str]:
+    """What `actor.places` of this machine's actors is: what the run names, and over it what was said."""
+    named = {**settings.policy.kwargs, **settings.environment.kwargs}
+    keys = find(settings.workload).places
+    return {key: str(named[key]) for key in keys if named.get(key)} | settings.actor.places

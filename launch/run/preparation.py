@@ -1,0 +1,17 @@
+"""What a run's workload makes before the processes start."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from launch.run.plan import Plan
+from penstock.config.workload import Progress, find, load
+from penstock.runtime.lifecycle import Lifecycle
+
+
+def prepared(plan: Plan, lifecycle: Lifecycle, say: Callable[[str], None]) -> Plan:
+    """The plan with everything made; raises ConfigurationError, Interrupted when the process drains first."""
+    path = find(plan.settings.workload).prepare
+    if not path:
+        return plan
+    progress = Progress(say, lifecycle.draining)
+    return replace(plan, settings=load(path)(plan.settings, plan.run_dir, progress))

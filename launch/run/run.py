@@ -1,0 +1,243 @@
+"""The processes of one run, from start to drain.
+
+All start at once: each waits for those it needs. Ends when the learner ends, on Ctrl-C or SIGTERM
+(everything drains within DRAIN_S), or when a service keeps dying. The order of a drain is the way of
+a fragment: actors, learner, broker, Redis. If this process is killed, the kernel closes the lifeline
+and every service drains by itself.
+"""
+
+import json
+import logging
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from launch.run.child_process import Folder
+from launch.run.disk import explain
+from launch.run.live_view import View
+from launch.run.memory import of_process
+from launch.run.plan import Plan
+from launch.run.progress import MetricsTail
+from launch.run.redis_service import ask
+from launch.run.services import service_environment, service_specs
+from launch.run.summary import RedisFacts, learner_account
+from launch.run.supervisor import Account, GaveUp, Supervisor
+from penstock.config.settings import ConfigurationError, MetricsSection
+from penstock.rpc.auth import AddressInUse
+from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
+from penstock.runtime.health import Endpoint, Health, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+
+TICK_S: Final = 0.1
+HEALTH_INTERVAL_S: Final = 5.0
+NOTICE_INTERVAL_S: Final = 10.0
+DRAIN_S: Final = 15.0
+SUPERVISION: Final = "supervision"
+STALL_S: Final = 60.0
+"""Health turns red when nobody has looked at the services for this long."""
+_DRAIN_ORDER: Final = (
+    (("actor", "evaluator"), 4.0),
+    (("server", "reward"), 8.0),
+    (("learner",), 11.0),
+    (("broker",), 12.5),
+    (("redis",), DRAIN_S - 0.5),
+)
+"""Roles, and by when they shall be gone, in seconds since the drain began."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How supervising ended: exit code and, when it failed, why."""
+
+    code: int
+    cause: str = ""
+
+
+class Run:
+    """The processes of one run and the loop that watches them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        sockets: Path,
+        lifecycle: Lifecycle,
+        view: View,
+        redis: RedisFacts,
+        page_url: str = "",
+    ) -> None:
+        """page_url: where a browser sees the run, "" where no page is served."""
+        self._plan = plan
+        self._page_url = page_url
+        self._sockets = sockets
+        self._lifecycle = lifecycle
+        self._view = view
+        self._health = Health("launcher")
+        self._metrics_port = _serve_metrics(self._health, plan.settings.metrics)
+        # The write end stays open in this process alone: children drain when the kernel closes it.
+        read_fd, self._lifeline = os.pipe()
+        folder = Folder(logs=plan.run_dir / "logs", endpoints=plan.run_dir / "endpoints")
+        self._supervisor = Supervisor(folder, read_fd, service_environment(plan.settings), self._say)
+        self._tail = MetricsTail(plan.run_dir / "metrics.jsonl")
+        self._endpoints: dict[str, Endpoint] = {}
+        self.redis_facts = redis
+
+    def go(self) -> Outcome:
+        """Start, watch, drain."""
+        (self._plan.run_dir / "learner.json").unlink(missing_ok=True)
+        self._lifecycle.on_drain(self._supervisor.wake)
+        specs = service_specs(self._plan, self._sockets)
+        self._say(f"{self._plan.settings.run}: starting {', '.join(spec.name for spec in specs)}")
+        self._say(f"everything of this run is in {self._plan.run_dir}")
+        if self._page_url:
+            self._say(f"to be watched at {self._page_url}")
+        for spec in specs:
+            self._supervisor.start(spec)
+        try:
+            outcome = self._watch()
+        except GaveUp as error:
+            outcome = Outcome(code=error.code, cause=explain(str(error), self._plan.run_dir))
+            self._say(f"giving up: {outcome.cause}")
+        self._drain()
+        return outcome
+
+    def accounts(self) -> list[Account]:
+        """The services' accounts, with Redis under its server's own pid, and the launcher's."""
+        return [*map(self._with_server_pid, self._supervisor.accounts()), _own_account()]
+
+    def _say(self, text: str) -> None:
+        log.info("%s", text)
+        self._view.event(text)
+
+    def _watch(self) -> Outcome:
+        self._health.set_ready(ready=True)
+        self._health.watch(SUPERVISION, STALL_S)
+        is_training = False
+        next_health_s = time.monotonic() + HEALTH_INTERVAL_S
+        next_notice_s = time.monotonic() + NOTICE_INTERVAL_S
+        while not self._lifecycle.draining.is_set():
+            if self._supervisor.is_done("learner"):
+                return self._learner_ended()
+            self._note_endpoints()
+            progress = self._tail.poll()
+            if progress is not None:
+                if not is_training:
+                    self._say("training")
+                is_training = True
+                self._view.show(progress)
+            elif time.monotonic() >= next_notice_s:
+                next_notice_s = time.monotonic() + NOTICE_INTERVAL_S
+                self._say_who_is_not_ready()
+            if time.monotonic() >= next_health_s:
+                next_health_s = time.monotonic() + HEALTH_INTERVAL_S
+                self._supervisor.check_health()
+            self._supervisor.step(TICK_S)
+            self._health.progress(SUPERVISION)
+        return Outcome(code=EXIT_INTERRUPTED)
+
+    def _learner_ended(self) -> Outcome:
+        """Target reached or steps done: 0. Asked to end by an operator or a signal of its own: interrupted."""
+        if learner_account(self._plan.run_dir).get("finished"):
+            return Outcome(code=EXIT_OK)
+        self._say("the learner was asked to end; `penstock train --resume` goes on from here")
+        return Outcome(code=EXIT_INTERRUPTED)
+
+    def _say_who_is_not_ready(self) -> None:
+        """Nothing learns yet: tell whom the run waits for."""
+        waited_for = [f"{name} ({line})" if line else name for name, line in self._supervisor.unready()]
+        self._say(f"waiting for {', '.join(waited_for) or 'the first experience'}")
+
+    def _drain(self) -> None:
+        """Actors, learner, broker, Redis: within DRAIN_S, then the hard way."""
+        self._health.set_ready(ready=False, why="draining")
+        self._note_endpoints()
+        supervisor = self._supervisor
+        if self._lifecycle.draining.is_set():
+            self._say("draining: actors, learner (last checkpoint), broker, redis")
+        began_s = time.monotonic()
+        late: list[str] = []
+        for roles, until_s in _DRAIN_ORDER:
+            if "redis" in roles:
+                self._note_redis()
+            names = [name for role in roles for name in supervisor.names(role)]
+            late += supervisor.stop(names, max(0.0, began_s + until_s - time.monotonic()))
+        supervisor.kill(late)
+
+    def _note_endpoints(self) -> None:
+        """Keep `endpoints.json` true."""
+        found = self._supervisor.endpoints()
+        own = Endpoint(
+            role="launcher", pid=os.getpid(), metrics_port=self._metrics_port, address=self._page_url
+        )
+        found = {**self._endpoints, **found, "launcher": own}
+        if found == self._endpoints:
+            return
+        for name in found.keys() - self._endpoints.keys():
+            if name != "launcher":
+                self._say(f"{name} is up (pid {found[name].server_pid or found[name].pid})")
+        self._endpoints = found
+        try:
+            self._write_endpoints()
+            self._write_targets()
+        except OSError as error:
+            # Services that cannot write end the run with the cause; these files alone do not.
+            self._say(f"endpoints.json or targets.json is not up to date: {error.strerror}")
+
+    def _write_endpoints(self) -> None:
+        content = {name: asdict(endpoint) for name, endpoint in self._endpoints.items()}
+        _replace(self._plan.run_dir / "endpoints.json", content)
+
+    def _write_targets(self) -> None:
+        """The same for Prometheus (`file_sd_configs`): every metrics port, by the service's name."""
+        content = [
+            {
+                "targets": [f"127.0.0.1:{endpoint.metrics_port}"],
+                "labels": {"run": self._plan.settings.run, "instance": name},
+            }
+            for name, endpoint in sorted(self._endpoints.items())
+        ]
+        _replace(self._plan.run_dir / "targets.json", content)
+
+    def _note_redis(self) -> None:
+        if self._plan.settings.broker.redis:
+            return  # examined before the start
+        for line in ask(self._sockets / "redis.sock", b"INFO server").splitlines():
+            if line.startswith(b"redis_version:"):
+                version = line.partition(b":")[2].decode().strip()
+                self.redis_facts = replace(self.redis_facts, version=version)
+
+    def _with_server_pid(self, account: Account) -> Account:
+        endpoint = self._endpoints.get(account.name)
+        if endpoint is None or endpoint.server_pid is None:
+            return account
+        return replace(account, pid=endpoint.server_pid)
+
+
+def _replace(file: Path, content: object) -> None:
+    """Write JSON so that whoever reads meanwhile finds the old file or the new one."""
+    temporary = file.with_name(f"{file.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    temporary.replace(file)
+
+
+def _serve_metrics(health: Health, section: MetricsSection) -> int:
+    """Port of the launcher's own metrics."""
+    try:
+        return serve_http(health, section.host, section.port)[1]
+    except AddressInUse as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _own_account() -> Account:
+    times = os.times()
+    return Account(
+        name="launcher",
+        role="launcher",
+        pid=os.getpid(),
+        restarts=0,
+        cpu_seconds=times.user + times.system,
+        memory=of_process(os.getpid()),
+    )

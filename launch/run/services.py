@@ -1,0 +1,127 @@
+"""Which services a run has, with the command lines that anybody could type."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from launch.run.child_process import CleanExit, ServiceSpec, penstock
+from launch.run.local_places import places_of
+from launch.run.plan import Plan
+from penstock.config.settings import ENVIRONMENT_PREFIX, Settings
+from penstock.config.workload import Services, find, load
+from penstock.registry.weight_files import registry_url
+
+_MAX_SOCKET_FOLDER: Final = 80
+_FOLDER_PREFIX: Final = "penstock-"
+_OWNER_FILE: Final = "launcher.pid"
+
+
+def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
+    """The services of a run, in the order in which a fragment needs them."""
+    own_redis = not plan.settings.broker.redis
+    redis_url = plan.settings.broker.redis or f"unix://{sockets / 'redis.sock'}"
+    broker = f"unix:{sockets / 'broker.sock'}"
+    config = ("--config", str(plan.config))
+    redis = ("redis", "--socket", str(sockets / "redis.sock"), "--dir", str(plan.run_dir / "redis"), *config)
+    learner = ("learner", "--redis", redis_url, "--run-dir", str(plan.run_dir), *config)
+    registry = (
+        "--set",
+        f"serving.registry={registry_url(plan.run_dir, plan.settings.serving.registry)}",
+    )
+    loss = ("--allow-loss",) if plan.allow_loss else ()
+    resume = ("--resume", *loss, *(("--best",) if plan.best else ()))
+    # A learner that is started again goes on from where it was.
+    again = ("--newest",) if plan.best else ()
+    beside = _beside(plan, sockets)
+    acting = (*config, *_placing({**places_of(plan.settings), **beside.places}))
+    actors = [
+        _actor(f"actor-{index}", "rollout", broker, acting) for index in range(plan.settings.actor.count)
+    ]
+    return [
+        *([ServiceSpec(name="redis", role="redis", command=penstock(*redis))] if own_redis else []),
+        ServiceSpec(
+            name="broker",
+            role="broker",
+            command=penstock("broker", "--redis", redis_url, "--listen", broker, *config, *registry),
+        ),
+        ServiceSpec(
+            name="learner",
+            role="learner",
+            command=penstock(*learner, *(resume if plan.resume else ())),
+            on_restart=again if plan.resume else ("--resume",),
+            clean_exit=CleanExit.DONE,
+        ),
+        *[_own(name, command, config) for name, command in beside.commands.items()],
+        *actors,
+        *([_server(plan, broker, config)] if plan.settings.serving.listen else []),
+        _actor("evaluator", "evaluation", broker, acting),
+    ]
+
+
+def _beside(plan: Plan, sockets: Path) -> Services:
+    """The processes of the run's workload."""
+    workload = find(plan.settings.workload)
+    return load(workload.services)(plan.settings, sockets) if workload.services else Services()
+
+
+def _placing(places: Mapping[str, str]) -> tuple[str, ...]:
+    """What actors of this machine are told of it. As JSON: a text that looks like a number stays a text."""
+    said = [("--set", f"actor.places.{key}={json.dumps(place)}") for key, place in places.items()]
+    return tuple(word for pair in said for word in pair)
+
+
+def _own(name: str, command: tuple[str, ...], config: tuple[str, ...]) -> ServiceSpec:
+    return ServiceSpec(name=name, role=name, command=penstock(*command, *config), clean_exit=CleanExit.DIED)
+
+
+def _actor(name: str, role: str, broker: str, config: tuple[str, ...]) -> ServiceSpec:
+    command = penstock("actor", "--broker", broker, "--actor-id", name, "--role", role, *config)
+    return ServiceSpec(
+        name=name,
+        role="actor" if role == "rollout" else "evaluator",
+        command=command,
+        clean_exit=CleanExit.STOPPED,
+    )
+
+
+def _server(plan: Plan, broker: str, config: tuple[str, ...]) -> ServiceSpec:
+    where = ("--run", str(plan.run_dir), "--listen", plan.settings.serving.listen)
+    command = penstock("serve", "--broker", broker, "--actor-id", "server", *where, *config)
+    return ServiceSpec(name="server", role="server", command=command, clean_exit=CleanExit.STOPPED)
+
+
+def service_environment(settings: Settings) -> dict[str, str]:
+    """What the services read from their environment, over the run's file: what it cannot hold for them.
+
+    Each has its metrics on a free port of loopback, since all share this machine and the launcher looks at
+    their health; the port of the configuration is the launcher's own. No file holds the password.
+    """
+    values = {"METRICS__HOST": "127.0.0.1", "METRICS__PORT": "0"}
+    password = settings.security.redis_password
+    if password is not None:
+        values["SECURITY__REDIS_PASSWORD"] = json.dumps(password.get_secret_value(), ensure_ascii=False)
+    return {ENVIRONMENT_PREFIX + name: value for name, value in values.items()}
+
+
+def _is_abandoned(file: Path) -> bool:
+    """Whether a folder of ours has an owner that is dead."""
+    try:
+        return file.stat().st_uid == os.getuid() and not Path(f"/proc/{file.read_text()}").exists()
+    except FileNotFoundError:
+        return False  # another launcher was quicker
+
+
+def private_folder() -> Path:
+    """A new folder, mode 0700, with a path short enough for unix sockets; those of dead launchers go."""
+    base = Path(tempfile.gettempdir())
+    base = base if len(str(base)) < _MAX_SOCKET_FOLDER else Path("/tmp")  # noqa: S108 - mkdtemp is private
+    for file in base.glob(f"{_FOLDER_PREFIX}*/{_OWNER_FILE}"):
+        if _is_abandoned(file):
+            shutil.rmtree(file.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=base))
+    (folder / _OWNER_FILE).write_text(str(os.getpid()))
+    return folder

@@ -1,0 +1,251 @@
+"""The summary of a run: `summary.json` and what is printed at the end.
+
+What was learnt comes from the learner's `learner.json` (its final account, after the last commit);
+processes, Redis and wall time are the launcher's.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from launch.dry_run import stored
+from launch.inspection.quantities import size, span
+from launch.inspection.returns import shown
+from launch.run.disk import sizes
+from launch.run.memory import together
+from launch.run.plan import Plan
+from launch.run.supervisor import Account
+
+LEARNER_FILE: Final = "learner.json"
+SUMMARY_FILE: Final = "summary.json"
+_LEARNT: Final = (
+    "ending",
+    "restored_from",
+    "mean_return",
+    "evaluation",
+    "env_steps",
+    "updates",
+    "policy_version",
+    "training_seconds",
+    "env_steps_per_second",
+    "staleness",
+    "ledger",
+    "recording",
+)
+
+
+_ENDINGS: Final = {
+    "target": "the target was reached",
+    "steps": "all steps are done",
+    "no_improvement": "evaluations brought no improvement any more (evaluation.patience)",
+    "stopped": "an operator stopped it",
+    "recording": "the recording is at its end",
+    "drained": "it was asked to end",
+    "stalled": "no update was made any more",
+}
+"""Of the learner's account, in words."""
+_SHOWN: Final[dict[str, Callable[[float], str]]] = {
+    "time": span,
+    "seconds_per_step": "{:.3g} s".format,
+    "memory": size,
+    "device_memory": size,
+    "disk": size,
+}
+"""Of a comparison with a dry run, and how people read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisFacts:
+    """Which server the run used."""
+
+    version: str
+    durability: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the launcher saw the run end. `cause`: why it failed, "" when it did not.
+
+    preparation_seconds: of wall_seconds, before the processes started. device_memory: most bytes of GPUs in use beyond
+    those before the run, None without a GPU.
+    """
+
+    wall_seconds: float
+    preparation_seconds: float = 0.0
+    device_memory: int | None = None
+    interrupted: bool
+    cause: str
+    accounts: Sequence[Account]
+    redis: RedisFacts
+
+
+def make_summary(plan: Plan, ending: Ending) -> dict[str, Any]:
+    """The summary as JSON values; what the learner did not get to say is null."""
+    learnt = learner_account(plan.run_dir)
+    summary = {
+        "run": plan.settings.run,
+        "workload": plan.settings.workload,
+        "environment": plan.settings.environment.id,
+        "seed": plan.settings.seed,
+        "solved": bool(learnt.get("solved", False)),
+        "target_return": plan.target,
+        **{key: learnt.get(key) for key in _LEARNT},
+        "wall_seconds": round(ending.wall_seconds, 3),
+        "preparation_seconds": round(ending.preparation_seconds, 3),
+        "peak_memory_bytes": together(account.memory for account in ending.accounts).peak,
+        "device_memory_bytes": ending.device_memory,
+        "interrupted": ending.interrupted,
+        "processes": [_process(account) for account in ending.accounts],
+        "redis": asdict(ending.redis),
+    }
+    return summary | {"failure": ending.cause} if ending.cause else summary
+
+
+def concluded(run_dir: Path, summary: dict[str, Any], prediction: dict[str, Any] | None) -> dict[str, Any]:
+    """The summary with what the finished folder takes, and how all of it compares with the dry run; null without one."""
+    summary = {**summary, "disk_bytes": sum(sizes(run_dir).values())}
+    return {**summary, "dry_run": None if prediction is None else stored.compare(prediction, summary)}
+
+
+def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+    """Replace `summary.json` in one step."""
+    temporary = run_dir / f"{SUMMARY_FILE}.tmp"
+    temporary.write_text(json.dumps(summary, indent=2) + "\n")
+    temporary.replace(run_dir / SUMMARY_FILE)
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """The summary for people."""
+    evaluation, ledger = summary["evaluation"], summary["ledger"]
+    lines = [
+        f"{summary['environment']}: {_verdict(summary)}",
+        f"  run          {summary['run']} (seed {summary['seed']})",
+        f"  ended        {_ending(summary)}",
+        f"  steps        {_count(summary['env_steps'])} ({_count(summary['env_steps_per_second'])} per second)",
+        f"  time         {_seconds(summary['training_seconds'])} of training, {_seconds(summary['wall_seconds'])} in all",
+        f"  updates      {_count(summary['updates'])}, policy version {_count(summary['policy_version'])}",
+        f"  return       {shown(summary['mean_return'])} over the last 100 training episodes",
+    ]
+    if evaluation:
+        lines.append(
+            f"  evaluation   {shown(mean := evaluation.get('mean'))} ± {shown(evaluation.get('std'), mean)} over "
+            f"{evaluation.get('episodes')} episodes of version {evaluation.get('version')}{_ways(evaluation)}"
+        )
+    if summary["staleness"]:
+        parts = ", ".join(f"{key} {_decimal(value)}" for key, value in summary["staleness"].items())
+        lines.append(f"  staleness    {parts} updates")
+    if ledger:
+        lines.append(f"  ledger       {_ledger(ledger)}")
+    if summary["recording"]:
+        lines.append(f"  recording    {_recording(summary['recording'])}")
+    lines.append("  CPU seconds  " + ", ".join(map(_process_text, summary["processes"])))
+    lines.append(f"  memory       {_memory(summary)}")
+    lines.append(f"  redis        {summary['redis']['version']}, durability {summary['redis']['durability']}")
+    return [*lines, *_dry_run(summary.get("dry_run"))]
+
+
+def _memory(summary: dict[str, Any]) -> str:
+    device, disk = summary["device_memory_bytes"], summary.get("disk_bytes")
+    return (
+        f"{size(summary['peak_memory_bytes'])} at most"
+        + ("" if device is None else f", {size(device)} of GPU memory")
+        + ("" if disk is None else f", {size(disk)} on disk")
+    )
+
+
+def _dry_run(comparison: dict[str, Any] | None) -> list[str]:
+    """What was predicted beside what came; nothing without a dry run."""
+    if comparison is None:
+        return []
+    lines = [
+        f"  predicted    {name.replace('_', ' ')} {_predicted(show, comparison[name])}"
+        for name, show in _SHOWN.items()
+        if comparison[name] is not None
+    ]
+    return [*lines, *([f"               {comparison['note']}"] if comparison["note"] else [])]
+
+
+def _predicted(show: Callable[[float], str], one: dict[str, Any]) -> str:
+    given, error = one["predicted"], one["error"]
+    which = "" if one["within"] else ", outside the range"
+    return (
+        f"{show(given['likely'])} ({show(given['low'])} – {show(given['high'])}), "
+        f"came to {show(one['actual'])}: {error:+.0%}{which}"
+    )
+
+
+def learner_account(run_dir: Path) -> dict[str, Any]:
+    """What the learner wrote when it ended; empty when it did not get to."""
+    try:
+        return dict(json.loads((run_dir / LEARNER_FILE).read_text()))
+    except FileNotFoundError:
+        return {}
+
+
+def _process(account: Account) -> dict[str, Any]:
+    return {
+        "role": account.role,
+        "pid": account.pid,
+        "restarts": account.restarts,
+        "cpu_seconds": round(account.cpu_seconds, 3),
+        "peak_memory_bytes": account.memory.peak,
+    }
+
+
+def _process_text(process: dict[str, Any]) -> str:
+    again = f" (restarts: {process['restarts']})" if process["restarts"] else ""
+    return f"{process['role']} {process['cpu_seconds']:.1f}{again}"
+
+
+def _verdict(summary: dict[str, Any]) -> str:
+    if "failure" in summary:
+        return "failed"
+    if summary["solved"]:
+        return "solved"
+    return "interrupted" if summary["interrupted"] else "not solved"
+
+
+def _recording(recording: dict[str, Any]) -> str:
+    return (
+        f"{recording['batches_taken']:,} batches from {recording['fragments']:,} fragments in "
+        f"{recording['folder']}; no actor sent any, so the ledger is empty"
+    )
+
+
+def _ending(summary: dict[str, Any]) -> str:
+    why = _ENDINGS.get(summary["ending"], "before the learner could say why")
+    restored = summary["restored_from"]
+    return why if restored is None else f"{why}; version {restored}, the best, was published again"
+
+
+def _ways(evaluation: dict[str, Any]) -> str:
+    """Both ways to play, where both were."""
+    means = {name: evaluation[name]["mean"] for name in ("deterministic", "sampled") if evaluation.get(name)}
+    return (
+        f" ({', '.join(f'{name} {shown(mean)}' for name, mean in means.items())})" if len(means) > 1 else ""
+    )
+
+
+def _ledger(ledger: dict[str, Any]) -> str:
+    dropped = ledger["dropped"]
+    reasons = " (" + ", ".join(f"{key} {value}" for key, value in dropped.items() if value) + ")"
+    total = sum(dropped.values())
+    state = "balanced" if ledger["balanced"] else "NOT BALANCED"
+    return (
+        f"{state}: {ledger['acked']:,} acked = {ledger['trained']:,} trained + {total:,} dropped"
+        f"{reasons if total else ''} + {ledger['resident']:,} resident"
+    )
+
+
+def _count(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _decimal(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} s"

@@ -1,0 +1,303 @@
+"""Keeps the services of a run alive, and ends them in order.
+
+States of a service: running → (dies) → waiting (back-off) → running, or → done (exit 0 of one whose
+work can be done), or the whole run fails. A service that dies gets restarted after a growing delay; so
+does one that drained with exit 0 because somebody else sent it a signal, an actor after STOPPED_S, since
+an operator's stop makes it end as well. After MAX_FAILURES deaths
+in a row without HEALTHY_S of being ready between them (SOUND_S, where it was killed because it made no
+progress), or at once after exit 2 (its configuration will not get better), after exit 3 (the run has failed) or after it has itself waited in vain for longer than HEALTHY_S, the supervisor
+raises `GaveUp` with the service's last line. All methods belong to one
+thread; children's deaths arrive through a queue.
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from launch.run.child_process import CleanExit, Exit, Folder, ServiceProcess, ServiceSpec, probe
+from launch.run.memory import NO_MEMORY, Memory, Trees
+from penstock.runtime import metrics
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
+from penstock.runtime.health import Endpoint
+from penstock.runtime.retry import full_jitter
+
+MAX_FAILURES: Final = 5
+HEALTHY_S: Final = 30.0
+SOUND_S: Final = 3600.0
+BACKOFF_BASE_S: Final = 0.2
+BACKOFF_CAP_S: Final = 5.0
+RED_LIMIT_S: Final = 30.0
+STOPPED_S: Final = 5.0
+_STACKS_S: Final = 0.2
+_KILL_S: Final = 2.0
+_MEMORY_INTERVAL_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class GaveUp(Exception):
+    """A service keeps dying. `code` is what the launcher should exit with."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What a service has used so far, over all its restarts."""
+
+    name: str
+    role: str
+    pid: int
+    restarts: int
+    cpu_seconds: float
+    memory: Memory = NO_MEMORY
+    """Of the life that needed most, with all that it started."""
+
+
+@dataclass(slots=True)
+class _Service:
+    spec: ServiceSpec
+    process: ServiceProcess | None = None
+    started_s: float = 0.0
+    restart_at_s: float | None = None
+    failures: int = 0
+    restarts: int = 0
+    red_since_s: float | None = None
+    was_ready: bool = False
+    red_reason: str = ""
+    cpu_seconds: float = 0.0
+    last_pid: int = 0
+    memory: Memory = NO_MEMORY
+    delays: Iterator[float] = field(default_factory=lambda: full_jitter(BACKOFF_BASE_S, BACKOFF_CAP_S))
+
+
+class Supervisor:
+    """Starts, watches, restarts and stops services."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        lifeline_fd: int,
+        environment: Mapping[str, str],
+        on_event: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._lifeline_fd = lifeline_fd
+        self._environment = environment
+        self._on_event = on_event
+        self._services: dict[str, _Service] = {}
+        self._exits: queue.SimpleQueue[Exit | None] = queue.SimpleQueue()
+        self._trees = Trees()
+        self._looked_at_memory_s = time.monotonic()
+
+    def start(self, spec: ServiceSpec) -> None:
+        """Start a service; returns before it is ready."""
+        service = self._services.setdefault(spec.name, _Service(spec))
+        metrics.RESTARTS.labels(spec.role)  # 0 is told before the first: an alert must see it rise
+        self._launch(service)
+
+    def wake(self) -> None:
+        """End the wait of `step` now. Safe from any thread."""
+        self._exits.put(None)
+
+    def step(self, timeout_s: float) -> None:
+        """Wait up to `timeout_s` for a death, restart what is due. Raises GaveUp."""
+        if time.monotonic() - self._looked_at_memory_s >= _MEMORY_INTERVAL_S:
+            self.note_memory()
+        due = [s.restart_at_s for s in self._services.values() if s.restart_at_s is not None]
+        wait_s = min([timeout_s, *(max(0.0, at - time.monotonic()) for at in due)])
+        for death in self._deaths(wait_s):
+            self._on_death(death)
+        for service in self._services.values():
+            if service.restart_at_s is not None and time.monotonic() >= service.restart_at_s:
+                service.restarts += 1
+                metrics.RESTARTS.labels(service.spec.role).inc()
+                self._launch(service)
+
+    def note_memory(self) -> None:
+        """Look how much memory each service has needed: of one that has ended nobody knows any more."""
+        self._looked_at_memory_s = time.monotonic()
+        alive = {s.process.pid: s for s in self._services.values() if s.process is not None}
+        for pid, memory in self._trees.look(alive).items():
+            alive[pid].memory |= memory
+
+    def check_health(self) -> None:
+        """Look at every `/healthz`; who is red or silent for RED_LIMIT_S is killed, and so restarted."""
+        for service in self._services.values():
+            endpoint = service.process.endpoint() if service.process else None
+            reason = probe(endpoint, "/healthz") if endpoint else None
+            if endpoint is not None and not service.was_ready:
+                service.was_ready = probe(endpoint, "/readyz") is None
+            if service.process is None or reason is None:
+                service.red_since_s = None
+            elif service.red_since_s is None:
+                service.red_since_s = time.monotonic()
+                log.warning("unhealthy", extra={"service": service.spec.name, "reason": reason})
+            elif time.monotonic() - service.red_since_s > RED_LIMIT_S:
+                service.red_since_s, service.red_reason = None, reason
+                self._on_event(f"{service.spec.name} is unhealthy ({reason}): killed")
+                service.process.ask_stacks()
+                service.process.kill()
+
+    def is_running(self, name: str) -> bool:
+        """Whether the service has a live process."""
+        service = self._services.get(name)
+        return service is not None and service.process is not None
+
+    def is_done(self, name: str) -> bool:
+        """Whether the service has ended with its work done."""
+        service = self._services[name]
+        return service.process is None and service.restart_at_s is None
+
+    def is_ready(self, name: str) -> bool:
+        """Whether the service's `/readyz` is green."""
+        service = self._services.get(name)
+        return service is not None and service.process is not None and service.process.is_ready()
+
+    def unready(self) -> list[tuple[str, str]]:
+        """Services whose `/readyz` is not green (yet), with the last line of their logs."""
+        return [
+            (name, service.process.last_line())
+            for name, service in self._services.items()
+            if service.process is not None and not service.process.is_ready()
+        ]
+
+    def endpoints(self) -> dict[str, Endpoint]:
+        """Where each service that has said so can be reached."""
+        found = {
+            name: service.process.endpoint()
+            for name, service in self._services.items()
+            if service.process is not None
+        }
+        return {name: endpoint for name, endpoint in found.items() if endpoint is not None}
+
+    def accounts(self) -> list[Account]:
+        """One per service, in starting order; CPU seconds are those of processes that ended."""
+        return [
+            Account(
+                name=name,
+                role=service.spec.role,
+                pid=service.last_pid,
+                restarts=service.restarts,
+                cpu_seconds=service.cpu_seconds,
+                memory=service.memory,
+            )
+            for name, service in self._services.items()
+        ]
+
+    def stop(self, names: Iterable[str], grace_s: float) -> list[str]:
+        """Ask services to drain and wait up to `grace_s`; returns the names of those still running."""
+        self.note_memory()
+        chosen = [self._services[name] for name in names if name in self._services]
+        for service in chosen:
+            service.restart_at_s = None
+            if service.process is not None:
+                service.process.terminate()
+        return self._await_end(chosen, grace_s)
+
+    def kill(self, names: Iterable[str]) -> None:
+        """End services now, their process groups with them."""
+        chosen = [self._services[name] for name in names if name in self._services]
+        for service in chosen:
+            service.restart_at_s = None
+            if service.process is not None:
+                service.process.ask_stacks()
+        self._await_end(chosen, _STACKS_S)
+        for service in chosen:
+            if service.process is not None:
+                self._on_event(
+                    f"{service.spec.name} did not drain in time: killed; its log tells where it was"
+                )
+                service.process.kill()
+        self._await_end(chosen, _KILL_S)
+
+    def names(self, role: str | None = None) -> list[str]:
+        """Services in starting order, of one role or all."""
+        return [name for name, service in self._services.items() if role in (None, service.spec.role)]
+
+    def _launch(self, service: _Service) -> None:
+        service.restart_at_s = service.red_since_s = None
+        service.was_ready, service.red_reason = False, ""
+        service.started_s = time.monotonic()
+        service.process = ServiceProcess(
+            service.spec,
+            folder=self._folder,
+            lifeline_fd=self._lifeline_fd,
+            environment=self._environment,
+            restarted=service.restarts > 0,
+            on_exit=self._exits.put,
+        )
+        service.last_pid = service.process.pid
+        verb = "restarted" if service.restarts else "started"
+        log.info("%s", verb, extra={"service": service.spec.name, "pid": service.process.pid})
+
+    def _deaths(self, wait_s: float) -> Iterator[Exit]:
+        try:
+            first = self._exits.get(timeout=wait_s) if wait_s > 0 else self._exits.get_nowait()
+            if first is not None:
+                yield first
+            while True:
+                following = self._exits.get_nowait()
+                if following is not None:
+                    yield following
+        except queue.Empty:
+            return
+
+    def _settle(self, death: Exit) -> tuple[_Service, str]:
+        """Book a death; returns the service and the last line that it wrote."""
+        service = self._services[death.name]
+        cause = service.process.last_line() if service.process else ""
+        if service.process is not None and service.process.pid == death.pid:
+            service.process = None
+        service.cpu_seconds += death.cpu_seconds
+        return service, cause
+
+    def _on_death(self, death: Exit) -> None:
+        service, cause = self._settle(death)
+        if death.code == EXIT_OK and service.spec.clean_exit is not CleanExit.DIED:
+            log.info("ended", extra={"service": death.name})
+            if service.spec.clean_exit is CleanExit.STOPPED:
+                self._on_event(f"{death.name} ended (exit 0), restarting unless the run ends")
+                service.restart_at_s = time.monotonic() + STOPPED_S
+            return
+        lived_s = time.monotonic() - service.started_s
+        lived_long = lived_s > HEALTHY_S
+        if service.red_reason:
+            cause = f"unhealthy: {service.red_reason}"
+        if service.was_ready and lived_s > (SOUND_S if service.red_reason else HEALTHY_S):
+            service.failures = 0
+            service.delays = full_jitter(BACKOFF_BASE_S, BACKOFF_CAP_S)
+        service.failures += 1
+        how = _how(death.code)
+        if death.code == EXIT_USAGE:
+            raise GaveUp(cause or f"{death.name}: {how}", EXIT_USAGE)
+        if death.code == EXIT_RUN_FAILED:
+            raise GaveUp(cause or f"{death.name} ({how}) left no last line: is its disk full?", EXIT_FAILED)
+        if death.code == EXIT_FAILED and lived_long and not service.was_ready:
+            raise GaveUp(f"{death.name} failed ({how}): {cause}", EXIT_FAILED)
+        if service.failures >= MAX_FAILURES:
+            times = f"{service.failures} times in a row"
+            raise GaveUp(f"{death.name} failed {times} ({how}): {cause}", EXIT_FAILED)
+        delay_s = next(service.delays)
+        service.restart_at_s = time.monotonic() + delay_s
+        why = f": {cause}" if cause and death.code > 0 else ""
+        self._on_event(f"{death.name} died ({how}), restarting{why}")
+
+    def _await_end(self, services: Sequence[_Service], grace_s: float) -> list[str]:
+        deadline = time.monotonic() + grace_s
+        while alive := [s.spec.name for s in services if s.process is not None]:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return alive
+            for death in self._deaths(left_s):
+                self._settle(death)
+        return []
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit {code}"

@@ -1,0 +1,1 @@
+"""DQN and SAC: transitions are kept and learned from again."""

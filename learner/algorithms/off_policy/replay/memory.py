@@ -1,0 +1,271 @@
+"""The replay memory: a ring of transitions that enter and leave by whole log entries, oldest first.
+
+The log is the storage: a checkpoint holds which entries are here and their priorities, never a payload. After `load` the entries
+are awaited; `recall` puts each back where it was, from the fragment that was read again, so that what is
+sampled next is what would have been sampled. Lives on the learner's device; random numbers are drawn on the CPU, so
+that one seed gives one order everywhere. Used by one thread.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.off_policy.replay.sum_tree import SumTree
+from learner.algorithms.off_policy.replay.transitions import Transitions
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """number: of the log entry. rows: transitions of it. size: bytes of its payload."""
+
+    number: int
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A batch to learn from. index: int64 [n], rows of the ring. weight: float32 [n], largest 1."""
+
+    transitions: Transitions
+    index: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prioritisation:
+    """Proportional priorities (Schaul et al. 2016, section 3.3): P(i) = p_i^α / Σ p^α, p_i = |δ_i| + ε."""
+
+    exponent: float
+    floor: float = 1e-6
+
+
+class Replay:
+    """At most `capacity` transitions, of at most `capacity_bytes` of payloads in the log."""
+
+    def __init__(
+        self,
+        capacity: int,
+        capacity_bytes: int,
+        *,
+        seed: int,
+        device: torch.device,
+        prioritisation: Prioritisation | None = None,
+    ) -> None:
+        """prioritisation: None for uniform sampling."""
+        self.capacity = capacity
+        self.capacity_bytes = capacity_bytes
+        self._device = device
+        self._random = torch.Generator().manual_seed(seed)
+        self._rows: Transitions | None = None
+        self._entries: deque[Entry] = deque()
+        self._awaited: deque[tuple[Entry, Tensor | None]] = deque()
+        self._lost = 0
+        self._first = 0
+        self._bytes = 0
+        self.size = 0
+        """Transitions that are here."""
+        self._how = prioritisation
+        self._tree = None if prioritisation is None else SumTree(capacity, device)
+        self._largest = torch.ones((), dtype=torch.float64, device=device)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """What is here, oldest first."""
+        return tuple(self._entries)
+
+    def retain_from(self) -> int | None:
+        """Number of the oldest log entry that is here or awaited; None: there is none."""
+        # Entries are recalled oldest first: those that are awaited are younger than those that are here.
+        oldest = next(iter(self._entries), None) or next((entry for entry, _ in self._awaited), None)
+        return None if oldest is None else oldest.number
+
+    # ---- in and out
+
+    def insert(self, number: int, size: int, new: Transitions) -> None:
+        """Take an entry in, with the largest priority there was; the oldest make room for it."""
+        if len(new) == 0:
+            return
+        if len(new) > self.capacity or size > self.capacity_bytes:
+            raise ValueError(
+                f"log entry {number} has {len(new)} transitions in {size} bytes, replay holds {self.capacity} in "
+                f"{self.capacity_bytes}; raise algorithm.capacity or algorithm.capacity_bytes"
+            )
+        while self.size + len(new) > self.capacity or self._bytes + size > self.capacity_bytes:
+            self._evict()
+        index = self._append(Entry(number, len(new), size), new)
+        if self._tree is not None:
+            self._tree.set(index, self._largest.expand(len(new)))
+
+    def withdraw(self, number: int) -> None:
+        """Take the newest entry back out, if it is of that number."""
+        if self._entries and self._entries[-1].number == number:
+            entry = self._entries.pop()
+            self._bytes -= entry.size
+            self.size -= entry.rows
+            self._clear(self._ring(self.size, entry.rows))
+
+    def _append(self, entry: Entry, new: Transitions) -> Tensor:
+        """Write the rows behind the newest; their places in the ring."""
+        if self._rows is None:
+            self._rows = _room(new, self.capacity, self._device)
+        index = self._ring(self.size, entry.rows)
+        for kept, rows in _pairs(self._rows, new):
+            kept[index] = rows.to(self._device)
+        self._entries.append(entry)
+        self.size += entry.rows
+        self._bytes += entry.size
+        return index
+
+    def _evict(self) -> None:
+        entry = self._entries.popleft()
+        self._clear(self._ring(0, entry.rows))
+        self._first = (self._first + entry.rows) % self.capacity
+        self.size -= entry.rows
+        self._bytes -= entry.size
+
+    def _clear(self, index: Tensor) -> None:
+        if self._tree is not None:
+            self._tree.set(index, torch.zeros(len(index), dtype=torch.float64, device=self._device))
+
+    def _ring(self, start: int, count: int) -> Tensor:
+        """Places of `count` rows from the one that is `start` behind the oldest."""
+        places = torch.arange(self._first + start, self._first + start + count, device=self._device)
+        return places % self.capacity
+
+    # ---- sampling
+
+    def sample(self, count: int, *, correction: float) -> Sample:
+        """`count` transitions, with replacement. correction: β of the importance weights, 0..1.
+
+        Uniform: every transition alike, weights 1. Prioritised: one draw from each of `count` equal parts of the
+        total (appendix B.2.1), weights (N·P(i))^−β divided by the batch's largest (section 3.4).
+        """
+        if self.size == 0:
+            raise ValueError("replay: nothing to sample from; the rate limiter lets steps in first")
+        if self._tree is None:
+            drawn = torch.randint(self.size, (count,), generator=self._random)
+            index = (drawn.to(self._device) + self._first) % self.capacity
+            return Sample(self.rows(index), index, torch.ones(count, device=self._device))
+        parts = torch.arange(count, dtype=torch.float64)
+        within = torch.rand(count, generator=self._random, dtype=torch.float64)
+        total = self._tree.total
+        index = self._tree.find(((parts + within) / count).to(self._device) * total)
+        weight = (self.size * self._tree.get(index) / total) ** -correction
+        return Sample(self.rows(index), index, (weight / weight.max()).float())
+
+    def rows(self, index: Tensor) -> Transitions:
+        """The transitions at places int64 [n] of the ring."""
+        assert self._rows is not None, "nothing was inserted"
+        kept = self._rows
+        return Transitions(
+            observation={path: rows[index] for path, rows in kept.observation.items()},
+            action={path: rows[index] for path, rows in kept.action.items()},
+            reward=kept.reward[index],
+            discount=kept.discount[index],
+            following={path: rows[index] for path, rows in kept.following.items()},
+        )
+
+    def set_errors(self, index: Tensor, error: Tensor) -> None:
+        """The temporal-difference errors [n] of a sample decide its priorities from now on."""
+        if self._tree is None or self._how is None:
+            return
+        # An error that is not finite ends the update; it must not stay in the tree.
+        size = error.detach().double().abs().nan_to_num(0.0, 0.0, 0.0)
+        priority = (size + self._how.floor) ** self._how.exponent
+        self._largest = torch.maximum(self._largest, priority.max())
+        self._tree.set(index, priority)
+
+    # ---- checkpoints
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and numbers that `load` takes; entries that are still awaited are part of it."""
+        held = [*self._entries, *(entry for entry, _ in self._awaited)]
+        columns = [[entry.number, entry.rows, entry.size] for entry in held]
+        tensors = {
+            "entries": torch.tensor(columns, dtype=torch.int64).reshape(-1, 3),
+            "generator": self._random.get_state(),
+        }
+        if self._tree is not None:
+            waiting = [priority for _, priority in self._awaited if priority is not None]
+            here = self._tree.get(self._ring(0, self.size)).cpu()
+            tensors["priorities"] = torch.cat([here, *waiting])
+            tensors["largest"] = self._largest.cpu().clone()
+        return tensors, {"first": self._first, "capacity": self.capacity}
+
+    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """Await the entries of a state; raises ValueError that names what is missing or does not fit."""
+        wanted = ["entries", "generator", *(["priorities", "largest"] if self._tree is not None else [])]
+        missing = [name for name in wanted if name not in tensors]
+        if missing:
+            raise ValueError(
+                f"replay/{missing[0]}: missing; was the run begun with other settings of replay?"
+            )
+        if int(numbers["capacity"]) != self.capacity:
+            raise ValueError(
+                f"replay: of {numbers['capacity']} transitions, algorithm.capacity={self.capacity}"
+            )
+        entries = [Entry(*row) for row in tensors["entries"].tolist()]
+        priorities: list[Tensor | None] = [None] * len(entries)
+        if self._tree is not None:
+            priorities = list(tensors["priorities"].split([entry.rows for entry in entries]))
+            self._largest = tensors["largest"].to(self._device).clone()
+        self._awaited = deque(zip(entries, priorities, strict=True))
+        self._random.set_state(tensors["generator"])
+        self._first = int(numbers["first"]) % self.capacity
+
+    def awaits(self, number: int) -> bool:
+        """Whether an entry is awaited next; entries before it will not come any more."""
+        while self._awaited and self._awaited[0][0].number < number:
+            self._awaited.popleft()
+            self._lost += 1
+        return bool(self._awaited) and self._awaited[0][0].number == number
+
+    def recall(self, number: int, new: Transitions) -> None:
+        """Put the entry back that is awaited next; raises ValueError when it is not what it was."""
+        if not self.awaits(number):
+            raise ValueError(f"log entry {number}: not awaited by replay")
+        entry, priorities = self._awaited.popleft()
+        if len(new) != entry.rows:
+            raise ValueError(
+                f"log entry {number}: {len(new)} transitions, {entry.rows} when it entered replay"
+            )
+        index = self._append(entry, new)
+        if self._tree is not None and priorities is not None:
+            self._tree.set(index, priorities.to(self._device))
+
+    def end_recall(self) -> int:
+        """Wait no longer; how many of the entries that were awaited did not come."""
+        lost, self._lost = self._lost + len(self._awaited), 0
+        self._awaited.clear()
+        return lost
+
+
+def _pairs(kept: Transitions, new: Transitions) -> list[tuple[Tensor, Tensor]]:
+    pairs = [(kept.reward, new.reward), (kept.discount, new.discount)]
+    for into, out in (
+        (kept.observation, new.observation),
+        (kept.action, new.action),
+        (kept.following, new.following),
+    ):
+        pairs += [(rows, out[path]) for path, rows in into.items()]
+    return pairs
+
+
+def _room(like: Transitions, capacity: int, device: torch.device) -> Transitions:
+    """Rows for `capacity` transitions; the system gives pages as they are written."""
+
+    def empty(rows: Tensor) -> Tensor:
+        return torch.empty((capacity, *rows.shape[1:]), dtype=rows.dtype, device=device)
+
+    return Transitions(
+        observation={path: empty(rows) for path, rows in like.observation.items()},
+        action={path: empty(rows) for path, rows in like.action.items()},
+        reward=empty(like.reward),
+        discount=empty(like.discount),
+        following={path: empty(rows) for path, rows in like.following.items()},
+    )

@@ -1,0 +1,171 @@
+"""Soft actor-critic from replay (Haarnoja et al. 2018b): a squashed Gaussian, twin critics, a temperature that tunes itself.
+
+A gradient step for a sample of transitions s, a, R, γ', s', in this order:
+
+    temperature   L = −log α · mean(log π(ã|s) + H̄)                        eq. 18, by log α; H̄ = −dim(a)
+    critics       y = R + γ' (min_i Q_target,i(s', ã') − α log π(ã'|s'))    eq. 5
+                  L = ½ Σ_i mean w (Q_i(s, a) − y)²
+    actor         L = mean(α log π(ã|s) − min_i Q_i(s, ã))                  eq. 9, ã = tanh(mean + std · noise)
+    targets       θ' ← (1 − τ) θ' + τ θ
+
+α is the one from before the step. Only the actor is published; it has no critic of its own, so the value it tells is 0.
+Actions in fragments are those before the tanh; critics see them after it.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from learner.algorithms.fast.optimiser import FlatAdam
+from learner.algorithms.off_policy.off_policy import OffPolicy, Stepped
+from learner.algorithms.off_policy.replay.memory import Sample
+from learner.algorithms.off_policy.replay.transitions import Transitions
+from learner.algorithms.off_policy.target_network import Target
+from learner.algorithms.on_policy.critic import TwinCritics
+from penstock.config.settings import ConfigurationError, SACSection
+from penstock.policy.distributions import ConditionalSquashedGaussian
+from penstock.policy.networks import Inputs
+from penstock.policy.policy import Policy
+
+METRICS = (
+    "value_loss", "policy_loss", "entropy", "temperature", "mean_error", "mean_value", "gradient_norm",
+)  # fmt: skip
+"""Means over gradient steps: losses of critics and actor, −log π in nats, α, |y − Q|, Q(s, a) and the norm of the critics' gradient."""
+
+
+class Temperature(nn.Module):
+    """α, as its logarithm."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor([math.log(start)]))
+
+    def forward(self) -> Tensor:
+        """α, a scalar that carries no gradient."""
+        return self.log.detach().exp().squeeze(0)
+
+
+class SAC(OffPolicy):
+    """An `Algorithm` for continuous actions between bounds."""
+
+    section: SACSection
+
+    def __init__(self, policy: Policy, section: SACSection, *, seed: int) -> None:
+        """Raises ConfigurationError for a policy that does not act by squashed Gaussians of its own width."""
+        super().__init__(policy, section, seed=seed)
+        self._heads = tuple(
+            head for head in policy.action_heads if isinstance(head, ConditionalSquashedGaussian)
+        )
+        if len(self._heads) != len(policy.action_heads):
+            raise ConfigurationError(
+                f"algorithm.name='sac': action_space={policy.action_space!r} is not made of Boxes alone; use 'dqn' for "
+                "one Discrete, 'ppo' for any other"
+            )
+        nn.init.zeros_(policy.critic_head.weight)
+        counts = [head.count for head in self._heads]
+        self._target_entropy = float(
+            -sum(counts) if section.target_entropy is None else section.target_entropy
+        )
+        critics = TwinCritics(
+            policy.reader, sum(counts), section.critic_hidden_sizes, section.critic_activation, seed=seed
+        )
+        self._critics = critics.to(policy.actor_head.weight)
+        self._temperature = Temperature(section.temperature).to(policy.actor_head.weight)
+        epsilon = section.adam_epsilon
+        self._actor_optimiser = FlatAdam(policy, epsilon)
+        self._critic_optimiser = FlatAdam(self._critics, epsilon)
+        self._temperature_optimiser = FlatAdam(self._temperature, epsilon)
+        self._target = Target(
+            self._critics, self._critic_optimiser, period=section.target_period, rate=section.target_rate
+        )
+        self._noise = torch.Generator().manual_seed(seed)
+
+    def scalars(self, progress: float) -> dict[str, float]:
+        """None: the actor's own distribution explores."""
+        return {}
+
+    def gradient_step(self, sample: Sample, rate: float) -> Stepped:
+        """See the module."""
+        rows = sample.transitions
+        inputs = self.policy.read(rows.observation)
+        action, log_prob = self._draw(inputs)
+        temperature = self._temperature()
+        if self.section.tune_temperature:
+            self._tune(log_prob.detach(), rate)
+        target = self._targets(rows, temperature)
+        value_loss, error, value, norm = self._learn_values(inputs, sample, target, rate)
+        policy_loss = (temperature * log_prob - self._critics(inputs, action).amin(0)).mean()
+        self._descend(self._actor_optimiser, policy_loss, rate)
+        self._target.follow()
+        losses = (value_loss, policy_loss.detach(), -log_prob.detach().mean(), temperature)
+        metrics = dict(zip(METRICS, (*losses, error.abs().mean(), value.mean(), norm), strict=True))
+        return Stepped(error, metrics)
+
+    def _draw(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Actions [n, A] in (−1, 1) of the policy as it is now and their log-probabilities [n], differentiable."""
+        parameters = self.policy.outputs(inputs).parameters
+        raws, start = [], 0
+        for head in self._heads:
+            mean, log_std = head.split(parameters[:, start : start + head.size])
+            noise = torch.randn(mean.shape, generator=self._noise, dtype=mean.dtype).to(mean.device)
+            raws.append(mean + log_std.exp() * noise)
+            start += head.size
+        drawn = {head.path: raw for head, raw in zip(self._heads, raws, strict=True)}
+        return torch.cat(raws, 1).tanh(), self.policy.joint_log_prob(parameters, drawn)
+
+    def _tune(self, log_prob: Tensor, rate: float) -> None:
+        """One step of the temperature; its loss is linear in log α, so the gradient is a mean."""
+        gradient = self._temperature_optimiser.flat_gradient
+        gradient.copy_(-(log_prob + self._target_entropy).mean())
+        self._temperature_optimiser.step(gradient, rate, 0.0)
+
+    @torch.no_grad()
+    def _targets(self, rows: Transitions, temperature: Tensor) -> Tensor:
+        """y, [n]."""
+        inputs = self.policy.read(rows.following)
+        action, log_prob = self._draw(inputs)
+        value: Tensor = self._target.module(inputs, action).amin(0) - temperature * log_prob
+        return rows.reward.to(value.dtype) + rows.discount.to(value.dtype) * value
+
+    def _learn_values(
+        self, inputs: Inputs, sample: Sample, target: Tensor, rate: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One step of the critics: loss, mean error of both [n], mean value of both [n], norm of the gradient."""
+        taken = sample.transitions.action
+        raws = [taken[head.path].reshape(len(target), -1).to(target.dtype) for head in self._heads]
+        value = self._critics(inputs, torch.cat(raws, 1).tanh())
+        error = value - target
+        loss = 0.5 * (sample.weight.to(target.dtype) * error.square()).mean(1).sum()
+        norm = self._descend(self._critic_optimiser, loss, rate)
+        return loss.detach(), error.detach().mean(0), value.detach().mean(0), norm
+
+    def _descend(self, optimiser: FlatAdam, loss: Tensor, rate: float) -> Tensor:
+        return optimiser.step(optimiser.gradient_of(loss), rate, self.section.max_gradient_norm)
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Actor, critics, the critics that follow, temperature."""
+        return {
+            "policy": self.policy,
+            "critics": self._critics,
+            "target": self._target.module,
+            "temperature": self._temperature,
+        }
+
+    def optimisers(self) -> Mapping[str, FlatAdam]:
+        """One each; the temperature's stands still where it is not tuned."""
+        return {
+            "policy": self._actor_optimiser,
+            "critics": self._critic_optimiser,
+            "temperature": self._temperature_optimiser,
+        }
+
+    def targets(self) -> Mapping[str, Target[Any]]:
+        """Of the critics."""
+        return {"target": self._target}
+
+    def generators(self) -> Mapping[str, torch.Generator]:
+        """Of the noise of actions."""
+        return {"noise": self._noise}

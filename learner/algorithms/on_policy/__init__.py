@@ -1,0 +1,1 @@
+"""PPO, IMPALA and REINFORCE: each batch is learned from while it is fresh."""

@@ -1,0 +1,173 @@
+"""What is computed once per batch, before its epochs: values, π_prox, advantages, the fixed surrogate.
+
+Everything that later minibatches need lies in `Rows`: the valid steps, flat, in an order that the
+epochs permute; for a recurrent policy in `Sequences`, whose columns they permute whole. Called without gradients.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.fast.network import Network
+from learner.algorithms.on_policy.rows import Rows
+from learner.algorithms.on_policy.sequences import Sequences, in_columns
+from learner.algorithms.shared.advantage import Advantages, Unrolls, carries, next_values
+from learner.algorithms.shared.groups import Group, Share
+from learner.algorithms.shared.loss import Surrogate
+from learner.batch import Batch
+from penstock.policy.memory import Look
+from penstock.policy.normaliser import Moments, moments
+from penstock.policy.policy import Policy
+from penstock.policy.trajectory import Trajectory
+
+Estimate = Callable[[Unrolls, Tensor], Advantages]
+"""Advantages and targets of unrolls, given log π/μ of each step, [T, B]."""
+Weigh = Callable[[Tensor, Tensor, Tensor], Surrogate]
+"""What stays fixed over a batch, given log μ, log π_prox and advantages, [n] each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """rows: those of this rank that are trained.   steps: of all ranks.   share: of what an epoch permutes, `rows`.
+
+    index: int64, which of all T·B steps they are, or of B columns those of `Sequences`; None: all.
+    entropy: scalar, their share of the mean of π_prox.   observed: by all ranks, for the normaliser, if any.
+    """
+
+    rows: Rows | Sequences
+    steps: int
+    share: Share
+    index: Tensor | None
+    entropy: Tensor
+    observed: Moments | None
+
+    def each(self, of_columns: Tensor, steps: int) -> Tensor:
+        """A number of every column, [B], as one of everything that an epoch permutes."""
+        every = of_columns if isinstance(self.rows, Sequences) else of_columns.repeat(steps)
+        return every if self.index is None else every[self.index]
+
+
+def prepare(
+    policy: Policy,
+    network: Network,
+    batch: Batch,
+    rewards: Tensor,
+    group: Group,
+    share: Share,
+    estimate: Estimate,
+    weigh: Weigh,
+) -> Prepared:
+    """Prepare a rank's share of a batch. rewards: [T, B], scaled where that is asked for.
+
+    share: by `group`, of the steps that are trained, at least one. There are no rows where none of them lies
+    behind the burn-in.
+    """
+    trained = share.steps
+    steps, columns = batch.valid.shape
+    count = steps * columns
+    look = see(policy, batch)
+    outputs = network.outputs(look.inputs)
+    action = {path: values.flatten(0, 1) for path, values in batch.action.items()}
+    parameters = outputs.parameters[:count]
+    proximal = policy.joint_log_prob(parameters, action)
+    behaviour = batch.log_prob.flatten().to(proximal.dtype)
+    values = outputs.value[: count + columns].view(steps + 1, columns)
+    finals = outputs.value[count + columns :] if look.lasts is None else policy.value_of(look.lasts)
+    log_ratios = (proximal - behaviour).view(steps, columns)
+    unrolls = _unrolls(batch, rewards.to(values.dtype), values, finals)
+    estimated = estimate(unrolls, log_ratios)
+    fixed = [estimated.advantage, estimated.target, values[:-1]]
+    flat = torch.stack([behaviour, proximal, *(tensor.flatten() for tensor in fixed)])
+    entropy = policy.joint_entropy(parameters)
+    observed = _observed(policy, look, batch, group)
+    if look.starts is not None:
+        return _in_sequences(policy, group, trained, look, weigh, (action, flat, entropy, observed))
+    inputs, index = look.inputs.narrow(0, count), None
+    if not bool(trained.all()):
+        index = trained.flatten().nonzero().squeeze(1)
+        inputs, flat, entropy = inputs.select(index), flat[:, index], entropy[index]
+        action = {path: rows[index] for path, rows in action.items()}
+    # Advantages are standardised over the rows of all ranks.
+    rows = Rows(inputs, action, share.own(_columns(weigh, *share.gather(flat).unbind(0))))
+    mean = entropy.sum().div_(share.total)
+    return Prepared(rows=rows, steps=share.total, share=share, index=index, entropy=mean, observed=observed)
+
+
+def see(policy: Policy, batch: Batch) -> Look:
+    """Inputs of every observation of a batch, each with what the policy remembers before it."""
+    if batch.begins is None:
+        lasts = policy.read(batch.final_observation) if len(batch.final_slot) else None
+        return Look(batch.observation, policy.read(batch.observation), lasts)
+    return policy.look(
+        Trajectory(
+            observation=batch.observation,
+            state=batch.state,
+            begins=batch.begins,
+            ends=batch.terminated | batch.truncated,
+            final_observation=batch.final_observation,
+            final_slot=batch.final_slot,
+            final_step=batch.final_step,
+        )
+    )
+
+
+def _in_sequences(
+    policy: Policy,
+    group: Group,
+    trained: Tensor,
+    look: Look,
+    weigh: Weigh,
+    of_rows: tuple[dict[str, Tensor], Tensor, Tensor, Moments | None],
+) -> Prepared:
+    """Columns that have a trained step behind the burn-in; of a group of one rank."""
+    assert look.starts is not None
+    assert look.inputs.time is not None
+    action, flat, entropy, observed = of_rows
+    kept = trained.clone()
+    kept[: policy.memory.burn_in] = False
+    index, step, counts = in_columns(kept)
+    inputs = look.inputs.narrow(0, trained.numel())
+    if inputs.forbidden is not None:
+        inputs = replace(inputs, forbidden=inputs.forbidden[index])
+    sequences = Sequences(
+        inputs=inputs,
+        action={path: rows[index] for path, rows in action.items()},
+        columns=_columns(weigh, *flat[:, index].unbind(0)),
+        starts=look.starts[: len(trained)],
+        state=look.inputs.time.state,
+        step=step,
+        counts=counts,
+        burn_in=policy.memory.burn_in,
+    )
+    used = torch.from_numpy(counts.nonzero()[0])
+    return Prepared(
+        rows=sequences.select(used),
+        steps=sequences.steps,
+        share=group.share(torch.from_numpy(counts > 0).unsqueeze(0)),
+        index=used.to(trained.device),
+        entropy=entropy[index].mean(),
+        observed=observed,
+    )
+
+
+def _unrolls(batch: Batch, rewards: Tensor, values: Tensor, finals: Tensor) -> Unrolls:
+    """values: [T+1, B]; finals: [K], of the last observations."""
+    following = next_values(values, batch.terminated, batch.final_slot, batch.final_step, finals)
+    carried = carries(batch.terminated, batch.truncated, batch.valid)
+    return Unrolls(rewards, values[:-1], following, carried, batch.valid)
+
+
+def _columns(
+    weigh: Weigh, behaviour: Tensor, proximal: Tensor, advantage: Tensor, target: Tensor, value: Tensor
+) -> Tensor:
+    surrogate = weigh(behaviour, proximal, advantage)
+    return torch.stack([surrogate.anchor, surrogate.weighted_advantage, target, value, behaviour, proximal])
+
+
+def _observed(policy: Policy, look: Look, batch: Batch, group: Group) -> Moments | None:
+    if policy.normaliser is None:
+        return None
+    reals = policy.reader.raw_reals(look.observation, torch.float64)
+    return group.moments(moments(reals[: batch.valid.numel()][batch.valid.flatten()]))

@@ -1,0 +1,1 @@
+"""What algorithms of several families use: advantages, losses, schedules, scales, groups of ranks."""

@@ -1,0 +1,20 @@
+"""What an update runs on, as far as an algorithm must know: its other ranks, precision, compilation."""
+
+from dataclasses import dataclass, field
+
+from learner.algorithms.shared.groups import Group, Solo
+from penstock.config.settings import LearnerSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """group: the ranks. bfloat16: networks run in mixed precision. compiled: they go through `torch.compile`."""
+
+    group: Group = field(default_factory=Solo)
+    bfloat16: bool = False
+    compiled: bool = False
+
+
+def hardware_of(section: LearnerSection, group: Group) -> Hardware:
+    """What the settings ask for."""
+    return Hardware(group=group, bfloat16=section.precision == "bfloat16", compiled=section.compile)

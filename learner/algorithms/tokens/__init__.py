@@ -1,0 +1,1 @@
+"""PPO and its relatives for language models: an action is a token."""

@@ -1,0 +1,101 @@
+"""Rewards and advantages of sampled tokens; pure functions.
+
+Axes: S tokens, R responses, those of a response behind one another as if nothing lay between them; `sampled`
+[S, R] is False behind its last. A response is an episode that ends with its last token: nothing follows, also where
+its length ended it, because the score speaks of all of it.
+"""
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.shared.advantage import Advantages, carries, gae
+
+DEVIATION_FLOOR = 1e-4
+"""Differences below it are noise that division by a deviation must not blow up, in the unit of the score."""
+
+
+def shaped(
+    reward: Tensor, log_ratio: Tensor, cut: Tensor, *, coefficient: float, bound: float, eos_penalty: float
+) -> Tensor:
+    """r_t − β clip(log π/π_ref, ±bound) − penalty · 1[t is where the length ended a response]; all [n].
+
+    The estimator of KL(π‖π_ref) is a part of the reward, without gradient (Ziegler et al. 2019, eq. 2): its
+    policy gradient is that of the divergence itself.
+    """
+    return reward - coefficient * log_ratio.clamp(-bound, bound) - eos_penalty * cut.to(reward.dtype)
+
+
+def token_gae(
+    reward: Tensor, value: Tensor, sampled: Tensor, *, discount: float, trace: float, value_trace: float
+) -> Advantages:
+    """GAE(λ) for the policy and GAE(λ_V) for the critic (Yuan et al. 2025); [S, R] each.
+
+    δ_t = r_t + γ V_{t+1} − V_t, V = 0 behind the last token;  A_t = Σ (γλ)^k δ_{t+k};  target = V_t + Σ (γλ_V)^k δ_{t+k}.
+    """
+    following = torch.zeros_like(value)
+    following[:-1] = value[1:]
+    carried = _carried(sampled)
+    following = following.masked_fill(~carried, 0.0)
+    unroll = (reward, value, following, carried, sampled)
+    for_policy = gae(*unroll, discount=discount, trace=trace)
+    if value_trace == trace:
+        return for_policy
+    return Advantages(for_policy.advantage, gae(*unroll, discount=discount, trace=value_trace).target)
+
+
+def returns(reward: Tensor, sampled: Tensor, *, discount: float) -> Tensor:
+    """Σ γ^k r_{t+k} to the end of the response, [S, R]."""
+    nothing = torch.zeros_like(reward)
+    return gae(reward, nothing, nothing, _carried(sampled), sampled, discount=discount, trace=1.0).advantage
+
+
+def leave_one_out(reward: Tensor, sampled: Tensor, *, discount: float) -> Tensor:
+    """REINFORCE with the mean return of the other responses of the batch as baseline (Kool et al. 2019), [S, R].
+
+    Nothing is subtracted from a response that is alone.
+    """
+    ahead = returns(reward, sampled, discount=discount)
+    return (ahead - _of_others(ahead[0])).masked_fill(~sampled, 0.0)
+
+
+def group_relative(
+    reward: Tensor, sampled: Tensor, group: Tensor, *, discount: float, by_deviation: bool
+) -> Tensor:
+    """(G − mean)/deviation of the returns G of the same group (Shao et al. 2024, eq. 4), for all tokens, [S, R].
+
+    group: int64 [R], numbers of the prompts.   by_deviation: False: G − mean (Liu et al. 2025).
+    A response without another to its prompt is held against the rest of the batch instead: its own mean would
+    leave nothing of it.
+    """
+    total = returns(reward, sampled, discount=discount)[0]
+    sums = total.new_zeros(len(group)).index_add(0, group, total)
+    sizes = total.new_zeros(len(group)).index_add(0, group, torch.ones_like(total))
+    alone = (sizes == 1)[group]
+    difference = total - torch.where(alone, _of_others(total), (sums / sizes)[group])
+    if by_deviation:
+        squares = total.new_zeros(len(group)).index_add(0, group, difference.square())
+        of_group = (squares / sizes).sqrt()[group]
+        # A batch of one has no deviation to divide by.
+        of_batch = total.std(correction=0) if len(total) > 1 else torch.ones_like(total)
+        difference = difference / torch.where(alone, of_batch, of_group).clamp(min=DEVIATION_FLOOR)
+    return difference.masked_fill(~sampled, 0.0)
+
+
+def whitened(advantage: Tensor, responses: int) -> Tensor:
+    """Mean 0 and deviation 1 over the tokens [n] of two responses or more; one alone keeps what it has."""
+    if responses < 2:
+        return advantage
+    centred = advantage - advantage.mean()
+    return centred / centred.std(correction=0).clamp(min=DEVIATION_FLOOR)
+
+
+def _carried(sampled: Tensor) -> Tensor:
+    nowhere = torch.zeros_like(sampled)
+    return carries(nowhere, nowhere, sampled)
+
+
+def _of_others(total: Tensor) -> Tensor:
+    """Mean of all the others, [R]; 0 where there are none."""
+    if len(total) == 1:
+        return torch.zeros_like(total)
+    return (total.sum() - total) / (len(total) - 1)

@@ -1,0 +1,253 @@
+"""Proximal policy optimisation of a language model, token by token.
+
+Three policies of the same model: μ that sampled, π_prox at the start of this batch, π_θ being trained; and the
+reference that training began with. Of n sampled tokens, with s the score at the end of a response:
+
+    r_t = 1[last] s − penalty 1[cut short] − β clip(log π_prox − log π_ref, ±bound)
+    A   = GAE(γ, λ), or returns less those of other responses (`token_advantage`), whitened
+    L   = −1/n Σ min(π_prox/μ, C) · min(ρ A, clip(ρ, 1−ε, 1+ε) A),   ρ = π_θ/π_prox          (Hilton et al. 2021, eq. 2)
+        + c_v ½ 1/n Σ max((V − R)², (clip(V, V_old ± δ) − R)²) − c_e 1/n Σ H
+
+Means are over the tokens of a minibatch, whose responses are gone through in micro-batches that add up to it. An
+update reads the device at its beginning (where the tokens lie) and at its end, and per epoch with a target KL.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from learner.algorithms.algorithm import AlgorithmState, Update
+from learner.algorithms.on_policy.learn_once import LearnsOnce
+from learner.algorithms.on_policy.rows import Gathered, Steps
+from learner.algorithms.shared.groups import edges
+from learner.algorithms.shared.hardware import Hardware
+from learner.algorithms.shared.loss import divergence, policy_loss, value_loss
+from learner.algorithms.shared.schedule import adapted, decayed, factor, warmup
+from learner.algorithms.shared.stored import copies, load_copies, under
+from learner.algorithms.tokens.responses import Index, Responses, read_responses
+from learner.algorithms.tokens.token_metrics import Trace, of_critic, of_responses, watched
+from learner.algorithms.tokens.token_network import CRITIC, POLICY, Pass, TokenNetwork
+from learner.algorithms.tokens.token_preparation import Prepared, prepare
+from learner.batch import Batch
+from penstock.config.settings import TokenPPOSection
+from penstock.policy.tokens import TokenOutputs, TokenPolicy
+
+_KL_TOLERANCE: Final = 1.5
+_RATES: Final = {POLICY: "learning_rate", CRITIC: "critic_learning_rate"}
+_PERMUTATIONS: Final = "generator/permutations"
+
+
+class TokenPPO(LearnsOnce[TokenPPOSection]):
+    """An `Algorithm`. Owns the policy's weights from now on: do not convert or move the policy."""
+
+    def __init__(
+        self, policy: TokenPolicy, section: TokenPPOSection, *, seed: int, hardware: Hardware | None = None
+    ) -> None:
+        super().__init__(section)
+        self.policy = policy
+        self._network = TokenNetwork(policy, section.adam_epsilon, hardware or Hardware())
+        self._has_critic = section.advantage == "gae"
+        self._permutations = torch.Generator().manual_seed(seed)
+        self._kl_coefficient = section.kl_coefficient
+
+    def published_modules(self) -> dict[str, nn.Module]:
+        """The policy without its critic, as `default`."""
+        return {"default": self.policy.published}
+
+    # ---- an update
+
+    def update(self, batch: Batch, *, progress: float) -> Update:
+        """Consume one batch with all its gradient steps."""
+        responses = read_responses(batch)
+        if responses is None:
+            return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
+        course, network = self._course(progress), self._network
+        with torch.no_grad():
+            kept = self._only_pass(responses)
+            passes = (kept,) if kept else self._passes(responses, np.arange(len(responses)))
+            read = network.read(passes, responses.sampled, has_reference=self._kl_coefficient > 0.0)
+            prepared = prepare(responses, read, self.section, self._kl_coefficient)
+        backup = network.backup()
+        trace = self._train(responses, prepared, course, kept)
+        with torch.no_grad():
+            finite, metrics = self._measure(responses, prepared, trace)
+        if finite:
+            self._commit(len(responses), metrics)
+        else:
+            network.restore(backup)
+        return Update(
+            applied=finite,
+            reason="" if finite else "nan",
+            steps=responses.sampled,
+            gradient_steps=len(trace.losses),
+            metrics=metrics | course if finite else {},
+        )
+
+    def _only_pass(self, responses: Responses) -> Pass | None:
+        """The one forward pass of an update of one gradient step and one micro-batch, which serves for both."""
+        section, most = self.section, self.section.micro_batch_tokens
+        if section.epochs * section.minibatches > 1 or not responses.fit_at_once(most):
+            return None
+        with torch.enable_grad():
+            return next(self._passes(responses, np.arange(len(responses))))
+
+    def _passes(self, responses: Responses, rows: Index) -> Iterator[Pass]:
+        return self._network.passes(responses, rows, self.section.micro_batch_tokens)
+
+    def _course(self, progress: float) -> dict[str, float]:
+        section, updates = self.section, self._updates
+        share = factor(section.learning_rate_schedule, progress) * warmup(updates, section.warmup_updates)
+        entropy = decayed(section.entropy_coefficient, section.entropy_decay, section.entropy_floor, updates)
+        course = {
+            "learning_rate": section.learning_rate * share if POLICY in self._learning else 0.0,
+            "entropy_coefficient": entropy,
+            "kl_coefficient": self._kl_coefficient,
+        }
+        if self._has_critic:
+            course["critic_learning_rate"] = section.critic_learning_rate * share
+        return course
+
+    @property
+    def _learning(self) -> Sequence[str]:
+        """What learns in this update."""
+        if not self._has_critic:
+            return (POLICY,)
+        return (CRITIC,) if self._updates < self.section.critic_warmup_updates else (POLICY, CRITIC)
+
+    # ---- the epochs
+
+    def _train(
+        self, responses: Responses, prepared: Prepared, course: dict[str, float], kept: Pass | None
+    ) -> Trace:
+        trace = Trace(torch.empty_like(prepared.proximal))
+        for _ in range(self.section.epochs):
+            order = torch.randperm(len(responses), generator=self._permutations).numpy()
+            for rows in minibatches(order, self.section.minibatches):
+                total = int(responses.counts[rows].sum())
+                passes = (kept,) if kept else self._passes(responses, rows)
+                self._gradient_step(passes, total, prepared, course, trace)
+            trace.epochs += 1
+            if self._moved_far(prepared, trace):
+                break
+        return trace
+
+    def _gradient_step(
+        self, passes: Iterable[Pass], total: int, prepared: Prepared, course: dict[str, float], trace: Trace
+    ) -> None:
+        """One minibatch: the gradients of its micro-batches add up to that of the mean over its `total` tokens."""
+        network, learning = self._network, self._learning
+        network.clear(learning)
+        losses = torch.zeros(2, device=network.device)
+        for one in passes:
+            trace.log_prob[one.part.index] = one.outputs.log_prob.detach()
+            columns = Gathered(prepared.columns[:, one.part.index])
+            losses += self._accumulate(one.outputs, columns, total, course["entropy_coefficient"])
+        trace.losses.append(losses)
+        for name in learning:
+            norm = network.step(name, course[_RATES[name]], self.section.max_gradient_norm)
+            trace.norms[name].append(norm)
+
+    def _accumulate(
+        self, outputs: TokenOutputs, columns: Steps, total: int, entropy_coefficient: float
+    ) -> Tensor:
+        """Add a micro-batch's share of the gradient; its shares of policy and value loss, [2]."""
+        section, learning = self.section, self._learning
+        value, log_prob = outputs.value.detach(), outputs.log_prob.detach()
+        surrogate = policy_loss(
+            log_prob,
+            columns.anchor,
+            columns.weighted_advantage,
+            section.clip_range,
+            section.dual_clip,
+            total,
+        )
+        error = value_loss(value, columns.target, columns.old_value, section.value_clip, total)
+        built: list[Tensor] = []
+        slopes: list[Tensor] = []
+        if POLICY in learning:
+            built.append(outputs.log_prob)
+            slopes.append(surrogate.slope)
+        if POLICY in learning and entropy_coefficient:
+            built.append(outputs.entropy)
+            slopes.append(torch.full_like(value, -entropy_coefficient / total))
+        if CRITIC in learning:
+            built.append(outputs.value)
+            slopes.append(error.slope.mul_(section.value_coefficient))
+        self._network.accumulate(learning, built, slopes)
+        return torch.stack([surrogate.loss, error.loss])
+
+    def _moved_far(self, prepared: Prepared, trace: Trace) -> bool:
+        """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""
+        target = self.section.target_kl
+        if target is None:
+            return False
+        return bool(divergence(prepared.proximal, trace.log_prob) > _KL_TOLERANCE * target)
+
+    # ---- after it
+
+    def _measure(
+        self, responses: Responses, prepared: Prepared, trace: Trace
+    ) -> tuple[bool, dict[str, float]]:
+        """The one read of the device: is everything finite, and the metrics."""
+        tensors = watched(prepared, trace, self.section.clip_range) | of_responses(responses)
+        if self._has_critic:
+            tensors |= of_critic(prepared, trace)
+        numbers = torch.stack([*tensors.values(), self._network.checksum()]).tolist()
+        metrics = dict(zip(tensors, numbers, strict=False))
+        metrics |= {
+            "response_length": responses.sampled / len(responses),
+            "left_out": float(responses.left_out),
+            "epochs": float(trace.epochs),
+        }
+        return all(map(math.isfinite, numbers)), metrics
+
+    def _commit(self, count: int, metrics: dict[str, float]) -> None:
+        section = self.section
+        if section.kl_target is not None and POLICY in self._learning:
+            self._kl_coefficient = adapted(
+                self._kl_coefficient, metrics["kl_reference"], section.kl_target, count, section.kl_horizon
+            )
+        self._updates += 1
+
+    # ---- a checkpoint
+
+    def state(self) -> AlgorithmState:
+        """Weights that are trained, moments, generator and β; copies. What is frozen is read from its folder again."""
+        tensors = copies("policy", self.policy.published) | copies("critic", self.policy.critic)
+        optimisers = self._network.optimisers
+        for name, optimiser in optimisers.items():
+            tensors |= {f"optimiser/{name}/{key}": moment for key, moment in optimiser.moments().items()}
+        tensors[_PERMUTATIONS] = self._permutations.get_state()
+        numbers = {
+            "updates": self._updates,
+            "gradient_steps": {name: optimiser.steps for name, optimiser in optimisers.items()},
+            "kl_coefficient": self._kl_coefficient,
+        }
+        return AlgorithmState(tensors=tensors, numbers=numbers)
+
+    def load(self, state: AlgorithmState) -> None:
+        """Become what `state` was taken from; raises ValueError that names what is missing or misshapen."""
+        missing = {"updates", "gradient_steps", "kl_coefficient"} - state.numbers.keys()
+        if missing or _PERMUTATIONS not in state.tensors:
+            raise ValueError(f"algorithm state: {sorted(missing) or _PERMUTATIONS} missing")
+        for name, optimiser in self._network.optimisers.items():
+            moments = under(state.tensors, f"optimiser/{name}/")
+            optimiser.load_moments(moments, int(state.numbers["gradient_steps"][name]))
+        load_copies(self.policy.published, "policy", state.tensors)
+        load_copies(self.policy.critic, "critic", state.tensors)
+        self._permutations.set_state(state.tensors[_PERMUTATIONS])
+        self._updates = int(state.numbers["updates"])
+        # A fixed one is the setting's, which a resumed run may have changed.
+        if self.section.kl_target is not None:
+            self._kl_coefficient = float(state.numbers["kl_coefficient"])
+
+
+def minibatches(order: Index, count: int) -> Iterator[Index]:
+    """Nearly equal parts; fewer when there are fewer responses."""
+    for start, end in pairwise(edges(len(order), count)):
+        yield order[start:end]

@@ -1,0 +1,77 @@
+"""What is computed once per batch of responses, before its epochs: rewards with their penalties, advantages, targets."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.on_policy.rows import Steps
+from learner.algorithms.shared.advantage import Advantages
+from learner.algorithms.shared.loss import decoupled
+from learner.algorithms.tokens.responses import Grid, Responses
+from learner.algorithms.tokens.token_advantage import (
+    group_relative,
+    leave_one_out,
+    shaped,
+    token_gae,
+    whitened,
+)
+from penstock.config.settings import TokenPPOSection
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(Steps):
+    """Of the n sampled tokens. columns: [6, n], see `Steps`. entropy: scalar. kl_reference: scalar, nats per response; None: nothing holds the policy to a reference."""
+
+    columns: Tensor
+    entropy: Tensor
+    kl_reference: Tensor | None
+
+
+def prepare(responses: Responses, read: Tensor, section: TokenPPOSection, kl_coefficient: float) -> Prepared:
+    """read: log π_prox, entropy, V, [3, n], and log π_ref, [4, n], where a coefficient multiplies it."""
+    (proximal, entropy, value), reference = read[:3], read[3:]
+    log_ratio = proximal - (reference[0] if len(reference) else proximal)
+    grid = Grid(responses)
+    ends = responses.cut_short.to(read.dtype)
+    reward = shaped(
+        responses.reward,
+        log_ratio,
+        torch.zeros_like(proximal).index_copy(0, responses.last, ends),
+        coefficient=kl_coefficient,
+        bound=section.log_ratio_bound,
+        eos_penalty=section.eos_penalty,
+    )
+    estimated = _advantages(responses, grid, section, grid.spread(reward), grid.spread(value))
+    advantage, target = grid.gather(estimated.advantage), grid.gather(estimated.target)
+    if section.normalise_advantages and section.advantage != "group":
+        advantage = whitened(advantage, len(responses))
+    surrogate = decoupled(responses.behaviour, proximal, advantage, section.behaviour_weight_cap)
+    fixed = (surrogate.anchor, surrogate.weighted_advantage, target, value, responses.behaviour, proximal)
+    kl_reference = log_ratio.sum() / len(responses) if len(reference) else None
+    return Prepared(torch.stack(fixed), entropy.mean(), kl_reference)
+
+
+def _advantages(
+    responses: Responses, grid: Grid, section: TokenPPOSection, reward: Tensor, value: Tensor
+) -> Advantages:
+    """[S, R] each; without a critic the targets are its values."""
+    discount = section.discount
+    match section.advantage:
+        case "gae":
+            return token_gae(
+                reward,
+                value,
+                grid.sampled,
+                discount=discount,
+                trace=section.gae_lambda,
+                value_trace=section.value_lambda,
+            )
+        case "group":
+            prompts, by_deviation = responses.prompts(), section.normalise_advantages
+            advantage = group_relative(
+                reward, grid.sampled, prompts, discount=discount, by_deviation=by_deviation
+            )
+        case "reinforce":
+            advantage = leave_one_out(reward, grid.sampled, discount=discount)
+    return Advantages(advantage, value)

@@ -1,0 +1,1 @@
+"""Checkpoints: written, chosen, resumed from."""

@@ -1,0 +1,191 @@
+"""When a checkpoint is made, and what making one means: write, lineage, commit, trim, prune.
+
+In this order, so that a crash in between leaves either a checkpoint that does not count or one that
+does with all its bytes on disk. The log is trimmed behind the second newest checkpoint of this lineage
+only, and behind what the algorithm retained when that was made, so that one damaged checkpoint costs nothing.
+Runs in the loop's thread, between two updates.
+"""
+
+import bisect
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor
+
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Commit, Renewal
+from learner.algorithms.algorithm import Algorithm
+from learner.checkpoint.store import CheckpointStore
+from learner.lease import LeaseKeeper
+from learner.ledger import Ledger, append_lineage
+from learner.progress import Progress
+from penstock.runtime import metrics
+from penstock.runtime.failpoint import failpoint
+
+PRESSURE: Final = 0.6
+"""Share of the log's room beside the budget that may be held back before a checkpoint is due."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What the log may hold beside the budget and what the algorithm retains, in payload bytes and entries."""
+
+    size: int
+    entries: int
+
+
+class Keeper:
+    """Owns the checkpoints of this process. lineage: committed ones behind the start, oldest first."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        learner_log: LearnerLog,
+        lease: LeaseKeeper,
+        ledger: Ledger,
+        *,
+        lineage: Sequence[Commit],
+        lineage_path: Path,
+        interval_s: float,
+        room: Room,
+        retain_from: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """retain_from: of the algorithm, which is in the state of the newest checkpoint of the lineage."""
+        self._store = store
+        self._log = learner_log
+        self._lease = lease
+        self._ledger = ledger
+        self._lineage = list(lineage)
+        self._lineage_path = lineage_path
+        self._interval_s = interval_s
+        self._room = room
+        self._serial = 0
+        self._spared: frozenset[str] = frozenset()
+        self._at_s = time.monotonic()
+        self.seconds = 0.0
+        """Spent on checkpoints so far."""
+        # Something was learned that no checkpoint holds.
+        self._is_behind = not self._lineage
+        self._revision = lease.renewal.checkpoint_revision
+        self._trim = self._lineage[-1].trim if self._lineage else 0
+        self._retain_from = retain_from
+        self._unneeded = self._needed_after(self._lineage[-1].position) if self._lineage else 0
+        """Last entry that the newest checkpoint can do without."""
+        # What lies in front of the start is not known exactly: all of the log is its upper bound.
+        self._consumed = _Consumed(self._trim, ledger.position, lease.renewal.log_bytes)
+
+    def consumed(self, size: int) -> None:
+        """The ledger moved over entries of `size` payload bytes; 0 where they were not the log's."""
+        self._consumed.add(self._ledger.position, size)
+        self._is_behind = True
+
+    def due(self, renewal: Renewal) -> bool:
+        """An operator asked, the interval is over, or the log is filling up."""
+        asked = renewal.checkpoint_revision != self._revision
+        return asked or self._is_time() or self._is_pressed()
+
+    def spare(self, best: str, candidate: str) -> None:
+        """Checkpoints that stay however old they are: of the best evaluation and of the one under way; "" for none."""
+        if best:
+            self._store.name_best(best)
+        self._spared = frozenset({best, candidate})
+
+    def save(
+        self, algorithm: Algorithm, progress: Progress, beside: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Make a checkpoint that counts; a second one where the first freed nothing and room is short.
+
+        beside: tensors that are not the algorithm's.
+        """
+        started = time.perf_counter()
+        self._revision = self._lease.renewal.checkpoint_revision
+        trim = self._trim
+        self._save(algorithm, progress, beside or {})
+        if self._trim == trim and self._is_pressed():
+            self._save(algorithm, progress, beside or {})
+        self._at_s, self._is_behind = time.monotonic(), False
+        took_s = time.perf_counter() - started
+        self.seconds += took_s
+        metrics.CHECKPOINT_SECONDS.observe(took_s)
+
+    @property
+    def last_id(self) -> str:
+        """Id of the newest checkpoint of this lineage, "" without one."""
+        return self._lineage[-1].checkpoint_id if self._lineage else ""
+
+    def _save(self, algorithm: Algorithm, progress: Progress, beside: Mapping[str, Tensor]) -> None:
+        self._serial += 1
+        checkpoint_id = f"{self._log.epoch:012d}-{self._serial:08d}"
+        state = algorithm.state()
+        try:
+            digest = self._store.write(
+                checkpoint_id, {**state.tensors, **beside}, progress.to_json() | {"numbers": state.numbers}
+            )
+        except FileNotFoundError:
+            # A learner that has taken over clears away what is half-written.
+            self._lease.confirm()
+            raise
+        # What the checkpoint knows, and who resumes from it: a version may have been drawn meanwhile.
+        version = progress.log.version if progress.log is not None else 0
+        append_lineage(self._lineage_path, self._ledger.entry(checkpoint_id, self.last_id, version))
+        commit = Commit(
+            checkpoint_id=checkpoint_id,
+            manifest_sha256=digest,
+            position=self._ledger.position,
+            trim=max(self._unneeded, self._trim),
+            totals=self._ledger.totals(),
+        )
+        failpoint("commit.before", commit.position)
+        self._lease.patiently(lambda: self._log.commit(commit))
+        failpoint("commit.after", commit.position)
+        self._lineage.append(commit)
+        self._trim = commit.trim
+        self._unneeded = self._needed_after(commit.position)
+        self._consumed.forget_before(commit.trim)
+        self._lineage = self._lineage[-self._store.keep :]
+        self._store.prune([kept.checkpoint_id for kept in self._lineage], self._spared)
+        metrics.CHECKPOINTS.inc()
+        log.info("checkpoint committed", extra={"checkpoint": checkpoint_id, "position": commit.position})
+
+    def _needed_after(self, position: int) -> int:
+        """Who resumes at `position` with the algorithm as it is now needs nothing up to here."""
+        retained = self._retain_from()
+        return position if retained is None else min(position, retained - 1)
+
+    def _is_time(self) -> bool:
+        return time.monotonic() - self._at_s >= self._interval_s and self._is_behind
+
+    def _is_pressed(self) -> bool:
+        """Whether much of the log lies there that checkpoints could let go."""
+        free = self._needed_after(self._ledger.position)
+        size = self._consumed.through(free) - self._consumed.through(self._trim)
+        return size > PRESSURE * self._room.size or free - self._trim > PRESSURE * self._room.entries
+
+
+class _Consumed:
+    """Payload bytes of everything consumed up to an entry, known at the ends of deliveries."""
+
+    def __init__(self, trim: int, position: int, size: int) -> None:
+        self._ends = [trim, position] if position > trim else [trim]
+        self._sizes = [0, size] if position > trim else [size]
+
+    def add(self, last: int, size: int) -> None:
+        """A delivery of `size` bytes ended with entry `last`."""
+        self._ends.append(last)
+        self._sizes.append(self._sizes[-1] + size)
+
+    def through(self, number: int) -> int:
+        """Up to the last end at or before entry `number`."""
+        place = bisect.bisect_right(self._ends, number) - 1
+        return self._sizes[max(place, 0)]
+
+    def forget_before(self, number: int) -> None:
+        """Nobody asks about less any more."""
+        first = max(0, bisect.bisect_right(self._ends, number) - 1)
+        del self._ends[:first], self._sizes[:first]

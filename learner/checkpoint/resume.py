@@ -1,0 +1,131 @@
+"""Which checkpoint a learner begins from, and what that costs.
+
+A checkpoint counts when Redis says it was committed; the newest committed one that is whole on disk is
+taken. Only when Redis holds no run at all may a checkpoint that Redis does not know count: the newest
+whole one of the highest epoch. Beginning behind the trim floor loses experience for good and needs
+`--allow-loss`; the range is booked `log_lost`.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from broker.log.records import Commit, Lease
+from learner.checkpoint.store import Checkpoint, CheckpointStore, Damaged
+from learner.ledger import Ledger
+from learner.progress import Progress
+from penstock.runtime.exit import Fatal
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """checkpoint, progress: None for a run that begins. lineage: commits behind it, oldest first.
+
+    ledger: at the position where reading begins, what is lost booked already.
+    """
+
+    checkpoint: Checkpoint | None
+    progress: Progress | None
+    lineage: tuple[Commit, ...]
+    ledger: Ledger
+
+
+def choose(
+    lease: Lease, store: CheckpointStore, *, resume: bool, allow_loss: bool, best: bool = False
+) -> Beginning:
+    """Where to begin; best: go back to the checkpoint of the best evaluation.
+
+    Raises Fatal, with the remedy, when there is nothing to begin from without loss or without leave.
+    """
+    if not resume:
+        return _begin(lease, store)
+    checkpoint = _best(store) if best else store.newest(_candidates(lease, store))
+    store.name_ignored([commit.checkpoint_id for commit in lease.committed])
+    progress = None if checkpoint is None else _progress(checkpoint)
+    if checkpoint is None and lease.fresh and store.ids() and not allow_loss:
+        raise Fatal(
+            f"{store.directory}: no checkpoint is whole; --allow-loss begins the run again from nothing"
+        )
+    position = progress.position if progress is not None else 0
+    ledger = Ledger(position, progress.totals if progress is not None else None)
+    _cross_floor(lease, ledger, allow_loss=allow_loss)
+    log.info(
+        "resuming",
+        extra={"checkpoint": checkpoint.id if checkpoint else "none yet", "position": ledger.position},
+    )
+    return Beginning(
+        checkpoint=checkpoint,
+        progress=progress,
+        lineage=_lineage(lease.committed, checkpoint),
+        ledger=ledger,
+    )
+
+
+def _begin(lease: Lease, store: CheckpointStore) -> Beginning:
+    if not lease.fresh:
+        raise Fatal(
+            "Redis holds this run already; go on with --resume, or start a new run with a Redis of its own"
+        )
+    if store.ids():
+        raise Fatal(
+            f"{store.directory} holds checkpoints of a run; go on with --resume, or choose another --run-dir"
+        )
+    return Beginning(checkpoint=None, progress=None, lineage=(), ledger=Ledger())
+
+
+def _best(store: CheckpointStore) -> Checkpoint:
+    checkpoint_id = store.best()
+    if not checkpoint_id:
+        raise Fatal(
+            f"{store.directory}: no checkpoint of a best evaluation; learner.keep_best=true keeps one, --resume "
+            "alone goes on from the newest"
+        )
+    try:
+        return store.read(checkpoint_id)
+    except Damaged as error:
+        raise Fatal(f"the best checkpoint cannot be used: {error}") from error
+
+
+def _candidates(lease: Lease, store: CheckpointStore) -> list[tuple[str, str | None]]:
+    if lease.fresh:
+        return [(checkpoint_id, None) for checkpoint_id in store.ids()]
+    return [(commit.checkpoint_id, commit.manifest_sha256) for commit in reversed(lease.committed)]
+
+
+def _progress(checkpoint: Checkpoint) -> Progress:
+    try:
+        return Progress.from_json(checkpoint.state)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise Fatal(f"checkpoint {checkpoint.id}: state.json is of another version ({error!r})") from error
+
+
+def _cross_floor(lease: Lease, ledger: Ledger, *, allow_loss: bool) -> None:
+    first, floor = ledger.position + 1, lease.trim_floor
+    if first > floor:
+        return
+    if not allow_loss:
+        raise Fatal(
+            f"entries {first}..{floor} of the log are gone and no whole checkpoint has consumed them; "
+            "--resume --allow-loss goes on without and books them log_lost"
+        )
+    log.error("going on with a loss", extra={"first": first, "last": floor})
+    ledger.give_up(floor)
+
+
+def _lineage(committed: Sequence[Commit], checkpoint: Checkpoint | None) -> tuple[Commit, ...]:
+    if checkpoint is None:
+        return ()
+    ids = [commit.checkpoint_id for commit in committed]
+    if checkpoint.id in ids:
+        return tuple(committed[: ids.index(checkpoint.id) + 1])
+    progress = _progress(checkpoint)
+    unknown = Commit(
+        checkpoint_id=checkpoint.id,
+        manifest_sha256=checkpoint.manifest_sha256,
+        position=progress.position,
+        trim=progress.log.trim_floor if progress.log is not None else 0,
+        totals=progress.totals,
+    )
+    return (unknown,)

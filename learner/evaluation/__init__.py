@@ -1,0 +1,1 @@
+"""When the policy is evaluated, and what the results mean for the run."""

@@ -1,0 +1,280 @@
+"""When the policy is evaluated, what came back, and whether the task is solved.
+
+The loop asks `wanted` after each update. When it says yes the next publication is pinned and offered
+to the evaluation actors (`requested`), training goes on, and the episodes they report are gathered
+(`collect`) until there are `evaluation.episodes` of that version, played the way that counts and, with
+`evaluation.both`, the other way too. `solved` is only ever taken from such a result, never from the moving
+average of training episodes that asked for it. An evaluation actor that dies half-way begins again: an
+episode is known by its slot and its number.
+"""
+
+import statistics
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from learner.evaluation.early_stopping import Patience
+from penstock.config.settings import EvaluationSection
+from penstock.wire.messages import Report
+
+RECENT_EPISODES = 20
+"""Training episodes whose mean must reach the target before an evaluation is worth its time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Published weights that were sent to be evaluated.
+
+    at_s: seconds of training when they were made. checkpoint: made at that update; "" without one.
+    """
+
+    version: int
+    update: int
+    env_steps: int
+    at_s: float
+    blob: bytes
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Undiscounted returns over fixed seeds; std: over episodes."""
+
+    mean: float
+    std: float
+    episodes: int
+
+    @classmethod
+    def of(cls, returns: Sequence[float]) -> Self:
+        """At least one."""
+        return cls(mean=statistics.fmean(returns), std=statistics.pstdev(returns), episodes=len(returns))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Of one version. scores: by `deterministic`, the way it was played. deterministic: the way that counts."""
+
+    candidate: Candidate
+    scores: Mapping[bool, Score]
+    deterministic: bool
+
+    @property
+    def counted(self) -> Score:
+        """What solves, what is best and what patience is judged by."""
+        return self.scores[self.deterministic]
+
+    @property
+    def mean(self) -> float:
+        """Of the score that counts."""
+        return self.counted.mean
+
+    @property
+    def std(self) -> float:
+        """Of the score that counts."""
+        return self.counted.std
+
+    @property
+    def episodes(self) -> int:
+        """Of the score that counts."""
+        return self.counted.episodes
+
+
+def way(*, deterministic: bool) -> str:
+    """How a way to play is named in metrics, `metrics.jsonl` and the summary."""
+    return "deterministic" if deterministic else "sampled"
+
+
+class Evaluation:
+    """Asked and told from several threads."""
+
+    def __init__(self, section: EvaluationSection, target: float | None, *, stop_at_target: bool) -> None:
+        self._section = section
+        self._target = target
+        self._stop_at_target = stop_at_target
+        self._patience = Patience(section)
+        self._ways = (True, False) if section.both else (section.deterministic,)
+        self._lock = threading.Lock()
+        self._asked = False
+        self._pending: Candidate | None = None
+        self._returns: dict[bool, dict[tuple[int, int], float]] = {}
+        self._last_steps = 0
+        self._last_update = -1
+        self._settled = (0, -1)
+        """Steps and update of the last one that was answered."""
+        self.last: Result | None = None
+        self.best: Result | None = None
+
+    def wanted(self, recent: Sequence[float], *, update: int, env_steps: int) -> bool:
+        """Whether the weights of `update` should be evaluated. recent: returns, newest last.
+
+        True at most once until the result is there, and not once patience is exhausted. Tell `requested` next.
+        """
+        with self._lock:
+            is_busy = self._asked or self._pending is not None or update <= self._last_update
+            if is_busy or self._patience.exhausted:
+                return False
+            self._asked = self._promising(recent) or self._due(env_steps)
+            return self._asked
+
+    def ask(self, update: int) -> bool:
+        """Ask for `update` whatever the curve says; False when it is under way or done already."""
+        with self._lock:
+            if self._pending is not None or update <= self._last_update:
+                return False
+            self._asked = True
+            return True
+
+    def requested(self, candidate: Candidate) -> Candidate | None:
+        """The weights were published and offered to the evaluation actors; the candidate they replace."""
+        with self._lock:
+            replaced = self._pending
+            self._asked, self._pending = False, candidate
+            self._returns = {one: {} for one in self._ways}
+            self._last_update, self._last_steps = candidate.update, candidate.env_steps
+            return replaced
+
+    def lacks_checkpoint(self, update: int) -> bool:
+        """Whether the weights of `update` are being evaluated, or are the best ones, and no checkpoint of them was told."""
+        with self._lock:
+            best = None if self.best is None else self.best.candidate
+            candidates = [one for one in (self._pending, best) if one is not None]
+            return any(one.update == update and not one.checkpoint for one in candidates)
+
+    def kept_as(self, checkpoint: str, update: int) -> None:
+        """A checkpoint holds `update`; if that is what is being evaluated it may become the best one.
+
+        It may have become that already: an evaluation can be faster than a checkpoint.
+        """
+        with self._lock:
+            if self._pending is not None and self._pending.update == update:
+                self._pending = replace(self._pending, checkpoint=checkpoint)
+            best = self.best
+            if best is not None and best.candidate.update == update and not best.candidate.checkpoint:
+                self.best = replace(best, candidate=replace(best.candidate, checkpoint=checkpoint))
+
+    def checkpoints(self) -> tuple[str, str]:
+        """Of the best result and of what is being evaluated; "" for none."""
+        with self._lock:
+            best = "" if self.best is None else self.best.candidate.checkpoint
+            return best, "" if self._pending is None else self._pending.checkpoint
+
+    def abandon(self) -> Candidate | None:
+        """Nobody answered: no result is waited for any longer. The candidate that it was."""
+        with self._lock:
+            abandoned = self._pending
+            self._asked, self._pending = False, None
+            return abandoned
+
+    def collect(self, report: Report) -> Result | None:
+        """Take a report in; the result when it completes one."""
+        with self._lock:
+            candidate = self._pending
+            if candidate is None or report.deterministic not in self._ways:
+                return None
+            returns = self._returns[report.deterministic]
+            for episode in report.episodes:
+                if episode.version == candidate.version:
+                    returns[episode.slot_id, episode.episode_id] = episode.episode_return
+            if any(len(found) < self._section.episodes for found in self._returns.values()):
+                return None
+            return self._complete(candidate)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a result is being waited for."""
+        with self._lock:
+            return self._asked or self._pending is not None
+
+    @property
+    def solved(self) -> Result | None:
+        """The result that reached the target: the last one where it did, else the best one."""
+        with self._lock:
+            reached = [r for r in (self.last, self.best) if r is not None and self._reaches(r.mean)]
+            return reached[0] if reached else None
+
+    @property
+    def without_improvement(self) -> int:
+        """Evaluations since the last that was better than all before by `evaluation.min_improvement`."""
+        with self._lock:
+            return self._patience.without
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether `evaluation.patience` evaluations in a row have brought no improvement."""
+        with self._lock:
+            return self._patience.exhausted
+
+    def figures(self) -> dict[str, float]:
+        """Of the last result and the best, for `metrics.jsonl`; empty before the first."""
+        with self._lock:
+            if self.last is None or self.best is None:
+                return {}
+            means = {f"evaluation_{way(deterministic=one)}": s.mean for one, s in self.last.scores.items()}
+            return means | {
+                "evaluation_version": self.last.candidate.version,
+                "evaluation_best": self.best.mean,
+                "evaluations_without_improvement": self._patience.without,
+            }
+
+    def state(self) -> tuple[dict[str, Any], bytes]:
+        """A JSON object for a checkpoint and the best weights, b"" before the first result.
+
+        An evaluation that is under way is not part of it: whoever is restored asks for another.
+        """
+        with self._lock:
+            steps, update = self._settled
+            state = {"last_steps": steps, "last_update": update, "patience": self._patience.state()}
+            if self.best is None:
+                return state, b""
+            return state | {"best": _to_json(self.best)}, self.best.candidate.blob
+
+    def restore(self, state: dict[str, Any], best: bytes) -> None:
+        """Become what `state` was taken from."""
+        with self._lock:
+            self._settled = self._last_steps, self._last_update = state["last_steps"], state["last_update"]
+            self._patience.restore(state["patience"])
+            if "best" in state:
+                self.best = _from_json(state["best"], best)
+
+    def _complete(self, candidate: Candidate) -> Result:
+        scores = {one: Score.of(list(returns.values())) for one, returns in self._returns.items()}
+        result = Result(candidate=candidate, scores=scores, deterministic=self._section.deterministic)
+        self._pending = None
+        self._settled = candidate.env_steps, candidate.update
+        self._patience.judge(result.mean)
+        self.last = result
+        if self.best is None or result.mean >= self.best.mean:
+            self.best = result
+        return result
+
+    def _reaches(self, mean: float) -> bool:
+        return self._target is not None and mean >= self._target
+
+    def _promising(self, recent: Sequence[float]) -> bool:
+        newest = recent[-RECENT_EPISODES:]
+        enough = self._stop_at_target and len(newest) == RECENT_EPISODES
+        return enough and self._reaches(statistics.fmean(newest))
+
+    def _due(self, env_steps: int) -> bool:
+        interval = self._section.interval_steps
+        return interval is not None and env_steps - self._last_steps >= interval
+
+
+def _to_json(result: Result) -> dict[str, Any]:
+    candidate = asdict(result.candidate)
+    del candidate["blob"]
+    scores = {way(deterministic=played): asdict(score) for played, score in result.scores.items()}
+    return {"candidate": candidate, "scores": scores, "deterministic": result.deterministic}
+
+
+def _from_json(value: dict[str, Any], blob: bytes) -> Result:
+    scores = {name == way(deterministic=True): Score(**score) for name, score in value["scores"].items()}
+    candidate = Candidate(**value["candidate"], blob=blob)
+    return Result(candidate=candidate, scores=scores, deterministic=value["deterministic"])
+
+
+def scores_json(result: Result) -> dict[str, dict[str, Any] | None]:
+    """Both ways to play, None where one was not."""
+    found = {played: asdict(score) for played, score in result.scores.items()}
+    return {way(deterministic=played): found.get(played) for played in (True, False)}

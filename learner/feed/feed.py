@@ -1,0 +1,304 @@
+"""From the log to batches: reads ahead in its own thread, oldest first, by position.
+
+Every entry is decided in order: dropped under a named reason, or made part of one batch. Staleness is
+judged for the update that will consume the batch: the learner's count now plus the batches read ahead,
+so reading ahead changes no verdict and a resumed learner decides as the first one did. Only payloads
+that are used are fetched. The queue is bounded; a full one stops the reading. Nothing here is written:
+a crash costs nothing, the next process reads the same entries.
+
+In lock-step a batch is one round: everything stamped with it once every session of its roster has
+appended, in order of actor id.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from broker.log.learner_log import LearnerLog
+from broker.log.records import LogEntry, Verdict
+from learner.algorithms.algorithm import Algorithm
+from learner.feed.log_batch import Delivery
+from learner.feed.payloads import Found, Payloads, State
+from learner.feed.upload import in_place
+from learner.lease import LeaseKeeper
+from learner.ledger import Drop, Origin
+from learner.probe import Quarantine
+from penstock.runtime import metrics, tracing
+from penstock.runtime.exit import Fatal
+from penstock.runtime.failpoint import failpoint
+from penstock.wire.header import FragmentHeader
+
+_READ: Final = 256
+_BLOCK_MS: Final = 200
+_PUT_WAIT_S: Final = 0.2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedStart:
+    """Where a feed begins. position: last entry consumed. turn: updates made. round: next of lock-step."""
+
+    position: int = 0
+    turn: int = 0
+    round: int = 0
+
+
+class Feed:
+    """`run` in a thread, `take` from the loop."""
+
+    def __init__(
+        self,
+        learner_log: LearnerLog,
+        lease: LeaseKeeper,
+        algorithm: Algorithm,
+        quarantine: Quarantine,
+        payloads: Payloads,
+        *,
+        budget: int,
+        prefetch: int,
+        start: FeedStart,
+        stop: threading.Event,
+    ) -> None:
+        self._log = learner_log
+        self._lease = lease
+        self._algorithm = algorithm
+        self._quarantine = quarantine
+        self._payloads = payloads
+        self._budget = budget
+        self._stop = stop
+        self._queue: queue.Queue[Delivery] = queue.Queue(maxsize=prefetch)
+        self._read = start.position
+        self._delivered = start.position
+        self._round = start.round
+        self._turn = start.turn
+        self._turn_lock = threading.Lock()
+        self._pending: deque[LogEntry] = deque()
+        self._dropped: dict[int, Drop] = {}
+        self._undelivered: dict[int, LogEntry] = {}
+        self._steps_delivered: int | None = None
+        self._steps_read = 0
+        self._found: dict[int, Found] = {}
+
+    taken: Final = 0
+    """Of a recording; a log has none."""
+    exhausted: Final = False
+    """A log goes on."""
+
+    # ---- the loop's side
+
+    def take(self, timeout_s: float) -> Delivery | None:
+        """The next delivery in order; None when there is none within `timeout_s`."""
+        try:
+            delivery = self._queue.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        delivery.arrive()
+        return delivery
+
+    def skipped(self) -> None:
+        """A batch made no update: the ones that follow have their turn one update earlier."""
+        with self._turn_lock:
+            self._turn -= 1
+
+    # ---- the thread
+
+    def run(self) -> None:
+        """Read, decide, deliver until `stop`."""
+        while not self._stop.is_set():
+            failpoint("feed.waiting", self._read)
+            for entry in self._lease.patiently(lambda: self._log.read(self._read, _READ, _BLOCK_MS)):
+                self._note(entry)
+            failpoint("feed.choosing", self._read)
+            while (delivery := self._next()) is not None and self._put(delivery):
+                pass
+
+    def _put(self, delivery: Delivery) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(delivery, timeout=_PUT_WAIT_S)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def _note(self, entry: LogEntry) -> None:
+        for number in range(self._read + 1, entry.number):
+            self._add(LogEntry(number=number, header=None, steps_total=self._steps_read, size=0, round=0))
+        self._add(entry)
+
+    def _add(self, entry: LogEntry) -> None:
+        self._read, self._steps_read = entry.number, entry.steps_total
+        self._undelivered[entry.number] = entry
+        if self._steps_delivered is None:
+            self._steps_delivered = entry.steps_total - _charge(entry)
+        if entry.header is None:
+            self._drop_missing(entry.number)
+        else:
+            self._pending.append(entry)
+
+    def _next(self) -> Delivery | None:
+        chosen = self._choose_round() if self._algorithm.lock_step else self._choose()
+        while chosen is not None and not self._load(chosen):
+            chosen = self._choose_round() if self._algorithm.lock_step else self._choose()
+        return None if chosen is None else self._deliver(chosen)
+
+    # ---- which entries
+
+    def _choose(self) -> list[LogEntry] | None:
+        """Entries of the next batch; [] when all that is there was dropped; None: not enough yet."""
+        kept: list[LogEntry] = []
+        headers: list[FragmentHeader] = []
+        for entry in list(self._pending):
+            if not self._keep(entry):
+                continue
+            kept.append(entry)
+            headers.append(_header(entry))
+            if self._algorithm.take(headers):
+                return kept
+        if not kept:
+            return [] if self._dropped else None
+        # What was dropped in between is settled only together with what is kept: where both fill the
+        # budget nobody has leave to send the rest of a batch, so a smaller one must do.
+        return kept if self._steps_read - (self._steps_delivered or 0) >= self._budget else None
+
+    def _choose_round(self) -> list[LogEntry] | None:
+        if not self._lease.patiently(lambda: self._log.round_complete(self._round)):
+            return None
+        # The round is closed by now, so everything it holds is behind us or read here.
+        while more := self._lease.patiently(lambda: self._log.read(self._read, _READ, 0)):
+            for entry in more:
+                self._note(entry)
+        mine = [entry for entry in list(self._pending) if entry.round <= self._round and self._keep(entry)]
+        return sorted(
+            mine, key=lambda entry: (entry.actor_id, _header(entry).session, _header(entry).sequence)
+        )
+
+    def _keep(self, entry: LogEntry) -> bool:
+        reason = self._verdict(entry)
+        if reason is not None:
+            self._drop(entry.number, reason)
+            self._pending.remove(entry)
+        return reason is None
+
+    def _verdict(self, entry: LogEntry) -> Drop | None:
+        header = _header(entry)
+        if self._quarantine.holds(header.session):
+            return Drop.QUARANTINED
+        limit = self._algorithm.hard_staleness
+        if limit is not None and abs(self._turn - header.oldest_update) > limit:
+            return Drop.STALE
+        return None
+
+    def _drop(self, number: int, reason: Drop) -> None:
+        self._dropped[number] = reason
+        self._found.pop(number, None)
+
+    def _drop_missing(self, number: int) -> None:
+        match self._lease.patiently(lambda: self._log.missing(number)):
+            case Verdict.LOG_LOST:
+                log.error("entry lost with Redis", extra={"number": number})
+                self._drop(number, Drop.LOG_LOST)
+            case Verdict.EPOCH_LOST:
+                raise Fatal("another learner has taken over; this one ends without writing")
+            case Verdict.TRIMMED:
+                raise Fatal(f"log entry {number} was trimmed before it was consumed: a programming error")
+
+    # ---- their content
+
+    def _load(self, chosen: Sequence[LogEntry]) -> bool:
+        """Fetch and check; False when something had to be dropped and the choice must be made again."""
+        wanted = [entry for entry in chosen if entry.number not in self._found]
+        whole = True
+        for entry, found in zip(wanted, self._payloads.check(wanted) if wanted else (), strict=True):
+            if found.state is State.GOOD:
+                self._found[entry.number] = found
+                continue
+            if found.state is State.MISSING:
+                self._drop_missing(entry.number)
+            else:
+                self._drop(entry.number, Drop.INVALID)
+            self._pending.remove(entry)
+            whole = False
+        return whole
+
+    # ---- out
+
+    def _deliver(self, chosen: Sequence[LogEntry]) -> Delivery:
+        started = time.perf_counter()
+        last = self._last(chosen)
+        numbers = range(self._delivered + 1, last + 1)
+        staged = self._payloads.batch(chosen) if chosen else None
+        headers = [_header(entry) for entry in chosen]
+        found = [self._found[entry.number] for entry in chosen]
+        dropped = {number: self._dropped.pop(number) for number in sorted(self._dropped) if number <= last}
+        delivery = Delivery(
+            last=last,
+            trained=tuple(entry.number for entry in chosen),
+            dropped=dropped,
+            steps=sum(one.steps for one in found),
+            updates=tuple(header.oldest_update for header in headers),
+            versions=tuple(header.oldest_version for header in headers),
+            batch=None if staged is None else staged.batch,
+            arrive=in_place if staged is None else staged.arrive,
+            round=self._round if self._algorithm.lock_step else None,
+            size=sum(self._undelivered[number].size for number in numbers),
+            created_us=min((header.created_us for header in headers), default=0),
+            assemble_s=time.perf_counter() - started,
+            origins={number: origin for number in numbers if (origin := self._origin(number)) is not None},
+            traces=_trace(chosen, time.perf_counter() - started) if tracing.is_on() else (),
+            reward=sum(one.reward for one in found),
+            fragments=tuple(one.fragment for one in found if one.fragment is not None),
+        )
+        self._forget(chosen, last)
+        metrics.UPDATE_SECONDS.labels("assemble").observe(delivery.assemble_s)
+        return delivery
+
+    def _origin(self, number: int) -> Origin | None:
+        header = self._undelivered[number].header
+        if header is None:
+            return None
+        found = self._found.get(number)
+        return Origin(header.session, header.sequence, b"" if found is None else found.digest)
+
+    def _last(self, chosen: Sequence[LogEntry]) -> int:
+        """Everything up to here is decided: the batch's newest entry, and drops that follow it directly."""
+        last = max((entry.number for entry in chosen), default=self._delivered)
+        while last + 1 in self._dropped:
+            last += 1
+        return last
+
+    def _forget(self, chosen: Sequence[LogEntry], last: int) -> None:
+        for entry in chosen:
+            self._pending.remove(entry)
+            del self._found[entry.number]
+        for number in range(self._delivered + 1, last + 1):
+            self._steps_delivered = self._undelivered.pop(number).steps_total
+        self._delivered = last
+        self._round += 1
+        if chosen:
+            with self._turn_lock:
+                self._turn += 1
+
+
+def _trace(chosen: Sequence[LogEntry], took_s: float) -> tuple[str, ...]:
+    """A span of each traced fragment, for the batch that it is part of now."""
+    spans = (
+        tracing.record("learner.batch", took_s, header=_header(entry).traceparent, number=entry.number)
+        for entry in chosen
+    )
+    return tuple(span for span in spans if span)
+
+
+def _header(entry: LogEntry) -> FragmentHeader:
+    assert entry.header is not None  # entries without one never become pending
+    return entry.header
+
+
+def _charge(entry: LogEntry) -> int:
+    return 0 if entry.header is None else entry.header.charge

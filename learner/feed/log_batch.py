@@ -1,0 +1,45 @@
+"""What the feed hands to the loop: a stretch of the log in which every entry is decided."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from learner.batch import Batch
+from learner.feed.upload import in_place
+from learner.ledger import Drop, Origin
+from penstock.wire.fragment import Fragment
+from penstock.wire.tensor import Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """Entries up to `last`, all of them decided.
+
+    trained: numbers in `batch`, in its order; of several ranks this one's batch is a part of it. dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment. batch: None when
+    everything was dropped. round: of lock-step. size: payload bytes of all entries.
+    created_us: oldest creation time, 0 without a fragment. assemble_s: time it took.
+    origins: number → who sent it, of trained and dropped. traces: of the fragments that are traced, for links.
+    reward: sum over the batch's steps. fragments: of the batch as they came, where the learner records.
+    arrive: see `learner.feed.upload.Staged`.
+    """
+
+    last: int
+    trained: tuple[int, ...]
+    dropped: Mapping[int, Drop]
+    steps: int
+    updates: tuple[int, ...]
+    versions: tuple[int, ...]
+    batch: Batch | None
+    round: int | None
+    size: int
+    created_us: int
+    assemble_s: float
+    origins: Mapping[int, Origin]
+    traces: tuple[str, ...] = ()
+    reward: float = 0.0
+    fragments: tuple[Fragment, ...] = ()
+    arrive: Callable[[], None] = in_place
+
+
+def reward_of(arrays: Mapping[str, Array]) -> float:
+    """Sum of a fragment's rewards over its valid steps."""
+    return float(arrays["reward"].sum(where=arrays["valid"].astype(bool), dtype=float))

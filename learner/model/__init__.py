@@ -1,0 +1,1 @@
+"""What a run learns with, made from its settings."""

@@ -1,0 +1,67 @@
+"""The model of a run that acts step by step: observations and actions of fixed size, one forward pass each."""
+
+import torch
+
+from learner.algorithms.registry import make
+from learner.algorithms.shared.groups import Group
+from learner.algorithms.shared.hardware import hardware_of
+from learner.model.model import Model, model_of, target_of
+from learner.probe import make_probe
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.workload import Workload, load
+from penstock.policy.policy import Policy
+from penstock.wire.schema import TensorRule, mask_rules, state_rules
+from penstock.wire.spaces import Space
+
+
+def make_model(settings: Settings, workload: Workload, group: Group, device: torch.device) -> Model:
+    """Raises ConfigurationError for settings that do not fit together."""
+    observation, action = load(workload.spaces)(settings.environment)
+    settings = settings.model_copy(update={"policy": settings.algorithm.policy_section(settings.policy)})
+    policies = [_build(workload, settings, observation, action) for _ in range(2)]
+    algorithm = make(
+        policies[0].to(device),
+        settings.algorithm,
+        seed=settings.seed,
+        hardware=hardware_of(settings.learner, group),
+    )
+    probe = make_probe(observation, policies[1], settings.seed)
+    target = target_of(settings, workload)
+    extra = (*_mask_rules(settings, action), *state_rules(policies[1].state_space))
+    return model_of(settings, algorithm, policies[1], (observation, action), probe, device, target, extra)
+
+
+def _mask_rules(settings: Settings, action: Space) -> tuple[TensorRule, ...]:
+    key = settings.environment.mask_key
+    rules = mask_rules(action) if key else ()
+    if key and not rules:
+        raise ConfigurationError(
+            f"environment.mask_key={key!r}: the actions {action} are no choices of one of n, which alone take a "
+            "mask; leave it empty"
+        )
+    return rules
+
+
+def _build(workload: Workload, settings: Settings, observation: Space, action: Space) -> Policy:
+    _check_state(settings)
+    try:
+        policy: Policy = load(workload.policy)(observation, action, settings.policy, settings.seed)
+    except ConfigurationError:
+        raise
+    except ValueError as error:
+        raise ConfigurationError(f"environment.id={settings.environment.id!r}: {error}") from error
+    policy.seed_actions(settings.seed)
+    return policy
+
+
+def _check_state(settings: Settings) -> None:
+    policy, length = settings.policy, settings.actor.unroll_length
+    if policy.burn_in and policy.recurrent == "none":
+        raise ConfigurationError(
+            f"policy.burn_in={policy.burn_in}: policy.recurrent='none' has no state to refresh; set it to 0"
+        )
+    if policy.burn_in >= length:
+        raise ConfigurationError(
+            f"policy.burn_in={policy.burn_in}: nothing is left to learn from of actor.unroll_length={length} steps; "
+            "lower the one or raise the other"
+        )

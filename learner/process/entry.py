@@ -1,0 +1,196 @@
+"""The learner as a process: takes the lease, begins or resumes the run, learns, leaves the books.
+
+Waits for Redis and for the lease; needs no broker and no actor to be up. Returns when the target is
+reached, the steps are done, an operator stopped the run or the process is asked to drain, each after a
+committed checkpoint. A learner that was fenced off, or that cannot go on, raises Fatal and writes
+nothing more. After a crash, `resume` goes on from the newest committed checkpoint.
+
+Under torchrun it is one rank of several: rank 0 is the learner, the others compute with it (`learner.ranks`).
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Lease, LogState
+from learner.algorithms.algorithm import AlgorithmState
+from learner.checkpoint.resume import Beginning, choose
+from learner.checkpoint.store import BEST, CheckpointStore
+from learner.lease import acquire, fenced
+from learner.model.model import Model, check_memory, device_of, make_model, use_threads
+from learner.process.assembly import Foundation, Process
+from learner.progress import check_same, sections
+from learner.publish.final_policy import write_specification
+from learner.ranks.following import follow
+from learner.ranks.leading import LeadingRank, Ranks, SingleRank
+from learner.ranks.rendezvous import Place, meet, place_of
+from learner.reporting.trackers.tracker import check_installed
+from penstock.config.credentials import redis_password, tls_files
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.registry.weight_files import hold
+from penstock.runtime import logs, metrics
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.failpoint import failpoint
+from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.retry import Interrupted
+from penstock.wire.refusal import Refused
+
+log = logging.getLogger(__name__)
+
+
+def main(
+    lifecycle: Lifecycle,
+    settings: Settings,
+    *,
+    redis_url: str,
+    run_dir: Path,
+    resume: bool,
+    allow_loss: bool,
+    best: bool = False,
+    make: Callable[[Settings], Model] | None = None,
+) -> int:
+    """Run the learner, or one rank of it; exit code. Raises Fatal or ConfigurationError, as `run_service` expects.
+
+    best: with resume, from the checkpoint of the best evaluation.
+    make: what is learned, and by which algorithm; None: what the settings say, by all ranks.
+    """
+    if not settings.run:
+        raise ConfigurationError("run='': name the run; actors, checkpoints and Redis know it by its name")
+    check_installed(settings.metrics.trackers)
+    place = place_of(os.environ)
+    health = _show(place, settings)
+    use_threads(settings)
+    device = device_of(settings, place.on_host)
+    meeting = meet(place, settings, device) if place.size > 1 else None
+    ranks: Ranks = SingleRank() if meeting is None else LeadingRank(meeting, lifecycle.drain)
+    connect = partial(_connect, settings, redis_url, lifecycle)
+    if meeting is not None and place.rank:
+        model = make_model(settings, meeting.group, device)
+        return follow(lifecycle, settings, meeting, model, health, connect)
+    with _others_ended(ranks):
+        group = None if meeting is None else meeting.group
+        model = make(settings) if make is not None else make_model(settings, group, device)
+        try:
+            learner_log = connect()
+            check_memory(settings, model.weight_bytes, learner_log.max_memory_bytes())
+            lease = acquire(
+                learner_log, settings.run, _holder(run_dir), settings.learner.lease_ttl_s, lifecycle.draining
+            )
+        except Interrupted:
+            return EXIT_OK
+        failpoint("lease.acquired", lease.epoch)
+        metrics.LEASE_EPOCH.set(lease.epoch)
+        log.info("lease taken", extra={"epoch": lease.epoch, "holder": _holder(run_dir)})
+        store = CheckpointStore(run_dir / "checkpoints", settings.learner.keep_checkpoints)
+        beginning = choose(lease, store, resume=resume, allow_loss=allow_loss, best=best)
+        _restore(model, beginning, settings)
+        write_specification(run_dir, model.specification)
+        _open(learner_log, lease, model, beginning)
+        failpoint("log.opened", beginning.ledger.position)
+        foundation = Foundation(
+            settings=settings,
+            model=model,
+            learner_log=learner_log,
+            store=store,
+            beginning=beginning,
+            run_dir=run_dir,
+            health=health,
+            draining=lifecycle.draining,
+            ranks=ranks,
+            resumed=resume,
+            # A Redis that restarted or never held weights needs them at once.
+            catch_up_through=0 if lease.closed or not lease.version else lease.head,
+        )
+        with held_files(run_dir):
+            Process(foundation).run()
+    return EXIT_OK
+
+
+def _show(place: Place, settings: Settings) -> Health:
+    """Serve metrics and health of this process; ranks of one machine have neighbouring ports."""
+    role = "rank" if place.rank else "learner"
+    if place.rank:
+        run = settings.run if settings.logs.format == "json" else None
+        logs.configure(f"rank-{place.rank}", run, style=settings.logs.format)
+    health = Health(role)
+    wanted = settings.metrics.port and settings.metrics.port + place.on_host
+    _, port = serve_http(health, settings.metrics.host, wanted)
+    announce(role, metrics_port=port, rank=place.rank)
+    return health
+
+
+@contextmanager
+def _others_ended(ranks: Ranks) -> Iterator[None]:
+    """Whatever becomes of rank 0, the others end with it."""
+    try:
+        yield
+    except BaseException:
+        ranks.end(failed=True)
+        raise
+    ranks.end(failed=False)
+
+
+@contextmanager
+def held_files(run_dir: Path) -> Iterator[None]:
+    """Tell `penstock policy` that a learner of the run lives, which draws the numbers of its versions."""
+    file = hold(run_dir)
+    if file is None:
+        log.warning("another process holds the folder of versions", extra={"folder": str(run_dir)})
+    try:
+        yield
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _connect(settings: Settings, redis_url: str, lifecycle: Lifecycle) -> LearnerLog:
+    return LearnerLog.connect(
+        redis_url,
+        wait_s=settings.broker.redis_wait_s,
+        stop=lifecycle.draining,
+        password=redis_password(settings.security),
+        tls=tls_files(settings.security),
+    )
+
+
+def _holder(run_dir: Path) -> str:
+    """The same for every process of this learner, so that a restarted one takes its own lease over at once."""
+    return f"{socket.gethostname()}:{run_dir.resolve()}"
+
+
+def _restore(model: Model, beginning: Beginning, settings: Settings) -> None:
+    if beginning.checkpoint is None or beginning.progress is None:
+        return
+    check_same(settings.run, beginning.progress.sections, sections(settings))
+    tensors = {name: tensor for name, tensor in beginning.checkpoint.tensors.items() if name != BEST}
+    state = AlgorithmState(tensors=tensors, numbers=beginning.progress.numbers)
+    try:
+        model.algorithm.load(state)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"checkpoint {beginning.checkpoint.id} does not fit the settings ({error}); "
+            "resume with the `algorithm` and `policy` that the run was begun with"
+        ) from error
+
+
+def _open(learner_log: LearnerLog, lease: Lease, model: Model, beginning: Beginning) -> None:
+    known = beginning.progress.log if beginning.progress is not None else None
+    state: LogState | None = None
+    if known is not None:
+        # The checkpoint holds the log as it was before its own commit.
+        state = replace(known, commits=(*known.commits, beginning.lineage[-1]))
+    if lease.closed and not lease.fresh:
+        log.warning("Redis was restarted: opening the log again")
+    try:
+        learner_log.start(
+            model.specification.encode(), model.pacing, resume=state, position=beginning.ledger.position
+        )
+    except Refused as error:
+        raise fenced(error) from error

@@ -1,0 +1,1 @@
+"""Weights on their way out, and versions worth keeping."""

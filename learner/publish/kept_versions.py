@@ -1,0 +1,234 @@
+"""Versions worth keeping: registered, their bytes on disk and pinned in Redis. Off the learner's critical path.
+
+    best      an evaluation with a higher mean than any before          (the thread of the episodes offers it)
+    periodic  every `learner.keep_every_updates` updates                (the publisher's thread)
+    final     what the process ends with                                (`finish`, in the loop's thread)
+
+Offers wait here; a thread of this module writes the file, then registers, then has `shelf` make Redis and the
+folder follow the registry, at least every LOOK_S, also what operators have changed. A registry that does not
+answer or a full disk is logged and counted, and tried again at the next look: learning goes on. A refused write
+to Redis ends the process as everywhere. SQLAlchemy is not imported before the first look: it would keep the
+first update waiting.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from learner.evaluation.evaluation import Result
+from learner.publish.registry_sync import BY, Shelf
+from learner.publish.version_candidate import Lineage, Worthy, best, periodic
+from penstock.registry.errors import DifferentBytes, RegistryError, TooManyPinned
+from penstock.registry.records import (
+    MAX_EVENTS,
+    Action,
+    Evaluation,
+    NewVersion,
+    Origin,
+    PolicyVersion,
+    Status,
+)
+from penstock.registry.weight_files import forget_unfinished, write_kept
+from penstock.runtime import metrics
+from penstock.runtime.failpoint import failpoint
+from penstock.wire.messages import Publication
+
+if TYPE_CHECKING:
+    from penstock.registry.registry import Registry
+
+LOOK_S: Final = 2.0
+"""What operators change reaches Redis and the folder within this."""
+_DECISIONS: Final = (Action.PROMOTED, Action.ROLLED_BACK, Action.TRAFFIC)
+MAX_WAITING: Final = 4
+"""Offers that wait for a registry which does not answer; the oldest gives way."""
+
+log = logging.getLogger(__name__)
+
+
+class KeptVersions:
+    """`run` in a thread; `begin` before the first publication, `finish` at the end."""
+
+    def __init__(self, lineage: Lineage, shelf: Shelf, stop: threading.Event) -> None:
+        self._lineage = lineage
+        self._shelf = shelf
+        self._stop = stop
+        self._hasten = threading.Event()
+        self._changed = threading.Lock()
+        self._serial = threading.Lock()
+        self._waiting: list[Worthy] = []
+        self._own: list[int] = []
+        self._periods: int | None = None
+        self._registry: Registry | None = None
+        self._failure = ""
+
+    def begin(self) -> None:
+        """Follow a registry that is there already: no number that it holds is drawn again."""
+        forget_unfinished(self._lineage.run_dir)
+        url = self._lineage.url
+        file = url.removeprefix("sqlite:///")
+        if file == url or Path(file).exists():
+            self._look()
+
+    def published(self, publication: Publication, blob: bytes) -> None:
+        """Weights went out: keep them where it is time to."""
+        if self._registry is None and publication.update:
+            self._hasten.set()  # the first update is made
+        if self._lineage.keep_every is None:
+            return
+        periods = publication.update // self._lineage.keep_every
+        is_due = self._periods is not None and periods > self._periods
+        self._periods = periods
+        if is_due:
+            self.offer(periodic(publication, blob, self._lineage.keep_every))
+
+    def evaluated(self, result: Result) -> None:
+        """An evaluation came in: keep its version where none was better."""
+        self.offer(best(result))
+
+    def offer(self, worthy: Worthy) -> None:
+        """Keep a version as soon as possible; waits for nothing."""
+        with self._changed:
+            self._waiting = [*self._waiting, worthy][-MAX_WAITING:]
+        self._hasten.set()
+
+    def wake(self) -> None:
+        """Look now, or see that it is over."""
+        self._hasten.set()
+
+    def run(self) -> None:
+        """Look until `stop`."""
+        while True:
+            self._hasten.wait(LOOK_S)
+            self._hasten.clear()
+            if self._stop.is_set():
+                return
+            self._look()
+
+    def finish(self, worthy: Worthy | None) -> None:
+        """Keep what the process ends with, and what still waits, in this thread."""
+        if worthy is not None:
+            self.offer(worthy)
+        self._look()
+        with self._changed:
+            left = [one.publication.version for one in self._waiting]
+        if left:
+            log.error("versions that are not registered: the registry failed", extra={"versions": left})
+        if self._registry is not None:
+            self._registry.close()
+
+    # ---- one look
+
+    def _look(self) -> None:
+        with self._serial:
+            try:
+                registry = self._opened()
+                self._register_all(registry)
+                self._shelf.follow(registry)
+            except _failures() as error:
+                self._note(error)
+            else:
+                self._failure = ""
+
+    def _opened(self) -> "Registry":
+        from penstock.registry.registry import Registry  # noqa: PLC0415
+
+        if self._registry is None:
+            self._lineage.run_dir.mkdir(parents=True, exist_ok=True)
+            self._registry = Registry.open(self._lineage.url, migrate=True)
+        return self._registry
+
+    def _register_all(self, registry: "Registry") -> None:
+        with self._changed:
+            waiting = list(self._waiting)
+        if waiting:
+            self._shelf.confirm()
+        for worthy in waiting:
+            try:
+                self._register(registry, worthy)
+            except (DifferentBytes, TooManyPinned) as error:
+                self._note(error)  # would be refused again
+            with self._changed:
+                self._waiting = [one for one in self._waiting if one is not worthy]
+
+    def _register(self, registry: "Registry", worthy: Worthy) -> None:
+        policy, version = self._lineage.policy, worthy.publication.version
+        known = {one.version: one for one in registry.list(policy) if one.run == self._lineage.run}
+        others = [one.evaluation.mean for one in known.values() if one.evaluation and one.version != version]
+        is_new = version not in known
+        if is_new and worthy.origin is Origin.BEST and not _beats(worthy.evaluation, others):
+            return
+        if is_new:
+            failpoint("keep.writing", version)
+            write_kept(self._lineage.run_dir, version, worthy.blob)
+            failpoint("keep.registering", version)
+            registry.register(self._row(worthy), by=BY, make_room=True)
+            self._own.append(version)
+            log.info("version kept", extra={"version": version, "origin": worthy.origin.value})
+        elif worthy.evaluation not in (None, known[version].evaluation):
+            registry.record_evaluation(policy, version, worthy.evaluation, by=BY)
+        if worthy.origin is not Origin.PERIODIC and self._lineage.activate_first:
+            self._activate(registry, version, is_last=worthy.origin is Origin.FINAL)
+
+    def _row(self, worthy: Worthy) -> NewVersion:
+        publication, lineage = worthy.publication, self._lineage
+        before = [version for version in (lineage.parent or 0, *self._own) if version < publication.version]
+        return NewVersion(
+            policy=lineage.policy,
+            version=publication.version,
+            run=lineage.run,
+            update=publication.update,
+            sha256=publication.sha256,
+            size_bytes=publication.size,
+            configuration=lineage.configuration,
+            origin=worthy.origin,
+            parent=max(before, default=0) or None,
+            evaluation=worthy.evaluation,
+            reason=worthy.reason,
+        )
+
+    def _activate(self, registry: "Registry", version: int, *, is_last: bool) -> None:
+        """The first version serves, and at the end the best one, unless somebody else has said who serves."""
+        policy = self._lineage.policy
+        active = registry.active(policy)
+        if active is None:
+            if registry.get(policy, version).status is Status.CANDIDATE:
+                registry.promote(policy, version, "the first version worth serving", by=BY)
+        elif is_last and self._decides_alone(registry):
+            top = _best(registry.pinned(policy), self._lineage.run)
+            if top is not None and top.version != active.version and top.run == active.run:
+                registry.promote(policy, top.version, "the best version of a run that has ended", by=BY)
+
+    def _decides_alone(self, registry: "Registry") -> bool:
+        """Whether nobody but a learner has ever said who serves."""
+        events = registry.events(self._lineage.policy, MAX_EVENTS)
+        return all(event.by == BY for event in events if event.action in _DECISIONS)
+
+    def _note(self, error: Exception) -> None:
+        metrics.REGISTRY_FAILURES.inc()
+        if str(error) != self._failure:
+            log.error("the registry of versions failed; learning goes on", extra={"error": str(error)})
+        self._failure = str(error)
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What a look that fails raises; asked only then."""
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
+
+    return (RegistryError, SQLAlchemyError, OSError, ValueError)
+
+
+def _best(pinned: Iterable[PolicyVersion], run: str) -> PolicyVersion | None:
+    """The first of those that did best among a run's versions which may serve; None where none was evaluated."""
+    allowed = (Status.ACTIVE, Status.CANDIDATE)
+    evaluated = [
+        (one.evaluation.mean, -one.version, one)
+        for one in pinned
+        if one.evaluation and one.run == run and one.status in allowed
+    ]
+    return max(evaluated)[2] if evaluated else None
+
+
+def _beats(evaluation: Evaluation | None, others: list[float]) -> bool:
+    return evaluation is not None and all(evaluation.mean > other for other in others)

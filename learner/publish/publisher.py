@@ -1,0 +1,186 @@
+"""Weights on their way out: encoded and published off the learner's critical path.
+
+The loop hands over a copy of the weights and goes on. One offer waits at most: a newer one replaces it
+(a busy publisher skips to the newest), and settled positions and a wish for evaluation are carried
+along. In lock-step, at the start and at the end the loop publishes itself and waits. Versions come from
+Redis and only rise. A crash loses nothing: a resumed learner publishes its restored weights first.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from broker.log.learner_log import LearnerLog
+from learner.evaluation.evaluation import Candidate
+from learner.lease import LeaseKeeper
+from learner.probe import Quarantine
+from penstock.policy import weights
+from penstock.runtime import metrics, tracing
+from penstock.runtime.failpoint import failpoint
+from penstock.wire.messages import Publication
+from penstock.wire.tensor import Array
+
+_WAIT_S: Final = 0.5
+_REMEMBERED: Final = 1024
+_MOST_TRACES: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What to publish. weights: a `penstock.policy.weights.snapshot`; None: only settle.
+
+    settled: position that publishing settles. evaluate: pin and have it played. round: that it opens.
+    traces: of the updates in it that are traced.
+    """
+
+    settled: int
+    weights: Mapping[str, Array] | None = None
+    update: int = 0
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    evaluate: bool = False
+    round: int | None = None
+    env_steps: int = 0
+    at_s: float = 0.0
+    traces: tuple[str, ...] = ()
+
+
+class Publisher:
+    """`offer` from the loop, `run` in a thread. `latest` is the newest publication of this process."""
+
+    def __init__(
+        self,
+        learner_log: LearnerLog,
+        lease: LeaseKeeper,
+        quarantine: Quarantine,
+        on_candidate: Callable[[Candidate], Candidate | None],
+        stop: threading.Event,
+        on_published: Callable[[Publication, bytes], None] = lambda _publication, _blob: None,
+    ) -> None:
+        self._log = learner_log
+        self._lease = lease
+        self._quarantine = quarantine
+        self._on_candidate = on_candidate
+        self._on_published = on_published
+        self._stop = stop
+        self._changed = threading.Condition()
+        self._waiting: Offer | None = None
+        self._busy = False
+        self._serial = threading.Lock()
+        self._place: dict[int, int] = {}
+        self.latest = Publication()
+        self.seconds = 0.0
+        self.count = 0
+
+    def offer(self, offer: Offer) -> None:
+        """Publish as soon as possible, instead of what waits."""
+        with self._changed:
+            self._waiting = offer if self._waiting is None else _merged(self._waiting, offer)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """See whether it is over."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def publish(self, offer: Offer) -> None:
+        """Publish now, in this thread, after what is under way."""
+        self.flush()
+        with self._serial:
+            self._publish(offer)
+
+    def flush(self) -> None:
+        """Wait until nothing waits and nothing is under way."""
+        with self._changed:
+            while (self._waiting is not None or self._busy) and not self._stop.is_set():
+                self._changed.wait(_WAIT_S)
+
+    def generations(self, version: int) -> int | None:
+        """Publications of this process behind `version`; None for one that it does not remember.
+
+        Not a difference of versions: those leap when Redis was restarted.
+        """
+        place = self._place.get(version)
+        return None if place is None else self.count - place
+
+    def withdraw(self, candidate: Candidate) -> None:
+        """Nobody need play this version any longer; its bytes need not be kept."""
+        self._lease.patiently(lambda: self._log.end_evaluation(candidate.version))
+
+    def run(self) -> None:
+        """Publish offers until `stop`."""
+        while not self._stop.is_set():
+            failpoint("publisher.waiting")
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._stop.is_set(), _WAIT_S)
+                offer, self._waiting = self._waiting, None
+                self._busy = offer is not None
+            if offer is not None:
+                with self._serial:
+                    self._publish(offer)
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+
+    def _publish(self, offer: Offer) -> None:
+        started = time.perf_counter()
+        if offer.weights is None:
+            self._lease.patiently(lambda: self._log.settle(offer.settled))
+            return
+        blob = weights.encode(offer.weights)
+        failpoint("publish.before", offer.update)
+        self.latest = self._lease.patiently(lambda: self._send(blob, offer))
+        failpoint("publish.after", offer.update)
+        self.count += 1
+        self._place[self.latest.version] = self.count
+        if len(self._place) > _REMEMBERED:
+            del self._place[next(iter(self._place))]
+        self._quarantine.expect(self.latest.version, self.latest.sha256, offer.weights)
+        if offer.evaluate:
+            self._have_evaluated(blob, offer)
+        self._on_published(self.latest, blob)
+        self.seconds += time.perf_counter() - started
+        metrics.UPDATE_SECONDS.labels("publish").observe(time.perf_counter() - started)
+        metrics.WEIGHT_VERSION_PUBLISHED.set(self.latest.version)
+        if offer.traces:
+            _trace(offer, self.latest.version, time.perf_counter() - started)
+
+    def _send(self, blob: bytes, offer: Offer) -> Publication:
+        return self._log.publish(
+            blob,
+            update=offer.update,
+            settled=offer.settled,
+            scalars=offer.scalars,
+            round=offer.round,
+            pin=offer.evaluate,
+        )
+
+    def _have_evaluated(self, blob: bytes, offer: Offer) -> None:
+        candidate = Candidate(
+            version=self.latest.version,
+            update=offer.update,
+            env_steps=offer.env_steps,
+            at_s=offer.at_s,
+            blob=blob,
+        )
+        replaced = self._on_candidate(candidate)
+        self._lease.patiently(lambda: self._log.request_evaluation(candidate.version))
+        if replaced is not None:
+            self.withdraw(replaced)
+
+
+def _merged(old: Offer, new: Offer) -> Offer:
+    """`new`, with what of `old` must not be skipped."""
+    if new.weights is None:
+        return replace(old, settled=new.settled)
+    traces = (*old.traces, *new.traces)[-_MOST_TRACES:]
+    return replace(new, evaluate=old.evaluate or new.evaluate, traces=traces)
+
+
+def _trace(offer: Offer, version: int, took_s: float) -> None:
+    """Part of the newest update's trace, with links to those that the publisher has skipped."""
+    *skipped, newest = offer.traces
+    tracing.record(
+        "learner.publish", took_s, parent=newest, links=skipped, version=version, update=offer.update
+    )

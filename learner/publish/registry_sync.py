@@ -1,0 +1,115 @@
+"""Redis and the run's folder follow the registry: what it keeps is held, what it retires is let go.
+
+    registry.pinned ──► `penstock:kept` in Redis, so that GetWeights answers for it
+           │            bytes that Redis does not hold (it went back, or let them go) come from the file
+           └──────────► policies/VERSION.safetensors; those of retired versions are removed
+
+A rollback made an older version active again at once; here its content gets a number of its own, drawn where all
+numbers are drawn, so that versions only rise. The pointer that actors follow does not move: training goes on.
+Each step may be repeated. A crash in between leaves bytes in Redis, which the next look lets go of, or a file that
+no registry names: it is passed over, and not removed, for it may be another registry's.
+"""
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from broker.log.kept_weights import KeptWeights
+from learner.lease import LeaseKeeper
+from penstock.registry.errors import UnknownVersion
+from penstock.registry.records import PolicyVersion
+from penstock.registry.weight_files import forget_kept, kept_files, read_kept, write_kept
+from penstock.runtime import metrics
+from penstock.wire.messages import Publication
+
+if TYPE_CHECKING:
+    from penstock.registry.registry import Registry
+
+BY: Final = "learner"
+
+log = logging.getLogger(__name__)
+
+
+class Shelf:
+    """`follow` as often as wished, from one thread at a time."""
+
+    def __init__(self, kept: KeptWeights, lease: LeaseKeeper, run: str, policy: str, run_dir: Path) -> None:
+        self._kept = kept
+        self._lease = lease
+        self._run = run
+        self._policy = policy
+        self._run_dir = run_dir
+        self._highest = 0
+        self._revision: int | None = None
+        self._unreadable: set[int] = set()
+
+    def confirm(self) -> None:
+        """Raise Fatal when another learner has taken over: the registry itself does not know who may write."""
+        self._lease.confirm()
+
+    def follow(self, registry: "Registry") -> None:
+        """Raises what the registry and the disk raise, and Fatal when this learner may not write any more."""
+        revision = registry.traffic(self._policy).revision
+        pinned = self._own(registry)
+        if self._revision is None:
+            self._highest = max((one.version for one in registry.list(self._policy)), default=0)
+        self._hold(registry, pinned, revision)
+        if revision != self._revision:
+            self._renumber(registry, pinned, revision)
+        self._revision = revision
+
+    def _own(self, registry: "Registry") -> dict[int, PolicyVersion]:
+        """What is pinned of this run; others that share the registry hold their own."""
+        return {one.version: one for one in registry.pinned(self._policy) if one.run == self._run}
+
+    def _hold(self, registry: "Registry", pinned: dict[int, PolicyVersion], revision: int) -> None:
+        for version in self._keep(pinned.keys(), revision):
+            self._restore(pinned[version])
+        for version in kept_files(self._run_dir) - pinned.keys():
+            if self._is_retired(registry, version):
+                forget_kept(self._run_dir, version)
+        metrics.VERSIONS_KEPT.set(len(pinned))
+
+    def _keep(self, versions: Collection[int], revision: int) -> tuple[int, ...]:
+        self._highest = max(self._highest, *versions, 0)
+        return self._lease.patiently(
+            lambda: self._kept.keep(versions, highest=self._highest, traffic_revision=revision)
+        )
+
+    def _is_retired(self, registry: "Registry", version: int) -> bool:
+        """Not one that this registry does not know: a run may have been given another registry."""
+        try:
+            found = registry.get(self._policy, version)
+        except UnknownVersion:
+            return False
+        return found.run == self._run and not found.pinned
+
+    def _restore(self, version: PolicyVersion) -> None:
+        try:
+            blob = read_kept(self._run_dir, version.version, version.sha256)
+        except ValueError as error:
+            if version.version not in self._unreadable:
+                log.error("a version that is kept cannot be answered for", extra={"why": str(error)})  # noqa: TRY400 - the text says all
+            self._unreadable.add(version.version)
+            return
+        publication = Publication(version.version, version.update, version.sha256, len(blob))
+        self._lease.patiently(lambda: self._kept.restore(publication, blob))
+
+    def _renumber(self, registry: "Registry", pinned: dict[int, PolicyVersion], revision: int) -> None:
+        """Give the content of a version that a rollback made active again a number of its own."""
+        original = registry.awaiting_number(self._policy)
+        if original is None or original.run != self._run:
+            return
+        blob = read_kept(self._run_dir, original.version, original.sha256)
+        version = self._lease.patiently(lambda: self._kept.draw(blob))
+        write_kept(self._run_dir, version, blob)
+        self._keep({*pinned, version}, revision)
+        publication = Publication(version, original.update, original.sha256, len(blob))
+        self._lease.patiently(lambda: self._kept.restore(publication, blob))
+        reason = f"content of version {original.version}, which a rollback made active again"
+        registry.record_rollback(
+            self._policy, version=version, restores=original.version, reason=reason, by=BY
+        )
+        log.info("rolled back", extra={"version": version, "content_of": original.version})
+        self._hold(registry, self._own(registry), registry.traffic(self._policy).revision)

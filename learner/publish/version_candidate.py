@@ -1,0 +1,101 @@
+"""What is said of a version that is worth keeping, and of the lineage that it belongs to."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from learner.evaluation.evaluation import Evaluation, Result
+from learner.progress import Progress, configuration_hash
+from learner.publish.final_policy import FinalPolicy
+from penstock.config.credentials import registry_with_password
+from penstock.config.settings import Settings
+from penstock.policy import weights
+from penstock.registry import records
+from penstock.registry.records import Origin
+from penstock.registry.weight_files import registry_url
+from penstock.wire.messages import Publication
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """Whose versions these are. configuration: sha256. parent: version that the process began from."""
+
+    run: str
+    policy: str
+    run_dir: Path
+    url: str
+    configuration: str
+    parent: int | None
+    keep_every: int | None
+    activate_first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worthy:
+    """A publication that is worth keeping."""
+
+    publication: Publication
+    blob: bytes
+    origin: Origin
+    evaluation: records.Evaluation | None = None
+    reason: str = ""
+
+
+def lineage_of(settings: Settings, run_dir: Path, progress: Progress) -> Lineage:
+    """Of a process with these settings that begins where `progress` says."""
+    return Lineage(
+        run=settings.run,
+        policy=settings.serving.policy,
+        run_dir=run_dir,
+        url=registry_url(run_dir, registry_with_password(settings.serving)),
+        configuration=configuration_hash(settings),
+        parent=progress.log.version if progress.log is not None else None,
+        keep_every=settings.learner.keep_every_updates,
+        activate_first=settings.serving.activate_first,
+    )
+
+
+def best(result: Result) -> Worthy:
+    """A version that was evaluated; whether none was better the registry knows."""
+    candidate = result.candidate
+    return Worthy(
+        publication=_publication(candidate.version, candidate.update, candidate.blob),
+        blob=candidate.blob,
+        origin=Origin.BEST,
+        evaluation=_recorded(result),
+        reason=f"mean return {result.mean:g} over {result.episodes} episodes",
+    )
+
+
+def periodic(publication: Publication, blob: bytes, every: int) -> Worthy:
+    """A version whose turn it is."""
+    return Worthy(publication=publication, blob=blob, origin=Origin.PERIODIC, reason=f"every {every} updates")
+
+
+def last(final: FinalPolicy, evaluation: Evaluation, newest: Publication, why: str) -> Worthy | None:
+    """What a process ends with; None where it was not published as it is. newest: publication."""
+    results = (evaluation.solved, evaluation.last, evaluation.best)
+    # The best version may have been published again: the same bytes were evaluated under another number.
+    evaluated = next((one for one in results if one and one.candidate.blob == final.blob), None)
+    publication = _publication(final.version, final.update, final.blob)
+    known = {one.candidate.version for one in results if one}
+    if publication != newest and final.version not in known:
+        return None
+    return Worthy(
+        publication=publication,
+        blob=final.blob,
+        origin=Origin.FINAL,
+        evaluation=_recorded(evaluated),
+        reason=f"the learner ended: {why}",
+    )
+
+
+def _publication(version: int, update: int, blob: bytes) -> Publication:
+    return Publication(version, update, weights.sha256(blob), len(blob))
+
+
+def _recorded(result: Result | None) -> records.Evaluation | None:
+    """As the registry records it; nothing where the returns of an environment have no finite mean."""
+    if result is None or not (math.isfinite(result.mean) and math.isfinite(result.std)):
+        return None
+    return records.Evaluation(mean=result.mean, std=result.std, episodes=result.episodes)

@@ -1,0 +1,182 @@
+"""From a recording to batches: what the loop takes in place of the log's feed. Reads ahead in its own thread.
+
+    a learner's recording    its batches, once, as they were consumed: equal settings learn equal weights, bit by bit
+    a policy's recording     its fragments, once, in batches of the algorithm's own
+    an `Imitator`            so many passes, each in an order drawn from the run's seed, without what it validates on
+
+No log entry is consumed, so nothing is booked: the run's ledger holds what actors sent, and none did. What has
+been taken is counted by batches and kept in checkpoints.
+"""
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from learner.algorithms.algorithm import Algorithm, Imitator
+from learner.batch import assemble
+from learner.feed.log_batch import Delivery, reward_of
+from learner.recording.reader import Recording
+from learner.recording.recording_index import Place
+from penstock.runtime import metrics
+
+_PUT_WAIT_S: Final = 0.2
+_VALIDATION_STEPS: Final = 8192
+"""Most steps that are held out: they are looked at after every update."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    places: tuple[Place, ...]
+    round: int | None
+    replayed: bool
+    """As it was consumed, so its staleness means what it meant."""
+
+
+class RecordedFeed:
+    """`run` in a thread, `take` from the loop."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        algorithm: Algorithm,
+        *,
+        seed: int,
+        device: torch.device,
+        prefetch: int,
+        taken: int,
+        stop: threading.Event,
+    ) -> None:
+        """taken: batches that an earlier process of the run has consumed."""
+        self._recording = recording
+        self._algorithm = algorithm
+        self._seed = seed
+        self._device = device
+        self._stop = stop
+        self._queue: queue.Queue[Delivery | None] = queue.Queue(maxsize=prefetch)
+        self._held_out: frozenset[Place] = frozenset()
+        self.taken = taken
+        self.exhausted = False
+        """Everything was taken; told by `take`."""
+
+    def hold_out(self) -> None:
+        """Give an `Imitator` the fragments that it validates on; before `run`."""
+        if not isinstance(self._algorithm, Imitator) or not self._algorithm.validation:
+            return
+        places = self._recording.fragments
+        order = np.random.default_rng([self._seed, 0]).permutation(len(places))
+        wanted = max(1, round(self._algorithm.validation * len(places)))
+        held: list[Place] = []
+        steps = 0
+        for index in order[:wanted]:
+            steps += places[index].charge
+            if held and steps > _VALIDATION_STEPS:
+                break
+            held.append(places[index])
+        self._held_out = frozenset(held)
+        loaded = self._recording.load([place for place in places if place in self._held_out])
+        self._algorithm.validate_on(assemble(loaded, self._device))
+
+    # ---- the loop's side
+
+    def take(self, timeout_s: float) -> Delivery | None:
+        """The next batch in order; None when there is none within `timeout_s`, or none any more."""
+        if self.exhausted:
+            return None
+        try:
+            delivery = self._queue.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if delivery is None:
+            self.exhausted = True
+            return None
+        self.taken += 1
+        return delivery
+
+    def skipped(self) -> None:
+        """Nothing is judged by whose turn it is."""
+
+    # ---- the thread
+
+    def run(self) -> None:
+        """Read until the recording is at its end, or `stop`."""
+        batches = self._recording.batches
+        if batches and batches[0].place.update:
+            words = {"first_update": batches[0].place.update}
+            log.warning(
+                "the recording begins in the middle of a run: it can be learned from, not repeated",
+                extra=words,
+            )
+        for planned in itertools.islice(self._plan(), self.taken, None):
+            if not self._put(self._deliver(planned)):
+                return
+        self._put(None)
+
+    def _put(self, delivery: Delivery | None) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(delivery, timeout=_PUT_WAIT_S)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def _plan(self) -> Iterator[_Planned]:
+        if isinstance(self._algorithm, Imitator):
+            yield from self._passes(self._algorithm.passes)
+        elif self._recording.batches:
+            for batch in self._recording.batches:
+                if batch.fragments:
+                    round_ = batch.place.round if self._algorithm.lock_step else None
+                    yield _Planned(batch.fragments, round_, replayed=True)
+        else:
+            yield from self._formed(self._recording.fragments)
+
+    def _passes(self, count: int) -> Iterator[_Planned]:
+        places = [place for place in self._recording.fragments if place not in self._held_out]
+        for number in range(1, count + 1):
+            order = np.random.default_rng([self._seed, number]).permutation(len(places))
+            yield from self._formed([places[index] for index in order])
+
+    def _formed(self, places: Sequence[Place]) -> Iterator[_Planned]:
+        """Batches as the algorithm takes them; the last may be smaller."""
+        waiting: list[Place] = []
+        for place in places:
+            waiting.append(place)
+            if self._algorithm.take(waiting):
+                yield _Planned(tuple(waiting), None, replayed=False)
+                waiting = []
+        if waiting:
+            yield _Planned(tuple(waiting), None, replayed=False)
+
+    def _deliver(self, planned: _Planned) -> Delivery:
+        started = time.perf_counter()
+        loaded = self._recording.load(planned.places)
+        headers = [header for header, _ in loaded]
+        delivery = Delivery(
+            last=0,
+            trained=(),
+            dropped={},
+            steps=sum(int(arrays["valid"].sum()) for _, arrays in loaded),
+            updates=tuple(header.oldest_update for header in headers) if planned.replayed else (),
+            versions=(),
+            batch=assemble(loaded, self._device),
+            round=planned.round,
+            size=0,
+            # Of now: what lies on disk has not waited for the learner.
+            created_us=time.time_ns() // 1000,
+            assemble_s=time.perf_counter() - started,
+            origins={},
+            reward=sum(reward_of(arrays) for _, arrays in loaded),
+        )
+        metrics.UPDATE_SECONDS.labels("assemble").observe(delivery.assemble_s)
+        return delivery

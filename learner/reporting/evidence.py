@@ -1,0 +1,47 @@
+"""Evidence of an update that was not finite: the batch itself, to be looked at later."""
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from learner.algorithms.algorithm import Update
+from learner.batch import Batch
+from learner.feed.log_batch import Delivery
+
+
+def keep_evidence(directory: str, delivery: Delivery, update: Update, count: int) -> str:
+    """Write the batch and where it came from; returns the path without its endings."""
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    base = folder / f"nan-{count:08d}-{delivery.last}"
+    origin = {
+        "entries": list(delivery.trained),
+        "updates": list(delivery.updates),
+        "versions": list(delivery.versions),
+        "metrics": update.metrics,
+    }
+    base.with_suffix(".json").write_text(json.dumps(origin) + "\n")
+    if delivery.batch is not None:
+        save_file(_tensors(delivery.batch), base.with_suffix(".safetensors"))
+    return str(base)
+
+
+def _tensors(batch: Batch) -> dict[str, Tensor]:
+    named = {
+        name: getattr(batch, name)
+        for name in (
+            "reward",
+            "terminated",
+            "truncated",
+            "valid",
+            "log_prob",
+            "final_slot",
+            "final_step",
+            "update",
+        )
+    }
+    named |= batch.observation | batch.action
+    named |= {f"final/{name}": tensor for name, tensor in batch.final_observation.items()}
+    return {name: tensor.cpu().contiguous() for name, tensor in named.items()}

@@ -1,0 +1,210 @@
+"""What a run leaves to read: `metrics.jsonl` while it learns, `learner.json` when it ends.
+
+A line is written at most every INTERVAL_S, between two updates: it sums up the updates since the line
+before. A resumed learner appends; its lines begin at the step of its checkpoint, so a reader takes the
+later of two lines for the same step. Losing the last lines in a crash loses nothing but the view.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from learner.feed.log_batch import Delivery
+from learner.ledger import Balance
+from learner.reporting.trackers.tracker import Tracking
+from penstock.runtime import metrics
+
+INTERVAL_S: Final = 0.25
+
+_GAUGES: Final = {
+    "policy_loss": metrics.POLICY_LOSS,
+    "value_loss": metrics.VALUE_LOSS,
+    "entropy": metrics.ENTROPY_NATS,
+    "kl_behaviour": metrics.KL_BEHAVIOUR_NATS,
+    "clip_fraction": metrics.CLIP_FRACTION,
+    "effective_sample_size": metrics.EFFECTIVE_SAMPLE_SIZE,
+    "explained_variance": metrics.EXPLAINED_VARIANCE,
+    "gradient_norm": metrics.GRADIENT_NORM,
+    "learning_rate": metrics.LEARNING_RATE,
+    "kl_proximal": metrics.KL_PROXIMAL_NATS,
+    "clip_range": metrics.CLIP_RANGE,
+    "entropy_coefficient": metrics.ENTROPY_COEFFICIENT,
+    "sample_reuse": metrics.SAMPLE_REUSE,
+    "masked_fraction": metrics.MASKED_FRACTION,
+    "nll": metrics.IMITATION_NLL_NATS.labels("train"),
+    "validation_nll": metrics.IMITATION_NLL_NATS.labels("validation"),
+    "accuracy": metrics.IMITATION_ACCURACY.labels("train"),
+    "validation_accuracy": metrics.IMITATION_ACCURACY.labels("validation"),
+}
+
+
+class Staleness:
+    """How many fragments were how many updates old at their turn."""
+
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        self.counts = Counter({int(age): count for age, count in (counts or {}).items()})
+
+    def add(self, ages: Mapping[int, int]) -> None:
+        """Count fragments by age."""
+        self.counts.update(ages)
+
+    def state(self) -> dict[str, int]:
+        """A JSON object for a checkpoint."""
+        return {str(age): count for age, count in self.counts.items()}
+
+    def quantiles(self) -> dict[str, int]:
+        """p50, p99 and max in updates; zeros before the first fragment."""
+        return {"p50": self._at(0.5), "p99": self._at(0.99), "max": max(self.counts, default=0)}
+
+    def _at(self, share: float) -> int:
+        wanted, seen = share * self.counts.total(), 0
+        for age in sorted(self.counts):
+            seen += self.counts[age]
+            if seen >= wanted:
+                return age
+        return 0
+
+
+@dataclass(slots=True)
+class _Since:
+    """Sums since the last line. Times in seconds."""
+
+    env_steps: int
+    at_s: float
+    publish_s: float = 0.0
+    checkpoint_s: float = 0.0
+    wait_s: float = 0.0
+    assemble_s: float = 0.0
+    compute_s: float = 0.0
+    staleness: Staleness = field(default_factory=Staleness)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Where the run is: what a line says beside the sums."""
+
+    training_seconds: float
+    env_steps: int
+    updates: int
+    version: int
+    episodes: int
+    mean_return: float | None
+    episode_length: float | None
+    publish_s: float
+    checkpoint_s: float
+    log_bytes: int
+    outstanding: int
+    budget: int
+    evaluated: Mapping[str, float] = field(default_factory=dict)
+    """`Evaluation.figures`."""
+
+
+class Recorder:
+    """Used by the loop's thread. staleness: of the whole run. tracking: gets every line as well."""
+
+    def __init__(
+        self, run_dir: Path, staleness: Staleness, env_steps: int, tracking: Tracking | None = None
+    ) -> None:
+        self._run_dir = run_dir
+        self._tracking = tracking
+        self._file = _open_at_line(run_dir / "metrics.jsonl")
+        self._since = _Since(env_steps, time.monotonic())
+        self._last: dict[str, float] = {}
+        self.staleness = staleness
+
+    def updated(
+        self, delivery: Delivery, values: Mapping[str, float], *, update: int, wait_s: float, compute_s: float
+    ) -> None:
+        """An update was made from `delivery` at the learner's count `update`."""
+        ages = Counter(abs(update - made_with) for made_with in delivery.updates)
+        self.staleness.add(ages)
+        self._since.staleness.add(ages)
+        self._since.wait_s += wait_s
+        self._since.assemble_s += delivery.assemble_s
+        self._since.compute_s += compute_s
+        self._last = {**values, "mean_reward": delivery.reward / max(delivery.steps, 1)}
+        metrics.MEAN_REWARD.set(self._last["mean_reward"])
+        # Another machine's clock may be ahead of this one.
+        age_s = max(0.0, time.time() - compute_s - delivery.created_us / 1e6)
+        metrics.BATCH_AGE_SECONDS.observe(age_s)
+        metrics.UPDATE_SECONDS.labels("wait").observe(wait_s)
+        metrics.UPDATE_SECONDS.labels("compute").observe(compute_s)
+        for age, count in ages.items():
+            for _ in range(count):
+                metrics.STALENESS_UPDATES.observe(age)
+        for name, gauge in _GAUGES.items():
+            if name in values:
+                gauge.set(values[name])
+
+    def write(self, moment: Callable[[], Moment], *, now: bool = False) -> None:
+        """Add a line when one is due, or `now`."""
+        elapsed = time.monotonic() - self._since.at_s
+        if elapsed < INTERVAL_S and not now:
+            return
+        here = moment()
+        line = self._line(here, max(elapsed, 1e-9))
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        if self._tracking is not None:
+            self._tracking.offer(line)
+        self._since = _Since(here.env_steps, time.monotonic(), here.publish_s, here.checkpoint_s)
+
+    def finish(self, account: Mapping[str, Any]) -> None:
+        """Replace `learner.json` with the final account of this process."""
+        temporary = self._run_dir / "learner.json.tmp"
+        temporary.write_text(json.dumps(account, indent=2) + "\n")
+        temporary.replace(self._run_dir / "learner.json")
+        self._file.close()
+        if self._tracking is not None:
+            self._tracking.close()
+
+    def _line(self, moment: Moment, elapsed: float) -> dict[str, Any]:
+        since = self._since
+        ages = since.staleness.quantiles()
+        return {
+            "time": round(time.time(), 3),
+            "training_seconds": round(moment.training_seconds, 3),
+            "env_steps": moment.env_steps,
+            "updates": moment.updates,
+            "version": moment.version,
+            "episodes": moment.episodes,
+            "mean_return": moment.mean_return,
+            "episode_length": moment.episode_length,
+            "steps_per_second": round((moment.env_steps - since.env_steps) / elapsed, 1),
+            **{f"staleness_{name}": value for name, value in ages.items()},
+            "wait_seconds": round(since.wait_s, 4),
+            "assemble_seconds": round(since.assemble_s, 4),
+            "compute_seconds": round(since.compute_s, 4),
+            "publish_seconds": round(moment.publish_s - since.publish_s, 4),
+            "checkpoint_seconds": round(moment.checkpoint_s - since.checkpoint_s, 4),
+            "log_bytes": moment.log_bytes,
+            "outstanding": moment.outstanding,
+            "budget": moment.budget,
+            **moment.evaluated,
+            **self._last,
+        }
+
+
+def _open_at_line(path: Path) -> TextIO:
+    """Open to append, behind a last line that a crash may have torn."""
+    before = path.read_bytes() if path.exists() else b""
+    torn = before != b"" and not before.endswith(b"\n")
+    file = path.open("a", encoding="utf-8")
+    if torn:
+        file.write("\n")
+    return file
+
+
+def ledger_json(balance: Balance) -> dict[str, Any]:
+    """The books as `learner.json` and the summary show them."""
+    return {
+        "acked": balance.acked,
+        "trained": balance.trained,
+        "dropped": balance.dropped,
+        "resident": balance.resident,
+        "balanced": balance.balanced,
+    }

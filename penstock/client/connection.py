@@ -1,0 +1,147 @@
+"""One connection to one policy, twice: for threads and for an event loop.
+
+    ask(build)  the spaces are learned when they are first needed ─► build makes the call ─► do
+    do(call)    attempts until the deadline, the same request each time ─► its result or a PolicyError
+
+Where observation, request or reply do not fit the spaces, these are learned anew for the next call: another run
+may be served by now.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
+
+from penstock.client import calls
+from penstock.client.attempts import Attempts
+from penstock.client.calls import Call, Codec
+from penstock.client.errors import BadReply, InvalidRequest, typed
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import open_async_channel, open_channel
+from penstock.runtime.retry import Interrupted, retry, retry_async
+from penstock.v1.policy_pb2_grpc import PolicyServiceStub
+
+T = TypeVar("T")
+PLAINTEXT: Final = Credentials()
+"""On loopback and unix sockets."""
+_PERHAPS_OTHER_SPACES: Final = (InvalidRequest, BadReply, ValueError)
+
+
+class Line:
+    """Used by any number of threads."""
+
+    def __init__(self, address: str, credentials: Credentials, policy: str, deadline_s: float) -> None:
+        self.policy = policy
+        self._address, self._deadline_s = address, deadline_s
+        self._channel = open_channel(address, credentials)
+        self._stub = PolicyServiceStub(self._channel)
+        self._closed = threading.Event()
+        self._learning = threading.Lock()
+        self._codec: Codec | None = None
+
+    def ask(self, build: Callable[[Codec], Call[T]]) -> T:
+        """The result of the call that `build` makes with the spaces."""
+        attempts = Attempts(self._deadline_s)
+        try:
+            return self.do(build(self._learned(attempts)), attempts)
+        except _PERHAPS_OTHER_SPACES:
+            self._codec = None
+            raise
+
+    def do(self, call: Call[T], attempts: Attempts | None = None) -> T:
+        """The result of a call."""
+        attempts = attempts or Attempts(self._deadline_s)
+        with typed(self._address):
+            return retry(
+                lambda: self._attempt(call, attempts),
+                retryable=attempts.is_worth_another,
+                stop=self._closed,
+                give_up_s=attempts.left_s(),
+                delays=attempts.delays(),
+            )
+
+    def close(self) -> None:
+        """End the connection and what is going on over it."""
+        self._closed.set()
+        self._channel.close()
+
+    def _attempt(self, call: Call[T], attempts: Attempts) -> T:
+        try:
+            reply = getattr(self._stub, call.method)(call.request, timeout=attempts.timeout_s())
+        except ValueError as error:  # how a channel says that it was closed just now
+            if self._closed.is_set():
+                raise Interrupted from error
+            raise
+        return call.result(reply)
+
+    def _learned(self, attempts: Attempts) -> Codec:
+        with self._learning:
+            if self._codec is None:
+                self._codec = Codec(self.policy, self.do(calls.describe(self.policy), attempts))
+            return self._codec
+
+
+class Way(Protocol):
+    """How one attempt is made: as a call of its own, or over a stream."""
+
+    async def __call__(self, call: Call[T], attempts: Attempts) -> T:
+        """The result; raises a PolicyError, or what `is_worth_another` judges."""
+
+
+class AsyncLine:
+    """Used by any number of tasks of one loop."""
+
+    def __init__(self, address: str, credentials: Credentials, policy: str, deadline_s: float) -> None:
+        self.policy, self.address = policy, address
+        self._deadline_s = deadline_s
+        self._channel = open_async_channel(address, credentials)
+        self.stub = PolicyServiceStub(self._channel)
+        self._closed = asyncio.Event()
+        self._learning = asyncio.Lock()
+        self._codec: Codec | None = None
+
+    async def ask(self, build: Callable[[Codec], Call[T]], way: Way | None = None) -> T:
+        """The result of the call that `build` makes with the spaces."""
+        attempts = Attempts(self._deadline_s)
+        try:
+            return await self.do(build(await self._learned(attempts)), attempts, way)
+        except _PERHAPS_OTHER_SPACES:
+            self._codec = None
+            raise
+
+    async def do(self, call: Call[T], attempts: Attempts | None = None, way: Way | None = None) -> T:
+        """The result of a call."""
+        attempts, attempt = attempts or Attempts(self._deadline_s), way or self._attempt
+        with typed(self.address):
+            return await retry_async(
+                lambda: attempt(call, attempts),
+                retryable=attempts.is_worth_another,
+                stop=self._closed,
+                give_up_s=attempts.left_s(),
+                delays=attempts.delays(),
+            )
+
+    async def close(self) -> None:
+        """End the connection and what is going on over it."""
+        self._closed.set()
+        await self._channel.close(None)
+
+    async def _attempt(self, call: Call[T], attempts: Attempts) -> T:
+        try:
+            reply = await getattr(self.stub, call.method)(call.request, timeout=attempts.timeout_s())
+        except asyncio.CancelledError:
+            if self._closed.is_set() and not _is_cancelled():  # closing the channel cancels its calls
+                raise Interrupted from None
+            raise
+        return call.result(reply)
+
+    async def _learned(self, attempts: Attempts) -> Codec:
+        async with self._learning:
+            if self._codec is None:
+                self._codec = Codec(self.policy, await self.do(calls.describe(self.policy), attempts))
+            return self._codec
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,1 @@
+"""The sections of the configuration, a file each; `penstock.config.settings` puts them together."""

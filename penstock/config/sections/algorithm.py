@@ -1,0 +1,152 @@
+"""How the learner learns: a section for each algorithm, chosen by `algorithm.name`.
+
+The core reads an `AlgorithmSection`; all else is between a section and its algorithm. A new algorithm
+adds its section here, to `AnyAlgorithm`, and its class to `learner.algorithms`. Those that learn from replay are in
+`penstock.config.sections.replay`, those of token sequences in `penstock.config.sections.token`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+
+from penstock.config.sections.algorithm_section import AlgorithmSection
+from penstock.config.sections.on_policy import OnPolicySection
+from penstock.config.sections.replay import DQNSection, SACSection
+from penstock.config.sections.section import Fraction, NonNegative, Positive, PositiveReal
+from penstock.config.sections.token import TokenPPOSection
+
+DEFAULT_ALGORITHM: Final = "ppo"
+
+
+class PPOSection(OnPolicySection):
+    """Proximal policy optimisation."""
+
+    name: Literal["ppo"] = "ppo"
+    """Which algorithm, a choice."""
+    epochs: Positive = 4
+    """Passes over each batch, which is trained once: the most uses of a step."""
+    stale_epochs: Positive | None = None
+    """Passes over those of its steps that are more than `staleness` updates old; none: as many."""
+    mask_after: Positive | None = None
+    """Steps older than this many updates are left out of the losses, their fragments count as trained; none: off, see `stale_after`."""
+    minibatches: Positive = 4
+    """Gradient steps per epoch."""
+    advantage: Literal["gae", "vtrace"] = "gae"
+    """How advantages and value targets are estimated, once per batch with the current critic; a choice."""
+    objective: Literal["decoupled", "coupled"] = "decoupled"
+    """A choice. decoupled: clip around the policy at batch start (Hilton et al. 2021); coupled: around the behaviour policy."""
+    rho_clip: NonNegative = 1.0
+    """ρ̄ of V-trace, a ratio of probabilities."""
+    c_clip: NonNegative = 1.0
+    """c̄ of V-trace, a ratio of probabilities."""
+    behaviour_weight_cap: NonNegative = 5.0
+    """Largest π_prox/μ of the decoupled objective, a ratio of probabilities."""
+    clip_range: NonNegative = 0.2
+    """ε of the surrogate, a ratio of probabilities."""
+    clip_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the clip range over `learner.total_steps` environment steps, a choice; linear and cosine end at 0."""
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    """Where the advantage is negative the surrogate stays above this multiple of it (Ye et al. 2020), a ratio such as 3; none: off."""
+    value_clip: NonNegative | None = None
+    """Largest change of a value in one update, in the unit of the scaled return; none: off."""
+    target_kl: NonNegative | None = None
+    """Stop the epochs of an update when KL(π_prox‖π_θ) exceeds 1.5 times this, in nats; none: off."""
+    adaptive_kl: PositiveReal | None = None
+    """Raise or lower the learning rate after each update to keep its KL(π_prox‖π_θ) near this, in nats; none: off."""
+    learning_rate_range: tuple[PositiveReal, PositiveReal] = (1e-6, 1e-2)
+    """Lowest and highest learning rate that `adaptive_kl` may choose, per gradient step."""
+
+    @field_validator("adaptive_kl")
+    @classmethod
+    def _has_one_course(cls, target: float | None, info: ValidationInfo) -> float | None:
+        schedule = info.data.get("learning_rate_schedule", "constant")
+        if target is not None and schedule != "constant":
+            raise ValueError(
+                f"learning_rate_schedule={schedule} sets the rate, too; say constant or leave one out"
+            )
+        return target
+
+    @field_validator("learning_rate_range")
+    @classmethod
+    def _is_a_range(cls, bounds: tuple[float, float]) -> tuple[float, float]:
+        if bounds[0] > bounds[1]:
+            raise ValueError("the lowest comes first")
+        return bounds
+
+
+class ImpalaSection(OnPolicySection):
+    """Importance-weighted actor-learner: V-trace actor-critic, one gradient step per batch."""
+
+    name: Literal["impala"] = "impala"
+    """Which algorithm, a choice."""
+    gae_lambda: Fraction = 1.0
+    """λ of V-trace, per step; 1 as published."""
+    rho_clip: NonNegative = 1.0
+    """ρ̄ of V-trace, a ratio of probabilities; for value targets and policy gradient."""
+    c_clip: NonNegative = 1.0
+    """c̄ of V-trace, a ratio of probabilities."""
+    normalise_advantages: bool = False
+    """Standardise the advantages of each batch over its valid steps; yes or no."""
+
+
+class ReinforceSection(OnPolicySection):
+    """REINFORCE with a learned baseline, one gradient step per batch."""
+
+    name: Literal["reinforce"] = "reinforce"
+    """Which algorithm, a choice."""
+    advantage: Literal["monte-carlo", "gae"] = "monte-carlo"
+    """A choice. monte-carlo: returns less the baseline, bootstrapped where an unroll ends before its episode; gae: λ-returns."""
+
+
+class CloneSection(AlgorithmSection):
+    """How a policy is cloned from a recording (`penstock train --from`): the actions in it are made likely."""
+
+    name: Literal["clone"] = "clone"
+    """Which algorithm, a choice."""
+    batch_steps: Positive = 1024
+    """Steps of one update."""
+    passes: Positive = 20
+    """Passes over the recording, each in another order."""
+    minibatches: Positive = 4
+    """Gradient steps of an update."""
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Share of the recording's fragments that is never trained on, and measured after every update."""
+    learning_rate: NonNegative = 1e-3
+    """Step size of Adam."""
+    adam_epsilon: NonNegative = 1e-8
+    """ε of Adam."""
+    max_gradient_norm: NonNegative = 0.0
+    """Gradients are scaled down to this norm; 0: off."""
+    value_coefficient: NonNegative = 0.0
+    """Weight of fitting the critic to the returns; 0: it is left as it is."""
+
+    @property
+    def begun_lag(self) -> float:
+        """Nobody acts while a recording is read: as little as without lock-step."""
+        return 1
+
+    @property
+    def update_steps(self) -> int:
+        """B."""
+        return self.batch_steps
+
+
+def _tag(value: Any) -> str:
+    """The algorithm that a section is for, written or made."""
+    name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
+    return DEFAULT_ALGORITHM if name is None else str(name)
+
+
+AnyAlgorithm = Annotated[
+    Annotated[PPOSection, Tag("ppo")]
+    | Annotated[ImpalaSection, Tag("impala")]
+    | Annotated[ReinforceSection, Tag("reinforce")]
+    | Annotated[CloneSection, Tag("clone")]
+    | Annotated[DQNSection, Tag("dqn")]
+    | Annotated[SACSection, Tag("sac")]
+    | Annotated[TokenPPOSection, Tag("token_ppo")],
+    Field(description="How the learner learns; `algorithm.name` says which of the sections it is."),
+    Discriminator(_tag),
+]
+"""The section of any algorithm that there is; the default is PPO's."""

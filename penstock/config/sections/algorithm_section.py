@@ -1,0 +1,44 @@
+"""What is asked of the section of every algorithm."""
+
+import math
+
+from penstock.config.sections.policy import PolicySection
+from penstock.config.sections.section import Fraction, Section
+
+
+class AlgorithmSection(Section):
+    """What the core reads of every algorithm."""
+
+    name: str
+    """Which algorithm, a choice."""
+    discount: Fraction = 0.99
+    """γ, per step."""
+
+    @property
+    def lock_step(self) -> bool:
+        """Rounds replace the budget."""
+        return False
+
+    @property
+    def begun_lag(self) -> float:
+        """Updates that experience may lag behind when it is begun; ∞ where experience is remembered."""
+        return math.inf
+
+    @property
+    def update_steps(self) -> int:
+        """Steps that an update takes from the log; 0 where it samples from memory."""
+        return 0
+
+    @property
+    def steps_before_updates(self) -> int:
+        """Steps that are gathered before the first update."""
+        return self.update_steps
+
+    @property
+    def remembered_steps(self) -> int:
+        """Most steps that are kept to learn from again; 0: each is forgotten behind its update."""
+        return 0
+
+    def policy_section(self, section: PolicySection) -> PolicySection:
+        """The policy that the algorithm learns, where another was asked for."""
+        return section

@@ -1,0 +1,77 @@
+"""The process that learns, and what measures its policy."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from penstock.config.sections.section import NonNegative, Positive, PositiveReal, Section
+from penstock.wire.limits import MAX_EPISODES_PER_REPORT
+
+
+class LearnerSection(Section):
+    """The process that learns."""
+
+    total_steps: Positive | None = None
+    """The run ends after this many environment steps; none: the workload's default."""
+    target_return: float | None = None
+    """The run ends when the evaluated mean return reaches this; none: the environment's own threshold."""
+    stop_at_target: bool = True
+    """Evaluate when the last 20 training episodes reach the target, and stop when the evaluation does."""
+    checkpoint_interval_s: NonNegative = 30.0
+    """Seconds between checkpoints."""
+    keep_checkpoints: Annotated[int, Field(ge=2)] = 3
+    """Committed checkpoints kept on disk."""
+    keep_best: bool = False
+    """Make a checkpoint whenever an evaluation is asked for, and keep that of the best one however old; `penstock train --resume RUN --best` goes on from it."""
+    prefetch_batches: Positive = 2
+    """Batches read ahead of the update."""
+    lease_ttl_s: PositiveReal = 15.0
+    """Another learner may take over this long after the last renewal, in seconds of Redis time."""
+    threads: Positive = 1
+    """Threads of the update."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: CUDA where there is one."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: the networks of an update run in mixed precision; weights, losses and moments stay float32."""
+    compile: bool = False
+    """Compile the networks of an update with torch.compile: the first updates take minutes."""
+    ranks: Positive = 1
+    """Processes of this machine that share each update; under torchrun, which then says how many, 1."""
+    rank_timeout_s: PositiveReal = 120.0
+    """Ranks that do not meet, or a rank that does not answer another, end the learner after this long, in seconds."""
+    plaintext_ranks: bool = False
+    """Allow ranks on several machines, which exchange gradients and weights unencrypted."""
+    stall_timeout_s: Positive = 300
+    """Longest time without an update while not paused, in seconds: health turns red, and the run ends as failed."""
+    keep_every_updates: Positive | None = None
+    """Register the version that follows every so many updates, beside the best and the last; none: only those two."""
+    record: Path | None = None
+    """Record what the learner consumes in this folder, to be replayed by `penstock train --from`; none: not."""
+    record_max_bytes: Positive = 8 * 1024**3
+    """Most bytes of a recording: it ends there, and learning goes on."""
+    feed_from: Path | None = None
+    """Learn from the recording in this folder and not from actors; `penstock train --from` sets it."""
+    probe_tolerance: NonNegative = 1e-3
+    """Most that an actor's answer to the probe may differ from the learner's answer r, times 1 + |r|."""
+
+
+class EvaluationSection(Section):
+    """Separate environments that only measure."""
+
+    episodes: Annotated[int, Field(gt=0, le=MAX_EPISODES_PER_REPORT)] = 100
+    """Episodes of one evaluation; the i-th is seeded with `seed` + i."""
+    seed: Annotated[int, Field(ge=0)] = 1_000_000
+    """First seed."""
+    deterministic: bool = True
+    """Play the most likely action; false: draw actions as in training. This is what counts: solves, is best, is patience judged by."""
+    both: bool = False
+    """Play the other way as well, on the same seeds, and report it beside; takes twice as long."""
+    interval_steps: Positive | None = None
+    """Evaluate the newest version every so many environment steps; none: only when the target is in reach and at the end."""
+    patience: Positive | None = None
+    """End the run after so many evaluations in a row without an improvement, and publish the best version again as the newest; needs `interval_steps`. None: neither."""
+    min_improvement: NonNegative = 0.0
+    """Least by which a mean return must exceed the best one to be an improvement, in units of return."""
+    timeout_s: Positive = 600
+    """Give up waiting for an evaluation after this long, in seconds."""

@@ -1,0 +1,68 @@
+"""What algorithms have in common that learn from each batch once and forget it."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from penstock.config.sections.algorithm_section import AlgorithmSection
+from penstock.config.sections.section import Count, Fraction, NonNegative, Positive
+
+
+class OnPolicySection(AlgorithmSection):
+    """What algorithms have in common that learn from each batch once and forget it."""
+
+    batch_steps: Positive = 2048
+    """Environment steps of one update (B)."""
+    staleness: Count = 1
+    """Updates that experience may lag behind when it is begun (S); 0: lock-step."""
+    stale_after: Positive | None = None
+    """Fragments older than this many updates at their turn are dropped as stale (H); default 4(S+1)."""
+    gae_lambda: Fraction = 0.95
+    """λ of GAE and V-trace, per step."""
+    value_coefficient: NonNegative = 0.5
+    """Weight of the value loss, a ratio."""
+    entropy_coefficient: float = 0.0
+    """Weight of the entropy bonus, per nat."""
+    entropy_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """The weight of the entropy bonus is multiplied by this after every update, a ratio; 1: constant."""
+    entropy_floor: NonNegative = 0.0
+    """The decaying weight of the entropy bonus stays at or above this, per nat."""
+    normalise_advantages: bool = True
+    """Standardise the advantages of each batch over its valid steps; yes or no."""
+    scale_rewards: bool = False
+    """Divide rewards by the running standard deviation of the discounted return (stays in the learner); yes or no."""
+    learning_rate: NonNegative = 3e-4
+    """Step size of Adam, per gradient step."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate over `learner.total_steps` environment steps, a choice; linear and cosine end at 0."""
+    warmup_updates: Count = 0
+    """Updates over which the learning rate rises from 0, whatever its schedule."""
+    adam_epsilon: NonNegative = 1e-5
+    """ε of Adam, in the unit of a gradient."""
+    max_gradient_norm: NonNegative = 0.5
+    """Gradients are scaled down to this norm, in the unit of a gradient; 0: off."""
+
+    @field_validator("entropy_floor")
+    @classmethod
+    def _floor_lies_below(cls, floor: float, info: ValidationInfo) -> float:
+        start = info.data.get("entropy_coefficient", floor)
+        if info.data.get("entropy_decay", 1.0) < 1.0 and floor > start:
+            raise ValueError(
+                f"lies above entropy_coefficient={start:g}; a weight that decays begins above its floor"
+            )
+        return floor
+
+    @property
+    def lock_step(self) -> bool:
+        """S = 0."""
+        return self.staleness == 0
+
+    @property
+    def begun_lag(self) -> float:
+        """S."""
+        return self.staleness
+
+    @property
+    def update_steps(self) -> int:
+        """B."""
+        return self.batch_steps

@@ -1,0 +1,28 @@
+"""Who may talk to whom."""
+
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from penstock.config.sections.section import Section
+
+
+class SecuritySection(Section):
+    """Who may talk to whom."""
+
+    insecure: bool = False
+    """Allow plaintext beyond loopback and unix sockets."""
+    tls_certificate: Path | None = None
+    """PEM file of this process's certificate chain."""
+    tls_key: Path | None = None
+    """PEM file of its key."""
+    tls_authority: Path | None = None
+    """PEM file of the authority that signs the peers."""
+    token_file: Path | None = None
+    """File with the token that this process shows over TLS, where the server asks for tokens."""
+    accepted_tokens: Path | None = None
+    """File with the digests of the tokens that this server accepts, in place of client certificates; `penstock certificates` writes it."""
+    redis_password: SecretStr | None = None
+    """Password of the Redis user; one in the URL goes before it. Never written to a file."""
+    redis_password_file: Path | None = None
+    """File with that password, where it is not set otherwise."""

@@ -1,0 +1,68 @@
+"""How the learner learns where actions are the tokens of a text and an episode is one response."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from penstock.config.sections.on_policy import OnPolicySection
+from penstock.config.sections.section import Count, Fraction, NonNegative, Positive, PositiveReal
+
+
+class TokenPPOSection(OnPolicySection):
+    """Proximal policy optimisation of a language model, token by token, held near the policy it began with."""
+
+    name: Literal["token_ppo"] = "token_ppo"
+    """Which algorithm, a choice."""
+    discount: Fraction = 1.0
+    """γ, per token."""
+    advantage: Literal["gae", "group", "reinforce"] = "gae"
+    """A choice. gae: with the critic; group: return less that of other responses to the same prompt (Shao et al. 2024); reinforce: less that of the other responses of the batch. Only the first has a critic."""
+    epochs: Positive = 2
+    """Passes over each batch, which is trained once: the most uses of a token."""
+    minibatches: Positive = 4
+    """Gradient steps per epoch, each on whole responses."""
+    micro_batch_tokens: Positive = 16_384
+    """Token places, padding too, that are in memory at once: a minibatch is gone through in such parts, which changes nothing but memory. A longer response is a part alone."""
+    behaviour_weight_cap: NonNegative = 2.0
+    """Largest π_prox/μ of a token, a ratio of probabilities."""
+    clip_range: NonNegative = 0.2
+    """ε of the surrogate, a ratio of probabilities."""
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    """Where the advantage is negative the surrogate stays above this multiple of it (Ye et al. 2020), a ratio such as 3; none: off."""
+    target_kl: NonNegative | None = None
+    """Stop the epochs of an update when KL(π_prox‖π_θ) exceeds 1.5 times this, in nats per token; none: off."""
+    kl_coefficient: NonNegative = 0.05
+    """β, per nat: weight of KL(π‖reference) in the reward of every token; where there is a `kl_target`, at the start; 0: the reference is not read."""
+    kl_target: PositiveReal | None = None
+    """KL(π‖reference) that β is adapted to (Ziegler et al. 2019), in nats per response; none: β is fixed."""
+    kl_horizon: PositiveReal = 10_000.0
+    """Responses over which β follows: a batch of n changes it by at most 20 % · n / horizon."""
+    log_ratio_bound: PositiveReal = 10.0
+    """The log-ratio to the reference enters the reward within ± this many nats."""
+    eos_penalty: NonNegative = 0.0
+    """Taken from the reward of a response that its length ended, in the unit of the score."""
+    normalise_advantages: bool = True
+    """Mean 0 and deviation 1 over the tokens of a batch of two responses or more; with `group`: divide by the deviation within it."""
+    scale_rewards: Literal[False] = False
+    """Never: scores have a scale of their own, to which `kl_coefficient` is chosen."""
+    learning_rate: NonNegative = 1e-5
+    """Step size of Adam for the policy, per gradient step; LoRA wants about ten times that of full fine-tuning."""
+    max_gradient_norm: NonNegative = 1.0
+    """Gradients of policy and of critic are scaled down to this norm, each by itself; 0: off."""
+    critic_learning_rate: NonNegative = 1e-4
+    """Step size of Adam for the value head, per gradient step."""
+    critic_warmup_updates: Count = 0
+    """First updates in which only the value head learns."""
+    value_lambda: Fraction = 1.0
+    """λ of the value targets, per token; 1: returns, without bias (Yuan et al. 2025)."""
+    value_coefficient: NonNegative = 0.1
+    """Weight of the value loss where it reaches the policy's own weights, a ratio."""
+    value_clip: NonNegative | None = 0.2
+    """Largest change of a value in one update, in the unit of the score; none: off."""
+
+    @field_validator("kl_target")
+    @classmethod
+    def _can_adapt(cls, target: float | None, info: ValidationInfo) -> float | None:
+        if target is not None and info.data.get("kl_coefficient") == 0.0:
+            raise ValueError("kl_coefficient=0 is multiplied and stays 0; begin with another, such as 0.05")
+        return target

@@ -1,0 +1,203 @@
+"""The one configuration model: TOML, then environment, then `--set`; unknown keys are errors.
+
+Every knob has a line of help and, where it has one, a unit. Environment variables are
+`PENSTOCK_SECTION__KEY`. Values that are None are chosen by the workload's defaults or the machine.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from penstock.config.redis_url import split_password
+from penstock.config.sections.actor import ActorSection
+from penstock.config.sections.algorithm import (
+    AnyAlgorithm,
+    CloneSection,
+    ImpalaSection,
+    PPOSection,
+    ReinforceSection,
+)
+from penstock.config.sections.algorithm_section import AlgorithmSection
+from penstock.config.sections.broker import BrokerSection
+from penstock.config.sections.environment import EnvironmentSection
+from penstock.config.sections.learner import EvaluationSection, LearnerSection
+from penstock.config.sections.observability import LogsSection, MetricsSection, TracingSection
+from penstock.config.sections.on_policy import OnPolicySection
+from penstock.config.sections.policy import PolicySection
+from penstock.config.sections.replay import DQNSection, ReplaySection, SACSection
+from penstock.config.sections.section import Section
+from penstock.config.sections.security import SecuritySection
+from penstock.config.sections.serving import ServingSection
+from penstock.config.sections.token import TokenPPOSection
+
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "ActorSection",
+    "AlgorithmSection",
+    "BrokerSection",
+    "CloneSection",
+    "ConfigurationError",
+    "DQNSection",
+    "EnvironmentSection",
+    "EvaluationSection",
+    "ImpalaSection",
+    "LearnerSection",
+    "LogsSection",
+    "MetricsSection",
+    "OnPolicySection",
+    "PPOSection",
+    "PolicySection",
+    "ReinforceSection",
+    "ReplaySection",
+    "SACSection",
+    "Section",
+    "SecuritySection",
+    "ServingSection",
+    "Settings",
+    "TokenPPOSection",
+    "TracingSection",
+    "from_environment",
+    "load",
+    "merge",
+    "parse_assignment",
+    "parse_toml",
+    "redis_layer",
+]
+
+ENVIRONMENT_PREFIX = "PENSTOCK_"
+_SECRETS = ("security.redis_password", "serving.registry", "tracing.endpoint")
+
+
+class ConfigurationError(ValueError):
+    """A configuration that cannot be used; the message names key, value and remedy."""
+
+
+def _algorithm_name(value: Any) -> str:
+    """Which section the algorithm's is; PPO's where it does not say."""
+    name = value.get("name", "ppo") if isinstance(value, Mapping) else getattr(value, "name", "ppo")
+    return str(name)
+
+
+class Settings(Section):
+    """The whole configuration of a run."""
+
+    run: str = ""
+    """Name of the run; empty: `penstock train` makes one from the environment and a random suffix. A learner on its own must be given one."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the run."""
+    workload: str = "control"
+    """Installed workload."""
+    environment: EnvironmentSection = EnvironmentSection()
+    policy: PolicySection = PolicySection()
+    algorithm: AnyAlgorithm = PPOSection()
+    actor: ActorSection = ActorSection()
+    broker: BrokerSection = BrokerSection()
+    learner: LearnerSection = LearnerSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    serving: ServingSection = ServingSection()
+    security: SecuritySection = SecuritySection()
+    metrics: MetricsSection = MetricsSection()
+    logs: LogsSection = LogsSection()
+    tracing: TracingSection = TracingSection()
+
+
+def parse_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file; raises ConfigurationError that names file and line."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}; give a TOML file that can be read") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: not TOML: {error}") from error
+
+
+def parse_assignment(text: str) -> dict[str, Any]:
+    """`section.key=value` as nested dictionaries; the value is TOML where it parses, else a string.
+
+    A secret is a string, whatever it looks like.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigurationError(f"--set {text!r}: write section.key=value")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    if key in _SECRETS and not isinstance(parsed, str):
+        parsed = value
+    for part in reversed(key.split(".")):
+        parsed = {part: parsed}
+    return dict(parsed)
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Every `PENSTOCK_SECTION__KEY=value` as nested dictionaries."""
+    merged: dict[str, Any] = {}
+    for name, value in environ.items():
+        if name.startswith(ENVIRONMENT_PREFIX) and "__" in name:
+            key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            merged = merge(merged, parse_assignment(f"{key}={value}"))
+    return merged
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, section by section."""
+    result = dict(base)
+    for key, value in over.items():
+        inner = result.get(key)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping) and key != "kwargs":
+            result[key] = merge(inner, value)
+        else:
+            result[key] = value
+    return result
+
+
+def load(layers: Iterable[Mapping[str, Any]]) -> Settings:
+    """Validate the layers laid on one another, first to last.
+
+    A password in `broker.redis` becomes `security.redis_password`: the URL may be shown, the secret may not.
+    Raises ConfigurationError with a line per mistake: key, value and what is allowed.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = merge(merged, layer)
+    merged = merge(merged, _without_url_password(merged))
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(_explain(dict(e)) for e in error.errors())) from error
+
+
+def redis_layer(url: str) -> tuple[str, dict[str, Any]]:
+    """A URL without its password, and the password as a layer for `load` (empty when there is none)."""
+    shown, password = split_password(url)
+    return shown, {} if password is None else {"security": {"redis_password": password}}
+
+
+def _without_url_password(merged: Mapping[str, Any]) -> dict[str, Any]:
+    section = merged.get("broker")
+    url = section.get("redis") if isinstance(section, Mapping) else None
+    if not isinstance(url, str):
+        return {}
+    shown, secret = redis_layer(url)
+    return {"broker": {"redis": shown}} | secret if secret else {}
+
+
+def _explain(error: dict[str, Any]) -> str:
+    place, chosen = [str(part) for part in error["loc"]], ""
+    if place[0] == "algorithm" and len(place) > 1:
+        # Pydantic names the chosen member of the union there, too.
+        chosen = f" of algorithm.name={place.pop(1)!r}"
+    key = ".".join(place)
+    match error["type"]:
+        case "extra_forbidden":
+            return f"{key}: unknown key; `penstock train --print-config` lists the known ones{chosen}"
+        case "union_tag_invalid":
+            return f"{key}.name={error['ctx']['tag']!r}: not known; use {error['ctx']['expected_tags']}"
+        case _:
+            shown = "**********" if key in _SECRETS else repr(error["input"])
+            return f"{key}={shown}: {error['msg']}"

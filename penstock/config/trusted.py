@@ -1,0 +1,44 @@
+"""Modules that this process may import although somebody else names them.
+
+A run specification comes over the network or out of a run's folder; what it names is imported only when
+`actor.allow_modules` of this process, never of the specification, holds it. Nor is a file read or an address
+called that it names: `actor.places` of this process says where things are.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from penstock.config.settings import ConfigurationError
+
+
+def module_of(name: str) -> str:
+    """The module of `module:Name`, "" where there is none."""
+    return name.rpartition(":")[0]
+
+
+def check_trusted(key: str, name: str, allowed: Collection[str]) -> None:
+    """Raises ConfigurationError with the remedy when the module of `name` is not `allowed`. key: of the setting."""
+    module = module_of(name)
+    if module and module not in allowed:
+        raise ConfigurationError(
+            f"{key}={name!r}: the run asks this process to import {module!r}; "
+            f"say --set 'actor.allow_modules=[\"{module}\"]' if you trust it"
+        )
+
+
+def placed(
+    section: str, told: Mapping[str, Any], keys: Collection[str], places: Mapping[str, str]
+) -> dict[str, Any]:
+    """Arguments that a specification told, with those under `keys` from `places` of this process.
+
+    section: their name. A key that the run does not use stays as it is. Raises ConfigurationError for one that
+    `places` lacks.
+    """
+    missing = sorted(key for key in keys if told.get(key) and key not in places)
+    if missing:
+        key = missing[0]
+        raise ConfigurationError(
+            f"{section}.{key}={told[key]!r}: places are not taken from a run's specification; say where this machine "
+            f"has it with --set 'actor.places.{key}=\"…\"'"
+        )
+    return {**told, **{key: places[key] for key in keys if told.get(key)}}

@@ -1,0 +1,120 @@
+"""What kind of work a run does: a record of module paths, found by entry point.
+
+Paths, not imports: each role loads only its own side, so an actor imports no learner and a broker
+neither. A path is "module:function".
+"""
+
+import importlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, Final
+
+from penstock.config.estimate import Range, Scores
+from penstock.config.settings import ConfigurationError, Settings
+
+GROUP: Final = "penstock.workloads"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """An installed workload.
+
+    Every field but `name` and `places` is a path for `load`; defaults are for one forward pass per step.
+    """
+
+    name: str
+    environment: str
+    """(section: EnvironmentSection, count: int, seed: int) → gymnasium.vector.VectorEnv."""
+    spaces: str
+    """(section: EnvironmentSection) → (observation Space, action Space) of one environment."""
+    policy: str
+    """(observation Space, action Space, PolicySection, seed: int) → Policy."""
+    defaults: str
+    """(environment id: str, algorithm name: str) → dict, a layer for `settings.load`."""
+    target: str
+    """(section: EnvironmentSection) → mean return that counts as solved, or None."""
+    model: str = "learner.model.stepwise:make_model"
+    """(Settings, this record, learner Group, torch device) → learner Model."""
+    crew: str = "actor.rollout.generator:make_crew"
+    """(RunSpecification, Settings of this process, Health) → what a rollout worker acts with, `actor.rollout.loop.Crew`."""
+    player: str = "actor.evaluation.runner:make_player"
+    """(RunSpecification, Settings of this process, episodes: int or None) → what measures, `actor.evaluation.runner.Player`."""
+    places: tuple[str, ...] = ()
+    """Keys of `environment.kwargs` and `policy.kwargs` that say where something lies or who is asked: an actor reads
+    them in its own `actor.places`, never in a specification."""
+    prepare: str = ""
+    """(Settings, run folder: Path, Progress) → Settings: makes what a run needs before its processes start; "": nothing.
+    Called at every start, so it keeps what it finds made."""
+    rehearse: str = ""
+    """(Settings, folder: Path, Progress) → `Rehearsal`: as `prepare`, in a folder that is thrown away, with a few steps of
+    each long training, for `penstock train --dry-run`; "": `prepare` itself is what is measured."""
+    longest: str = ""
+    """(section: EnvironmentSection) → most steps of an episode, or None; "": not known."""
+    services: str = ""
+    """(Settings, folder of sockets: Path) → `Services`, the processes that a run has beside the core's; "": none."""
+    artefacts: str = ""
+    """(Settings, run folder: Path, summary: dict) → None: what a run leaves beside the core's files; "": nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Processes of a workload's own.
+
+    commands: arguments of `penstock` by the service's name. places: what `actor.places` of the run's actors says of
+    them, over the configuration: where they listen.
+    """
+
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortened:
+    """A training of which a rehearsal made a few steps. seconds: what they took. whole_seconds: what all will take."""
+
+    name: str
+    seconds: float
+    whole_seconds: Range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """A preparation in short. settings: name what was made, good enough to be run with. scores: of what it was made from."""
+
+    settings: Settings
+    shortened: tuple[Shortened, ...] = ()
+    scores: Mapping[str, Scores] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a long preparation is given. say: tells the user. stop: set when it must end early, by Interrupted."""
+
+    say: Callable[[str], None]
+    stop: threading.Event
+
+
+def find(name: str) -> Workload:
+    """The installed workload of that name; raises ConfigurationError that lists the installed."""
+    installed = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in installed:
+        known = ", ".join(sorted(installed)) or "none"
+        raise ConfigurationError(f"workload={name!r}: not installed; installed: {known}")
+    workload = installed[name].load()
+    if not isinstance(workload, Workload):
+        raise ConfigurationError(f"workload={name!r}: {installed[name].value} is not a Workload record")
+    return workload
+
+
+def load(path: str) -> Callable[..., Any]:
+    """The function at "module:function"; raises ConfigurationError that names the path."""
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"{path!r} cannot be loaded: {error}") from error
+    if not callable(found):
+        raise ConfigurationError(f"{path!r} is not a function")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,203 @@
+"""With what a process proves who it is, and where it may do without.
+
+Plaintext is allowed on loopback; anywhere else only when `insecure` is said. Unix sockets are always
+plaintext: the permissions of their folder say who may connect. Over TLS a server asks its callers for a
+certificate of `authority`, or, where it has a file of accepted tokens, for one of those.
+Certificates are rotated by replacing the files: a server reads them again before the next handshake, a
+client's channel is built anew (`rotation`).
+"""
+
+import ipaddress
+import logging
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from penstock.rpc.bearer_tokens import TokenFile
+from penstock.rpc.tls_files import TlsFiles
+
+log = logging.getLogger(__name__)
+
+
+class AddressInUse(OSError):
+    """Another process serves this address; the message names it and the remedy."""
+
+
+class Proof(Enum):
+    """What a server asks its callers for."""
+
+    NOTHING = "nothing"
+    CERTIFICATE = "certificate"
+    TOKEN = "token"  # noqa: S105 - not one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """PEM bytes of this process's certificate chain and key, and of the authority of its peers.
+
+    `token_file`: a client's own token; `accepted_tokens`: those that a server knows (`tokens`).
+    """
+
+    insecure: bool = False
+    certificate: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+    authority: bytes | None = None
+    token_file: Path | None = None
+    accepted_tokens: Path | None = None
+    files: TlsFiles = field(default_factory=TlsFiles)
+    stamp: tuple[tuple[int, int, int], ...] = field(default=(), repr=False)
+
+    @classmethod
+    def from_files(
+        cls,
+        *,
+        insecure: bool,
+        certificate: Path | None,
+        key: Path | None,
+        authority: Path | None,
+        token_file: Path | None = None,
+        accepted_tokens: Path | None = None,
+    ) -> "Credentials":
+        """Read the files; raises ValueError for a certificate without its key or with another's, OSError."""
+        if (certificate is None) != (key is None):
+            raise ValueError(f"tls_certificate={certificate} tls_key={key}: give both or neither")
+        files = TlsFiles(certificate=certificate, key=key, authority=authority)
+        stamp = files.stamp()
+        read = cls(
+            insecure=insecure,
+            certificate=certificate.read_bytes() if certificate else None,
+            key=key.read_bytes() if key else None,
+            authority=authority.read_bytes() if authority else None,
+            token_file=token_file,
+            accepted_tokens=accepted_tokens,
+            files=files,
+            stamp=stamp,
+        )
+        files.check_pair()
+        return read
+
+    def renewed(self) -> "Credentials | None":
+        """These credentials from files that were replaced since; None while they were not, or not wholly."""
+        try:
+            stamp = self.files.stamp()
+            if stamp == self.stamp:
+                return None
+            fresh = Credentials.from_files(
+                insecure=self.insecure,
+                certificate=self.files.certificate,
+                key=self.files.key,
+                authority=self.files.authority,
+                token_file=self.token_file,
+                accepted_tokens=self.accepted_tokens,
+            )
+        except (OSError, ValueError) as error:
+            log.warning("the TLS files cannot be used now, the old ones stay", extra={"error": str(error)})
+            return None
+        # Replaced once more while they were read: the next look finds them whole.
+        return fresh if fresh.stamp == stamp == self.files.stamp() else None
+
+    def proof(self, address: str) -> Proof:
+        """What a server with these credentials asks the callers of an address for."""
+        if address.startswith("unix:") or self.certificate is None:
+            return Proof.NOTHING
+        if self.accepted_tokens is not None:
+            return Proof.TOKEN
+        return Proof.NOTHING if self.authority is None else Proof.CERTIFICATE
+
+    def for_server(self, address: str) -> grpc.ServerCredentials | None:
+        """TLS of a server, None for plaintext; raises ValueError where anybody could call it from afar."""
+        proof = self.proof(address)
+        if self.certificate is None or address.startswith("unix:"):
+            check_plaintext(address, insecure=self.insecure)
+            return None
+        if proof is Proof.NOTHING and not self.insecure:
+            raise ValueError(
+                f"address={address!r}: callers would prove nothing; set security.tls_authority (certificates) "
+                "or security.accepted_tokens, or say --insecure"
+            )
+        rotation = _ServerRotation(self, asks_certificate=proof is Proof.CERTIFICATE)
+        fetch: Any = rotation.fetch  # the stubs do not know that None means no change
+        return grpc.dynamic_ssl_server_credentials(
+            rotation.configuration(), fetch, proof is Proof.CERTIFICATE
+        )
+
+    def for_channel(self, address: str) -> grpc.ChannelCredentials | None:
+        """TLS of a client, None for plaintext; raises ValueError for plaintext that was not asked for."""
+        nothing = self.authority is None and self.certificate is None and self.token_file is None
+        if nothing or address.startswith("unix:"):
+            check_plaintext(address, insecure=self.insecure)
+            return None
+        tls = grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
+        if self.token_file is None:
+            return tls
+        token = grpc.metadata_call_credentials(TokenFile(self.token_file))
+        return grpc.composite_channel_credentials(tls, token)
+
+
+class _ServerRotation:
+    """Gives gRPC, before every handshake, the certificate of the files as they are by then."""
+
+    def __init__(self, credentials: Credentials, *, asks_certificate: bool) -> None:
+        self._credentials = credentials
+        self._asks_certificate = asks_certificate
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        """What gRPC is given."""
+        now = self._credentials
+        roots = now.authority if self._asks_certificate else None
+        pair = (now.key or b"", now.certificate or b"")
+        return grpc.ssl_server_certificate_configuration([pair], roots)
+
+    def fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """None while nothing changed. Called by threads of gRPC, one handshake at a time or several."""
+        fresh = self._credentials.renewed()
+        if fresh is None:
+            return None
+        self._credentials = fresh
+        log.info("TLS files were replaced: new connections use them")
+        return self.configuration()
+
+
+def check_plaintext(address: str, *, insecure: bool) -> None:
+    """Raise ValueError when plaintext would leave this machine without having been asked for."""
+    if not insecure and not is_local(address):
+        raise ValueError(
+            f"address={address!r}: plaintext beyond loopback; set security.tls_certificate, "
+            "security.tls_key and security.tls_authority, or say --insecure"
+        )
+
+
+def is_local(address: str) -> bool:
+    """Whether an address is a unix socket or loopback."""
+    if address.startswith("unix:"):
+        return True
+    host = address.removeprefix("dns:///").rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_address(address: str) -> str:
+    """Return `address` when it is HOST:PORT or unix:/path; raises ValueError with the remedy."""
+    if address.startswith("unix:"):
+        _check_socket_path(address.removeprefix("unix:"))
+        return address
+    host, _, port = address.removeprefix("dns:///").rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > _MAX_PORT:
+        raise ValueError(f"address={address!r}: write HOST:PORT or unix:/path")
+    return address
+
+
+_MAX_PORT = 65535
+_MAX_SOCKET_PATH = 107
+
+
+def _check_socket_path(path: str) -> None:
+    if not path or len(path.encode()) > _MAX_SOCKET_PATH:
+        raise ValueError(f"address='unix:{path}': a socket path has 1 to {_MAX_SOCKET_PATH} bytes")

@@ -1,0 +1,230 @@
+"""What every call passes before anything of it is parsed: who calls, may they, and not too much.
+
+    bytes ─► identity (certificate or token) ─► run ─► table (`access`) ─► budget ─► parse ─► handler
+               UNAUTHENTICATED         PERMISSION_DENIED         RESOURCE_EXHAUSTED
+
+A token is looked at before the message is even received. On plaintext nobody is asked who he is; budgets
+hold all the same. A budget is that of the caller's name; where several share a certificate or a token,
+or show none, that of the connection (on a unix socket connections cannot be told apart: none).
+The caller is `identity.CALLER` while a handler runs.
+"""
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+
+from penstock.rpc.access import may_call
+from penstock.rpc.auth import Proof
+from penstock.rpc.bearer_tokens import AcceptedTokens
+from penstock.rpc.identity import CALLER, Identity, Unidentified, from_alternative_names
+from penstock.rpc.rate_limits import Budgets, Exceeded
+
+log = logging.getLogger(__name__)
+
+Context = Any
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+Handler = Any
+Check = Callable[[Context, int], Awaitable[str | None]]
+"""Admits a call of so many bytes and says whose budget it is; aborts it otherwise."""
+
+_ALTERNATIVE_NAMES: Final = "x509_subject_alternative_name"
+_COMPLAIN_EVERY_S: Final = 1.0
+
+
+class Denied(Exception):
+    """A call that is not served: status, label of the metric, and text for the caller."""
+
+    def __init__(self, code: grpc.StatusCode, label: str, text: str) -> None:
+        super().__init__(text)
+        self.code, self.label = code, label
+
+
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
+    """See the module. One per server, before all other interceptors."""
+
+    def __init__(
+        self,
+        *,
+        proof: Proof,
+        run: str,
+        budgets: Budgets,
+        tokens: AcceptedTokens | None = None,
+        on_denied: Callable[[str], None] = lambda _label: None,
+    ) -> None:
+        """`run`: whose callers are served; `on_denied` is told why a call was not, as a metric's label."""
+        if proof is Proof.TOKEN and tokens is None:
+            raise ValueError("proof=TOKEN: name the accepted tokens")
+        self._proof, self._run, self._budgets, self._tokens = proof, run, budgets, tokens
+        self._on_denied = on_denied
+        self._gated: dict[str, Handler] = {}
+        self._complained_s = -_COMPLAIN_EVERY_S
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """The handler behind the gate; nothing where there is no such method."""
+        method = handler_call_details.method
+        if self._proof is Proof.TOKEN:
+            try:
+                self._by_token(handler_call_details.invocation_metadata)
+            except Unidentified as error:
+                return self._refusing(method, str(error))
+        if method not in self._gated:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return None
+            self._gated[method] = _gated(handler, self._check_of(method), self._budgets)
+        return self._gated[method]
+
+    def _check_of(self, method: str) -> Check:
+        async def check(context: Context, size: int) -> str | None:
+            try:
+                caller: Identity | None = None
+                if self._proof is not Proof.NOTHING:
+                    caller = self._identify(context)
+                    self._allow(caller, method)
+                    CALLER.set(caller)
+                payer = _payer(caller, context)
+                if payer is not None:
+                    delay_s = self._budgets.reserve(payer, size)
+                    # Not for nothing: even a sleep of 0 is a round of the event loop.
+                    if delay_s > 0:
+                        await asyncio.sleep(delay_s)
+            except Denied as denied:
+                await self._deny(context, method, denied)
+            except Unidentified as error:
+                await self._deny(context, method, _unauthenticated(str(error)))
+            except Exceeded as error:
+                await self._deny(context, method, _over_budget(str(error)))
+            else:
+                return payer
+            raise AssertionError("a denied call was not aborted")
+
+        return check
+
+    def _identify(self, context: Context) -> Identity:
+        """Who calls; raises Unidentified."""
+        if self._proof is Proof.TOKEN:
+            return self._by_token(context.invocation_metadata())
+        return from_alternative_names(context.auth_context().get(_ALTERNATIVE_NAMES, ()))
+
+    def _by_token(self, metadata: Any) -> Identity:
+        shown = [value for key, value in metadata or () if key == "authorization"]
+        if self._tokens is None or len(shown) != 1 or not isinstance(shown[0], str):
+            raise Unidentified("send one token: `authorization: Bearer …` (security.token_file)")
+        return self._tokens.identify(shown[0])
+
+    def _allow(self, caller: Identity, method: str) -> None:
+        if caller.run != self._run:
+            text = f"{caller} is of run {caller.run!r}; here run {self._run!r} is served"
+            raise Denied(grpc.StatusCode.PERMISSION_DENIED, "denied", text)
+        if not may_call(caller.party, method):
+            text = f"{caller}: the party {caller.party} may not call {method}"
+            raise Denied(grpc.StatusCode.PERMISSION_DENIED, "denied", text)
+
+    def _refusing(self, method: str, why: str) -> Handler:
+        """A handler that reads nothing of the message."""
+
+        async def refuse(_requests: Any, context: Context) -> None:
+            await self._deny(context, method, _unauthenticated(why))
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    async def _deny(self, context: Context, method: str, denied: Denied) -> None:
+        self._on_denied(denied.label)
+        now = time.monotonic()
+        if now - self._complained_s >= _COMPLAIN_EVERY_S:
+            self._complained_s = now
+            fields = {"method": method, "peer": context.peer(), "reason": denied.label, "why": str(denied)}
+            log.warning("call denied", extra=fields)
+        await context.abort(denied.code, str(denied))
+
+
+def _unauthenticated(text: str) -> Denied:
+    return Denied(grpc.StatusCode.UNAUTHENTICATED, "unauthenticated", text)
+
+
+def _over_budget(text: str) -> Denied:
+    return Denied(grpc.StatusCode.RESOURCE_EXHAUSTED, "budget", text)
+
+
+def _payer(caller: Identity | None, context: Context) -> str | None:
+    """Whose budget pays: the name's, else the connection's; None where connections look alike."""
+    if caller is not None and caller.name:
+        return str(caller)
+    peer = str(context.peer())
+    return None if peer.startswith("unix") else peer
+
+
+def _gated(handler: Handler, check: Check, budgets: Budgets) -> Handler:
+    """A handler of the same kind that checks first. Unary requests are parsed behind the check."""
+    if handler.request_streaming or handler.response_streaming:
+        return _gated_stream(handler, check, budgets)
+    parse, inner = handler.request_deserializer, handler.unary_unary
+
+    async def call(raw: bytes, context: Context) -> Any:
+        payer = await check(context, len(raw))
+        reply = await inner(parse(raw) if parse else raw, context)
+        if payer is not None:
+            size = len(reply) if isinstance(reply, bytes) else reply.ByteSize()
+            budgets.charge(payer, size)
+            await _keep(context, budgets, payer, size)
+        return reply
+
+    return grpc.unary_unary_rpc_method_handler(call, response_serializer=handler.response_serializer)
+
+
+async def _keep(context: Context, budgets: Budgets, payer: str, size: int) -> None:
+    """Count the reply until it has left; aborts the call of a caller that reads nothing."""
+    try:
+        was_read = budgets.keep(payer, size)
+    except Exceeded as error:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+    else:
+        context.add_done_callback(lambda _context: was_read())
+
+
+async def _paid(
+    messages: AsyncIterator[Any], payer: str, budgets: Budgets, context: Context
+) -> AsyncIterator[Any]:
+    """The messages of a stream, each a call of its caller's budget."""
+    async for message in messages:
+        try:
+            delay_s = budgets.reserve(payer, len(message) if isinstance(message, bytes) else 0)
+        except Exceeded as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
+        yield message
+
+
+def _gated_stream(handler: Handler, check: Check, budgets: Budgets) -> Handler:
+    """Streams are checked when they begin; each of their messages is paid for."""
+    streams = handler.request_streaming
+    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    inner = getattr(handler, kind)
+
+    async def checked(request: Any, context: Context) -> Any:
+        payer = await check(context, 0)
+        return request if payer is None or not streams else _paid(request, payer, budgets, context)
+
+    async def call(request: Any, context: Context) -> Any:
+        return await inner(await checked(request, context), context)
+
+    async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
+        async for reply in inner(await checked(request, context), context):
+            yield reply
+
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    return make(
+        generate if inspect.isasyncgenfunction(inner) else call,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
