@@ -1,7 +1,8 @@
 """An actor of the project in the process of whoever measures: no broker, no network."""
 
 from actor import specification as actor_run
-from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.fragment_builder import FragmentBuilder
+from actor.rollout.header_fields import HeaderFields
 from actor.rollout.seeds import action_seed, environment_seeds
 from penstock.policy.weights import load_into
 from penstock.wire.fragment import Fragment
@@ -33,7 +34,7 @@ class Experience:
         self._sequence += 1
         publication = Publication(version=update + 1, update=update)
         run = self._specification.run
-        stamp = Stamp(run=run, session=1, sequence=self._sequence, weights=publication, round=0)
-        fragment, episodes = self._builder.cut(stamp)
+        fields = HeaderFields(run=run, session=1, sequence=self._sequence, weights=publication, round=0)
+        fragment, episodes = self._builder.cut(fields)
         self.episodes += episodes
         return fragment

@@ -8,7 +8,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.fragment_builder import FragmentBuilder
+from actor.rollout.header_fields import HeaderFields
 from actor.rollout.stepper import Stepper
 from learner.batch import Batch, assemble, check_meaning
 from penstock.config.settings import PolicySection
@@ -79,5 +80,7 @@ class Acting:
             stepped = self._stepper.step(self.policy.environment_action(acted.action))
             self._builder.record(acted.action, acted.log_prob, stepped)
         self._sequence += 1
-        stamp = Stamp(run="run-a", session=1, sequence=self._sequence, weights=Publication(1, 0), round=0)
-        return self._builder.cut(stamp)[0]
+        fields = HeaderFields(
+            run="run-a", session=1, sequence=self._sequence, weights=Publication(1, 0), round=0
+        )
+        return self._builder.cut(fields)[0]

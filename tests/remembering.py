@@ -9,7 +9,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.fragment_builder import FragmentBuilder
+from actor.rollout.header_fields import HeaderFields
 from actor.rollout.masks import Masks
 from actor.rollout.stepper import Stepper
 from learner.batch import Batch, assemble, check_meaning
@@ -106,10 +107,10 @@ class Actor:
             stepped = self._stepper.step(self.policy.environment_action(acted.action))
             self._builder.record(acted.action, acted.log_prob, stepped, acted.state)
         self._sequence += 1
-        stamp = Stamp(
+        fields = HeaderFields(
             run=RUN, session=self.session, sequence=self._sequence, weights=Publication(1, 0), round=0
         )
-        fragment, _ = self._builder.cut(stamp)
+        fragment, _ = self._builder.cut(fields)
         check(fragment, self.schema, RUN)
         check_meaning(fragment.header, fragment.arrays())
         return fragment

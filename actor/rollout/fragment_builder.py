@@ -7,20 +7,19 @@ Each end adds the true last observation, so a fragment of large observations and
 row T: when one more step, in which every slot ends, might not fit into a message.
 """
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actor.rollout.episode_tracker import Ends, Episodes
+from actor.rollout.header_fields import HeaderFields
 from actor.rollout.stepper import Ended, Stepped
 from penstock.config.settings import ConfigurationError
 from penstock.policy.memory import begun
-from penstock.wire.fragment import Fragment, FragmentHeader, WeightSpan, build
-from penstock.wire.messages import Episode, Publication
+from penstock.wire.fragment import Fragment, build
+from penstock.wire.messages import Episode
 from penstock.wire.schema import Axes, FragmentSchema
 from penstock.wire.tensor import DTYPES, Array
 
@@ -30,18 +29,6 @@ _FIXED = frozenset(
     {"reward", "terminated", "truncated", "valid", "log_prob", "begins", "final/slot", "final/step"}
 )
 _NOTHING: Mapping[str, Array] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
-    """What a fragment's header says beside its content."""
-
-    run: str
-    session: int
-    sequence: int
-    weights: Publication
-    round: int
-    traceparent: str = ""
 
 
 class FragmentBuilder:
@@ -133,29 +120,17 @@ class FragmentBuilder:
             self._note_begins(row + 1, stepped.begins)
         self.length = row + 1
 
-    def cut(self, stamp: Stamp) -> tuple[Fragment, list[Episode]]:
+    def cut(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
         """The rows collected, at least one, as a fragment, and the episodes that ended in them."""
         steps, slots = self.length, self._episodes.slots()
         ends = self._ends_in_order()
-        header = FragmentHeader(
-            run=stamp.run,
-            session=stamp.session,
-            sequence=stamp.sequence,
-            schema_id=self._schema.schema_id,
-            steps=steps,
-            slots=slots,
-            weights=(WeightSpan(0, 0, steps, stamp.weights.version, stamp.weights.update),),
-            tensors=(),
-            created_us=time.time_ns() // 1000,
-            round=stamp.round,
-            traceparent=stamp.traceparent,
-        )
+        header = fields.header(self._schema, steps, slots)
         tensors = self._tensors(ends)
         if self._learner_reward is not None:
             tensors["reward"] = self._learner_reward(tensors)
         fragment = build(header, tensors, self._compress)
         episodes = self._episodes.advance(
-            self._reward[:steps], self._valid[:steps], self._terminated[:steps], ends, stamp.weights.version
+            self._reward[:steps], self._valid[:steps], self._terminated[:steps], ends, fields.weights.version
         )
         self._roll_over()
         return fragment, episodes

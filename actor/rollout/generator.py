@@ -7,7 +7,8 @@ import torch
 
 from actor import specification as run
 from actor.link.session import Session
-from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.fragment_builder import FragmentBuilder
+from actor.rollout.header_fields import HeaderFields
 from actor.rollout.loop import ENVIRONMENT, WEIGHTS
 from actor.rollout.reward import learner_reward
 from actor.rollout.seeds import action_seed, environment_seeds, place_of
@@ -91,7 +92,7 @@ class EnvironmentCrew:
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
         """The rows collected."""
         return self._builder.cut(
-            Stamp(
+            HeaderFields(
                 run=self.specification.run,
                 session=session,
                 sequence=sequence,

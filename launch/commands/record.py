@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from actor import specification as actor_run
-from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.fragment_builder import FragmentBuilder
+from actor.rollout.header_fields import HeaderFields
 from actor.rollout.reward import learner_reward
 from actor.rollout.seeds import action_seed, environment_seeds
 from actor.specification import Run
@@ -71,8 +72,10 @@ def record(
                 stepped = stepper.step(policy.environment_action(acted.action))
                 builder.record(acted.action, acted.log_prob, stepped)
             sequence += 1
-            stamp = Stamp(run=specification.run, session=1, sequence=sequence, weights=weights, round=0)
-            fragment, episodes = builder.cut(stamp)
+            fields = HeaderFields(
+                run=specification.run, session=1, sequence=sequence, weights=weights, round=0
+            )
+            fragment, episodes = builder.cut(fields)
             if not writer.fragment(fragment):
                 break
             recorded += int(fragment.arrays()["valid"].sum())

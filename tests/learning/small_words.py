@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from actor import specification as actor_run
-from actor.rollout.fragment_builder import Stamp
+from actor.rollout.header_fields import HeaderFields
 from learner.batch import assemble, check_meaning
 from learner.model.model import make_model
 from penstock.config.settings import Settings, load
@@ -72,8 +72,8 @@ def learned(settings: Settings, updates: int) -> list[Batch]:
         rewards = judge.score(responses, lambda: False)
         assert rewards is not None
         weights = Publication(version=update + 1, update=update)
-        stamp = Stamp(run=settings.run, session=1, sequence=update + 1, weights=weights, round=0)
-        fragment, episodes = fragments.cut(Scored(asked, generated, rewards.values, rewards.by), stamp)
+        fields = HeaderFields(run=settings.run, session=1, sequence=update + 1, weights=weights, round=0)
+        fragment, episodes = fragments.cut(Scored(asked, generated, rewards.values, rewards.by), fields)
         check(fragment, model.specification.schema, settings.run)
         check_meaning(fragment.header, fragment.arrays())
         assert algorithm.take([fragment.header])

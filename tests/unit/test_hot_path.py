@@ -16,7 +16,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.fragment_builder import FragmentBuilder
+from actor.rollout.header_fields import HeaderFields
 from actor.rollout.stepper import Stepper
 from actor.serving.calls.act_stream import ActStream
 from actor.serving.calls.policy_service import PolicyService
@@ -37,7 +38,7 @@ from tests.unit.serving.stand import Stand, seen
 
 STEPS, SLOTS, CLIENTS = 32, 16, 64
 LARGE_BYTES = 2**20
-STAMP = Stamp(run="run-a", session=1, sequence=1, weights=Publication(1, 0), round=0)
+FIELDS = HeaderFields(run="run-a", session=1, sequence=1, weights=Publication(1, 0), round=0)
 OBSERVATION = Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32))
 
 
@@ -92,7 +93,7 @@ class Rollout:
             acted = self.policy.act(self.builder.observation())
             stepped = self.stepper.step(self.policy.environment_action(acted.action))
             self.builder.record(acted.action, acted.log_prob, stepped)
-        return self.builder.cut(STAMP)[0]
+        return self.builder.cut(FIELDS)[0]
 
 
 @pytest.fixture
@@ -255,7 +256,7 @@ def test_copies_of_a_payload_on_its_way_out(rollout: Rollout) -> None:
 
     def refill_and_cut() -> None:
         rollout.builder.length = STEPS
-        rollout.builder.cut(STAMP)
+        rollout.builder.cut(FIELDS)
 
     assert allocated(refill_and_cut) <= len(fragment.payload) + 32_768
 
@@ -268,7 +269,7 @@ def test_a_payload_is_copied_once_on_its_way_out_and_not_at_all_while_it_is_admi
     )
     builder = FragmentBuilder(fragment_schema(wide, Discrete(2)), STEPS, 1)
     builder.length = STEPS
-    given, _ = builder.cut(STAMP)
+    given, _ = builder.cut(FIELDS)
     run = replace(specification(), schema=fragment_schema(wide, Discrete(2)), unroll_length=STEPS)
     raw = append.encode(1, 0, [given])
     assert allocated(lambda: append.encode(1, 0, [given])) <= len(given.payload) + 65_536

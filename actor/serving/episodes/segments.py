@@ -6,15 +6,16 @@ rewards stay open until it becomes a fragment.
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
+from actor.rollout.header_fields import HeaderFields
 from penstock.runtime import tracing
-from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
+from penstock.wire.fragment import Fragment, Slot, build
+from penstock.wire.messages import Publication
 from penstock.wire.schema import FragmentSchema
 from penstock.wire.tensor import Array
 
@@ -74,25 +75,20 @@ class Segment:
         reward: Callable[[Mapping[str, Array]], Array] | None = None,
     ) -> Fragment:
         """As a fragment without session or number, which it gets when it is sent. reward: see `FragmentBuilder`."""
-        steps = self.steps
-        header = FragmentHeader(
+        fields = HeaderFields(
             run=run,
             session=0,
             sequence=0,
-            schema_id=schema.schema_id,
-            steps=steps,
-            slots=(self.slot,),
-            weights=(WeightSpan(0, 0, steps, self.version, self.update),),
-            tensors=(),
+            weights=Publication(self.version, self.update),
+            round=0,
             policy=policy,
-            created_us=time.time_ns() // 1000,
             traceparent=tracing.current(),
         )
         names = frozenset(self.observations[0]) if compress else frozenset[str]()
         tensors = self._tensors()
         if reward is not None:
             tensors["reward"] = reward(tensors)
-        return build(header, tensors, names)
+        return build(fields.header(schema, self.steps, (self.slot,)), tensors, names)
 
     def _tensors(self) -> dict[str, Array]:
         steps = self.steps

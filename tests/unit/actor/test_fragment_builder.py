@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.fragment_builder import FragmentBuilder
+from actor.rollout.header_fields import HeaderFields
 from actor.rollout.stepper import Ended, Stepped, Stepper
 from penstock.config.settings import ConfigurationError
 from penstock.wire.fragment import Fragment, Slot, WeightSpan, check
@@ -39,8 +40,8 @@ def act(
             action = np.full(SLOTS, step % 2)
             builder.record({"action": action}, np.full(SLOTS, -step, np.float32), stepper.step(action))
             step += 1
-        stamp = Stamp(run=RUN, session=7, sequence=sequence, weights=Publication(9, 4), round=2)
-        fragment, episodes = builder.cut(stamp)
+        fields = HeaderFields(run=RUN, session=7, sequence=sequence, weights=Publication(9, 4), round=2)
+        fragment, episodes = builder.cut(fields)
         check(fragment, schema, RUN)
         fragments.append(fragment)
         finished += episodes
@@ -162,7 +163,7 @@ def test_observations_are_compressed_where_asked() -> None:
     builder.start(stepper.reset([0] * SLOTS))
     action = np.zeros(SLOTS, np.int64)
     builder.record({"action": action}, np.zeros(SLOTS, np.float32), stepper.step(action))
-    fragment, _ = builder.cut(Stamp(run=RUN, session=1, sequence=1, weights=Publication(1), round=0))
+    fragment, _ = builder.cut(HeaderFields(run=RUN, session=1, sequence=1, weights=Publication(1), round=0))
     check(fragment, schema, RUN)
     assert [entry.name for entry in fragment.header.tensors if entry.codec == "lz4"] == ["observation"]
     assert read([fragment], 0) == list(itertools.islice(transitions(0), 1))
@@ -186,7 +187,7 @@ def test_a_fragment_of_large_observations_is_cut_before_its_ends_outgrow_a_messa
         while not builder.is_full:
             builder.record({"action": np.zeros(slots, np.int64)}, np.zeros(slots, np.float32), stepped)
         fragment, episodes = builder.cut(
-            Stamp(run=RUN, session=1, sequence=sequence, weights=Publication(1), round=0)
+            HeaderFields(run=RUN, session=1, sequence=sequence, weights=Publication(1), round=0)
         )
         check(fragment, schema, RUN)
         assert len(fragment.payload) <= payload_room(slots)

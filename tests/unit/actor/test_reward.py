@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.fragment_builder import FragmentBuilder
+from actor.rollout.header_fields import HeaderFields
 from actor.rollout.reward import LearnerReward, PotentialError, learner_reward, potentials
 from actor.rollout.stepper import Stepper
 from penstock.config.sections.environment import EnvironmentSection, RewardWrapper
@@ -65,8 +66,8 @@ def collect(
         for _ in range(length):
             action = np.zeros(2, np.int64)
             builder.record({"action": action}, np.zeros(2, np.float32), stepper.step(action))
-        stamp = Stamp(run="run-a", session=1, sequence=sequence, weights=Publication(1, 0), round=0)
-        fragment, ended = builder.cut(stamp)
+        fields = HeaderFields(run="run-a", session=1, sequence=sequence, weights=Publication(1, 0), round=0)
+        fragment, ended = builder.cut(fields)
         fragments.append(fragment)
         episodes += ended
     return fragments, episodes

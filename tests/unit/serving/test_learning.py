@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actor.rollout.fragment_builder import FragmentBuilder, Stamp
+from actor.rollout.fragment_builder import FragmentBuilder
+from actor.rollout.header_fields import HeaderFields
 from actor.rollout.reward import LearnerReward
 from actor.rollout.stepper import Ended, Stepped
 from actor.serving.experience.recorder import MOST_OBSERVED, _is_too_large
@@ -546,8 +547,8 @@ def rolled_out(played: Sequence[Played], unroll: int) -> list[Transition]:
     found: list[Fragment] = []
 
     def cut() -> None:
-        stamp = Stamp(run=RUN, session=1, sequence=len(found) + 1, weights=Publication(1, 1), round=0)
-        found.append(builder.cut(stamp)[0])
+        fields = HeaderFields(run=RUN, session=1, sequence=len(found) + 1, weights=Publication(1, 1), round=0)
+        found.append(builder.cut(fields)[0])
 
     for number, one in enumerate(played):
         for step, reward in enumerate(one.rewards):

@@ -16,8 +16,8 @@ import torch
 
 from actor import specification as run
 from actor.link.session import Session
-from actor.rollout.fragment_builder import Stamp
 from actor.rollout.generator import note_lag, watch
+from actor.rollout.header_fields import HeaderFields
 from actor.rollout.local_policy import LocalPolicy
 from actor.rollout.loop import ENVIRONMENT
 from actor.rollout.reward import learner_reward
@@ -174,7 +174,7 @@ class LanguageCrew:
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
         """The batch collected."""
         assert self._scored is not None, "unroll comes before cut"
-        stamp = Stamp(
+        fields = HeaderFields(
             run=self.specification.run,
             session=session,
             sequence=sequence,
@@ -182,7 +182,7 @@ class LanguageCrew:
             round=round_,
             traceparent=tracing.current(),
         )
-        return self._fragments.cut(self._scored, stamp)
+        return self._fragments.cut(self._scored, fields)
 
     def close(self) -> None:
         """Let go of the source of rewards."""

@@ -12,7 +12,6 @@ no experience: its column holds the tokens and is valid nowhere.
 """
 
 import json
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from typing import Any, Final
 import numpy as np
 
 from actor.rollout.episode_tracker import Ends, Episodes
-from actor.rollout.fragment_builder import Stamp
+from actor.rollout.header_fields import HeaderFields
 from actor.rollout.reward import LearnerReward
 from penstock.config.settings import ConfigurationError
-from penstock.wire.fragment import Fragment, FragmentHeader, WeightSpan, build
+from penstock.wire.fragment import Fragment, build
 from penstock.wire.limits import MAX_ATTRIBUTES_BYTES
 from penstock.wire.messages import Episode
 from penstock.wire.schema import FragmentSchema
@@ -62,31 +61,17 @@ class TokenFragments:
         """For another session."""
         self._episodes = Episodes(slots)
 
-    def cut(self, scored: Scored, stamp: Stamp) -> tuple[Fragment, list[Episode]]:
+    def cut(self, scored: Scored, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
         """The fragment and the episodes that ended in it, with the rewards as they were given."""
         tensors = _tensors_of(scored.asked, scored.generated, scored.rewards, self._pad)
         slots = self._episodes.slots()
         ends = Ends(tensors["final/slot"], tensors["final/step"])
         episodes = self._episodes.advance(
-            tensors["reward"], tensors["valid"], tensors["terminated"], ends, stamp.weights.version
+            tensors["reward"], tensors["valid"], tensors["terminated"], ends, fields.weights.version
         )
         if self._reward is not None:
             tensors["reward"] = self._reward(tensors)
-        steps = len(tensors["reward"])
-        header = FragmentHeader(
-            run=stamp.run,
-            session=stamp.session,
-            sequence=stamp.sequence,
-            schema_id=self._schema.schema_id,
-            steps=steps,
-            slots=slots,
-            weights=(WeightSpan(0, 0, steps, stamp.weights.version, stamp.weights.update),),
-            tensors=(),
-            created_us=time.time_ns() // 1000,
-            round=stamp.round,
-            traceparent=stamp.traceparent,
-            attributes=_attributes(scored),
-        )
+        header = fields.header(self._schema, len(tensors["reward"]), slots, _attributes(scored))
         return build(header, tensors), episodes
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.rollout.fragment_builder import Stamp
+from actor.rollout.header_fields import HeaderFields
 from actor.rollout.reward import learner_reward
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.fragment import Fragment, check
@@ -36,17 +36,17 @@ def schema(*extra: TensorRule) -> FragmentSchema:
     return fragment_schema(VOCABULARY, VOCABULARY, extra)
 
 
-def stamp(sequence: int = 1) -> Stamp:
+def fields(sequence: int = 1) -> HeaderFields:
     """Of version 5."""
     publication = Publication(version=5, update=4, sha256="", size=0)
-    return Stamp(run="r", session=1, sequence=sequence, weights=publication, round=0)
+    return HeaderFields(run="r", session=1, sequence=sequence, weights=publication, round=0)
 
 
 def cut(
     rewards: tuple[float | None, ...], generated: Generated = GENERATED
 ) -> tuple[Fragment, list[Episode]]:
     """One fragment, which the broker would take."""
-    fragment, episodes = TokenFragments(schema(), 4, PAD).cut(Scored(ASKED, generated, rewards, BY), stamp())
+    fragment, episodes = TokenFragments(schema(), 4, PAD).cut(Scored(ASKED, generated, rewards, BY), fields())
     check(fragment, schema(), "r")
     return fragment, episodes
 
@@ -86,8 +86,8 @@ def test_rewards_of_zero_and_of_minus_one_are_rewards() -> None:
 def test_every_response_is_an_episode_of_its_own() -> None:
     """Its number rises where one ended; each begins at step 0."""
     fragments = TokenFragments(schema(), 4, PAD)
-    first, _ = fragments.cut(Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, None), BY), stamp())
-    second, episodes = fragments.cut(Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, 1.0), BY), stamp(2))
+    first, _ = fragments.cut(Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, None), BY), fields())
+    second, episodes = fragments.cut(Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, 1.0), BY), fields(2))
     assert [slot.episode_id for slot in first.header.slots] == [0, 0, 0, 0]
     assert [slot.episode_id for slot in second.header.slots] == [1, 1, 1, 0]
     assert {slot.first_step for slot in second.header.slots} == {0}
@@ -120,7 +120,7 @@ def test_wrappers_change_what_the_learner_is_given_and_no_return() -> None:
     """As for every other environment."""
     section = EnvironmentSection.model_validate({"reward": [{"scale": 2.0}]})
     fragments = TokenFragments(schema(), 4, PAD, learner_reward(section))
-    fragment, episodes = fragments.cut(Scored(ASKED, GENERATED, (0.5, -0.5, 1.0, None), BY), stamp())
+    fragment, episodes = fragments.cut(Scored(ASKED, GENERATED, (0.5, -0.5, 1.0, None), BY), fields())
     np.testing.assert_array_equal(fragment.arrays()["reward"].T[:, 3], [1.0, -1.0, 2.0, 0.0])
     assert [one.episode_return for one in episodes] == [0.5, -0.5, 1.0]
 
