@@ -27,7 +27,7 @@ mutations: .venv/installed-test
 soak: .venv/installed
 	$(BIN)/python -m tests.chaos.soak $(ARGS)
 
-# Every learning proof that docs/results.jsonl does not hold yet, then docs/algorithms.md.
+# Every learning proof that benchmarks/results/proofs.jsonl has no record of, then docs/algorithms.md.
 learn: .venv/installed-learn
 	$(BIN)/python -m benchmarks.learn $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Run every learning proof that `docs/results.jsonl` does not hold yet, then write `docs/algorithms.md`.
+"""Run every learning proof without a record in `benchmarks/results/`, then write `docs/algorithms.md`.
 
 Each proof is one `penstock train … --json` in a temporary folder, and one line appended when it ends:
 stop at any time and start again. `python -m benchmarks.learn --help` lists the choices.
@@ -9,25 +9,24 @@ import sys
 from pathlib import Path
 
 from benchmarks import report
+from benchmarks.proof_records import DOCS, RESULTS, Record, append, missing, read, standing
 from benchmarks.proof_run import PENSTOCK, run
 from benchmarks.proofs import PROOFS
-from benchmarks.results import Record, append, missing, read, standing
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
     """Exit status: 0 when every proof that was asked for has passed."""
     options = _parse()
     chosen = [p for p in PROOFS if options.only in f"{p.title} {p.algorithm} seed {p.seed}"]
-    todo = missing(chosen, read(options.results), retry=options.retry)
+    path = options.results / "proofs.jsonl"
+    todo = missing(chosen, read(path), retry=options.retry)
     for number, proof in enumerate([] if options.report else todo, 1):
         print(f"[{number}/{len(todo)}] {proof.title}, {proof.algorithm}, seed {proof.seed} …", flush=True)
         record = run(proof, PENSTOCK)
-        append(options.results, record)
+        append(path, record)
         print(f"    {'passed' if record.passed else 'NOT passed'}: {_outcome(record)}", flush=True)
-    records = standing(PROOFS, read(options.results))
-    report.write(PROOFS, records, options.docs)
+    records = standing(PROOFS, read(path))
+    report.write(PROOFS, records, results=options.results, docs=options.docs)
     return 0 if options.report or all(p.key in records and records[p.key].passed for p in chosen) else 1
 
 
@@ -36,8 +35,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="proofs whose title holds this text, such as 'Acrobot-v1'")
     parser.add_argument("--retry", action="store_true", help="also those that were run and did not pass")
     parser.add_argument("--report", action="store_true", help="run nothing, only write docs/algorithms.md")
-    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "results.jsonl")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the records")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the page")
     return parser.parse_args()
 
 

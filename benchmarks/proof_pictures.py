@@ -6,8 +6,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from benchmarks.proof_records import Record
 from benchmarks.proofs import Proof
-from benchmarks.results import Record
 
 COLUMNS = 4
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.proof_records import Record, commit, machine, thin
 from benchmarks.proofs import Proof
-from benchmarks.results import Record, commit, machine, thin
 
 PENSTOCK = (str(Path(sys.executable).with_name("penstock")),)
 KEPT = (

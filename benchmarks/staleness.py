@@ -1,8 +1,8 @@
-"""Both objectives of PPO on experience that lags exactly n updates behind the learner.
+"""Train both objectives of PPO on experience that lags exactly n updates behind the learner.
 
-After Hilton, Cobbe and Schulman 2021 (`ppo-ewma`): see `benchmarks.lagged`. One line of
-`docs/staleness.jsonl` per run: stop at any time and start again. At the end the pictures; `make staleness`
-also writes the section of `docs/algorithms.md`.
+This follows Hilton, Cobbe and Schulman 2021 (`ppo-ewma`); see `benchmarks.lagged`. Each run appends one line to
+`benchmarks/results/staleness.jsonl`, so the series may be stopped at any time and started again. At the end it
+draws the pictures; `make staleness` also writes the section of `docs/algorithms.md`.
 """
 
 import argparse
@@ -18,12 +18,11 @@ from pathlib import Path
 
 from benchmarks import staleness_pictures
 from benchmarks.lagged import learn
-from benchmarks.results import commit, machine, thin
+from benchmarks.proof_records import DOCS, RESULTS, commit, machine, thin
 from learner.model.model import use_threads
 from penstock.config.settings import Settings, load
 from workloads.control.defaults import for_environment
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
 OBJECTIVES, STALENESS, SEEDS = ("decoupled", "coupled"), (0, 1, 2, 4, 8, 16, 32), (1, 2, 3)
 Key = tuple[str, str, int, int]
 
@@ -170,7 +169,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="tasks whose name holds this text, such as 'Acrobot'")
     parser.add_argument("--draw", action="store_true", help="run nothing, only draw")
-    parser.add_argument("--results", type=Path, default=DOCS / "staleness.jsonl", help="file of the runs")
+    parser.add_argument("--results", type=Path, default=RESULTS / "staleness.jsonl", help="file of the runs")
     parser.add_argument("--pictures", type=Path, default=DOCS / "images", help="folder of the pictures")
     parser.add_argument(
         "--total-steps", type=int, help="environment steps of a run; the task's own unless said"

@@ -1,4 +1,4 @@
-"""What `docs/algorithms.md` says of the ablation over staleness."""
+"""Write the section of `docs/algorithms.md` on the ablation over staleness."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from benchmarks.staleness import Lagged
 HEAD = """
 ## Decoupled and coupled objective on stale experience
 
-By `make staleness`, from [`staleness.jsonl`](staleness.jsonl), after the ablation of Hilton, Cobbe and Schulman 2021:
-the behaviour policy's weights are exactly so many updates behind. In one process, with this project's PPO and its
-settings for the task, {steps:,} environment steps, the same seeds for both objectives. Dots are seeds, lines go
-through their means; [every learning curve](images/staleness-curves.png).
+`make staleness` repeats the ablation of Hilton, Cobbe and Schulman 2021, in which the behaviour policy's weights are
+exactly so many updates behind, and writes [`staleness.jsonl`](../benchmarks/results/staleness.jsonl). It runs in one process
+with this project's PPO and its settings for the task, for {steps:,} environment steps, with the same seeds for both
+objectives. Dots are seeds, lines go through their means; [every learning curve](images/staleness-curves.png).
 
 ![Mean return over the second half of the steps against staleness, a panel per task](images/staleness.png)
 

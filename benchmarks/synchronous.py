@@ -3,7 +3,7 @@
 Three tasks, five seeds, whole runs of `penstock train` that no target ends. A round of lock-step has one
 fragment of every worker, so the number of workers makes it as large as a batch: both arms make the same
 updates of the same size. What is compared is the last version's evaluation. One line of
-`docs/synchronous.jsonl` per run: stop at any time and start again.
+`benchmarks/results/synchronous.jsonl` per run: stop at any time and start again.
 """
 
 import argparse
@@ -15,12 +15,11 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks.proof_records import RESULTS, Record, append, missing, read, standing
 from benchmarks.proof_run import PENSTOCK, run
 from benchmarks.proofs import SEEDS, Proof
-from benchmarks.results import Record, append, missing, read, standing
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-RESULTS = DOCS / "synchronous.jsonl"
+PATH: Final = RESULTS / "synchronous.jsonl"
 ASYNCHRONOUS, SYNCHRONOUS = "asynchronous", "synchronous"
 ALLOWED_LOSS: Final = 0.05
 _RESAMPLES: Final = 10_000
@@ -126,7 +125,7 @@ def main() -> int:
         prog="python -m benchmarks.synchronous", description="Run what is missing, then compare."
     )
     parser.add_argument("--only", default="", help="tasks whose name holds this text, such as 'Acrobot'")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="file of the runs")
+    parser.add_argument("--results", type=Path, default=PATH, help="file of the runs")
     options = parser.parse_args()
     chosen = [proof for proof in RUNS if options.only in proof.task]
     todo = missing(chosen, read(options.results), retry=False)
@@ -149,8 +148,8 @@ def main() -> int:
 HEAD = """
 ## Asynchronous and synchronous
 
-By `make synchronous`, from [`synchronous.jsonl`](synchronous.jsonl): the default staleness (1) beside lock-step (0) at
-equal steps and batches. Means over seeds of the last version's evaluation; the difference is a share of the
+`make synchronous` compares the default staleness (1) with lock-step (0) at equal steps and batches, and writes
+[`synchronous.jsonl`](../benchmarks/results/synchronous.jsonl). Means over seeds of the last version's evaluation; the difference is a share of the
 synchronous mean, its interval a 95% bootstrap over seeds. A loss of at most {allowed:.0%} is certain where the whole
 interval lies above it, possible where a part does.
 
@@ -159,7 +158,7 @@ interval lies above it, possible where a part does.
 """
 
 
-def section(path: Path = RESULTS) -> str:
+def section(path: Path = PATH) -> str:
     """For `docs/algorithms.md`; nothing where there are no runs."""
     records = list(standing(RUNS, read(path)).values())
     compared = [compare(task, records) for task in dict.fromkeys(proof.task for proof in RUNS)]

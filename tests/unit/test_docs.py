@@ -7,21 +7,44 @@ from penstock.wire.refusal import Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+HISTORY = ROOT / "docs" / "history"
+CURRENT = [page for page in PAGES if HISTORY not in page.parents]
+"""All pages but those of `docs/history`, which name paths as they were when the text was written."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def _named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    """Files that pages link to exist."""
-    links = re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text())
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    """Files that pages link to exist, and so do the headings."""
+    links = re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)", page.read_text())
+    dead = []
+    for path, anchor in links:
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            dead.append(f"{path}#{anchor}")
+    assert dead == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", CURRENT, ids=_named)
 def test_every_file_that_is_named_exists(page: Path) -> None:
-    """A path of the source in a page is a path in the tree."""
-    folders = "actor|benchmarks|broker|deploy|docs|launch|learner|penstock|protos|tests|workloads"
-    paths = re.findall(rf"`((?:{folders})/[\w/.-]+)`", page.read_text())
-    assert [path for path in paths if not (ROOT / path).exists()] == []
+    """A path in a page is a path in the tree: of source in any folder, or of anything in a folder of the source."""
+    text = page.read_text()
+    folders = "actor|benchmarks|broker|deploy|docs|launch|learner|penstock|protos|recipes|tests|workloads"
+    named = {
+        *re.findall(rf"`((?:{folders})/[\w/.-]+)`", text),
+        *re.findall(r"(?<![\w/.-])([\w-]+(?:/[\w-]+)+\.(?:py|lua|proto))\b", text),
+    }
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []
 
 
 def test_every_promise_names_a_test_that_exists() -> None:

@@ -1,5 +1,4 @@
 import json
-import shutil
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -7,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import report
+from benchmarks.proof_records import DOCS, RESULTS, Record, append, missing, read, standing, thin
 from benchmarks.proof_run import run
 from benchmarks.proofs import PROOFS, Proof
-from benchmarks.results import Record, append, missing, read, standing, thin
 from benchmarks.staleness import Lagged
 
 PROOF = Proof(task="CartPole-v1", algorithm="ppo", seed=1, threshold=475, total_steps=1000)
@@ -47,7 +46,7 @@ def test_entries_are_told_apart_by_task_algorithm_variant_and_seed() -> None:
 
 def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
     """Records are appended one by one, and the newest of an entry counts."""
-    path = tmp_path / "docs" / "results.jsonl"
+    path = tmp_path / "results" / "proofs.jsonl"
     second = replace(PROOF, seed=2)
     assert missing([PROOF, second], read(path), retry=False) == [PROOF, second]
     append(path, replace(RECORD, passed=False))
@@ -112,7 +111,7 @@ def test_the_page_shows_what_stands_and_what_is_missing(tmp_path: Path) -> None:
     records = {RECORD.key: RECORD}
     failed = replace(RECORD, seed=2, passed=False, result={"exit": 1, "error": "x"})
     records[failed.key] = failed
-    report.write(proofs, records, tmp_path)
+    report.write(proofs, records, results=tmp_path, docs=tmp_path)
     page = (tmp_path / "algorithms.md").read_text()
     assert "| CartPole-v1 | `ppo` | ≥ 475 within 1,000 | 1 of 3 | 500.0 | 900 | 2.5 | Gymnasium" in page
     assert "- CartPole-v1, `ppo`: not run: seed 3; not passed: seed 2" in page
@@ -139,7 +138,7 @@ def test_the_ablation_is_in_the_page(tmp_path: Path) -> None:
         curve=[(0, 1.0)],
     )
     (tmp_path / "staleness.jsonl").write_text(json.dumps(asdict(run)))
-    report.write([PROOF], {}, tmp_path)
+    report.write([PROOF], {}, results=tmp_path, docs=tmp_path)
     page = (tmp_path / "algorithms.md").read_text()
     assert "| 8 | coupled | 1 | 1 (1 to 1) | 100 (100 to 100) | 120 (120 to 120) | 0.010" in page
 
@@ -155,9 +154,6 @@ def test_a_curve_is_thinned_with_both_ends() -> None:
 
 def test_the_checked_in_page_is_the_one_that_its_records_give(tmp_path: Path) -> None:
     """docs/algorithms.md was not edited by hand and not forgotten."""
-    docs = Path(__file__).resolve().parents[3] / "docs"
-    for name in ("staleness.jsonl", "synchronous.jsonl"):
-        if (docs / name).exists():
-            shutil.copy(docs / name, tmp_path)
-    report.write(PROOFS, standing(PROOFS, read(docs / "results.jsonl")), tmp_path)
-    assert (tmp_path / "algorithms.md").read_text() == (docs / "algorithms.md").read_text()
+    records = standing(PROOFS, read(RESULTS / "proofs.jsonl"))
+    report.write(PROOFS, records, results=RESULTS, docs=tmp_path)
+    assert (tmp_path / "algorithms.md").read_text() == (DOCS / "algorithms.md").read_text()

@@ -19,7 +19,7 @@ def test_a_run_whose_experience_lags_is_measured_and_drawn(task: str, tmp_path: 
 
 def test_every_run_that_is_checked_in_is_one_of_the_ablation(tmp_path: Path) -> None:
     """Both objectives, every staleness, every seed, once; an absent file holds nothing."""
-    held = staleness.read(staleness.DOCS / "staleness.jsonl")
+    held = staleness.read(staleness.RESULTS / "staleness.jsonl")
     assert held
     assert held.keys() <= set(staleness.keys())
     assert len(staleness.keys()) == len(set(staleness.keys())) == 2 * 2 * 7 * 3

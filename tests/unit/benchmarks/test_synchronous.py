@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from benchmarks import synchronous
+from benchmarks.proof_records import Record, append
 from benchmarks.proofs import Proof
-from benchmarks.results import Record, append
 from penstock.config.settings import OnPolicySection, load
 from tests.unit.benchmarks.test_learn import RECORD
 from workloads.control.defaults import for_environment

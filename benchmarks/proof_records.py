@@ -1,4 +1,4 @@
-"""Records of learning proofs: one JSON line each in `docs/results.jsonl`, only ever appended to."""
+"""Records of learning proofs: one JSON line each in `benchmarks/results/proofs.jsonl`, only ever appended to."""
 
 import json
 import os
@@ -7,11 +7,13 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.proofs import Proof
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCS: Final = ROOT / "docs"
+RESULTS: Final = ROOT / "benchmarks" / "results"
 CURVE_POINTS = 60
 
 
@@ -90,7 +92,7 @@ def commit() -> str:
             ["git", *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
         ).stdout.strip()
 
-    dirty = git("status", "--porcelain", "--untracked-files=no", "--", ":!docs")
+    dirty = git("status", "--porcelain", "--untracked-files=no", "--", ":!docs", ":!benchmarks/results")
     return git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
 
 
