@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from penstock.config.settings import TokenPPOSection
-from workloads.rlhf.policy.settings import LanguageSection
+from workloads.language.policy.policy_section import LanguageSection
 
 
 class Loop:

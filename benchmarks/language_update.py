@@ -23,9 +23,9 @@ from benchmarks.many_actors import peak_memory
 from learner.algorithms.tokens.token_ppo import TokenPPO
 from learner.batch import Batch
 from penstock.config.settings import TokenPPOSection
-from workloads.rlhf.policy.policy import LanguagePolicy
-from workloads.rlhf.policy.settings import LanguageSection
-from workloads.rlhf.quiet import quieten
+from workloads.language.policy.language_policy import LanguagePolicy
+from workloads.language.policy.policy_section import LanguageSection
+from workloads.language.quiet import quieten
 
 PROMPT: Final = 16
 RESPONSE: Final = 32

@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 import torch
 
-from workloads.rlhf.quiet import quieten
+from workloads.language.quiet import quieten
+from workloads.language.tiny_models import build_model, build_tokenizer, pretrain, save
 from workloads.rlhf.sentiment import WORDS, Sentiment
-from workloads.rlhf.tiny import build_model, build_tokenizer, pretrain, save
 
 TEXTS: Final = 4000
 STEPS: Final = 400

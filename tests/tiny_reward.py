@@ -6,16 +6,16 @@ from typing import Final
 import numpy as np
 import torch
 
-from workloads.rlhf import tiny
-from workloads.rlhf.quiet import quieten
-from workloads.rlhf.reward import model as reward_model
-from workloads.rlhf.reward.model import Card, Network
-from workloads.rlhf.reward.settings import RewardTraining
-from workloads.rlhf.reward.source import Sample
+from workloads.language import tiny_models
+from workloads.language.quiet import quieten
+from workloads.language.reward import reward_model
+from workloads.language.reward.reward_model import Card, Network
+from workloads.language.reward.reward_source import Sample
+from workloads.language.reward.training_section import RewardTraining
+from workloads.language.tokenizer import Encoder, load_tokenizer
 from workloads.rlhf.sentiment import WORDS, Sentiment
-from workloads.rlhf.tokens import Encoder, load_tokenizer
 
-MAX_TOKENS: Final = tiny.MAX_TOKENS
+MAX_TOKENS: Final = tiny_models.MAX_TOKENS
 
 
 def samples(count: int = 20, seed: int = 0) -> list[Sample]:
@@ -28,11 +28,11 @@ def make_base(folder: Path, *, steps: int = 10, texts: int = 64, spread: float =
     """A tiny language model in a folder, taught so many texts in so many steps. spread: see `tiny.build_model`."""
     quieten()
     rng, task = np.random.default_rng(0), Sentiment()
-    tokenizer = tiny.build_tokenizer(WORDS)
-    model = tiny.build_model(tokenizer, seed=0, spread=spread)
+    tokenizer = tiny_models.build_tokenizer(WORDS)
+    model = tiny_models.build_model(tokenizer, seed=0, spread=spread)
     told = [(task.prompt(rng), task.response(rng)) for _ in range(texts)]
-    tiny.pretrain(model, tokenizer, told, steps=steps, seed=0)
-    tiny.save(model, tokenizer, folder)
+    tiny_models.pretrain(model, tokenizer, told, steps=steps, seed=0)
+    tiny_models.save(model, tokenizer, folder)
     return folder
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from workloads.rlhf.quiet import quieten
-from workloads.rlhf.tiny import SPECIAL, build_tokenizer, save
+from workloads.language.quiet import quieten
+from workloads.language.tiny_models import SPECIAL, build_tokenizer, save
 
 VOCABULARY: Final = 256
 POSITIONS: Final = 256

@@ -29,7 +29,7 @@ def main(
 ) -> int:
     """Print `count` responses to each prompt; raises ConfigurationError for a folder without such a policy."""
     with needs_rlhf():
-        from workloads.rlhf.generate import generate
+        from workloads.rlhf.final_answers import generate
     try:
         final = read_final(run)
     except ValueError as error:

@@ -147,8 +147,8 @@ def serve(
         from launch.commands.reward_scoring import needs_rlhf
 
         with needs_rlhf():
-            from workloads.rlhf.quiet import quieten
-            from workloads.rlhf.reward.service import main
+            from workloads.language.quiet import quieten
+            from workloads.language.reward.reward_service import main
 
             quieten()
             return main(lifecycle, settings, folder=model, base=base, device=device, listen=listen)

@@ -13,7 +13,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import EXIT_OK, Fatal
 
 if TYPE_CHECKING:
-    from workloads.rlhf.reward.source import RewardSource, Sample
+    from workloads.language.reward.reward_source import RewardSource, Sample
 
 PAGE: Final = 256
 """Rows that are scored at once."""
@@ -58,9 +58,9 @@ def main(request: Request) -> int:
     from penstock.config.credentials import credentials
 
     with needs_rlhf():
-        from workloads.rlhf.quiet import quieten
-        from workloads.rlhf.reward.opening import open_source
-        from workloads.rlhf.reward.source import RewardError
+        from workloads.language.quiet import quieten
+        from workloads.language.reward.opening import open_source
+        from workloads.language.reward.reward_source import RewardError
     quieten()
     settings = service_settings(request.config, request.assignments)
     source = open_source(
@@ -83,8 +83,8 @@ def main(request: Request) -> int:
 
 def _scored(source: "RewardSource", request: Request) -> Iterator[dict[str, Any]]:
     """An object for each sample of the file, in order."""
-    from workloads.rlhf.feedback.examples import BadRows
-    from workloads.rlhf.feedback.places import rows_of
+    from workloads.language.feedback.examples import BadRows
+    from workloads.language.feedback.feedback_places import rows_of
 
     bad, columns, count = BadRows(), parse_columns(request.columns), 0
     rows = rows_of(request.file, request.part)
@@ -107,9 +107,9 @@ def _scored(source: "RewardSource", request: Request) -> Iterator[dict[str, Any]
 
 def _asked(where: str, row: Any, columns: Mapping[str, str]) -> "list[tuple[dict[str, Any], Sample]]":
     """What a row wants scored: its response, or both of its pair; raises ValueError."""
-    from workloads.rlhf.feedback.examples import response_of
-    from workloads.rlhf.prompt import parse_prompt
-    from workloads.rlhf.reward.source import Sample
+    from workloads.language.feedback.examples import response_of
+    from workloads.language.prompt import parse_prompt
+    from workloads.language.reward.reward_source import Sample
 
     if isinstance(row, ValueError):
         raise row

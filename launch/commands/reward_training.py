@@ -33,11 +33,11 @@ class Request:
 def main(lifecycle: Lifecycle, request: Request, *, as_json: bool) -> int:
     """Train and print the summary; raises ConfigurationError for what cannot be used."""
     with needs_rlhf():
-        from workloads.rlhf.feedback.reading import Source
-        from workloads.rlhf.feedback.scale import parse_scale
-        from workloads.rlhf.quiet import quieten
-        from workloads.rlhf.reward.settings import training_settings
-        from workloads.rlhf.reward.training import Order, train
+        from workloads.language.feedback.reading import Source
+        from workloads.language.feedback.scale import parse_scale
+        from workloads.language.quiet import quieten
+        from workloads.language.reward.training import Order, train
+        from workloads.language.reward.training_section import training_settings
     quieten()
     try:
         scale = parse_scale(request.scale)
@@ -65,7 +65,7 @@ def main(lifecycle: Lifecycle, request: Request, *, as_json: bool) -> int:
 
 
 def _lines(out: Path, results: dict[str, Any]) -> Sequence[str]:
-    from workloads.rlhf.reward.measures import doubt
+    from workloads.language.reward.measures import doubt
 
     feedback = results["feedback"]
     found = results["validation"] or {}

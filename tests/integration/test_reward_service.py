@@ -12,8 +12,8 @@ from launch.commands.certificates import main as make_certificates
 from penstock.rpc.auth import Credentials
 from tests.integration.reward_process import PATIENCE_S, secured, serving
 from tests.tiny_reward import make_base, make_reward_model, samples
-from workloads.rlhf.reward.client import RewardClient
-from workloads.rlhf.reward.source import BadReward
+from workloads.language.reward.reward_client import RewardClient
+from workloads.language.reward.reward_source import BadReward
 
 RUN: Final = "run-a"
 

@@ -16,11 +16,11 @@ from penstock.config.settings import Settings, load
 from penstock.policy.weights import encode, load_into
 from penstock.wire.fragment import check
 from penstock.wire.messages import Publication
+from workloads.language.generation.prompt_set import in_random_order
+from workloads.language.generation.response_fragments import Scored, TokenFragments
+from workloads.language.generation.reward_scorer import Response
 from workloads.rlhf.defaults import for_environment
-from workloads.rlhf.rollout.crew import equip, open_judge
-from workloads.rlhf.rollout.fragment import Scored, TokenFragments
-from workloads.rlhf.rollout.judge import Response
-from workloads.rlhf.rollout.prompts import in_random_order
+from workloads.rlhf.response_generator import equip, open_judge
 from workloads.rlhf.sentiment import Sentiment
 
 TRUE = "workloads.rlhf.sentiment:true_rewards"

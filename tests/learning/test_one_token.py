@@ -19,8 +19,8 @@ from penstock.config.settings import TokenPPOSection
 from penstock.policy import weights
 from tests.tiny_reward import make_base
 from tests.token_experience import Response, batch_of, fragment, next_log_probs
-from workloads.rlhf.policy.policy import LanguagePolicy
-from workloads.rlhf.policy.settings import LanguageSection
+from workloads.language.policy.language_policy import LanguagePolicy
+from workloads.language.policy.policy_section import LanguageSection
 from workloads.rlhf.sentiment import optimal
 
 PROMPT: Final = (1,)

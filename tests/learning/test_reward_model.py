@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.tiny_reward import make_base
-from workloads.rlhf.feedback.reading import Source
-from workloads.rlhf.feedback.scale import parse_scale
-from workloads.rlhf.reward.model import RewardModel
-from workloads.rlhf.reward.settings import RewardTraining
-from workloads.rlhf.reward.source import Sample
-from workloads.rlhf.reward.training import Order, train
+from workloads.language.feedback.reading import Source
+from workloads.language.feedback.scale import parse_scale
+from workloads.language.reward.reward_model import RewardModel
+from workloads.language.reward.reward_source import Sample
+from workloads.language.reward.training import Order, train
+from workloads.language.reward.training_section import RewardTraining
 from workloads.rlhf.sentiment import Distribution, Sentiment, expected_pair_accuracy, true_reward
 
 TASK = Sentiment()

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from launch.run.plan import Request, make_plan
-from workloads.rlhf.rollout.section import language
+from workloads.rlhf.language_section import language
 
 FOLDER: Final = Path(__file__).parents[2] / "recipes"
 RECIPES: Final = sorted(FOLDER.glob("*.toml"))

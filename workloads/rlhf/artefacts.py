@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.settings import Settings
+from workloads.rlhf.language_section import language
 from workloads.rlhf.preparation import FEEDBACK, REWARD_MODEL
-from workloads.rlhf.rollout.section import language
 
 MANIFEST: Final = "manifest.json"
 VALUE_HEAD: Final = "value_head.safetensors"
@@ -63,9 +63,9 @@ def _policy(settings: Settings, run_dir: Path) -> Path | None:
     """The folder of the final policy, written if it is not there; None where the run has none."""
     from learner.publish.final_policy import read_final  # noqa: PLC0415 - loads torch
     from penstock.policy.weights import load_into  # noqa: PLC0415
-    from workloads.rlhf.policy.policy import build  # noqa: PLC0415
-    from workloads.rlhf.quiet import quieten  # noqa: PLC0415
-    from workloads.rlhf.tokens import load_tokenizer  # noqa: PLC0415
+    from workloads.language.policy.language_policy import build  # noqa: PLC0415
+    from workloads.language.quiet import quieten  # noqa: PLC0415
+    from workloads.language.tokenizer import load_tokenizer  # noqa: PLC0415
 
     try:
         final = read_final(run_dir)

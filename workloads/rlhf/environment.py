@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.spaces import Discrete, Space
-from workloads.rlhf.loading import place_of
-from workloads.rlhf.rollout.section import language
+from workloads.language.loading import place_of
+from workloads.rlhf.language_section import language
 
 
 def spaces(section: EnvironmentSection) -> tuple[Space, Space]:

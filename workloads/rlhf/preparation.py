@@ -21,8 +21,8 @@ import numpy as np
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import Progress, Services
 from penstock.runtime.retry import Interrupted
-from workloads.rlhf.quiet import quieten
-from workloads.rlhf.rollout.section import Language, language
+from workloads.language.quiet import quieten
+from workloads.rlhf.language_section import Language, language
 
 log = logging.getLogger(__name__)
 
@@ -113,29 +113,29 @@ def _write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def _base_model(folder: Path, seed: int, progress: Progress) -> Path:
     """A tiny language model that writes as the reference policy of the task does."""
-    from workloads.rlhf import tiny  # noqa: PLC0415 - loads torch
+    from workloads.language import tiny_models  # noqa: PLC0415 - loads torch
     from workloads.rlhf.sentiment import WORDS, Sentiment  # noqa: PLC0415
 
     if not folder.is_dir():
         progress.say(f"preparing: a tiny language model, pre-trained for {_STEPS} steps, in {folder}")
         rng, task = np.random.default_rng(seed), Sentiment()
         texts = [(task.prompt(rng), task.response(rng)) for _ in range(_TEXTS)]
-        tokenizer = tiny.build_tokenizer(WORDS)
-        model = tiny.build_model(tokenizer, seed=seed, spread=_SPREAD)
-        loss = tiny.pretrain(model, tokenizer, texts, steps=_STEPS, seed=seed, stop=progress.stop)
+        tokenizer = tiny_models.build_tokenizer(WORDS)
+        model = tiny_models.build_model(tokenizer, seed=seed, spread=_SPREAD)
+        loss = tiny_models.pretrain(model, tokenizer, texts, steps=_STEPS, seed=seed, stop=progress.stop)
         log.info("pre-trained", extra={"nats_per_token": loss})
         temporary = folder.with_suffix(".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
-        tiny.save(model, tokenizer, temporary)
+        tiny_models.save(model, tokenizer, temporary)
         temporary.rename(folder)
     return folder.absolute()
 
 
 def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progress) -> str:
     """Trained on the feedback; a training that was interrupted is gone on with."""
-    from workloads.rlhf.reward.measures import doubt  # noqa: PLC0415 - as what follows, which loads torch
-    from workloads.rlhf.reward.model import CARD  # noqa: PLC0415
-    from workloads.rlhf.reward.training import train  # noqa: PLC0415
+    from workloads.language.reward.measures import doubt  # noqa: PLC0415 - as what follows, which loads torch
+    from workloads.language.reward.reward_model import CARD  # noqa: PLC0415
+    from workloads.language.reward.training import train  # noqa: PLC0415
 
     folder = (run_dir / REWARD_MODEL).absolute()
     if (folder / CARD).exists():
@@ -167,10 +167,10 @@ def release_device() -> None:
 
 def order_of(section: Language, folder: Path, seed: int) -> Any:
     """How it is trained; raises ConfigurationError."""
-    from workloads.rlhf.feedback.reading import Source  # noqa: PLC0415 - loads transformers
-    from workloads.rlhf.feedback.scale import parse_scale  # noqa: PLC0415
-    from workloads.rlhf.reward.settings import training_settings  # noqa: PLC0415
-    from workloads.rlhf.reward.training import CHECKPOINTS, Order  # noqa: PLC0415
+    from workloads.language.feedback.reading import Source  # noqa: PLC0415 - loads transformers
+    from workloads.language.feedback.scale import parse_scale  # noqa: PLC0415
+    from workloads.language.reward.training import CHECKPOINTS, Order  # noqa: PLC0415
+    from workloads.language.reward.training_section import training_settings  # noqa: PLC0415
 
     try:
         scale = parse_scale(section.feedback_scale)

@@ -18,12 +18,12 @@ from penstock.config.estimate import Range, Scores
 from penstock.config.settings import Settings
 from penstock.config.workload import Progress, Rehearsal, Shortened
 from penstock.runtime.retry import Interrupted
-from workloads.rlhf.feedback.examples import Example, Scored
-from workloads.rlhf.feedback.reading import read
+from workloads.language.feedback.examples import Example, Scored
+from workloads.language.feedback.reading import read
 from workloads.rlhf.preparation import REWARD_MODEL, made_first, order_of, release_device, with_places
 
 if TYPE_CHECKING:
-    from workloads.rlhf.reward.training import Order
+    from workloads.language.reward.training import Order
 
 STEPS: Final = 12
 WARMUP_STEPS: Final = 2
@@ -52,8 +52,8 @@ def scores_of(examples: tuple[Example, ...]) -> Scores:
 
 
 def _shortened(order: "Order", progress: Progress) -> Shortened:
-    from workloads.rlhf.reward.step_watch import StepWatch  # noqa: PLC0415 - loads transformers
-    from workloads.rlhf.reward.training import train  # noqa: PLC0415 - loads torch
+    from workloads.language.reward.step_watch import StepWatch  # noqa: PLC0415 - loads transformers
+    from workloads.language.reward.training import train  # noqa: PLC0415 - loads torch
 
     watch, began_s = StepWatch(STEPS), time.monotonic()
     if train(order, progress.stop, [watch]) is None:

@@ -10,7 +10,7 @@ from penstock.policy.tokens import TokenRows
 from penstock.wire.fragment import Fragment
 from penstock.wire.specification import Probe
 from tests.integration.actor_run import Course, Plan
-from workloads.rlhf.reward.source import Sample
+from workloads.language.reward.reward_source import Sample
 
 UNROLL: Final = 12
 PATIENCE_S: Final = 120.0

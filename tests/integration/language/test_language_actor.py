@@ -18,8 +18,8 @@ from tests.integration.actor_run import ActorThread, actors
 from tests.integration.broker_process import BrokerProcess, eventually
 from tests.integration.language.course import PATIENCE_S, LanguageCourse, log_probs, responses
 from tests.integration.reward_process import serving
-from workloads.rlhf.reward.model import RewardModel
-from workloads.rlhf.tokens import load_tokenizer
+from workloads.language.reward.reward_model import RewardModel
+from workloads.language.tokenizer import load_tokenizer
 
 
 def test_fragments_are_what_the_adapters_wrote_and_the_service_said(

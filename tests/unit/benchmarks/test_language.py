@@ -11,8 +11,8 @@ from benchmarks.bare_language import Loop
 from learner.algorithms.tokens.responses import read_responses
 from learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.config.settings import TokenPPOSection
-from workloads.rlhf.policy.policy import LanguagePolicy
-from workloads.rlhf.policy.settings import LanguageSection
+from workloads.language.policy.language_policy import LanguagePolicy
+from workloads.language.policy.policy_section import LanguageSection
 
 SHAPE = language_update.Shape(layers=1, width=32, vocabulary=40, responses=6)
 

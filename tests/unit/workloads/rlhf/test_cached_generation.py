@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from workloads.rlhf.rollout.backend import Generated
-from workloads.rlhf.rollout.cached import CachedGeneration
-from workloads.rlhf.tokens import load_tokenizer
+from workloads.language.generation.backend import Generated
+from workloads.language.generation.cached_generation import CachedGeneration
+from workloads.language.tokenizer import load_tokenizer
 
 MOST = 12
 PROMPTS = ((1, 20, 21), (1, 22), (1, 23, 24, 25, 26), (1, 27, 28)) * 4

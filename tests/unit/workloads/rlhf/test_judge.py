@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.exit import Fatal
-from workloads.rlhf.reward.source import BadReward, Rewards, Sample, ScoredBy, Unavailable
-from workloads.rlhf.rollout.judge import Judge, Response
-from workloads.rlhf.tokens import load_tokenizer
+from workloads.language.generation.reward_scorer import Judge, Response
+from workloads.language.reward.reward_source import BadReward, Rewards, Sample, ScoredBy, Unavailable
+from workloads.language.tokenizer import load_tokenizer
 
 
 class Recorder:

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection
-from workloads.rlhf.rollout.section import language
+from workloads.rlhf.language_section import language
 
 
 @pytest.mark.parametrize(

@@ -16,18 +16,18 @@ from penstock.config.workload import Workload
 from penstock.policy import weights
 from penstock.wire.spaces import Discrete, Space
 from tests.token_experience import batch_of, fragment, sample
-from workloads.rlhf.learning import make_model
-from workloads.rlhf.policy.policy import build
+from workloads.language.language_model import make_model
+from workloads.language.policy.language_policy import build
 
 VOCABULARY = 36
 WORDS = Workload(
     name="words",
     environment="nobody:steps",
     spaces=f"{__name__}:spaces",
-    policy="workloads.rlhf.policy.policy:build",
+    policy="workloads.language.policy.language_policy:build",
     defaults="nobody:asks",
     target=f"{__name__}:target",
-    model="workloads.rlhf.learning:make_model",
+    model="workloads.language.language_model:make_model",
 )
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from workloads.rlhf.feedback.examples import Preference, Scored
-from workloads.rlhf.reward.measures import Measures, doubt, expected_calibration_error, measure
+from workloads.language.feedback.examples import Preference, Scored
+from workloads.language.reward.measures import Measures, doubt, expected_calibration_error, measure
 
 
 def scored(score: float, prompt: str = "p") -> Scored:

@@ -13,8 +13,8 @@ from penstock.config.workload import Progress
 from penstock.runtime.retry import Interrupted
 from tests.tiny_reward import make_reward_model
 from workloads.rlhf import preparation
+from workloads.rlhf.language_section import language
 from workloads.rlhf.preparation import prepare, services
-from workloads.rlhf.rollout.section import language
 
 FAST = {"epochs": 0.1, "batch": 64, "rank": 2, "max_tokens": 32}
 

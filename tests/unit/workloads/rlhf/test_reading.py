@@ -13,10 +13,10 @@ from pyarrow import parquet
 from penstock.config.settings import ConfigurationError
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
-from workloads.rlhf.feedback.examples import SHOWN, Preference, Scored
-from workloads.rlhf.feedback.reading import Feedback, Source, read
-from workloads.rlhf.feedback.scale import parse_scale
-from workloads.rlhf.prompt import Turn
+from workloads.language.feedback.examples import SHOWN, Preference, Scored
+from workloads.language.feedback.reading import Feedback, Source, read
+from workloads.language.feedback.scale import parse_scale
+from workloads.language.prompt import Turn
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "p", "response": "a", "score": 5},

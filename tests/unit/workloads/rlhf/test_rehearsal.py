@@ -13,10 +13,10 @@ from penstock.config.settings import Settings
 from penstock.config.workload import Progress
 from penstock.runtime.retry import Interrupted
 from tests.tiny_reward import make_reward_model
+from workloads.language.reward.reward_model import CARD
 from workloads.rlhf import preparation
+from workloads.rlhf.language_section import language
 from workloads.rlhf.rehearsal import STEPS, Times, expected, rehearse
-from workloads.rlhf.reward.model import CARD
-from workloads.rlhf.rollout.section import language
 
 FEEDBACK = '{"prompt": "apple", "response": "good river", "score": 0.5}\n{"prompt": "bird", "response": "bad", "score": -0.5}\n'
 

@@ -14,12 +14,12 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from penstock.config.settings import ConfigurationError
 from tests.tiny_reward import disturbed, make_reward_model, samples
-from workloads.rlhf import tiny
-from workloads.rlhf.reward import model as reward_model
-from workloads.rlhf.reward.model import Network, RewardModel
-from workloads.rlhf.reward.source import BadSample, Sample
+from workloads.language import tiny_models
+from workloads.language.reward import reward_model
+from workloads.language.reward.reward_model import Network, RewardModel
+from workloads.language.reward.reward_source import BadSample, Sample
+from workloads.language.tokenizer import load_tokenizer
 from workloads.rlhf.sentiment import WORDS
-from workloads.rlhf.tokens import load_tokenizer
 
 SAMPLES = samples()
 
@@ -148,7 +148,7 @@ def test_another_base_model_is_found_out(base: Path, tmp_path: Path) -> None:
     """Its adapter would give other scores without a word."""
     folder, scores = saved(base, tmp_path / "reward")
     tokenizer = load_tokenizer(str(base))
-    tiny.save(tiny.build_model(tokenizer, seed=5), tokenizer, tmp_path / "other")
+    tiny_models.save(tiny_models.build_model(tokenizer, seed=5), tokenizer, tmp_path / "other")
     with pytest.raises(ConfigurationError, match="is its base model .* another one now"):
         RewardModel.load(folder, base=str(tmp_path / "other"))
     shutil.copytree(base, tmp_path / "moved")
@@ -187,8 +187,8 @@ def test_nothing_that_is_saved_can_run_code(base: Path, tmp_path: Path) -> None:
 
 def test_the_vocabulary_of_the_tiny_model_fits() -> None:
     """Words and four special tokens, which are four."""
-    tokenizer = tiny.build_tokenizer(WORDS)
+    tokenizer = tiny_models.build_tokenizer(WORDS)
     assert len(WORDS) + 4 == len(tokenizer) <= 64
     assert 3 == len({tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id})
-    network = tiny.build_model(tokenizer, seed=0)
+    network = tiny_models.build_model(tokenizer, seed=0)
     assert 50_000 < sum(weight.numel() for weight in network.parameters()) < 200_000

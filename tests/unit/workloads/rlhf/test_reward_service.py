@@ -22,11 +22,11 @@ from penstock.v1 import reward_pb2 as pb
 from penstock.wire.limits import MAX_REWARD_SAMPLES
 from penstock.wire.refusal import Reason, Refused
 from tests.tiny_reward import make_reward_model, samples
-from workloads.rlhf.reward import batcher
-from workloads.rlhf.reward.batcher import Batcher
-from workloads.rlhf.reward.client import RewardClient
-from workloads.rlhf.reward.service import main
-from workloads.rlhf.reward.source import BadSample, Sample, Unavailable
+from workloads.language.reward import reward_batcher
+from workloads.language.reward.reward_batcher import Batcher
+from workloads.language.reward.reward_client import RewardClient
+from workloads.language.reward.reward_service import main
+from workloads.language.reward.reward_source import BadSample, Sample, Unavailable
 
 PATIENCE_S = 60.0
 SCORE = "/penstock.v1.RewardService/Score"
@@ -208,7 +208,7 @@ async def test_a_full_queue_is_overloaded_and_an_error_reaches_its_callers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody waits for what will not come."""
-    monkeypatch.setattr(batcher, "MAX_WAITING_ROWS", 4)
+    monkeypatch.setattr(reward_batcher, "MAX_WAITING_ROWS", 4)
     gate = threading.Event()
 
     def score(rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:

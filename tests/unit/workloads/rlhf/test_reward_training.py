@@ -14,14 +14,14 @@ from torch.nn import functional
 from transformers import TrainerCallback
 
 from penstock.config.settings import ConfigurationError
-from workloads.rlhf.feedback.reading import Source
-from workloads.rlhf.feedback.scale import parse_scale
-from workloads.rlhf.reward import trainer
-from workloads.rlhf.reward.model import RewardModel
-from workloads.rlhf.reward.settings import RewardTraining, training_settings
-from workloads.rlhf.reward.source import Sample
-from workloads.rlhf.reward.trainer import loss_of
-from workloads.rlhf.reward.training import Order, train
+from workloads.language.feedback.reading import Source
+from workloads.language.feedback.scale import parse_scale
+from workloads.language.reward import trainer
+from workloads.language.reward.reward_model import RewardModel
+from workloads.language.reward.reward_source import Sample
+from workloads.language.reward.trainer import loss_of
+from workloads.language.reward.training import Order, train
+from workloads.language.reward.training_section import RewardTraining, training_settings
 from workloads.rlhf.sentiment import Sentiment
 
 TASK = Sentiment()

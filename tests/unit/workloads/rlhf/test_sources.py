@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from workloads.rlhf.prompt import Prompt, Turn
-from workloads.rlhf.reward import endpoint
-from workloads.rlhf.reward.callable import CallableRewards
-from workloads.rlhf.reward.client import RewardClient
-from workloads.rlhf.reward.endpoint import HttpRewards
-from workloads.rlhf.reward.opening import open_source
-from workloads.rlhf.reward.source import BadReward, BadSample, RewardSource, Sample, Unavailable
+from workloads.language.prompt import Prompt, Turn
+from workloads.language.reward import http_rewards
+from workloads.language.reward.callable_rewards import CallableRewards
+from workloads.language.reward.http_rewards import HttpRewards
+from workloads.language.reward.opening import open_source
+from workloads.language.reward.reward_client import RewardClient
+from workloads.language.reward.reward_source import BadReward, BadSample, RewardSource, Sample, Unavailable
 
 SAMPLES = [Sample(prompt="p", response=text) for text in ("worst", "none", "zero", "half")]
 VALUES = {"worst": -1.0, "none": None, "zero": 0.0, "half": 0.5}
@@ -183,7 +183,7 @@ def test_a_wrong_answer_is_an_error_at_once(answer: Answer, kind: type[Exception
 
 def test_a_reply_without_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond its limit."""
-    monkeypatch.setattr(endpoint, "MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr(http_rewards, "MAX_REPLY_BYTES", 1000)
     with served([(200, b" " * 5000)]) as (url, _), pytest.raises(BadReward, match="above 1000 bytes"):
         HttpRewards(url).score(SAMPLES)
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.settings import ConfigurationError
-from workloads.rlhf.feedback.examples import Scored
-from workloads.rlhf.feedback.split import split
+from workloads.language.feedback.examples import Scored
+from workloads.language.feedback.split import split
 
 
 def examples(prompts: list[int]) -> list[Scored]:

@@ -13,10 +13,10 @@ from penstock.wire.fragment import Fragment, check
 from penstock.wire.messages import Episode, Publication
 from penstock.wire.schema import FragmentSchema, TensorRule, fragment_schema
 from penstock.wire.spaces import Discrete
-from workloads.rlhf.reward.source import ScoredBy
-from workloads.rlhf.rollout.backend import Generated
-from workloads.rlhf.rollout.fragment import Scored, TokenFragments
-from workloads.rlhf.rollout.prompts import Asked
+from workloads.language.generation.backend import Generated
+from workloads.language.generation.prompt_set import Asked
+from workloads.language.generation.response_fragments import Scored, TokenFragments
+from workloads.language.reward.reward_source import ScoredBy
 
 PAD, EOS = 0, 2
 VOCABULARY = Discrete(20)

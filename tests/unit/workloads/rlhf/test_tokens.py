@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from workloads.rlhf import tiny
-from workloads.rlhf.prompt import Turn
-from workloads.rlhf.tokens import Encoder, Tokenizer, TooLong, load_tokenizer, pad
+from workloads.language import tiny_models
+from workloads.language.prompt import Turn
+from workloads.language.tokenizer import Encoder, Tokenizer, TooLong, load_tokenizer, pad
 
 TEMPLATE = "{% for turn in messages %}{{ turn['role'] + ' ' + turn['content'] + ' ' }}{% endfor %}assistant"
 
 
 def tokenizer() -> Tokenizer:
     """Whose ids are <pad> 0, <bos> 1, <eos> 2, <unk> 3, a 4, b 5, …, user 8, assistant 9."""
-    return tiny.build_tokenizer(["a", "b", "c", "d", "user", "assistant"])
+    return tiny_models.build_tokenizer(["a", "b", "c", "d", "user", "assistant"])
 
 
 def test_a_row_is_prompt_response_and_end() -> None:

@@ -16,8 +16,8 @@ from penstock.config.settings import TokenPPOSection
 from penstock.policy import weights
 from penstock.wire.fragment import Fragment, from_proto, to_proto
 from tests.token_experience import Response, batch_of, fragment, sample
-from workloads.rlhf.policy.policy import LanguagePolicy
-from workloads.rlhf.policy.settings import LanguageSection
+from workloads.language.policy.language_policy import LanguagePolicy
+from workloads.language.policy.policy_section import LanguageSection
 
 PROMPTS = ((1, 20, 21), (1, 25))
 

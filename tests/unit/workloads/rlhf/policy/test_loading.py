@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from workloads.rlhf.loading import place_of
-from workloads.rlhf.policy.network import make_network
-from workloads.rlhf.policy.settings import LanguageSection
+from workloads.language.loading import place_of
+from workloads.language.policy.adapter_network import make_network
+from workloads.language.policy.policy_section import LanguageSection
 
 
 def test_models_that_are_read_at_once_leave_torch_as_it_was(base: Path) -> None:

@@ -14,8 +14,8 @@ from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
 from penstock.wire.spaces import Discrete
-from workloads.rlhf.policy.policy import LanguagePolicy, build
-from workloads.rlhf.policy.settings import LanguageSection, language_section
+from workloads.language.policy.language_policy import LanguagePolicy, build
+from workloads.language.policy.policy_section import LanguageSection, language_section
 
 LENGTHS = (9, 4, 6)
 

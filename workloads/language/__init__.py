@@ -1,0 +1,14 @@
+"""What workloads of language models share: from text and feedback to rewards, policies and generation.
+
+    prompt, tokenizer   a prompt as text or as turns, and its token ids
+    tiny_models         a model that is small enough to be built, and trained, in a test
+    loading, quiet      how models are read from folders and hubs, and what their libraries print meanwhile
+    feedback/           examples of prompt, response and score, or of two responses of which one is better
+    reward/             the reward model: training, scores, the service that gives them, and other sources of rewards
+    policy/             the model that is trained: an adapter of it, values, and the reference it began with
+    generation/         generating responses, having them rewarded, and making fragments of them
+    language_model      the learner's side of a language model
+
+No module of this package imports a workload. Importing the package imports nothing heavy;
+`pip install 'penstock[rlhf]'` brings what the modules need.
+"""

@@ -1,0 +1,51 @@
+"""The learner's side of a language model: policy, algorithm of tokens, probe."""
+
+from typing import Final
+
+import numpy as np
+import torch
+
+from learner.algorithms.registry import make_of_tokens
+from learner.algorithms.shared.groups import Group
+from learner.algorithms.shared.hardware import hardware_of
+from learner.model.model import Model, model_of, target_of
+from penstock.config.settings import ConfigurationError, Settings, TokenPPOSection
+from penstock.config.workload import Workload, load
+from penstock.wire.specification import Probe
+from workloads.language.policy.language_policy import LanguagePolicy, build
+
+PROBE_ROWS: Final = 4
+PROBE_TOKENS: Final = 8
+
+
+def make_model(settings: Settings, workload: Workload, group: Group, device: torch.device) -> Model:
+    """As `learner.model.model.make_model` wants it; raises ConfigurationError for settings that do not fit together."""
+    observation, action = load(workload.spaces)(settings.environment)
+    held = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.kl_coefficient > 0.0
+    policy = build(observation, action, settings.policy, settings.seed, has_reference=held)
+    _check_length(settings, policy)
+    algorithm = make_of_tokens(
+        policy.to(device),
+        settings.algorithm,
+        seed=settings.seed,
+        hardware=hardware_of(settings.learner, group),
+    )
+    replica = build(observation, action, settings.policy, settings.seed)
+    probe = make_probe(policy.vocabulary, settings.seed)
+    target = target_of(settings, workload)
+    return model_of(settings, algorithm, replica, (observation, action), probe, device, target)
+
+
+def make_probe(vocabulary: int, seed: int) -> Probe:
+    """A few short rows of random tokens; the answer is the joint log-probability of all but the first of each."""
+    rows = np.random.default_rng(seed).integers(vocabulary, size=(PROBE_ROWS, PROBE_TOKENS + 1))
+    return Probe(observation={"observation": rows[:, :-1].copy()}, action={"action": rows[:, 1:].copy()})
+
+
+def _check_length(settings: Settings, policy: LanguagePolicy) -> None:
+    length, most = settings.actor.unroll_length, policy.positions
+    if most is not None and length > most:
+        raise ConfigurationError(
+            f"actor.unroll_length={length}: the model of policy.kwargs.model={policy.section.model!r} reads "
+            f"{most} tokens; use at most that for prompt and response"
+        )

@@ -1,0 +1,58 @@
+"""The source of rewards that a text names.
+
+grpc://HOST:PORT, unix:/path     a reward service
+http://…, https://…              an HTTP endpoint
+module:function                  a Python function, where the text is this machine's own
+FOLDER                           a reward model, in this process
+"""
+
+from pathlib import Path
+
+from penstock.config.settings import ConfigurationError
+from penstock.rpc.auth import Credentials
+from workloads.language.reward.reward_client import DEADLINE_S, PLAINTEXT, RewardClient
+from workloads.language.reward.reward_source import RewardSource
+
+
+def open_source(
+    text: str,
+    *,
+    is_local: bool,
+    credentials: Credentials = PLAINTEXT,
+    base: str | None = None,
+    device: str = "cpu",
+    deadline_s: float = DEADLINE_S,
+) -> RewardSource:
+    """The source that a text names; `is_local`: the text is of this machine's configuration, not from the wire.
+
+    base, device: of a folder's model. deadline_s: of a call to a service or endpoint. Raises ConfigurationError for what names none, or a function from the wire.
+    """
+    if text.startswith(("http://", "https://")):
+        from workloads.language.reward.http_rewards import HttpRewards  # noqa: PLC0415 - only who needs it
+
+        return HttpRewards(text, deadline_s=deadline_s)
+    if text.startswith(("grpc://", "unix:")):
+        try:
+            address = text.removeprefix("grpc://")
+            return RewardClient(address, credentials=credentials, deadline_s=deadline_s)
+        except ValueError as error:
+            raise ConfigurationError(f"reward={text!r}: {error}") from error
+    if Path(text).is_dir():
+        from workloads.language.reward.reward_model import RewardModel  # noqa: PLC0415 - loads torch
+
+        return RewardModel.load(Path(text), base=base, device=device)
+    if ":" in text and "/" not in text:
+        return _function(text, is_local=is_local)
+    raise ConfigurationError(
+        f"reward={text!r}: name a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, or module:function"
+    )
+
+
+def _function(path: str, *, is_local: bool) -> RewardSource:
+    from workloads.language.reward.callable_rewards import CallableRewards  # noqa: PLC0415 - only who needs it
+
+    if not is_local:
+        raise ConfigurationError(
+            f"reward={path!r}: a function is imported only where this machine's own configuration names it"
+        )
+    return CallableRewards(path)

@@ -1,0 +1,201 @@
+"""The reward service: one reward model behind gRPC, in a process of its own so that it can have a GPU to itself.
+
+    bytes ─► gate (who calls, budgets) ─► outline ─► parse ─► limits ─► token ids ─► batcher ─► scores
+
+Stateless: nothing is remembered between calls, and any number of them serve the same model. What a request does
+wrong is a refusal inside the reply that names the sample; a full queue is OVERLOADED with a time to come again.
+"""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import torch
+
+from penstock.config.credentials import credentials
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.rpc.server import Front, bind, build_server
+from penstock.rpc.unary import unary
+from penstock.runtime import metrics
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.loop_lag import watch_loop
+from penstock.runtime.server_gate import build_gate
+from penstock.v1 import reward_pb2 as pb
+from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_REWARD_SAMPLES
+from penstock.wire.refusal import Reason, Refusal, Refused
+from workloads.language.reward.reward_batcher import Batcher
+from workloads.language.reward.reward_messages import (
+    check_outline,
+    model_to_proto,
+    reply_to_proto,
+    sample_from_proto,
+)
+from workloads.language.reward.reward_model import RewardModel
+from workloads.language.reward.reward_source import BadReward
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "penstock.v1.RewardService"
+ROLE: Final = "reward"
+EVENT_LOOP: Final = "event loop"
+SCORING: Final = "scoring"
+STALL_S: Final = 120.0
+"""A batch that takes longer will not end."""
+MAX_BATCH_ROWS: Final = 256
+DRAIN_GRACE_S: Final = 10.0
+
+Context = Any
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+
+
+class RewardService:
+    """The calls of reward.proto; one event loop uses it."""
+
+    def __init__(self, model: RewardModel, batcher: Batcher) -> None:
+        self._model, self._batcher = model, batcher
+        # Text takes long to tokenise, and a tokenizer is one thread's.
+        self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """End its thread."""
+        self._encoding.shutdown()
+
+    def add_to(self, server: "grpc.aio.Server") -> None:
+        """Serve all calls from `server`."""
+        handlers = {
+            "Score": grpc.unary_unary_rpc_method_handler(
+                unary("Score", pb.ScoreRequest, self.score, check_outline),
+                response_serializer=pb.ScoreReply.SerializeToString,
+            ),
+            "DescribeModel": grpc.unary_unary_rpc_method_handler(
+                unary("DescribeModel", pb.DescribeModelRequest, self.describe),
+                response_serializer=pb.DescribeModelReply.SerializeToString,
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
+
+    async def score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreReply:
+        """See reward.proto."""
+        try:
+            rows = await self._loop.run_in_executor(self._encoding, self._rows, request)
+            scores = await self._batcher.ask(rows)
+        except BadReward as error:
+            return _refused(Refusal(reason=Reason.INVALID, detail=str(error)))
+        except Refused as error:
+            return _refused(error.refusal)
+        return reply_to_proto(scores, self._model.by)
+
+    async def describe(self, _request: pb.DescribeModelRequest, _context: Context) -> pb.DescribeModelReply:
+        """See reward.proto."""
+        return pb.DescribeModelReply(
+            model=model_to_proto(self._model.by),
+            max_samples=MAX_REWARD_SAMPLES,
+            max_tokens=self._model.encoder.max_tokens,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+        )
+
+    def _rows(self, request: pb.ScoreRequest) -> list[list[int]]:
+        """Token ids of each sample; raises Refused that names the first that cannot be scored."""
+        if not request.samples:
+            raise Refused(Refusal(reason=Reason.INVALID, detail="samples: give at least one"))
+        rows = []
+        for index, message in enumerate(request.samples):
+            try:
+                rows.append(self._model.encode(sample_from_proto(message)))
+            except ValueError as error:
+                text = f"samples[{index}]: {error}"
+                raise Refused(Refusal(reason=Reason.INVALID, detail=text)) from error
+        return rows
+
+
+def _refused(refusal: Refusal) -> pb.ScoreReply:
+    metrics.REFUSALS.labels(refusal.reason.label).inc()
+    return pb.ScoreReply(refusal=refusal.to_proto())
+
+
+def main(
+    lifecycle: Lifecycle, settings: Settings, *, folder: Path, base: str | None, device: str, listen: str
+) -> int:
+    """Serve until the lifecycle drains; returns the exit code.
+
+    Raises ConfigurationError for a model, a device or an address that cannot be used.
+    """
+    torch.set_num_threads(settings.actor.threads)
+    health = Health(ROLE)
+    model = RewardModel.load(folder, base=base, device=device)
+    log.info("model loaded", extra={"model": model.by.name, "sha256": model.by.sha256, "device": device})
+    return asyncio.run(_serve(lifecycle, settings, health, model, listen))
+
+
+async def _serve(
+    lifecycle: Lifecycle, settings: Settings, health: Health, model: RewardModel, listen: str
+) -> int:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    lifecycle.on_drain(lambda: _set_from_thread(loop, stop))
+    front = _front(settings, listen)
+    batcher = Batcher(
+        model.score_rows,
+        max_rows=MAX_BATCH_ROWS,
+        on_begin=lambda: health.expect(SCORING, "a batch is being scored"),
+        on_end=lambda: _rest(health),
+    )
+    service = RewardService(model, batcher)
+    service.add_to(front.server)
+    watching = asyncio.create_task(watch_loop(partial(health.progress, EVENT_LOOP)))
+    health.watch(EVENT_LOOP, settings.broker.stall_timeout_s)
+    health.watch(SCORING, STALL_S)
+    health.suspend(SCORING)
+    try:
+        metrics_port, address = _listen(front, health, settings, listen)
+        await front.server.start()
+        await front.set_serving(serving=True)
+        announce(ROLE, metrics_port=metrics_port, address=address)
+        health.set_ready(True)
+        log.info("serving", extra={"address": address})
+        await stop.wait()
+        health.set_ready(False, "draining")
+        await front.set_serving(serving=False)
+        await front.server.stop(DRAIN_GRACE_S)
+    finally:
+        watching.cancel()
+        await front.server.stop(0)
+        service.close()
+        batcher.close()
+    return EXIT_OK
+
+
+def _rest(health: Health) -> None:
+    """A batch was scored, and another may not come for long."""
+    health.progress(SCORING)
+    health.suspend(SCORING)
+
+
+def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    loop.call_soon_threadsafe(event.set)
+
+
+def _front(settings: Settings, listen: str) -> Front:
+    section = settings.broker
+    return build_server(
+        (NAME,),
+        interceptors=[build_gate(settings, credentials(settings.security), listen)],
+        maximum_concurrent_rpcs=section.max_concurrent_calls,
+        max_connections=section.max_connections,
+        max_connection_age_s=section.max_connection_age_s,
+    )
+
+
+def _listen(front: Front, health: Health, settings: Settings, listen: str) -> tuple[int, str]:
+    """Port of the metrics and address of the server."""
+    try:
+        _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+        return metrics_port, bind(front.server, listen, credentials(settings.security))
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(str(error)) from error
