@@ -25,7 +25,7 @@ mutations: .venv/installed-test
 # A run under fire for 30 minutes, audited all along: make soak ARGS="--minutes 5 --seed 7".
 # A flow for 10 minutes: make soak ARGS="--scenario overload", or full (Redis), or absent (the learner).
 soak: .venv/installed
-	$(BIN)/python -m tests.chaos.soak $(ARGS)
+	$(BIN)/python -m tests.support.fleet.soak $(ARGS)
 
 # Every learning proof that benchmarks/results/proofs.jsonl has no record of, then docs/algorithms.md.
 learn: .venv/installed-learn

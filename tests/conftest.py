@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.redis_server import Binary, RedisServer, absent, find_binaries
+from tests.support.storage.redis_server import Binary, RedisServer, absent, find_binaries
 
 # Before anything imports torch: on tensors this small more threads only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

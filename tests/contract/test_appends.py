@@ -11,9 +11,9 @@ from broker.log import appends
 from broker.log.store import Store, StoreUnavailable
 from penstock.wire.messages import Role
 from penstock.wire.refusal import Reason
-from tests.redis_server import RedisServer
-from tests.small_run import CHARGE
-from tests.store_run import Actor, item, open_run, reconnect
+from tests.support.run.small_run import CHARGE
+from tests.support.run.store_run import Actor, item, open_run, reconnect
+from tests.support.storage.redis_server import RedisServer
 
 MANY = 40
 

@@ -14,9 +14,9 @@ from launch.audit.findings import Kind, Problem
 from launch.audit.journals import read_journals
 from launch.audit.lineage import Lineage
 from penstock.wire.messages import Role
-from tests import small_run
-from tests.redis_server import RedisServer
-from tests.store_run import BLOB, Actor, open_run, reconnect
+from tests.support.run import small_run
+from tests.support.run.store_run import BLOB, Actor, open_run, reconnect
+from tests.support.storage.redis_server import RedisServer
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from broker.log.learner_log import LearnerLog
 from broker.log.records import Commit, Totals
 from broker.log.store import Store, StoreUnavailable
 from penstock.wire.refusal import Reason, Refused
-from tests.chaos.proxy import Proxy
-from tests.integration.broker_process import eventually
-from tests.small_run import CHARGE, RUN, specification
-from tests.store_run import BLOB, PACING, TTL_MS, Actor, open_run
+from tests.support.network.proxy import Proxy
+from tests.support.run.broker_process import eventually
+from tests.support.run.small_run import CHARGE, RUN, specification
+from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, open_run
 
 COMMIT = Commit(
     checkpoint_id="000000000001-00000009", manifest_sha256="0" * 64, position=2, trim=2, totals=Totals()

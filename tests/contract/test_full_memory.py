@@ -11,8 +11,8 @@ from broker.log.store import Store
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Episode, Report, Role, Watch
 from penstock.wire.refusal import Reason
-from tests.small_run import CHARGE, RUN
-from tests.store_run import TTL_MS, Actor, open_run
+from tests.support.run.small_run import CHARGE, RUN
+from tests.support.run.store_run import TTL_MS, Actor, open_run
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 from broker.log import guard
 from penstock.config.settings import BrokerSection
 from penstock.wire.messages import Durability
-from tests.redis_server import Binary, RedisServer
+from tests.support.storage.redis_server import Binary, RedisServer
 
 KEYS = 6000
 SLOWLY = ("--key-load-delay", "300")

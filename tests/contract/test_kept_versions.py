@@ -10,8 +10,8 @@ from broker.log.records import Status
 from broker.log.store import Store
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Publication, Role, Watch
-from tests.small_run import RUN, specification
-from tests.store_run import BLOB, PACING, TTL_MS, open_run
+from tests.support.run.small_run import RUN, specification
+from tests.support.run.store_run import BLOB, PACING, TTL_MS, open_run
 
 LARGE = b"x" * (WEIGHT_CHUNK_BYTES + 7)
 

@@ -14,8 +14,8 @@ from broker.log.learner_log import LearnerLog
 from broker.log.records import Opened
 from broker.log.store import Store
 from penstock.wire.messages import Leave, Role
-from tests.small_run import CHARGE, specification
-from tests.store_run import BLOB, PACING, Actor, item, open_run
+from tests.support.run.small_run import CHARGE, specification
+from tests.support.run.store_run import BLOB, PACING, Actor, item, open_run
 
 
 @pytest.fixture

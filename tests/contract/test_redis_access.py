@@ -11,10 +11,10 @@ import redis
 from broker.log import audit_log, script
 from broker.log.store import Store, StoreUnavailable
 from penstock.config.settings import ConfigurationError
-from tests.guarded_redis import USERS, GuardedRedis, has_tls
-from tests.redis_scenario import clear, play
-from tests.redis_server import Binary
-from tests.small_run import RUN
+from tests.support.run.small_run import RUN
+from tests.support.storage.guarded_redis import USERS, GuardedRedis, has_tls
+from tests.support.storage.redis_scenario import clear, play
+from tests.support.storage.redis_server import Binary
 
 BROKER_SCRIPTS: Final = frozenset(
     {"open_session", "append", "close_session", "report", "watch", "status", "control"}

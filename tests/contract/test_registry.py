@@ -37,7 +37,7 @@ from penstock.registry.records import (
 )
 from penstock.registry.registry import Registry
 from penstock.registry.routing import Arm, follow
-from tests.unit.registry.postgresql_server import PostgresqlServer, find_programs
+from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = [

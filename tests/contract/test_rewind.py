@@ -13,9 +13,9 @@ from broker.log.script import JUMP
 from broker.log.store import Store
 from penstock.wire.messages import Episode, Report, Role, Watch
 from penstock.wire.refusal import Reason, Refusal, Refused
-from tests.redis_server import RedisServer
-from tests.small_run import CHARGE, RUN, specification
-from tests.store_run import BLOB, PACING, TTL_MS, Actor, open_run, reconnect
+from tests.support.run.small_run import CHARGE, RUN, specification
+from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, open_run, reconnect
+from tests.support.storage.redis_server import RedisServer
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from penstock.wire.fragment import Kind
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Episode, Report, Role, RunState, Watch
 from penstock.wire.refusal import Reason, Refusal, Refused
-from tests.small_run import CHARGE, RUN, specification
-from tests.store_run import BLOB, PACING, TTL_MS, Actor, item, open_run
+from tests.support.run.small_run import CHARGE, RUN, specification
+from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, item, open_run
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from broker.log.store import Store, StoreUnavailable
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
 from penstock.wire.messages import Watch
-from tests.redis_server import RedisServer
-from tests.small_run import CHARGE
-from tests.store_run import Actor, item, open_run, reconnect
+from tests.support.run.small_run import CHARGE
+from tests.support.run.store_run import Actor, item, open_run, reconnect
+from tests.support.storage.redis_server import RedisServer
 
 
 @pytest.fixture

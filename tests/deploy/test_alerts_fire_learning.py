@@ -13,7 +13,6 @@ import redis
 
 from broker.log import keys
 from penstock.wire.limits import MIB
-from tests.chaos.proxy import Proxy
 from tests.deploy.alert_scenes import (
     ENDLESS,
     Scene,
@@ -25,7 +24,8 @@ from tests.deploy.alert_scenes import (
     training,
 )
 from tests.deploy.prometheus_server import needs_prometheus, watching
-from tests.integration.training import Training
+from tests.support.network.proxy import Proxy
+from tests.support.run.training import Training
 
 pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -15,7 +15,6 @@ import redis
 from broker.log import keys
 from broker.log.records import Commit
 from penstock.wire.limits import MIB
-from tests.chaos.small_disk import SizeLimit
 from tests.deploy.alert_scenes import (
     ENDLESS,
     Scene,
@@ -28,11 +27,12 @@ from tests.deploy.alert_scenes import (
     watched,
 )
 from tests.deploy.prometheus_server import needs_prometheus
-from tests.integration.broker_process import eventually, launch
-from tests.integration.simulated_actor import SimulatedActor
-from tests.integration.training import Training, is_alive
-from tests.small_run import fragment
-from tests.store_run import open_run
+from tests.support.run.broker_process import eventually, launch
+from tests.support.run.simulated_actor import SimulatedActor
+from tests.support.run.small_run import fragment
+from tests.support.run.store_run import open_run
+from tests.support.run.training import Training, is_alive
+from tests.support.storage.small_disk import SizeLimit
 
 pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -16,8 +16,8 @@ from penstock.client import PolicyClient
 from penstock.registry.records import Status
 from tests.deploy.alert_scenes import going_on, watched
 from tests.deploy.prometheus_server import needs_prometheus
-from tests.integration.broker_process import BrokerProcess, eventually
-from tests.integration.serving_run import ServedRun, serving
+from tests.support.run.broker_process import BrokerProcess, eventually
+from tests.support.run.serving_run import ServedRun, serving
 
 pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -18,8 +18,8 @@ import pytest
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from tests.deploy.dockerfiles import NAMES, Built, path_of, stages
 from tests.deploy.manifests import ROOT
-from tests.integration.broker_process import eventually
-from tests.redis_server import RedisServer
+from tests.support.run.broker_process import eventually
+from tests.support.storage.redis_server import RedisServer
 
 PATIENCE_S: Final = 120.0
 HADOLINT: Final = Path(sys.executable).with_name("hadolint")

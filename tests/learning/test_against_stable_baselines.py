@@ -18,7 +18,7 @@ from learner.batch import Batch, assemble
 from penstock.config.settings import PPOSection
 from penstock.policy.policy import Policy
 from penstock.wire.spaces import Space
-from tests.experience import Collector, Environment, box, cartpoles, small_policy
+from tests.support.experience.experience import Collector, Environment, box, cartpoles, small_policy
 
 STEPS, COLUMNS, EPOCHS = 48, 4, 5
 NUMBERS: dict[str, Any] = {"discount": 0.97, "gae_lambda": 0.9, "clip_range": 0.1, "learning_rate": 3e-3}

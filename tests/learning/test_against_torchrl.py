@@ -18,7 +18,7 @@ from learner.algorithms.on_policy.reinforce import Reinforce
 from learner.batch import Batch, assemble
 from penstock.config.settings import ImpalaSection, PPOSection, ReinforceSection
 from penstock.policy.policy import Policy
-from tests.experience import Collector, cartpoles, small_policy
+from tests.support.experience.experience import Collector, cartpoles, small_policy
 
 STEPS = 24
 # TorchRL keeps its numbers in float32; these lose nothing there.

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from launch.run.child_process import penstock
-from tests.integration.training import Training
+from tests.support.run.training import Training
 
 CLIENTS: Final = 3
 PLAYERS: Final = 6

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.config.settings import TokenPPOSection
 from penstock.policy import weights
-from tests.tiny_reward import make_base
-from tests.token_experience import Response, batch_of, fragment, next_log_probs
+from tests.support.experience.token_experience import Response, batch_of, fragment, next_log_probs
+from tests.support.language.tiny_reward import make_base
 from workloads.language.policy.language_policy import LanguagePolicy
 from workloads.language.policy.policy_section import LanguageSection
 from workloads.rlhf.sentiment import optimal

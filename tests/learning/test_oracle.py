@@ -12,8 +12,8 @@ from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import assemble
 from penstock.config.settings import PPOSection
 from penstock.policy.policy import Policy
-from tests.experience import Collector, cartpoles, small_policy
 from tests.learning.plain_ppo import PlainPPO, PlainSettings
+from tests.support.experience.experience import Collector, cartpoles, small_policy
 
 UPDATES, STEPS = 20, 16
 

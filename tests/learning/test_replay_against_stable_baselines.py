@@ -21,7 +21,7 @@ from learner.algorithms.off_policy.sac import SAC
 from penstock.config.settings import DQNSection, PolicySection, SACSection
 from penstock.policy.policy import build
 from penstock.wire.spaces import Box, Discrete
-from tests.experience import box
+from tests.support.experience.experience import box
 
 ROWS, STORED = 64, 200
 EPSILON, RATE, DISCOUNT = 1e-2, 3e-3, 0.97

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.tiny_reward import make_base
+from tests.support.language.tiny_reward import make_base
 from workloads.language.feedback.reading import Source
 from workloads.language.feedback.scale import parse_scale
 from workloads.language.reward.reward_model import RewardModel

@@ -22,10 +22,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from launch.run.child_process import penstock
-from tests.integration.broker_process import eventually
-from tests.integration.training import Training
 from tests.learning.small_words import learned, settings_of
-from tests.tiny_reward import make_base
+from tests.support.language.tiny_reward import make_base
+from tests.support.run.broker_process import eventually
+from tests.support.run.training import Training
 from workloads.rlhf.sentiment import Sentiment, optimum, true_reward
 
 RECIPE: Final = Path(__file__).parents[2] / "recipes" / "rlhf-tiny.toml"

@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
-from tests import node_client
-from tests.integration.serving_run import serving
-from tests.integration.training import Training
+from tests.support.run.serving_run import serving
+from tests.support.run.training import Training
+from tests.support.serving import node_client
 
 EXAMPLE: Final = Path(__file__).resolve().parents[2] / "examples" / "python" / "cartpole_client.py"
 EPISODES: Final = 20

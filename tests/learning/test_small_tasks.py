@@ -12,7 +12,7 @@ from learner.batch import assemble
 from penstock.config.settings import load
 from penstock.policy.weights import encode, load_into
 from penstock.wire.tensor import Array
-from tests.experience import Collector, small_policy
+from tests.support.experience.experience import Collector, small_policy
 
 LENGTH, LIMIT, LAG, UPDATES = 5, 30, 2, 60
 OPTIMUM: Final = 1 / LENGTH

@@ -8,7 +8,7 @@ from learner.batch import assemble
 from penstock.config.settings import PPOSection
 from penstock.policy.policy import Policy
 from penstock.wire.tensor import Array
-from tests.experience import Collector, Line, small_policy
+from tests.support.experience.experience import Collector, Line, small_policy
 
 DISCOUNT = 0.9
 SECTION = PPOSection(

@@ -18,10 +18,11 @@ from broker.log.learner_log import LearnerLog
 from broker.log.records import Commit, LogState
 from broker.log.script import JUMP
 from penstock.wire.refusal import Reason, Refused
-from tests import model, small_run
 from tests.property.store_machine import BUDGET, MOST_ENTRIES, StoreMachine
-from tests.redis_server import RedisServer
-from tests.store_run import PACING, TTL_MS, item, reconnect
+from tests.support.oracles import run_model
+from tests.support.run import small_run
+from tests.support.run.store_run import PACING, TTL_MS, item, reconnect
+from tests.support.storage.redis_server import RedisServer
 
 MOST_RESTARTS: Final = 2
 """Real deaths of Redis in one history; the others are played with DUMP and RESTORE, which is faster."""
@@ -36,7 +37,7 @@ class Checkpoint:
 
     commit: Commit
     state: LogState
-    memory: model.Memory
+    memory: run_model.Memory
 
 
 class HostileMachine(StoreMachine):
@@ -165,13 +166,13 @@ class HostileMachine(StoreMachine):
         kept, was_closed = self.checkpoint, self.server.closed
         assert lease.closed == was_closed
         position = kept.commit.position if kept else 0
-        self.memory = replace_memory(kept.memory) if kept else model.Memory(epoch=0, version=0)
+        self.memory = replace_memory(kept.memory) if kept else run_model.Memory(epoch=0, version=0)
         pacing = replace(PACING, budget=BUDGET, max_log_entries=MOST_ENTRIES)
         specification = small_run.specification().encode()
         self.log.start(specification, pacing, kept.state if kept else None, position)
         assert (lease.epoch > self.server.epoch + JUMP) == was_closed
         assert (self.log.epoch >= lease.epoch + JUMP) == was_closed
-        model.take_over(self.server, self.memory, position, lease.epoch, self.log.epoch - lease.epoch)
+        run_model.take_over(self.server, self.memory, position, lease.epoch, self.log.epoch - lease.epoch)
         assert self.log.epoch == self.server.epoch
         if was_closed:
             self._is_new(self.epochs, self.log.epoch)
@@ -211,7 +212,7 @@ class HostileMachine(StoreMachine):
     @precondition(lambda self: self.restarts < MOST_RESTARTS and not self.server.closed)
     def rewind(self, actor: str, count: int, is_read: bool) -> None:
         """Kill -9, and the append-only file is an older one: what was acknowledged meanwhile is gone."""
-        kept, copy = model.snapshot(self.server), self.server_process.save_aof()
+        kept, copy = run_model.snapshot(self.server), self.server_process.save_aof()
         self.work(actor, count, is_reply_lost=False)
         self.publish(pin=False)
         if is_read:
@@ -262,6 +263,6 @@ class HostileMachine(StoreMachine):
         assert self.log.epoch == self.memory.epoch
 
 
-def replace_memory(memory: model.Memory) -> model.Memory:
+def replace_memory(memory: run_model.Memory) -> run_model.Memory:
     """A copy."""
     return replace(memory, sequences=dict(memory.sequences), commits=list(memory.commits))

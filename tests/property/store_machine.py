@@ -1,4 +1,4 @@
-"""Histories of well-meaning actors, one learner and a Redis that goes back in time, against `tests.model`.
+"""Histories of well-meaning actors, one learner and a Redis that goes back in time, against `tests.support.oracles.run_model`.
 
 The state machine that Hypothesis drives; `hostile_machine` adds what kills, fences and reorders.
 """
@@ -22,8 +22,9 @@ from broker.log.records import Appended, Commit, Opened
 from broker.log.script import JUMP
 from broker.log.store import Store
 from penstock.wire.messages import Role, Watch
-from tests import model, small_run
-from tests.store_run import item, open_run
+from tests.support.oracles import run_model
+from tests.support.run import small_run
+from tests.support.run.store_run import item, open_run
 
 T = TypeVar("T")
 
@@ -44,11 +45,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.raw.flushall()
         self.store = Store.connect(self.url)
         self.log = open_run(self.url, budget=BUDGET, max_log_entries=MOST_ENTRIES)
-        self.server = model.Server(BUDGET, small_run.CHARGE, MOST_ENTRIES)
-        self.memory = model.Memory()
+        self.server = run_model.Server(BUDGET, small_run.CHARGE, MOST_ENTRIES)
+        self.memory = run_model.Memory()
         self.checkpoints = 0
         self.sessions: set[int] = set()
-        self.saved: tuple[dict[bytes, bytes], model.Server] | None = None
+        self.saved: tuple[dict[bytes, bytes], run_model.Server] | None = None
         self.actors: dict[str, tuple[int, int]] = {}  # name → session, acked_through as the actor knows
         for name, role in (("a", Role.ROLLOUT), ("b", Role.ROLLOUT), ("c", Role.SERVER)):
             self._open(name, role)
@@ -155,9 +156,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.log.commit(commit)
         text = commit.encode()
         if self.server.commits[-1:] != [text]:
-            self.server.commits = [*self.server.commits, text][-model.KEPT_COMMITS :]
+            self.server.commits = [*self.server.commits, text][-run_model.KEPT_COMMITS :]
         known = [kept for kept in self.memory.commits if kept != text]
-        self.memory.commits = [*known, text][-model.KEPT_COMMITS :]
+        self.memory.commits = [*known, text][-run_model.KEPT_COMMITS :]
         self.server.trim(commit.trim)
         self.memory.trim_floor = max(self.memory.trim_floor, self.server.trim_floor)
 
@@ -174,7 +175,7 @@ class StoreMachine(RuleBasedStateMachine):
     def save(self) -> None:
         """This moment reaches the disk."""
         content = {key: self.raw.dump(key) for key in self.raw.keys("penstock:*")}
-        self.saved = content, model.snapshot(self.server)
+        self.saved = content, run_model.snapshot(self.server)
 
     @rule(is_back=st.booleans(), is_opened=st.sampled_from([True, True, True, False]))
     @precondition(lambda self: not self.server.closed)
@@ -191,9 +192,9 @@ class StoreMachine(RuleBasedStateMachine):
         if is_opened:
             self.reopen()
 
-    def _go_back_to(self, server: model.Server) -> None:
+    def _go_back_to(self, server: run_model.Server) -> None:
         totals = self.server.totals
-        self.server = model.snapshot(server)
+        self.server = run_model.snapshot(server)
         self.server.totals = totals | self.server.totals
         self.server.totals = {n: t for n, t in self.server.totals.items() if n <= self.server.number}
 
@@ -230,7 +231,7 @@ class StoreMachine(RuleBasedStateMachine):
         epoch = self.log.epoch
         self.log.reopen(self.log.snapshot())
         assert self.log.epoch >= epoch + JUMP
-        model.reopen(self.server, self.memory, self.log.epoch - epoch)
+        run_model.reopen(self.server, self.memory, self.log.epoch - epoch)
         self.saved = None
 
     # ---- what always holds

@@ -15,10 +15,10 @@ from broker.log.records import Opened
 from broker.log.script import JUMP
 from broker.log.store import Store
 from penstock.wire.messages import Role, Watch
-from tests import lock_step_model as model
-from tests.redis_server import RedisServer, find_binaries
-from tests.small_run import CHARGE
-from tests.store_run import BLOB, item, open_run
+from tests.support.oracles import lock_step_model as model
+from tests.support.run.small_run import CHARGE
+from tests.support.run.store_run import BLOB, item, open_run
+from tests.support.storage.redis_server import RedisServer, find_binaries
 
 T = TypeVar("T")
 

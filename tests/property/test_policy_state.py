@@ -12,7 +12,7 @@ from learner.algorithms.on_policy.ppo import PPO
 from learner.algorithms.on_policy.preparation import see
 from learner.algorithms.shared.groups import Solo, evenly
 from penstock.config.settings import PPOSection
-from tests.remembering import Actor, batch_of, remembering
+from tests.support.experience.remembering import Actor, batch_of, remembering
 
 POLICIES: dict[str, dict[str, Any]] = {
     "lstm": {"recurrent": "lstm"},

@@ -1,4 +1,4 @@
-"""Random histories of actors, learners and a Redis that dies and goes back in time, against `tests.model`."""
+"""Random histories of actors, learners and a Redis that dies and goes back in time, against `tests.support.oracles.run_model`."""
 
 import shutil
 import tempfile
@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.property.hostile_machine import HostileMachine
-from tests.redis_server import Binary, RedisServer, find_binaries
+from tests.support.storage.redis_server import Binary, RedisServer, find_binaries
 
 STEPS = 50
 SERVERS = len(find_binaries())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.v1 import fragment_pb2 as pb
 from penstock.wire.fragment import Fragment, check, from_proto, parse_header, to_proto
 from penstock.wire.tensor import DTYPES, from_tensor, read_array, to_tensor
-from tests.unit.wire.fragments import RUN, SCHEMA, fragment_of
+from tests.support.experience.whole_fragments import RUN, SCHEMA, fragment_of
 
 NAMES = sorted(SCHEMA.by_name)
 

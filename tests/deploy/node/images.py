@@ -16,9 +16,9 @@ from typing import Final
 from broker.log.guard import UnsuitableRedis, check_version
 from tests.deploy.dockerfiles import VENV, stages
 from tests.deploy.manifests import ROOT
-from tests.guarded_redis import tls_binary
-from tests.redis_server import Binary, find_binaries
-from tests.unit.registry.postgresql_server import find_programs
+from tests.support.storage.guarded_redis import tls_binary
+from tests.support.storage.postgresql_server import find_programs
+from tests.support.storage.redis_server import Binary, find_binaries
 
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -9,8 +9,8 @@ import torch
 
 from learner.batch import assemble, check_meaning
 from penstock.wire.fragment import Slot, WeightSpan
-from tests.experience import Collector, Fragment, cartpoles, small_policy
-from tests.remembering import Actor, batch_of, remembering
+from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy
+from tests.support.experience.remembering import Actor, batch_of, remembering
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,7 @@ from penstock.config import settings
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.config.workload import find, load
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from tests.unit.actor.counting import Counting
+from tests.support.experience.counting_environments import Counting
 from workloads.control.environment import make, spaces, target
 from workloads.control.spaces import to_space
 

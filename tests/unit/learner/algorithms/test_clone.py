@@ -17,7 +17,7 @@ from penstock.policy.layers import BatchNorm
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
 from penstock.wire.spaces import Box, Discrete
-from tests.experience import collect, small_policy
+from tests.support.experience.experience import collect, small_policy
 
 CONTINUOUS = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
 

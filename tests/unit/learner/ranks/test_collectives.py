@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from learner.algorithms.shared.groups import Solo
-from tests.ranks import run
+from tests.support.run.ranks import run
 from tests.unit.learner.ranks.updates import CASES, learn
 
 RUNS = [*((2, name) for name in CASES), (3, "every-term"), (3, "batch-norm")]

@@ -26,7 +26,7 @@ from learner.ranks.division import divide
 from penstock.config.settings import ImpalaSection, OnPolicySection, PPOSection, ReinforceSection
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
-from tests.experience import Collector, Fragment, cartpoles, small_policy
+from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy
 
 SCHEMA = fragment_schema(Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32)), Discrete(2))
 SHAPES = ((16, 3), (9, 1), (12, 2), (16, 2))

@@ -7,7 +7,7 @@ import numpy as np
 
 from learner.recording.writer import Consumed, RecordingWriter
 from penstock.wire.fragment import Fragment
-from tests.small_run import SLOTS, STEPS, fragment, specification
+from tests.support.run.small_run import SLOTS, STEPS, fragment, specification
 
 LARGE = 2**40
 

@@ -11,7 +11,7 @@ from learner.recording.recording_index import INDEX, Place, frames_file
 from learner.recording.writer import RecordingWriter
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
-from tests.small_run import SCHEMA, specification
+from tests.support.run.small_run import SCHEMA, specification
 from tests.unit.learner.recording.recorded import LARGE, batch, numbered, write
 
 BATCHES = [(2, (1, 2)), (3, ()), (5, (3, 5)), (6, (4,))]

@@ -11,7 +11,7 @@ from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import Progress
 from penstock.runtime.retry import Interrupted
-from tests.tiny_reward import make_reward_model
+from tests.support.language.tiny_reward import make_reward_model
 from workloads.rlhf import preparation
 from workloads.rlhf.language_section import language
 from workloads.rlhf.preparation import prepare, services

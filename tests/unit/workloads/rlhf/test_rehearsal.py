@@ -12,7 +12,7 @@ from penstock.config.estimate import MARGIN
 from penstock.config.settings import Settings
 from penstock.config.workload import Progress
 from penstock.runtime.retry import Interrupted
-from tests.tiny_reward import make_reward_model
+from tests.support.language.tiny_reward import make_reward_model
 from workloads.language.reward.reward_model import CARD
 from workloads.rlhf import preparation
 from workloads.rlhf.language_section import language

@@ -1,0 +1,276 @@
+"""What a step and a fragment cost, counted and not timed: a change that costs more is seen in any weather.
+
+Calls are those that Python makes (functions of ours, of libraries and built-in ones); bytes are what is
+allocated at the peak beyond what was there before. Limits have about a third of headroom over what was
+counted when they were set: raise one only with a measurement that says what it buys.
+"""
+
+import asyncio
+import sys
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from actor.rollout.fragment_builder import FragmentBuilder
+from actor.rollout.header_fields import HeaderFields
+from actor.rollout.stepper import Stepper
+from actor.serving.calls.act_stream import ActStream
+from actor.serving.calls.policy_service import PolicyService
+from broker.service.admission import check_all
+from broker.service.request_outline import check_outline
+from penstock.config.settings import PolicySection
+from penstock.policy.policy import build
+from penstock.v1 import policy_pb2
+from penstock.wire import append
+from penstock.wire.fragment import Fragment, check, header_bytes, parse_header
+from penstock.wire.messages import Publication
+from penstock.wire.schema import fragment_schema
+from penstock.wire.spaces import Box, Discrete
+from penstock.wire.specification import RunSpecification
+from tests.support.run.small_run import SCHEMA, specification
+from tests.support.run.small_run import fragment as small_fragment
+from tests.support.serving.server_parts import Stand, seen
+
+STEPS, SLOTS, CLIENTS = 32, 16, 64
+LARGE_BYTES = 2**20
+FIELDS = HeaderFields(run="run-a", session=1, sequence=1, weights=Publication(1, 0), round=0)
+OBSERVATION = Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32))
+
+
+def calls(work: Callable[[], Any]) -> int:
+    """Calls that `work` makes, once it has been done before."""
+    work()
+    count = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def allocated(work: Callable[[], Any]) -> int:
+    """Bytes that `work` holds at its peak beyond what was held before."""
+    work()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        work()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+class Rollout:
+    """What a rollout worker does for a fragment, without threads."""
+
+    def __init__(self, vectorise: str) -> None:
+        environment: Any = gymnasium.make_vec("CartPole-v1", SLOTS, vectorization_mode=vectorise)
+        self.stepper = Stepper(environment, OBSERVATION)
+        self.policy = build(OBSERVATION, Discrete(2), PolicySection(), seed=0)
+        self.builder = FragmentBuilder(fragment_schema(OBSERVATION, Discrete(2)), STEPS, SLOTS)
+        self.builder.start(self.stepper.reset(range(SLOTS)))
+
+    def act(self) -> None:
+        """One forward pass for all slots."""
+        self.policy.act(self.builder.observation())
+
+    def unroll(self) -> Fragment:
+        """A full fragment."""
+        while not self.builder.is_full:
+            acted = self.policy.act(self.builder.observation())
+            stepped = self.stepper.step(self.policy.environment_action(acted.action))
+            self.builder.record(acted.action, acted.log_prob, stepped)
+        return self.builder.cut(FIELDS)[0]
+
+
+@pytest.fixture
+def rollout() -> Rollout:
+    """With the environment's own vector entry point, so that the environment is few of the calls."""
+    return Rollout("vector_entry_point")
+
+
+def admit(raw: bytes, run: RunSpecification) -> None:
+    """What a broker does before it speaks to Redis."""
+    check_outline("Append", raw)
+    assert check_all(1, append.parse(raw).fragments, run).refusal is None
+
+
+def test_calls_of_a_forward_pass(rollout: Rollout) -> None:
+    """The same for one slot and for many."""
+    assert calls(rollout.act) <= 75
+
+
+def test_calls_of_a_step(rollout: Rollout) -> None:
+    """Acting, stepping, recording and the share of cutting, for a vector of 16 environments."""
+    assert calls(rollout.unroll) / STEPS <= 180
+
+
+def test_calls_to_admit_a_fragment() -> None:
+    """Of many in one request."""
+    raw = append.encode(1, 0, [small_fragment(1, sequence) for sequence in range(1, 17)])
+    assert calls(lambda: admit(raw, specification())) / 16 <= 310
+
+
+def test_calls_to_read_a_fragment() -> None:
+    """What the learner does with an entry of the log: header, check, views."""
+    given = small_fragment(1)
+    encoded = header_bytes(given.header)
+
+    def read() -> None:
+        fragment = Fragment(parse_header(encoded), given.payload)
+        check(fragment, SCHEMA, "run-a")
+        fragment.arrays()
+
+    assert calls(read) <= 500
+
+
+class Asking:
+    """gRPC's side of the policy server: as many requests at once as there are clients, and a call to answer them on."""
+
+    def __init__(self) -> None:
+        self.answered = 0
+
+    def time_remaining(self) -> None:
+        """No deadline."""
+
+    async def write(self, _reply: bytes) -> None:
+        """Of a stream."""
+        self.answered += 1
+
+    async def requests(self, data: bytes) -> AsyncIterator[bytes]:
+        """All there already."""
+        for _ in range(CLIENTS):
+            yield data
+
+
+async def act_alone(_request: policy_pb2.ActRequest, _until_s: float) -> bytes:
+    """What only episodes, named versions and fallbacks need."""
+    raise AssertionError
+
+
+async def crowded(**asked: Any) -> tuple[Stand, bytes]:
+    """A server that expects so many, and what each of them asks."""
+    stand = Stand()
+    await stand.publish(1)
+    stand.batcher._expected = CLIENTS
+    return stand, stand.asking(seen(0), **asked).SerializeToString()
+
+
+async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
+    """The method Act of a server."""
+    spaces = (stand.specification.observation_space, stand.specification.action_space)
+    service = PolicyService(
+        stand.desk,
+        stand.turns,
+        stand.episode_desk,
+        stand.episodes,
+        stand.section,
+        ("run", *spaces),
+        learns=False,
+        on_answer=stand.trial.answered,
+    )
+    return service.act_on_bytes()
+
+
+@pytest.mark.parametrize(("asked", "most"), [({}, 105), ({"client_key": "ada"}, 150)])
+def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
+    """From bytes to bytes, one of many that share a forward pass: a plain one, and one that is read as a message."""
+    with asyncio.Runner() as runner:
+        stand, data = runner.run(crowded(**asked))
+        act, context = runner.run(act_of(stand)), Asking()
+
+        async def client() -> None:
+            for _ in range(STEPS):
+                await act(data, context)
+
+        async def crowd() -> None:
+            await asyncio.gather(*(client() for _ in range(CLIENTS)))
+
+        assert calls(lambda: runner.run(crowd())) / (CLIENTS * STEPS) <= most
+
+
+def test_calls_of_a_step_that_is_learned_from() -> None:
+    """From bytes to bytes, each with the reward of the one before, one of many episodes that share a forward pass."""
+    with asyncio.Runner() as runner:
+        stand, _ = runner.run(crowded())
+        act, context = runner.run(act_of(stand)), Asking()
+        asked = [stand.asking(seen(0), episode_id=stand.start(), request_id="") for _ in range(CLIENTS)]
+
+        async def client(request: policy_pb2.ActRequest) -> None:
+            for _ in range(STEPS):
+                await act(request.SerializeToString(), context)
+                request.reward = 1.0
+
+        async def crowd() -> None:
+            await asyncio.gather(*map(client, asked))
+
+        assert calls(lambda: runner.run(crowd())) / (CLIENTS * STEPS) <= 290
+        assert all(episode.learned for episode in stand.episodes)
+
+
+def test_calls_to_answer_a_lonely_request() -> None:
+    """From bytes to bytes, with a forward pass to itself."""
+    with asyncio.Runner() as runner:
+        stand, data = runner.run(crowded())
+        stand.batcher._expected, stand.batcher._until_probe = 1, 3 * STEPS
+        act, context = runner.run(act_of(stand)), Asking()
+
+        async def client() -> None:
+            for _ in range(STEPS):
+                await act(data, context)
+
+        assert calls(lambda: runner.run(client())) / STEPS <= 265
+
+
+@pytest.mark.parametrize(("asked", "most"), [({}, 95), ({"client_key": "ada"}, 135)])
+def test_calls_to_answer_a_request_of_a_stream(asked: dict[str, Any], most: int) -> None:
+    """From bytes to bytes, without a task or a future for each: a plain one, and one that is read as a message."""
+    with asyncio.Runner() as runner:
+        stand, data = runner.run(crowded(**asked))
+        asking = Asking()
+
+        async def serve() -> None:
+            stream = ActStream(stand.desk, act_alone, stand.trial.answered)
+            await stream.serve(asking.requests(data), asking)
+
+        assert calls(lambda: runner.run(serve())) / CLIENTS <= most
+        assert asking.answered == 2 * CLIENTS
+
+
+def test_copies_of_a_payload_on_its_way_out(rollout: Rollout) -> None:
+    """The payload that is cut and no second one beside it."""
+    fragment = rollout.unroll()
+
+    def refill_and_cut() -> None:
+        rollout.builder.length = STEPS
+        rollout.builder.cut(FIELDS)
+
+    assert allocated(refill_and_cut) <= len(fragment.payload) + 32_768
+
+
+def test_a_payload_is_copied_once_on_its_way_out_and_not_at_all_while_it_is_admitted() -> None:
+    """Into the message; checks look at it where it lies."""
+    wide = Box(
+        np.full(LARGE_BYTES // (4 * (STEPS + 1)), -1, np.float32),
+        np.full(LARGE_BYTES // (4 * (STEPS + 1)), 1, np.float32),
+    )
+    builder = FragmentBuilder(fragment_schema(wide, Discrete(2)), STEPS, 1)
+    builder.length = STEPS
+    given, _ = builder.cut(FIELDS)
+    run = replace(specification(), schema=fragment_schema(wide, Discrete(2)), unroll_length=STEPS)
+    raw = append.encode(1, 0, [given])
+    assert allocated(lambda: append.encode(1, 0, [given])) <= len(given.payload) + 65_536
+    assert allocated(lambda: admit(raw, run)) <= 65_536

@@ -1,0 +1,180 @@
+"""Pickles in the place of weights and of tensors: they are bytes like others, and nobody loads them.
+
+Every payload would make a file if it were loaded; that it really would is tested too.
+"""
+
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import lz4.frame
+import numpy as np
+import pytest
+import torch
+
+from learner.batch import check_meaning
+from penstock.policy.weights import decode, encode, load_into
+from penstock.wire import fragment as fragments
+from penstock.wire.fragment import Fragment
+from penstock.wire.refusal import Reason
+from tests.support.abuse.malformed import stored
+from tests.support.abuse.stage import Stage, nothing_stored, session_of, staged, unharmed
+from tests.support.run.actor_run import PROGRAM, Course, Plan
+from tests.support.run.broker_process import launch
+from tests.support.run.simulated_actor import refusal_of
+from tests.support.run.small_run import RUN, SCHEMA, SLOTS, STEPS, fragment
+from tests.support.storage.redis_server import RedisServer
+
+OBSERVATION_BYTES: Final = 4 * (STEPS + 1) * SLOTS * 3
+
+
+class _Evil:
+    """Makes a file when it is loaded."""
+
+    def __init__(self, canary: Path) -> None:
+        self._canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self._canary}",)
+
+
+def _protocol_0(canary: Path) -> bytes:
+    return f"cposix\nsystem\n(S'touch {canary}'\ntR.".encode()
+
+
+def _protocol_4(canary: Path) -> bytes:
+    command = f"touch {canary}".encode()
+    return b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c" + bytes([len(command)]) + command + b"\x85R."
+
+
+def _torch(canary: Path) -> bytes:
+    file = io.BytesIO()
+    torch.save({"weight": _Evil(canary)}, file)  # noqa: TID251 - the attack itself
+    return file.getvalue()
+
+
+def _numpy(canary: Path) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array([_Evil(canary)], object), allow_pickle=True)
+    return file.getvalue()
+
+
+PAYLOADS: Final[dict[str, Callable[[Path], bytes]]] = {
+    "pickle protocol 0": _protocol_0,
+    "pickle protocol 4": _protocol_4,
+    "torch.save": _torch,
+    "numpy object array": _numpy,
+}
+
+
+@pytest.fixture
+def stage(short_folder: Path) -> Iterator[Stage]:
+    """A broker and the learner's side of its run."""
+    with staged(short_folder) as ready:
+        yield ready
+
+
+@pytest.fixture
+def canary(short_folder: Path) -> Iterator[Path]:
+    """A file that must not come to be."""
+    path = short_folder / "canary"
+    yield path
+    assert not path.exists()
+
+
+def _fire(payload: bytes, folder: Path) -> None:
+    """Load a payload as its own library would, in a process of its own."""
+    file, program = folder / "payload", ["-m", "pickle"]
+    if payload.startswith(b"PK"):
+        with zipfile.ZipFile(io.BytesIO(payload)) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            payload = archive.read(name)
+    elif payload.startswith(b"\x93NUMPY"):
+        program = ["-c", "import numpy, sys; numpy.load(sys.argv[1], allow_pickle=True)"]
+    file.write_bytes(payload)
+    subprocess.run([sys.executable, *program, str(file)], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+def test_the_payloads_are_armed(tmp_path: Path, name: str) -> None:
+    """Otherwise the tests below would prove nothing."""
+    path = tmp_path / "canary"
+    _fire(PAYLOADS[name](path), tmp_path)
+    assert path.exists()
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+def test_a_pickle_in_the_place_of_weights_is_refused(canary: Path, name: str) -> None:
+    """As no safetensors; the module keeps what it had."""
+    payload = PAYLOADS[name](canary)
+    module = torch.nn.Linear(2, 2)
+    before = encode(module)
+    for blob in (payload, len(payload).to_bytes(8, "little") + payload):
+        with pytest.raises(ValueError, match="weights"):
+            decode(blob)
+        with pytest.raises(ValueError, match="weights"):
+            load_into(module, blob)
+    assert encode(module) == before
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+def test_a_pickle_in_the_place_of_a_payload_is_refused_and_not_stored(
+    stage: Stage, canary: Path, name: str
+) -> None:
+    """Raw, as an lz4 frame, and inside one that promises too much: each names its fault."""
+    payload = PAYLOADS[name](canary)
+    with unharmed(stage), session_of(stage, "evil") as actor, nothing_stored(stage):
+        good = fragment(actor.session)
+        hostile = (
+            replace(good, payload=payload),
+            stored(actor.session, "observation", payload, "raw"),
+            stored(actor.session, "observation", payload),
+            stored(actor.session, "observation", lz4.frame.compress(payload)),
+            stored(actor.session, "reward", payload),
+        )
+        for each in hostile:
+            assert refusal_of(actor.send(each)).reason is Reason.INVALID
+
+
+def test_a_pickle_of_the_right_size_is_numbers(stage: Stage, canary: Path) -> None:
+    """Nothing tells such bytes from an observation: it is taken, read as floats and never loaded."""
+    payload = _protocol_0(canary).ljust(OBSERVATION_BYTES, b"\0")
+    assert len(payload) == OBSERVATION_BYTES
+    with session_of(stage, "evil") as actor:
+        raw = stored(actor.session, "observation", payload, "raw")
+        hostile = replace(raw, header=replace(raw.header, attributes=payload, group_id=payload[:90].decode()))
+        assert actor.send(hostile).acked_through == 1
+    (entry,) = stage.learner.read(0, 10, 0)
+    (data,) = stage.learner.fetch([entry.number])
+    assert entry.header is not None
+    assert data is not None
+    read = Fragment(entry.header, data)
+    fragments.check(read, SCHEMA, RUN)
+    check_meaning(read.header, read.arrays())
+    assert read.arrays()["observation"].tobytes() == payload
+
+
+@pytest.mark.parametrize("name", ["torch.save", pytest.param("pickle protocol 4", marks=pytest.mark.slow)])
+def test_an_actor_ends_on_published_pickles(
+    redis_server: RedisServer, short_folder: Path, canary: Path, name: str
+) -> None:
+    """A real actor process: it says what is wrong with the weights, exits with 1 and loads nothing."""
+    course = Course(redis_server.url, Plan())
+    course.log.publish(PAYLOADS[name](canary), update=0, settled=0, scalars={})
+    listen = f"unix:{short_folder}/broker.sock"
+    broker = launch(redis_server.url, short_folder / "broker", listen=listen)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM, listen, "a-1"], capture_output=True, timeout=120, check=False
+        )
+    finally:
+        broker.end()
+        course.log.close()
+    assert ended.returncode == 1
+    assert b"weights" in ended.stderr.strip().splitlines()[-1]

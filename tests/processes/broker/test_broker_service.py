@@ -1,0 +1,325 @@
+"""A broker process, a real Redis and actors without policies: the whole way up and down."""
+
+import hashlib
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import redis
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from broker.log.learner_log import LearnerLog
+from penstock.v1 import control_pb2, control_pb2_grpc, weights_pb2
+from penstock.v1 import experience_pb2 as experience
+from penstock.wire.limits import WEIGHT_CHUNK_BYTES
+from penstock.wire.messages import Role
+from penstock.wire.refusal import Reason
+from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
+from tests.support.run.simulated_actor import SimulatedActor, refusal_of
+from tests.support.run.small_run import CHARGE, RUN, fragment
+from tests.support.storage.redis_server import RedisServer, find_binaries
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, RedisServer]]:
+    """One broker for most tests: it keeps nothing of a run, so Redis is emptied between them."""
+    server = RedisServer(find_binaries()[0], tmp_path_factory.mktemp("redis"))
+    server.start()
+    process = launch(server.url, tmp_path_factory.mktemp("broker"))
+    eventually(process.is_ready, "readiness of the broker")
+    yield process, server
+    process.end()
+    server.kill()
+
+
+@pytest.fixture
+def redis_url(shared: tuple[BrokerProcess, RedisServer]) -> str:
+    """URL of an empty server."""
+    redis.Redis.from_url(shared[1].url).flushall()
+    return shared[1].url
+
+
+@pytest.fixture
+def broker(shared: tuple[BrokerProcess, RedisServer], redis_url: str) -> BrokerProcess:
+    """A broker that is ready, in front of an empty Redis."""
+    return shared[0]
+
+
+@pytest.fixture
+def own_broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A second broker of the same run, for a test that ends it."""
+    process = launch(redis_url, tmp_path)
+    eventually(process.is_ready, "readiness of the broker")
+    yield process
+    process.end()
+
+
+@pytest.fixture
+def learner(redis_url: str) -> Iterator[LearnerLog]:
+    """The learner's side of an open run."""
+    log = open_run(redis_url)
+    yield log
+    log.close()
+
+
+def test_before_the_learner_an_actor_is_told_to_wait(broker: BrokerProcess) -> None:
+    """NOT_READY with a time, as an ordinary reply."""
+    with SimulatedActor(broker.address, "early") as actor:
+        request = experience.OpenSessionRequest(actor_id="early", role=experience.ROLE_ROLLOUT)
+        refusal = refusal_of(actor.experience.OpenSession(request, timeout=5))
+    assert refusal.reason is Reason.NOT_READY
+    assert refusal.retry_after_ms > 0
+
+
+def test_fragments_come_out_of_the_log_as_they_went_in(broker: BrokerProcess, learner: LearnerLog) -> None:
+    """Header and payload, in order, acknowledged at the level that the server gives."""
+    with SimulatedActor(broker.address, "a-1") as actor:
+        opened = actor.open()
+        assert opened.specification.run == RUN
+        reply = actor.send_all_with_leave()
+    assert reply.acked_through >= 1
+    assert not reply.refusal.reason
+    assert reply.durability in (experience.DURABILITY_FSYNC_1S, experience.DURABILITY_FSYNC)
+    entries = learner.read(0, 100, 0)
+    assert [entry.header.sequence for entry in entries if entry.header] == list(
+        range(1, reply.acked_through + 1)
+    )
+    payloads = learner.fetch([entry.number for entry in entries])
+    assert payloads == [fragment(actor.session, entry.number).payload for entry in entries]
+
+
+def test_a_repeated_append_is_acknowledged_and_stored_once(
+    broker: BrokerProcess, learner: LearnerLog
+) -> None:
+    """A lost reply costs nothing."""
+    with SimulatedActor(broker.address, "a-1") as actor:
+        actor.open()
+        for _ in range(3):
+            assert actor.send(fragment(actor.session, 1)).acked_through == 1
+    assert learner.acked() == 1
+    assert learner.resident(0) == 1
+
+
+def test_a_missing_sequence_number_is_a_gap(broker: BrokerProcess, learner: LearnerLog) -> None:
+    """The reply names the one expected."""
+    with SimulatedActor(broker.address, "a-1") as actor:
+        actor.open()
+        refusal = refusal_of(actor.send(fragment(actor.session, 2)))
+    assert (refusal.reason, refusal.expected) == (Reason.GAP, 1)
+
+
+def test_a_closed_session_is_expired_and_a_superseded_one_fenced(
+    broker: BrokerProcess, learner: LearnerLog
+) -> None:
+    """For ever."""
+    with SimulatedActor(broker.address, "a-1") as actor:
+        actor.open()
+        first = actor.session
+        actor.experience.CloseSession(experience.CloseSessionRequest(session=first), timeout=5)
+        assert refusal_of(actor.send(fragment(first, 1))).reason is Reason.EXPIRED
+        actor.open()
+        superseded = actor.session
+        with SimulatedActor(broker.address, "a-1") as twin:
+            twin.open()
+            assert refusal_of(actor.send(fragment(superseded, 1))).reason is Reason.FENCED
+    assert learner.acked() == 0
+
+
+def test_a_watch_is_held_until_the_learner_publishes(broker: BrokerProcess, learner: LearnerLog) -> None:
+    """The new weights come with the answer, well before its wait is over."""
+    with SimulatedActor(broker.address, "a-1") as actor, ThreadPoolExecutor(1) as pool:
+        actor.open()
+        known = actor.watch()
+        assert known.weights == b"weights-1"
+        held = pool.submit(
+            actor.watch,
+            wait_ms=20_000,
+            known_version=known.latest.version,
+            known_begin_through=known.leave.begin_through,
+            known_revision=known.revision,
+        )
+        eventually(lambda: "penstock_watchers 1.0" in broker.get("/metrics")[1], "the held call")
+        published = learner.publish(b"weights-2", update=1, settled=0, scalars={"epsilon": 0.5})
+        reply = held.result(timeout=5)
+    assert reply.latest.version == published.version
+    assert reply.weights == b"weights-2"
+    assert reply.latest.sha256 == hashlib.sha256(b"weights-2").hexdigest()
+    assert reply.scalars == {"epsilon": 0.5}
+
+
+def test_a_held_watch_ends_with_its_wait_when_nothing_happens(
+    broker: BrokerProcess, learner: LearnerLog
+) -> None:
+    """The same news, no bytes."""
+    with SimulatedActor(broker.address, "a-1") as actor:
+        actor.open()
+        known = actor.watch()
+        again = actor.watch(
+            wait_ms=300,
+            known_version=known.latest.version,
+            known_begin_through=known.leave.begin_through,
+            known_revision=known.revision,
+        )
+    assert again.latest == known.latest
+    assert again.weights == b""
+
+
+def test_large_weights_come_in_chunks_from_any_offset(redis_url: str, broker: BrokerProcess) -> None:
+    """Each at most 1 MiB; a broken transfer goes on where it stopped; behind the end there is nothing."""
+    blob = bytes(range(256)) * 10_000
+    log = open_run(redis_url, weights=blob)
+    with SimulatedActor(broker.address, "a-1") as actor:
+        actor.open()
+        news = actor.watch()
+        assert news.weights == b""
+        got, offset = b"", 0
+        for size in (None, 1000, None, None, None):
+            request = weights_pb2.GetWeightsRequest(
+                session=actor.session, version=news.latest.version, offset=offset
+            )
+            chunk = actor.weights.GetWeights(request, timeout=5).chunk[:size]
+            assert len(chunk) <= WEIGHT_CHUNK_BYTES
+            got, offset = got + chunk, offset + len(chunk)
+    assert got == blob
+    assert news.latest.sha256 == hashlib.sha256(got).hexdigest()
+    log.close()
+
+
+def test_an_evaluation_session_is_told_at_once_what_to_play(
+    broker: BrokerProcess, learner: LearnerLog
+) -> None:
+    """Once; a rollout session is not."""
+    with (
+        SimulatedActor(broker.address, "e-1", Role.EVALUATION) as evaluator,
+        SimulatedActor(broker.address, "a-1") as rollout,
+    ):
+        evaluator.open()
+        rollout.open()
+        version = evaluator.watch().latest.version
+        learner.request_evaluation(version)
+        told = evaluator.watch(wait_ms=20_000, known_version=version, known_begin_through=99)
+        assert told.evaluate_version == version
+        assert rollout.watch(known_version=version).evaluate_version == 0
+
+
+def test_episode_reports_are_taken_once(broker: BrokerProcess, learner: LearnerLog) -> None:
+    """Idempotent by a sequence of their own."""
+    with SimulatedActor(broker.address, "a-1") as actor:
+        actor.open()
+        report = experience.ReportEpisodesRequest(
+            session=actor.session,
+            sequence=1,
+            episodes=[experience.Episode(episode_id=3, episode_return=12.5, length=9, version=1)],
+        )
+        for _ in range(2):
+            assert actor.experience.ReportEpisodes(report, timeout=5).acked_through == 1
+    (entry,) = learner.read_reports(0, 10)
+    assert entry.report.episodes[0].episode_return == 12.5
+
+
+def test_control_reaches_actors_and_status_shows_the_run(broker: BrokerProcess, learner: LearnerLog) -> None:
+    """Pause ends a held watch; stop is not taken back."""
+    with SimulatedActor(broker.address, "a-1") as actor:
+        actor.open()
+        actor.send_all_with_leave()
+        known = actor.watch()
+        control = control_pb2_grpc.ControlServiceStub(actor.channel)
+        paused = control.Pause(control_pb2.ControlRequest(reason="lunch"), timeout=5)
+        news = actor.watch(
+            wait_ms=20_000,
+            known_version=known.latest.version,
+            known_begin_through=99,
+            known_revision=known.revision,
+        )
+        assert (news.state, news.revision) == (weights_pb2.RUN_STATE_PAUSED, paused.revision)
+        status = control.Status(control_pb2.StatusRequest(), timeout=5)
+        control.Stop(control_pb2.ControlRequest(), timeout=5)
+        resumed = control.Resume(control_pb2.ControlRequest(), timeout=5)
+        assert resumed.desired == weights_pb2.RUN_STATE_STOPPING
+    assert status.run == RUN
+    assert status.acked == actor.acked_through == status.log_head
+    assert [(row.actor_id, row.role, row.sequence) for row in status.sessions] == [
+        ("a-1", "rollout", actor.acked_through)
+    ]
+    assert status.desired == weights_pb2.RUN_STATE_PAUSED
+
+
+def test_pages_say_ready_and_show_the_run(broker: BrokerProcess, learner: LearnerLog) -> None:
+    """Health, readiness, metrics with the figures of the append script; the standard health service."""
+    with SimulatedActor(broker.address, "a-1") as actor:
+        actor.open()
+        actor.send(fragment(actor.session, 1))
+        health = health_pb2_grpc.HealthStub(actor.channel)
+        for name in ("", "penstock.v1.ExperienceService"):
+            reply = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+    assert broker.get("/healthz")[0] == 200
+    page = broker.get("/metrics")[1]
+    assert "penstock_fragments_appended_total" in page
+    assert "penstock_log_entries 1.0" in page
+    eventually(lambda: f"penstock_budget_steps {64 * CHARGE:.1f}" in broker.get("/metrics")[1], "the gauge")
+
+
+def test_a_drain_answers_the_held_calls_and_exits_cleanly(
+    own_broker: BrokerProcess, learner: LearnerLog
+) -> None:
+    """SIGTERM: the watch comes back with an ordinary answer, the process with 0."""
+    with SimulatedActor(own_broker.address, "a-1") as actor, ThreadPoolExecutor(1) as pool:
+        actor.open()
+        known = actor.watch()
+        held = pool.submit(
+            actor.watch,
+            wait_ms=20_000,
+            known_version=known.latest.version,
+            known_begin_through=known.leave.begin_through,
+            known_revision=known.revision,
+        )
+        eventually(lambda: "penstock_watchers 1.0" in own_broker.get("/metrics")[1], "the held call")
+        own_broker.process.send_signal(signal.SIGTERM)
+        assert held.result(timeout=5).latest == known.latest
+        assert own_broker.wait()[0] == 0
+
+
+def test_a_killed_broker_is_replaced_without_a_trace(
+    own_broker: BrokerProcess, broker: BrokerProcess, learner: LearnerLog
+) -> None:
+    """Another one knows the session: what was sent before and again is stored once."""
+    with SimulatedActor(own_broker.address, "a-1") as actor:
+        actor.open()
+        actor.send(fragment(actor.session, 1))
+        own_broker.end()
+    with SimulatedActor(broker.address, "a-1") as again:
+        again.session = actor.session
+        reply = again.send(fragment(actor.session, 1), fragment(actor.session, 2))
+    assert reply.acked_through == 2
+    assert learner.acked() == 2
+
+
+def test_leave_that_an_append_has_told_wakes_no_held_watch(
+    broker: BrokerProcess, learner: LearnerLog
+) -> None:
+    """Else every actor's watch came back once a second, whatever it had been told meanwhile."""
+
+    def watchers() -> float:
+        return float(re.findall(r"^penstock_watchers ([0-9.]+)", broker.get("/metrics")[1], re.MULTILINE)[0])
+
+    with SimulatedActor(broker.address, "actor-0") as actor, ThreadPoolExecutor(1) as threads:
+        actor.open()
+        known = actor.watch()
+        actor.send_all_with_leave(at_most=8)
+        learner.settle(actor.acked_through)
+        actor.send_all_with_leave(at_most=1)
+        assert actor.begin_through > known.leave.begin_through
+        held = threads.submit(
+            actor.watch,
+            wait_ms=20_000,
+            known_version=known.latest.version,
+            known_begin_through=known.leave.begin_through,
+            known_revision=known.revision,
+        )
+        eventually(lambda: watchers() == 1, "the watch to be held")
+        learner.publish(b"weights-2", update=1, settled=0, scalars={})
+        assert held.result().latest.version > known.latest.version

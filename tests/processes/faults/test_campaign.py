@@ -1,0 +1,67 @@
+"""Campaigns themselves: a seed names one, and one that hits idle processes is none."""
+
+import re
+
+import pytest
+
+from penstock.runtime.failpoint import _parse
+from tests.support.fleet.campaign import HITS, POINTS, Doom, Pace, draw
+from tests.support.fleet.fleet import ROOT
+from tests.support.fleet.kill_log import Kill, KillLog
+from tests.support.fleet.redis_kills import WAYS
+
+FOLDERS = {"actor": ("actor",), "broker": ("broker",), "learner": ("learner", "broker")}
+"""Where the code of each role lies; the learner calls the broker's package."""
+NAMES = ("actor-0", "actor-1", "broker-0", "learner", "redis")
+
+
+def dooms(seed: int) -> list[Doom]:
+    """Of the first fifty lives of everybody."""
+    pace = Pace(freezes=0.5, ways=tuple(WAYS))
+    return [draw(seed, name, life, pace) for name in NAMES for life in range(1, 51)]
+
+
+def test_a_seed_names_a_campaign() -> None:
+    """Every life ends as it did; another seed is another campaign."""
+    assert dooms(3) == dooms(3)
+    assert dooms(3) != dooms(4)
+
+
+def test_every_place_and_every_way_is_drawn() -> None:
+    """Over many lives; and each rule is one that a process understands."""
+    drawn = [doom for seed in range(20) for doom in dooms(seed)]
+    assert {point for points in POINTS.values() for point in points} == {doom.point for doom in drawn} - {""}
+    assert set(WAYS) == {doom.way for doom in drawn}
+    assert max(HITS.values()) == max(doom.hit for doom in drawn)
+    assert any(doom.frozen_s and doom.asleep for doom in drawn)
+    for doom in drawn:
+        _parse(doom.rule)
+
+
+@pytest.mark.parametrize(("role", "folders"), FOLDERS.items())
+def test_every_place_is_one_that_its_process_passes(role: str, folders: tuple[str, ...]) -> None:
+    """A fail point that was renamed would never be met, and nobody would notice."""
+    passed = {
+        name
+        for folder in folders
+        for file in (ROOT / folder).rglob("*.py")
+        for name in re.findall(r'failpoint\("([a-z_.]+)"', file.read_text())
+    }
+    assert set(POINTS[role]) <= passed
+
+
+def kill(*, idle: bool) -> Kill:
+    """Of an actor."""
+    phase = "leave.waiting" if idle else "append.sending"
+    return Kill(at_s=0.0, name="actor-0", how="moment", phase=phase, sequence=1, idle=idle)
+
+
+def test_a_campaign_against_idle_processes_fails() -> None:
+    """More than half is too many, and the message says where they were."""
+    log = KillLog()
+    for idle in (True, False):
+        log.add(kill(idle=idle))
+    log.check_busy()
+    log.add(kill(idle=True))
+    with pytest.raises(AssertionError, match=r"67% of the kills.*(?s:.*)actor \| leave.waiting \| 2"):
+        log.check_busy()

@@ -1,0 +1,198 @@
+"""A run that cannot go on ends non-zero, with the cause on its last line: whole runs, from `penstock train`."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.network.proxy import Proxy
+from tests.support.run import training as waiting
+from tests.support.run.training import Training, wait_until_gone
+from tests.support.storage.small_disk import KINDS, SmallDisk, can_mount, small_disk
+
+pytestmark = pytest.mark.timeout(900)
+PATIENCE_S = 600.0
+
+ENDLESS = (
+    "CartPole-v1",
+    "--actors",
+    "1",
+    "--total-steps",
+    "100000000",
+    "--set",
+    "learner.stop_at_target=false",
+)
+
+FALLS = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+class Falls(CartPoleEnv):
+    left = 300
+    def step(self, action):
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("the simulator has crashed")
+        return super().step(action)
+gymnasium.register("Falls-v0", Falls, max_episode_steps=500, reward_threshold=475)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path, disk: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Training]]:
+    """Start a run in `tmp_path/run`; nothing of it is left when its disk goes."""
+    monkeypatch.setattr(waiting, "PATIENCE_S", PATIENCE_S)
+    trainings: list[Training] = []
+
+    def start(*arguments: str) -> Training:
+        trainings.append(Training(tmp_path / "run", *arguments))
+        return trainings[-1]
+
+    yield start
+    for training in trainings:
+        training.process.kill()
+        training.process.communicate()
+        wait_until_gone(training)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[str, str, Callable[[], int | None]], SmallDisk]]:
+    """A small disk of a kind under a folder of the run."""
+    with ExitStack() as stack:
+
+        def make(kind: str, name: str, pid: Callable[[], int | None]) -> SmallDisk:
+            folder = tmp_path / "run" / name
+            folder.mkdir(parents=True)
+            return stack.enter_context(small_disk(kind, folder, pid))
+
+        yield make
+
+
+def ending(training: Training) -> str:
+    """The last line of a run that must fail; the summary says the same."""
+    _, err = training.process.communicate(timeout=PATIENCE_S)
+    code = training.process.returncode
+    last = err.strip().splitlines()[-1]
+    assert code != 0, err
+    assert training.summary()["failure"] == last
+    return last
+
+
+def test_a_loss_that_is_not_a_number(start: Callable[..., Training]) -> None:
+    """Three updates in a row; what was met is kept as evidence."""
+    training = start(*ENDLESS, "--set", "algorithm.learning_rate=1e30")
+    last = ending(training)
+    assert training.process.returncode == 1
+    assert "3 updates in a row were not finite" in last
+    assert list((training.run_dir / "evidence").iterdir())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk_under_the_checkpoints(
+    kind: str, start: Callable[..., Training], disk: Callable[..., SmallDisk]
+) -> None:
+    """The checkpoint before stays whole, nothing half-written stays behind; with room the run is resumed."""
+    running: list[Training] = []
+    small = disk(kind, "checkpoints", lambda: running[0].pids().get("learner") if running else None)
+    training = start(*ENDLESS, "--set", "learner.checkpoint_interval_s=1")
+    running.append(training)
+    checkpoints = training.run_dir / "checkpoints"
+    training.until(lambda: list(checkpoints.glob("0*/manifest.json")) != [])
+    small.fill(0 if kind == "tmpfs" else -1)  # a file as large as before must not pass
+    last = ending(training)
+    assert "learner cannot write" in last
+    assert "checkpoints" in last
+    assert not list(checkpoints.glob(".tmp-*"))
+    if kind == "tmpfs":
+        small.free()
+    again = start("--resume", "--set", "learner.checkpoint_interval_s=1")
+    again.until_steps(2_000)
+    again.process.send_signal(signal.SIGTERM)
+    code, _, err = again.end()
+    assert code == 130, err
+    assert again.summary()["ledger"]["balanced"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("durability", "words"),
+    [("fsync_1s", "MISCONF"), ("fsync", "redis-server died (exit 1)")],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk_under_the_append_only_file(
+    kind: str, durability: str, words: str, start: Callable[..., Training], disk: Callable[..., SmallDisk]
+) -> None:
+    """Redis refuses writes or ends itself; whoever gives up first says what Redis said."""
+    running: list[Training] = []
+    small = disk(kind, "redis", lambda: running[0].pids().get("redis") if running else None)
+    training = start(*ENDLESS, "--set", "broker.redis_wait_s=5", "--set", f"broker.durability={durability}")
+    running.append(training)
+    training.until_steps(1_000)
+    small.fill(64 * 1024)
+    last = ending(training)
+    assert words in last or "cannot write in" in last, last
+    assert "No space left on device" in last or "File too large" in last or "make room" in last, last
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_mount(), reason="this user may not mount a tmpfs")
+def test_a_run_whose_whole_folder_is_on_a_full_disk(
+    start: Callable[..., Training], disk: Callable[..., SmallDisk]
+) -> None:
+    """No log takes a line any more: the launcher finds the cause itself."""
+    small = disk("tmpfs", ".", lambda: None)
+    training = start(*ENDLESS, "--set", "learner.checkpoint_interval_s=1", "--set", "broker.redis_wait_s=5")
+    training.until_steps(1_000)
+    small.fill(0)
+    _, err = training.process.communicate(timeout=PATIENCE_S)
+    assert training.process.returncode == 1, err
+    assert "No space left on device" in err.strip().splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_actors_that_all_die(
+    start: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time soon after it was started: the last one's own words end the run."""
+    (tmp_path / "falling.py").write_text(FALLS)
+    monkeypatch.chdir(tmp_path)
+    last = ending(start("falling:Falls-v0", *ENDLESS[1:]))
+    assert re.search(r"actor-0 failed .*\(exit 1\): ", last)
+    assert "the simulator has crashed" in last
+
+
+@pytest.mark.slow
+def test_an_environment_that_hangs(
+    start: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner hears of nobody, and says for how long."""
+    hangs = FALLS.replace('raise RuntimeError("the simulator has crashed")', "import time; time.sleep(3600)")
+    (tmp_path / "hanging.py").write_text(hangs.replace("Falls-v0", "Hangs-v0"))
+    monkeypatch.chdir(tmp_path)
+    last = ending(start("hanging:Hangs-v0", *ENDLESS[1:], "--set", "learner.stall_timeout_s=20"))
+    assert "no update for 20 s (learner.stall_timeout_s)" in last
+    assert "1 rollout workers are connected" in last or "its environment stands still" in last
+
+
+@pytest.mark.slow
+def test_weights_that_never_reach_an_actor(start: Callable[..., Training]) -> None:
+    """The network to the actor passes small messages and no weights: it falls behind for good."""
+    training = start(
+        *ENDLESS, "--set", "policy.hidden_sizes=[600, 600]", "--set", "learner.stall_timeout_s=25"
+    )
+    training.until_steps(2_000)
+    endpoint = training.run_dir / "endpoints" / "broker.json"
+    address = Path(json.loads(endpoint.read_text())["address"].removeprefix("unix:"))
+    real = address.with_name("real.sock")
+    address.rename(real)
+    with Proxy(f"unix:{real}") as proxy:
+        proxy.set(bytes_per_s=20_000)
+        address.symlink_to(proxy.address.removeprefix("unix:"))
+        os.kill(training.pids()["actor-0"], signal.SIGKILL)
+        last = ending(training)
+    assert "no update for 25 s (learner.stall_timeout_s)" in last
+    assert "no actor acts with the newest weights: actor-0 acts with version 0" in last

@@ -1,0 +1,127 @@
+"""`/healthz` of a role turns red when its own progress stops, says why, and turns green when it goes on."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from broker.log import keys
+from launch.run.child_process import penstock
+from penstock.runtime.health import ENDPOINT_VARIABLE
+from tests.support.run.actor_run import Course, Plan
+from tests.support.run.broker_process import BrokerProcess, eventually, launch
+
+PATIENCE_S = 60.0
+
+SLEEPS = """
+import os, time, gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+class Sleeps(CartPoleEnv):
+    def step(self, action):
+        while os.path.exists(os.environ.get("SLEEP_WHILE", "never")):
+            time.sleep(0.01)
+        return super().step(action)
+gymnasium.register("Sleeps-v0", Sleeps, max_episode_steps=500)
+"""
+
+Start = Callable[..., BrokerProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start `penstock ARGUMENTS` with an endpoint file; it is gone afterwards. Any role has a broker's ports."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str, **environment: str) -> BrokerProcess:
+        number = len(processes)
+        endpoint_file, log = tmp_path / f"{number}.json", tmp_path / f"{number}.log"
+        with log.open("wb") as stderr:
+            processes.append(
+                subprocess.Popen(
+                    penstock(*arguments),
+                    stdout=stderr,
+                    stderr=stderr,
+                    env={**os.environ, **environment, ENDPOINT_VARIABLE: str(endpoint_file)},
+                )
+            )
+        return BrokerProcess(process=processes[-1], endpoint_file=endpoint_file, log=log)
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A ready broker."""
+    broker = launch(redis_url, tmp_path / "broker")
+    eventually(broker.is_ready, "readiness", PATIENCE_S)
+    yield broker
+    broker.end()
+
+
+def becomes(process: BrokerProcess, status: int) -> str:
+    """Wait until `/healthz` has that status; its text."""
+    eventually(lambda: process.get("/healthz")[0] == status, f"health {status}", PATIENCE_S)
+    return process.get("/healthz")[1]
+
+
+def test_an_actor_whose_environment_hangs(
+    redis_url: str, broker: BrokerProcess, start: Start, tmp_path: Path
+) -> None:
+    """Until its next step."""
+    (tmp_path / "sleeping.py").write_text(SLEEPS)
+    asleep = tmp_path / "asleep"
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    environment = {"PYTHONPATH": path, "SLEEP_WHILE": str(asleep)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        course = Course(redis_url, Plan(environment={"id": "sleeping:Sleeps-v0", "count": 1}))
+    course.publish()
+    told = ("--set", "actor.stall_timeout_s=1", "--set", 'actor.allow_modules=["sleeping"]')
+    actor = start("actor", "--broker", broker.address, "--actor-id", "a", *told, **environment)
+    eventually(lambda: course.learn() >= 2, "experience", PATIENCE_S)
+    assert actor.get("/healthz") == (200, "ok\n")
+    asleep.touch()
+    eventually(lambda: course.learn() < 0 or actor.get("/healthz")[0] == 503, "red health", PATIENCE_S)
+    assert actor.get("/healthz")[1].startswith("environment: no progress for ")
+    asleep.unlink()
+    becomes(actor, 200)
+
+
+def test_an_actor_that_published_weights_do_not_reach(
+    redis_url: str, broker: BrokerProcess, start: Start
+) -> None:
+    """Their bytes are lost: it says which version it holds, and goes on with the next ones that arrive."""
+    course = Course(redis_url, Plan())
+    version = course.publish().version
+    redis.Redis.from_url(redis_url).unlink(keys.weights(version, 0))
+    told = ("--set", "actor.stall_timeout_s=1")
+    actor = start("actor", "--broker", broker.address, "--actor-id", "a", *told)
+    eventually(lambda: actor.endpoint_file.exists(), "the actor", PATIENCE_S)
+    text = becomes(actor, 503)
+    assert text.startswith("weights: no progress for ")
+    assert f"version {version} is published, 0 is held here" in text
+    course.publish()
+    becomes(actor, 200)
+    eventually(lambda: course.read() > 0, "experience", PATIENCE_S)
+
+
+def test_an_embedded_redis_that_does_not_answer(start: Start, short_folder: Path) -> None:
+    """Until it answers again."""
+    service = start(
+        "redis", "--socket", str(short_folder / "r.sock"), "--dir", str(short_folder / "data"),
+        "--set", "broker.stall_timeout_s=6",
+    )  # fmt: skip
+    eventually(lambda: service.endpoint_file.exists() and service.is_ready(), "readiness", PATIENCE_S)
+    server = service.endpoint.server_pid
+    assert server is not None
+    os.kill(server, signal.SIGSTOP)
+    assert becomes(service, 503).startswith("redis-server: no progress for ")
+    os.kill(server, signal.SIGCONT)
+    becomes(service, 200)

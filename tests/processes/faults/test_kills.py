@@ -1,0 +1,95 @@
+"""kill -9 of actors, brokers and Redis under load, at fail points and at random moments: the books balance.
+
+Afterwards every process lives again, the actors drain and the learner commits; then `penstock audit` looks for
+each fragment that an actor saw acknowledged, and for any number that was used twice.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.fleet.campaign import Campaign, Pace
+from tests.support.fleet.fleet import Audit, Fleet
+from tests.support.fleet.members import Shape
+from tests.support.fleet.redis_kills import IN_REWRITE, IN_USE, OF_BOTH, POWER_LOSS
+
+BUSY: Final = ("learner.lease_ttl_s=2", "algorithm.batch_steps=256")
+"""Work for the actors at any time, and a learner that soon notices what happened to Redis."""
+TWO_EACH: Final = ("--count", "2")
+LARGE: Final = ("--observation-floats", "13107")
+"""Five rows of two observations are 512 KiB."""
+ROOM: Final = ("broker.max_log_bytes=300000000", "algorithm.batch_steps=128")
+
+SEED: Final = 7
+"""Of every campaign here: each way in which Redis dies is among its first."""
+
+slow = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kills", [50])
+def test_killed_actors_lose_nothing_that_was_acknowledged(tmp_path: Path, kills: int) -> None:
+    """Their next life fences the session before; what was not acknowledged died with them."""
+    with Fleet(tmp_path, Shape(settings=BUSY, actor_options=TWO_EACH)) as fleet:
+        Campaign(fleet, names(fleet, "actor"), seed=SEED).run(kills)
+        balance(fleet, fleet.finish(), kills)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kills", [20, pytest.param(50, marks=slow)])
+def test_killed_brokers_lose_and_double_nothing(tmp_path: Path, kills: int) -> None:
+    """Two brokers under one run; a reply that died with its broker is answered again after the resend."""
+    shape = Shape(brokers=2, settings=BUSY, actor_options=TWO_EACH)
+    with Fleet(tmp_path, shape) as fleet:
+        Campaign(fleet, names(fleet, "broker"), seed=SEED).run(kills)
+        audit = fleet.finish()
+        balance(fleet, audit, kills)
+        assert "log_lost" not in audit.report["fragments"]
+        assert audit.report["counters"]["reopened"] == 0
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kills", [8, pytest.param(30, marks=slow)])
+def test_a_killed_redis_that_syncs_each_append_loses_nothing(tmp_path: Path, kills: int) -> None:
+    """While somebody waits for its answer, while it rewrites its file, and at any other moment."""
+    shape = Shape(durability="fsync", settings=BUSY, actor_options=TWO_EACH)
+    with Fleet(tmp_path, shape) as fleet:
+        pace = Pace(shortest_s=0.1, longest_s=1.5, ways=("moment", IN_USE, IN_REWRITE))
+        Campaign(fleet, ["redis"], seed=SEED, pace=pace).run(kills)
+        audit = fleet.finish()
+        balance(fleet, audit, kills)
+        assert audit.report["counters"]["reopened"] >= kills // 2
+        assert "log_lost" not in audit.report["fragments"]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("kills", "large"), [(3, ()), pytest.param(30, LARGE, marks=slow)])
+def test_what_redis_loses_with_its_last_second_is_booked(
+    tmp_path: Path, kills: int, large: tuple[str, ...]
+) -> None:
+    """At `fsync_1s` the end of its file may be gone: each lost fragment is counted, no number is used again."""
+    shape = Shape(settings=(*BUSY, *ROOM), learner_options=large, actor_options=TWO_EACH if not large else ())
+    with Fleet(tmp_path, shape) as fleet:
+        ways = (POWER_LOSS, OF_BOTH) if not large else (POWER_LOSS, OF_BOTH, IN_USE, IN_REWRITE)
+        pace = Pace(shortest_s=0.5, longest_s=1.5, ways=ways)
+        # Actors that begin anew all the time draw sessions in the seconds that are lost.
+        Campaign(fleet, ["redis", "actor-0", "actor-1"], seed=SEED, pace=pace).run(kills, of="redis")
+        audit = fleet.finish()
+        balance(fleet, audit, kills)
+        assert audit.report["counters"]["reopened"] >= kills // 2
+        assert audit.report["fragments"].get("log_lost", 0) > 0, audit.text
+
+
+def names(fleet: Fleet, role: str) -> list[str]:
+    """The processes of a role."""
+    return [name for name in fleet.members if name.startswith(role)]
+
+
+def balance(fleet: Fleet, audit: Audit, kills: int) -> None:
+    """The campaign was one, the run went on under it, and every fragment is where one record says."""
+    fleet.log.check_busy()
+    assert audit.code == 0, f"{audit.text}\n{fleet.log.table()}"
+    assert audit.report["clean"]
+    assert audit.report["fragments"]["trained"] >= 4 * kills
+    assert sum(audit.report["journalled"].values()) >= 4 * kills

@@ -1,0 +1,14 @@
+"""Actors that make twice as much as the learner takes: they wait, and nothing is evicted, lost or too old."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet.flow_scenarios import overload
+from tests.support.fleet.soak_report import Report
+
+
+@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_twice_overload_with_a_small_buffer(tmp_path: Path, seconds: int) -> None:
+    """No eviction, no growth, no loss; staleness in its bound; and a learner that speeds up is fed at once."""
+    overload(tmp_path, seconds, Report())

@@ -1,0 +1,167 @@
+"""Another learner, a Redis that restarts, a Redis that forgets: one learner writes, the books balance."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from penstock.config.settings import Settings
+from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, read_phases
+from tests.support.run.learner_run import (
+    BATCH,
+    LearnerThread,
+    Producer,
+    account,
+    audited,
+    learner_process,
+    settings,
+    until,
+)
+from tests.support.storage.redis_server import RedisServer
+
+
+def endless(**learner: float) -> Settings:
+    """A run that only ends when it is asked to, with a lease of a second."""
+    section = {
+        "total_steps": 10**9,
+        "checkpoint_interval_s": 3600,
+        "stop_at_target": False,
+        "lease_ttl_s": 1.0,
+    }
+    return settings(learner=section | learner)
+
+
+def test_a_learner_that_slept_through_its_lease_is_fenced(redis_url: str, tmp_path: Path) -> None:
+    """SIGSTOP, a second learner takes over, SIGCONT: the first one exits 1 and has written nothing."""
+    with Producer(redis_url, tmp_path) as producer:
+        sleeper = learner_process(redis_url, tmp_path, endless())
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().latest.update >= 2)
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        version = producer.status().latest.version
+        with LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner:
+            until(lambda: producer.status().latest.version > version, "the second learner")
+            os.kill(sleeper.pid, signal.SIGCONT)
+            assert sleeper.wait(30) == 1
+            producer.drive([session], lambda: producer.status().latest.update >= 4)
+            result = learner.drain()
+    assert "may not write any longer" in (tmp_path / "learner.log").read_text().splitlines()[-1]
+    assert result["ledger"]["balanced"]
+    assert audited(tmp_path, redis_url).keys() <= {"trained", "resident"}
+
+
+def test_a_learner_whose_half_written_checkpoint_was_cleared_away_says_that_it_was_taken_over(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen before the rename, woken behind its successor: the reason on its last line, no FileNotFoundError."""
+    with monkeypatch.context() as patch:
+        patch.setenv(FAILPOINTS_VARIABLE, "rename.before=stop")
+        sleeper = learner_process(redis_url, tmp_path, endless())
+    try:
+        with Producer(redis_url, tmp_path) as producer:
+            session = producer.open()
+            producer.drive([session], lambda: producer.status().latest.update >= 2)
+            producer.control("checkpoint")
+            until(lambda: os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOHANG), "the frozen learner")
+            (half_written,) = (tmp_path / "checkpoints").iterdir()
+            with LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner:
+                until(lambda: not half_written.exists(), "the second learner to clear up")
+                os.kill(sleeper.pid, signal.SIGCONT)
+                assert sleeper.wait(30) == 1
+                learner.drain()
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    told = (tmp_path / "learner.log").read_text()
+    assert "may not write any longer" in told.splitlines()[-1]
+    assert "FileNotFoundError" not in told
+    assert audited(tmp_path, redis_url).keys() <= {"trained", "resident"}
+
+
+def test_another_holder_waits_for_the_lease_to_expire(redis_url: str, tmp_path: Path) -> None:
+    """A learner elsewhere takes over only after the first one has stopped renewing."""
+    with (
+        Producer(redis_url) as producer,
+        LearnerThread(redis_url, tmp_path / "first", endless()) as first,
+    ):
+        producer.open()
+        with LearnerThread(redis_url, tmp_path / "second", endless(), resume=True) as second:
+            epoch = producer.status().epoch
+            first.drain()
+            until(lambda: producer.status().epoch > epoch, "the second learner to take over")
+            second.drain()
+
+
+def test_a_restarted_redis_is_opened_again(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Kill -9 of Redis: the learner re-opens the log, publishes anew, and nothing is lost."""
+    with (
+        LearnerThread(redis_server.url, tmp_path, endless()) as learner,
+        Producer(redis_server.url, tmp_path) as producer,
+    ):
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().latest.update >= 3)
+        version = producer.status().latest.version
+        redis_server.restart()
+        producer.drive([session], lambda: producer.status().latest.version > version + 2**20)
+        update = producer.status().latest.update
+        producer.drive([session], lambda: producer.status().latest.update >= update + 3)
+        result = learner.drain()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["trained"] >= 6 * BATCH // 8
+    assert audited(tmp_path, redis_server.url).keys() <= {"trained", "resident", "stale"}
+
+
+def test_what_redis_forgot_is_booked(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Redis comes back as it was seconds ago: trained entries stay trained, the others are `log_lost`."""
+    with (
+        LearnerThread(redis_server.url, tmp_path, endless()) as learner,
+        Producer(redis_server.url, tmp_path) as producer,
+    ):
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().latest.update >= 3)
+        copy = redis_server.save_aof()
+        update = producer.status().latest.update
+        producer.drive([session], lambda: producer.status().latest.update >= update + 4)
+        redis_server.go_back(copy)
+        producer.drive([session], lambda: producer.status().latest.update >= update + 10)
+        result = learner.drain()
+    assert result["ledger"]["balanced"]
+    assert result["updates"] >= update + 10
+    assert sum(audited(tmp_path, redis_server.url).values()) == producer.acked
+
+
+def test_what_was_read_and_then_forgotten_is_lost_by_name(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three fragments that fill no batch: the learner knows their headers, and nobody has their payloads any more."""
+    phases, lost = tmp_path / "phases", 3
+    with monkeypatch.context() as patch:
+        patch.setenv(PHASE_VARIABLE, str(phases))
+        learner = learner_process(redis_server.url, tmp_path, endless())
+    try:
+        with Producer(redis_server.url, tmp_path) as producer:
+            session = producer.open()
+            producer.drive([session], lambda: producer.status().latest.update >= 2)
+            until(
+                lambda: producer.status().settled == producer.status().log_head, "every batch to be learned"
+            )
+            copy, head = redis_server.save_aof(), producer.status().log_head
+            producer._watch(session)
+            assert producer.send(session, count=lost).refusal is None
+            until(
+                lambda: ("feed.waiting", head + lost) in {(p.name, p.sequence) for p in read_phases(phases)},
+                "the learner to have read them",
+            )
+            redis_server.go_back(copy)
+            update = producer.status().latest.update
+            producer.drive([session], lambda: producer.status().latest.update >= update + 3)
+            learner.send_signal(signal.SIGTERM)
+            assert learner.wait(60) == 0
+    finally:
+        learner.kill()
+        learner.wait()
+    ledger = account(tmp_path)["ledger"]
+    assert ledger["balanced"]
+    assert ledger["dropped"] == {"log_lost": lost}
+    assert audited(tmp_path, redis_server.url)["log_lost"] == lost

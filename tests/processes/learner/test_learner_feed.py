@@ -1,0 +1,291 @@
+"""The learner takes the log in order, drops under a named reason, and its books balance."""
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+
+import learner.process.loop
+from broker.log import keys
+from learner.model.model import make_model
+from penstock.runtime import metrics
+from penstock.runtime.exit import RunFailed
+from penstock.wire.messages import Role
+from tests.support.run.learner_run import (
+    BATCH,
+    CHARGE,
+    PATIENCE_S,
+    SCHEMA,
+    SLOTS,
+    STEPS,
+    LearnerThread,
+    Producer,
+    account,
+    audited,
+    settings,
+    until,
+)
+
+QUICK = {"learner": {"total_steps": 8 * BATCH, "checkpoint_interval_s": 3600, "stop_at_target": False}}
+
+
+def test_a_run_trains_every_fragment_and_ends_with_balanced_books(redis_url: str, tmp_path: Path) -> None:
+    """Two sessions feed eight batches; all is trained, resident or neither was acknowledged."""
+    with LearnerThread(redis_url, tmp_path, settings(**QUICK)) as learner, Producer(redis_url) as producer:
+        sessions = [producer.open("actor-0"), producer.open("actor-1")]
+        producer.drive(sessions, lambda: learner.ended)
+        result = learner.finish()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["trained"] == 8 * BATCH // CHARGE
+    assert result["ledger"]["dropped"] == {}
+    assert result["updates"] == 8
+    assert result["env_steps"] == 8 * BATCH
+    assert result["staleness"]["max"] <= 2
+    assert (tmp_path / "policies" / "final.safetensors").exists()
+
+
+def test_batches_are_put_together_while_an_update_runs(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that an update finds its batch there: as many as `prefetch_batches` wait, and one more is at the door."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold(name: str, _sequence: int = 0) -> None:
+        if name == "update.before":
+            held.set()
+            assert go_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(learner.process.loop, "failpoint", hold)
+    given = settings(
+        algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "staleness": 8},
+        learner={"total_steps": 8 * BATCH, "stop_at_target": False, "prefetch_batches": 3},
+    )
+    with LearnerThread(redis_url, tmp_path, given) as running, Producer(redis_url) as producer:
+        session, before = producer.open(), _assembled()
+        try:
+            producer.drive([session], lambda: _assembled() - before >= 1 + 3 + 1)
+            assert held.wait(PATIENCE_S)
+        finally:
+            go_on.set()
+        producer.drive([session], lambda: running.ended)
+        assert running.finish()["updates"] == 8
+
+
+def _assembled() -> int:
+    (family,) = metrics.UPDATE_SECONDS.labels("assemble").collect()
+    return int(next(sample.value for sample in family.samples if sample.name.endswith("_count")))
+
+
+def test_a_stale_fragment_is_dropped_and_counted(redis_url: str, tmp_path: Path) -> None:
+    """A fragment of weights more than H updates away is never trained."""
+    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
+        session = producer.open()
+        until(lambda: producer.send_with_leave(session, update=4), "leave")
+        producer.drive([session], lambda: producer.status().latest.update >= 1)
+        result = learner.drain()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["dropped"]["stale"] >= 1
+
+
+def test_stale_experience_alone_gives_its_budget_back(redis_url: str, tmp_path: Path) -> None:
+    """When everything is dropped the settled position moves on, and actors get leave again."""
+    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().settled >= 4 * BATCH // CHARGE, update=1000)
+        result = learner.drain()
+    assert result["updates"] == 0
+    assert result["ledger"]["balanced"]
+    assert set(result["ledger"]["dropped"]) == {"stale"}
+
+
+def test_only_what_is_trained_brings_the_run_nearer_to_its_end(redis_url: str, tmp_path: Path) -> None:
+    """Dropped experience counts neither for the total nor for the schedules."""
+    given = settings(
+        algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100},
+        learner=QUICK["learner"] | {"total_steps": 2 * BATCH},
+    )
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().settled >= 4 * BATCH // CHARGE, update=1000)
+        producer.drive([session], lambda: learner.ended)
+        result = learner.finish()
+    assert result["ledger"]["dropped"].keys() == {"stale"}
+    assert (result["ending"], result["updates"], result["env_steps"]) == ("steps", 2, 2 * BATCH)
+
+
+def test_drops_between_good_fragments_never_stop_the_run(redis_url: str, tmp_path: Path) -> None:
+    """Half of the budget is stale and lies between fragments that are too few for a batch."""
+    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        good, bad = producer.open("good"), producer.open("bad")
+        sent = 0
+        while sent < 3:
+            sent += producer.send_with_leave(good) > 0
+            producer.send_with_leave(bad, update=1000)
+        producer.drive([bad], lambda: producer.status().latest.update >= 1, update=1000)
+        result = learner.drain()
+    assert result["ledger"]["balanced"]
+
+
+def test_a_fragment_without_its_final_observation_is_invalid(redis_url: str, tmp_path: Path) -> None:
+    """What the broker cannot see the learner checks; the rest of the batch is trained."""
+    truncated = np.zeros((STEPS, SLOTS), bool)
+    truncated[-1, 0] = True
+    with (
+        LearnerThread(redis_url, tmp_path, settings(**QUICK)) as learner,
+        Producer(redis_url, tmp_path) as producer,
+    ):
+        session = producer.open()
+        until(lambda: producer.send_with_leave(session, truncated=truncated), "leave")
+        producer.drive([session], lambda: learner.ended)
+        result = learner.finish()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["dropped"]["invalid"] >= 1
+    assert result["updates"] >= 1
+    assert audited(tmp_path, redis_url)["invalid"] == result["ledger"]["dropped"]["invalid"]
+
+
+def test_a_wrong_probe_answer_quarantines_a_session(redis_url: str, tmp_path: Path) -> None:
+    """Its fragments are booked `quarantined`; another session's are trained."""
+    learner_section = {"total_steps": 10**9, "lease_ttl_s": 0.6, "checkpoint_interval_s": 3600}
+    with (
+        LearnerThread(redis_url, tmp_path, settings(learner=learner_section)) as learner,
+        Producer(redis_url, tmp_path) as producer,
+    ):
+        wrong, right = producer.open("wrong"), producer.open("right")
+        producer.drive([wrong, right], lambda: producer.status().latest.update >= 1)
+        producer.answer_probe(wrong, (1.0, 2.0, 3.0, 4.0))
+        producer.drive([wrong, right], lambda: '"quarantined"' in producer.status().learner_json)
+        trained = learner_json(producer)["trained"]
+        producer.drive([wrong, right], lambda: learner_json(producer)["trained"] > trained)
+        result = learner.drain()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["dropped"]["quarantined"] >= 1
+    assert audited(tmp_path, redis_url)["quarantined"] > 0
+
+
+def learner_json(producer: Producer) -> dict[str, int]:
+    """The learner's side of the books as Status shows it."""
+    return dict(json.loads(producer.status().learner_json)["ledger"])
+
+
+def test_a_batch_that_is_not_finite_is_skipped_and_booked(redis_url: str, tmp_path: Path) -> None:
+    """An absurd reward makes the losses overflow: the batch is booked `nan`, evidence is kept."""
+    absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
+    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
+        session = producer.open()
+        until(lambda: producer.send_with_leave(session, reward=absurd), "leave")
+        producer.drive([session], lambda: learner.ended)
+        result = learner.finish()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["dropped"]["nan"] >= 1
+    assert result["env_steps"] == result["updates"] * BATCH
+    assert list((tmp_path / "evidence").glob("nan-*.safetensors"))
+    assert audited(tmp_path, redis_url)["nan"] > 0
+
+
+def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkpoint(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """Started again it would do the same, so it says which setting to change; resumed, it goes on behind them."""
+    absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
+    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
+    with Producer(redis_url) as producer:
+        with LearnerThread(redis_url, tmp_path, given) as learner:
+            session = producer.open()
+            producer.drive([session], lambda: learner.ended, reward=absurd)
+            with pytest.raises(RunFailed, match="3 updates in a row were not finite"):
+                learner.finish()
+        with LearnerThread(redis_url, tmp_path, given, resume=True) as learner:
+            sent = producer.acked
+            producer.drive([session], lambda: producer.acked >= sent + 8)
+            result = learner.drain()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["dropped"]["nan"] >= 3 * BATCH // CHARGE
+
+
+def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tmp_path: Path) -> None:
+    """Long before the interval: what two checkpoints have consumed is trimmed, and the run goes on."""
+    given = settings(
+        broker={"max_log_bytes": 20_000},
+        learner={"total_steps": 60 * BATCH, "checkpoint_interval_s": 3600, "stop_at_target": False},
+    )
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        producer.drive([session], lambda: learner.ended)
+        result = learner.finish()
+        assert producer.status().trim_floor > 0
+    assert len((tmp_path / "lineage.jsonl").read_text().splitlines()) >= 4
+    assert result["ledger"]["balanced"]
+    assert result["updates"] == 60
+
+
+def test_an_operator_stops_the_learner(redis_url: str, tmp_path: Path) -> None:
+    """It ends with a committed checkpoint and balanced books; the run is not finished."""
+    with LearnerThread(redis_url, tmp_path, settings()) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().latest.update >= 1)
+        producer.control("stop")
+        result = learner.finish()
+    assert result["ending"] == "stopped"
+    assert not result["finished"]
+    assert account(tmp_path)["ledger"]["balanced"]
+    assert list((tmp_path / "checkpoints").iterdir())
+
+
+def test_what_solves_the_task_becomes_the_final_policy(redis_url: str, tmp_path: Path) -> None:
+    """Good training episodes ask for an evaluation; its result, not they, ends the run."""
+    given = settings(
+        learner={
+            "total_steps": 10**9,
+            "stop_at_target": True,
+            "target_return": 100.0,
+            "checkpoint_interval_s": 3600,
+        }
+    )
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
+        producer.report(session, [150.0] * 20)
+        producer.drive([session], lambda: producer.evaluate_version(judge) > 0)
+        version = producer.evaluate_version(judge)
+        producer.report(judge, [120.0, 130.0], version=version, evaluation=True)
+        producer.drive([session], lambda: learner.ended)
+        result = learner.finish()
+    assert result["solved"]
+    assert result["ending"] == "target"
+    assert result["evaluation"] == {
+        "mean": 125.0,
+        "std": 5.0,
+        "episodes": 2,
+        "version": version,
+        "env_steps": pytest.approx(result["evaluation"]["env_steps"]),
+        "deterministic": {"mean": 125.0, "std": 5.0, "episodes": 2},
+        "sampled": None,
+    }
+    assert result["policy_version"] == version
+
+
+def test_an_unanswered_evaluation_leaves_the_last_one_its_own_time(redis_url: str, tmp_path: Path) -> None:
+    """The last weights are waited for as long as any, not only for what an older request left over."""
+    given = settings(evaluation={"timeout_s": 2, "episodes": 2, "interval_steps": 10 * BATCH})
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
+        producer.drive([session], lambda: producer.evaluate_version(judge) > 0)
+        unanswered = producer.evaluate_version(judge)
+        producer.drive([session], lambda: producer.evaluate_version(judge) > unanswered)
+        last = producer.evaluate_version(judge)
+        producer.report(judge, [1.0, 3.0], version=last, evaluation=True)
+        result = learner.finish()
+    assert (result["ending"], result["evaluation"]["version"]) == ("steps", last)
+    assert redis.Redis.from_url(redis_url).scard(keys.PINS) == 0
+
+
+def test_the_schema_of_the_tests_is_cartpoles() -> None:
+    """The producer speaks of the same tensors as the learner."""
+    assert make_model(settings()).specification.schema.schema_id == SCHEMA.schema_id

@@ -1,0 +1,279 @@
+"""A learner that stops, in whatever way, goes on from what it committed."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from learner.checkpoint.store import Checkpoint, CheckpointStore
+from learner.ledger import Drop
+from penstock.config.settings import ConfigurationError, PPOSection, Settings
+from penstock.runtime.exit import Fatal
+from penstock.runtime.health import ENDPOINT_VARIABLE
+from tests.support.run.broker_process import BrokerProcess
+from tests.support.run.learner_run import (
+    BATCH,
+    CHARGE,
+    LearnerThread,
+    Producer,
+    account,
+    audited,
+    learner_process,
+    settings,
+    until,
+)
+from tests.support.storage.redis_server import RedisServer
+
+ENDLESS = {"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False}
+CHANGING = ("training_seconds", "log", "staleness")
+
+
+def endless() -> Settings:
+    """A run that only ends when it is asked to."""
+    return settings(
+        learner=ENDLESS, algorithm={"batch_steps": BATCH, "epochs": 2, "minibatches": 2, "stale_after": 3}
+    )
+
+
+def newest(run_dir: Path) -> Checkpoint:
+    """The newest checkpoint on disk."""
+    store = CheckpointStore(run_dir / "checkpoints", 3)
+    return store.read(store.ids()[0])
+
+
+def checkpoint_now(producer: Producer, run_dir: Path) -> Checkpoint:
+    """Ask the running learner for a checkpoint and wait for it."""
+    before = CheckpointStore(run_dir / "checkpoints", 3).ids()
+    producer.control("checkpoint")
+    until(lambda: CheckpointStore(run_dir / "checkpoints", 3).ids() != before, "a checkpoint")
+    return newest(run_dir)
+
+
+def assert_same(one: Checkpoint, other: Checkpoint) -> None:
+    """Optimiser moments, normaliser, generators, position and counters are equal, bit by bit."""
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        assert torch.equal(tensor, other.tensors[name]), name
+    assert _steady(one.state) == _steady(other.state)
+
+
+def _steady(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name not in CHANGING}
+
+
+def test_a_resumed_learner_is_what_it_was_at_the_stop(redis_url: str, tmp_path: Path) -> None:
+    """SIGTERM, resume, and a checkpoint before any new experience: the same state."""
+    with Producer(redis_url) as producer:
+        with LearnerThread(redis_url, tmp_path, endless()) as learner:
+            session = producer.open()
+            producer.report(session, [1.0, 2.0, 3.0])
+            producer.drive([session], lambda: producer.status().latest.update >= 5)
+            learner.drain()
+        stopped = newest(tmp_path)
+        assert stopped.state["position"] >= 5 * BATCH // CHARGE
+        assert any("normaliser" in name or "mean" in name for name in stopped.tensors)
+        producer.control("pause")
+        epoch = producer.status().epoch
+        with LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner:
+            until(lambda: producer.status().epoch > epoch, "the resumed learner")
+            learner.drain()
+    resumed = newest(tmp_path)
+    assert resumed.id != stopped.id
+    assert_same(stopped, resumed)
+
+
+def test_a_resumed_learner_shows_its_books_from_the_start(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any experience: with 0 until the first batch what was acknowledged before seemed to be missing."""
+    endpoint = tmp_path / "endpoint.json"
+    with Producer(redis_url) as producer:
+        with LearnerThread(redis_url, tmp_path, endless()) as learner:
+            session = producer.open()
+            until(lambda: producer.send_with_leave(session, update=1000), "leave")
+            producer.drive([session], lambda: producer.status().latest.update >= 2)
+            learner.drain()
+        books = newest(tmp_path).state["totals"]
+        assert books["trained"] >= 2 * BATCH // CHARGE
+        assert books["dropped"]["stale"] >= 1
+        producer.control("pause")
+        with monkeypatch.context() as patch:
+            patch.setenv(ENDPOINT_VARIABLE, str(endpoint))
+            process = learner_process(redis_url, tmp_path, endless(), "--resume")
+        # Any role has a broker's ports.
+        resumed = BrokerProcess(process=process, endpoint_file=endpoint, log=tmp_path / "learner.log")
+        try:
+            until(resumed.is_ready, "the resumed learner")
+            assert checkpoint_now(producer, tmp_path).state["totals"] == books, "nothing was consumed"
+            shown = resumed.get("/metrics")[1].splitlines()
+        finally:
+            resumed.end()
+    assert f"penstock_ledger_trained_fragments {books['trained']:.1f}" in shown
+    for reason in Drop:
+        count = books["dropped"].get(reason.value, 0)
+        assert f'penstock_ledger_dropped_fragments{{reason="{reason}"}} {count:.1f}' in shown
+
+
+def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoint(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """Checkpoint at update u, kill -9 at u + 3H: what is read again is as fresh as it was.
+
+    What is begun afterwards, with leave from before, is not made with the old weights either.
+    """
+    given = endless()
+    assert isinstance(given.algorithm, PPOSection)
+    limit = given.algorithm.stale_after or 0
+    with Producer(redis_url, tmp_path) as producer:
+        process = learner_process(redis_url, tmp_path, given)
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().latest.update >= 2)
+        update = int(checkpoint_now(producer, tmp_path).state["updates"])
+        producer.drive([session], lambda: producer.status().latest.update >= update + 3 * limit)
+        process.kill()
+        process.wait()
+        behind = producer.status().latest.update
+        with LearnerThread(redis_url, tmp_path, given, resume=True) as learner:
+            producer.drive([session], lambda: producer.status().latest.update >= behind + 3)
+            result = learner.drain()
+    assert result["ledger"]["dropped"] == {}
+    assert result["ledger"]["balanced"]
+    assert audited(tmp_path, redis_url).keys() <= {"trained", "resident"}
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    redis_url: str, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says so, trains the difference again, and the books still balance."""
+    with Producer(redis_url, tmp_path) as producer:
+        with LearnerThread(redis_url, tmp_path, endless()) as learner:
+            session = producer.open()
+            producer.drive([session], lambda: producer.status().latest.update >= 2)
+            before = checkpoint_now(producer, tmp_path)
+            producer.drive([session], lambda: producer.status().latest.update >= 5)
+            learner.drain()
+        version = producer.status().latest.version
+        _damage(tmp_path / "checkpoints" / newest(tmp_path).id / "tensors.safetensors", damage)
+        with (
+            caplog.at_level(logging.INFO),
+            LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner,
+        ):
+            # It publishes what it began from, and then an update.
+            producer.drive([session], lambda: producer.status().latest.version >= version + 2)
+            result = learner.drain()
+    assert any("falling back" in record.message for record in caplog.records)
+    assert any(getattr(record, "checkpoint", "") == before.id for record in caplog.records)
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["dropped"] == {}
+    assert audited(tmp_path, redis_url).keys() <= {"trained", "resident"}
+
+
+def _damage(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "truncated":
+        del data[-10:]
+    else:
+        data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_beginning_behind_the_trim_floor_needs_leave_and_is_booked(redis_url: str, tmp_path: Path) -> None:
+    """Without a whole checkpoint what was trimmed is lost: refused, or booked `log_lost`."""
+    with Producer(redis_url, tmp_path) as producer:
+        with LearnerThread(redis_url, tmp_path, endless()) as learner:
+            session = producer.open()
+            for update in (2, 4, 6):
+
+                def is_published(update: int = update) -> bool:
+                    return producer.status().latest.update >= update
+
+                producer.drive([session], is_published)
+                checkpoint_now(producer, tmp_path)
+            learner.drain()
+        floor = producer.status().trim_floor
+        assert floor > 0
+        for path in (tmp_path / "checkpoints").glob("*/state.json"):
+            _damage(path, "flipped")
+        with (
+            LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner,
+            pytest.raises(Fatal, match="--allow-loss"),
+        ):
+            learner.finish()
+        version = producer.status().latest.version
+        with LearnerThread(redis_url, tmp_path, endless(), resume=True, allow_loss=True) as learner:
+            until(lambda: producer.status().latest.version > version, "the first publication")
+            producer.drive([session], lambda: producer.status().latest.update >= 2)
+            result = learner.drain()
+    assert result["ledger"]["dropped"]["log_lost"] == floor
+    assert result["ledger"]["balanced"]
+    assert audited(tmp_path, redis_url)["log_lost"] == floor
+
+
+def test_an_empty_redis_is_filled_from_the_newest_checkpoint(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """Redis lost everything: the run goes on from the disk, and no version is used twice."""
+    with Producer(redis_server.url, tmp_path) as producer:
+        with LearnerThread(redis_server.url, tmp_path, endless()) as learner:
+            session = producer.open()
+            producer.drive([session], lambda: producer.status().latest.update >= 3)
+            learner.drain()
+        version = producer.status().latest.version
+        redis_server.kill()
+        redis_server.forget()
+        redis_server.start()
+        with LearnerThread(redis_server.url, tmp_path, endless(), resume=True) as learner:
+            session = producer.open()
+            producer.drive([session], lambda: producer.status().latest.update >= 6)
+            assert producer.status().latest.version > version
+            result = learner.drain()
+    assert result["updates"] >= 6
+    assert result["ledger"]["balanced"]
+    assert audited(tmp_path, redis_server.url)["trained"] >= 6 * BATCH // CHARGE
+
+
+def test_a_run_is_not_begun_twice(redis_url: str, tmp_path: Path) -> None:
+    """Without `--resume` a Redis or a folder that holds a run is refused."""
+    with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url) as producer:
+        producer.open()
+        learner.drain()
+    with (
+        LearnerThread(redis_url, tmp_path / "other", endless()) as learner,
+        pytest.raises(Fatal, match="--resume"),
+    ):
+        learner.finish()
+
+
+def test_a_run_resumes_only_with_the_policy_it_was_begun_with(redis_url: str, tmp_path: Path) -> None:
+    """The message names the section, both values and the remedy."""
+    with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url) as producer:
+        producer.open()
+        learner.drain()
+    other = endless().model_copy(
+        update={"policy": settings().policy.model_copy(update={"hidden_sizes": (9,)})}
+    )
+    with (
+        LearnerThread(redis_url, tmp_path, other, resume=True) as learner,
+        pytest.raises(ConfigurationError, match="policy=.*resume it with the same"),
+    ):
+        learner.finish()
+    assert account(tmp_path)["ledger"]["balanced"]
+
+
+def test_a_checkpoint_without_the_algorithms_state_is_a_matter_of_configuration(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """`--resume --set algorithm.scale_rewards=true`: nothing is saved to go on with."""
+    with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url) as producer:
+        producer.open()
+        learner.drain()
+    section = endless().algorithm.model_copy(update={"scale_rewards": True})
+    other = endless().model_copy(update={"algorithm": section})
+    with (
+        LearnerThread(redis_url, tmp_path, other, resume=True) as learner,
+        pytest.raises(ConfigurationError, match="does not fit the settings"),
+    ):
+        learner.finish()

@@ -1,0 +1,314 @@
+"""What a learner registers, what becomes of it in Redis and on disk, and what it does without a registry."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+
+from broker.log import keys
+from launch.policy.policy_steering import rollback
+from launch.policy.registry_place import Place
+from learner.publish.final_policy import read_final
+from penstock.config.settings import Settings
+from penstock.registry.errors import SchemaMismatch
+from penstock.registry.records import MAX_PINNED, NewVersion, Origin, PolicyVersion, Status
+from penstock.registry.registry import Registry
+from penstock.registry.weight_files import (
+    kept_files,
+    read_kept,
+    read_specification,
+    registry_url,
+    write_kept,
+)
+from penstock.runtime import metrics
+from penstock.wire.messages import Role
+from tests.support.run.learner_run import BATCH, RUN, LearnerThread, Producer, settings, until
+
+POLICY = "default"
+EVALUATED = {"timeout_s": 20, "episodes": 2, "interval_steps": 5 * BATCH}
+
+
+def given(steps: int = 20 * BATCH, **over: object) -> Settings:
+    """A short run whose versions are evaluated every five updates."""
+    learner = {"checkpoint_interval_s": 3600, "total_steps": steps, "stop_at_target": False}
+    return settings(evaluation=EVALUATED, learner=learner, **over)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Callable[[], Registry]]:
+    """The registry of the run, as soon as the learner has made it."""
+    opened: list[Registry] = []
+
+    def open_it() -> Registry:
+        if not opened:
+            until((tmp_path / "registry.sqlite").exists, "the registry")
+            opened.append(until(lambda: attempt(tmp_path), "the tables of the registry"))
+        return opened[0]
+
+    yield open_it
+    for one in opened:
+        one.close()
+
+
+def attempt(run_dir: Path) -> Registry | None:
+    """The registry of a run; None while its tables are being made."""
+    try:
+        return Registry.open(registry_url(run_dir))
+    except SchemaMismatch:
+        return None
+
+
+def pinned(registry: Registry) -> dict[int, PolicyVersion]:
+    """What the registry keeps."""
+    return {one.version: one for one in registry.pinned(POLICY)}
+
+
+def kept(url: str) -> set[int]:
+    """The versions whose bytes Redis keeps and answers for."""
+    with redis.Redis.from_url(url) as client:
+        answered = {int(version) for version in client.hkeys(keys.PUBLICATIONS)}
+        return {int(version) for version in client.smembers(keys.KEPT)} & answered
+
+
+def play(producer: Producer, learner: LearnerThread, returns: Iterator[float]) -> None:
+    """Experience and evaluations with these returns, until the learner ends."""
+    session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
+    told: set[int] = set()
+
+    def step() -> bool:
+        wanted = producer.evaluate_version(judge)
+        if wanted and wanted not in told:
+            told.add(wanted)
+            mean = next(returns, 0.0)
+            producer.report(judge, [mean - 1, mean + 1], version=wanted, evaluation=True)
+        return learner.ended
+
+    producer.drive([session], step)
+
+
+def run(url: str, run_dir: Path, made: Settings, returns: tuple[float, ...], *, resume: bool = False) -> None:
+    """A learner from its start to its end."""
+    with LearnerThread(url, run_dir, made, resume=resume) as learner, Producer(url) as producer:
+        play(producer, learner, iter(returns))
+        learner.finish()
+
+
+def test_the_best_and_the_last_are_registered_with_their_bytes(
+    redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
+) -> None:
+    """Only what beats all before it is a best one; Redis holds all of them. The first is active, at the end the best."""
+    run(redis_url, tmp_path, given(), (10.0, 8.0, 30.0))
+    versions = pinned(registry())
+    bests = [one for one in versions.values() if one.origin is Origin.BEST]
+    assert [one.evaluation.mean for one in bests if one.evaluation] == [10.0, 30.0]
+    assert versions[read_final(tmp_path).version].origin in (Origin.FINAL, Origin.BEST)
+    assert (registry().active(POLICY), registry().standby(POLICY)) == (bests[1], bests[0])
+    assert {one.run for one in versions.values()} == {RUN}
+    assert len({one.configuration for one in versions.values()}) == 1
+    for version, row in versions.items():
+        assert len(read_kept(tmp_path, version, row.sha256)) == row.size_bytes
+        assert row.parent is None or row.parent < version
+    assert kept_files(tmp_path) == versions.keys() == kept(redis_url)
+
+
+def test_what_an_operator_made_active_stays_so_when_the_run_ends_with_a_better_one(
+    redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
+) -> None:
+    """Who serves is the operator's to say, once he has said it."""
+    with (
+        LearnerThread(redis_url, tmp_path, given(10_000 * BATCH)) as learner,
+        Producer(redis_url) as producer,
+    ):
+        session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
+        for mean in (1.0, 2.0, 3.0):
+            producer.drive([session], lambda: producer.evaluate_version(judge) > 0)
+            version = producer.evaluate_version(judge)
+            producer.report(judge, [mean, mean], version=version, evaluation=True)
+            until(lambda wanted=version: wanted in kept(redis_url), "the bytes of a best version")  # type: ignore[misc]
+        first, second, third = sorted(kept(redis_url))
+        registry().promote(POLICY, second, "tried by hand", by="operator/test")
+        learner.drain()
+    assert registry().get(POLICY, third).status is Status.CANDIDATE
+    assert [one.version for one in (registry().active(POLICY), registry().standby(POLICY)) if one] == [
+        second,
+        first,
+    ]
+
+
+def test_nothing_becomes_active_by_itself_where_an_operator_is_to_promote(
+    redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
+) -> None:
+    """Versions are kept all the same."""
+    run(redis_url, tmp_path, given(serving={"activate_first": False, "policy": "other"}), (10.0,))
+    assert registry().active("other") is None
+    assert registry().pinned("other")
+    assert not registry().list(POLICY)
+
+
+def test_every_so_many_updates_a_version_is_registered_and_the_oldest_makes_room(
+    redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
+) -> None:
+    """At most MAX_PINNED are held, on disk and in Redis."""
+    made = given(60 * BATCH)
+    made = made.model_copy(update={"learner": made.learner.model_copy(update={"keep_every_updates": 2})})
+    with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        for updates in range(4, 44, 4):
+            producer.drive([session], lambda most=updates: producer.status().latest.update >= most)  # type: ignore[misc]
+            until(lambda: kept(redis_url), "a version that is kept")
+        learner.drain()
+    versions = pinned(registry())
+    assert Origin.PERIODIC in {one.origin for one in versions.values()}
+    assert 5 < len(versions) <= MAX_PINNED
+    assert kept_files(tmp_path) == versions.keys() == kept(redis_url)
+
+
+def test_what_an_operator_retires_is_answered_for_no_longer(
+    redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
+) -> None:
+    """At the learner's next look, while it goes on; what is left stays."""
+    made = given(10_000 * BATCH)
+    with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
+        session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
+        for mean in (1.0, 2.0):
+            producer.drive([session], lambda: producer.evaluate_version(judge) > 0)
+            version = producer.evaluate_version(judge)
+            producer.report(judge, [mean, mean], version=version, evaluation=True)
+            until(lambda wanted=version: wanted in kept(redis_url), "the bytes of a best version")  # type: ignore[misc]
+        latest = producer.status().latest.version
+        producer.drive([session], lambda: producer.status().latest.version > latest + 3)
+        active, other = sorted(kept(redis_url))
+        registry().retire(POLICY, other, "not wanted", by="test")
+        until(lambda: kept(redis_url) == {active} == kept_files(tmp_path), "the version to go")
+        learner.drain()
+
+
+def test_a_rollback_is_a_new_version_with_old_content_and_training_goes_on(
+    redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
+) -> None:
+    """The number comes from the run's own allocator; the pointer that actors follow does not move back."""
+    made = given(10_000 * BATCH)
+    with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
+        session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
+        for mean in (1.0, 2.0):
+            producer.drive([session], lambda: producer.evaluate_version(judge) > 0)
+            version = producer.evaluate_version(judge)
+            producer.report(judge, [mean, mean], version=version, evaluation=True)
+            until(lambda wanted=version: wanted in kept(redis_url), "the bytes of a best version")  # type: ignore[misc]
+        first, second = sorted(kept(redis_url))
+        registry().promote(POLICY, second, "better", by="test")
+        before = producer.status().latest
+        registry().rollback(POLICY, "worse", by="test")
+        copy = until(lambda: renumbered(registry(), first), "a number for the old content")
+        assert copy.parent == first
+        assert copy.version > before.version
+        assert (copy.sha256, copy.update) == (
+            registry().get(POLICY, first).sha256,
+            registry().get(POLICY, first).update,
+        )
+        assert registry().get(POLICY, first).status is Status.RETIRED
+        until(lambda: kept(redis_url) == {second, copy.version} == kept_files(tmp_path), "its bytes")
+        producer.drive([session], lambda: producer.status().latest.update > before.update + 2)
+        assert producer.status().latest.version > copy.version
+        learner.drain()
+
+
+def renumbered(registry: Registry, original: int) -> PolicyVersion | None:
+    """The active version, once it is no longer `original`."""
+    active = registry.active(POLICY)
+    return None if active is None or active.version == original else active
+
+
+def test_a_rollback_of_a_run_that_is_over_draws_a_number_that_the_next_learner_does_not(
+    redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
+) -> None:
+    """It goes on above it, and its versions come from the checkpoint's."""
+    run(redis_url, tmp_path, given(), (1.0, 2.0))
+    first = registry().standby(POLICY)
+    assert first is not None
+    place = Place(url=registry_url(tmp_path), policy=POLICY, folder=tmp_path)
+    assert rollback(place, None, reason="worse", as_json=True) == 0
+    copy = registry().active(POLICY)
+    assert copy is not None
+    assert (copy.sha256, copy.origin) == (first.sha256, Origin.ROLLBACK)
+    newest = max(pinned(registry()))
+    run(redis_url, tmp_path, given(30 * BATCH), (5.0,), resume=True)
+    later = [one for one in registry().list(POLICY) if one.version > newest]
+    assert later
+    assert all(one.parent is not None for one in later)
+    assert copy.version in kept(redis_url)
+
+
+def test_bytes_that_redis_lost_come_back_from_the_files(
+    redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
+) -> None:
+    """An empty Redis at resume: GetWeights answers for what is registered all the same."""
+    run(redis_url, tmp_path, given(), (1.0,))
+    versions = pinned(registry()).keys()
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+    run(redis_url, tmp_path, given(30 * BATCH), (), resume=True)
+    assert versions <= kept(redis_url)
+
+
+@pytest.mark.parametrize("broken", ["no folder", "not a database"])
+def test_learning_goes_on_without_a_registry(redis_url: str, tmp_path: Path, broken: str) -> None:
+    """The run ends as ever, with its final policy; the failures are counted."""
+    file = tmp_path / "registry.sqlite"
+    tmp_path.mkdir(exist_ok=True)
+    if broken == "no folder":
+        file.mkdir()
+    else:
+        file.write_bytes(b"nothing that a database would be\n" * 1000)
+    before = failures()
+    run(redis_url, tmp_path, given(), (1.0, 2.0))
+    assert read_final(tmp_path).version > 0
+    assert failures() > before
+
+
+def failures() -> float:
+    """How often a look at the registry has failed in this process."""
+    return float(metrics.REGISTRY_FAILURES._value.get())
+
+
+def test_another_run_in_the_same_registry_is_left_alone(
+    redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
+) -> None:
+    """Its versions are neither pinned here nor missed, and files of no known version stay."""
+    url = registry_url(tmp_path)
+    with Registry.open(url, migrate=True) as shared:
+        row = NewVersion(
+            policy=POLICY,
+            version=10**6,
+            run="other",
+            update=1,
+            sha256="0" * 64,
+            size_bytes=1,
+            origin=Origin.BEST,
+        )
+        shared.register(row, by="test")
+        shared.register(replace(row, version=10**6 + 1), by="test")
+        shared.retire(POLICY, 10**6 + 1, "old", by="test")
+    for version in (10**6, 10**6 + 1, 3):
+        write_kept(tmp_path, version, b"somebody else's")
+    run(redis_url, tmp_path, given(), (1.0,))
+    assert not {10**6, 10**6 + 1} & kept(redis_url)
+    assert {10**6, 10**6 + 1, 3} <= kept_files(tmp_path)
+
+
+def test_the_specification_is_there_from_the_start(redis_url: str, tmp_path: Path) -> None:
+    """A policy server of a run that has just begun needs the spaces; the final policy is not there yet."""
+    with LearnerThread(redis_url, tmp_path, given()) as learner, Producer(redis_url) as producer:
+        producer.open()
+        assert read_specification(tmp_path).run == RUN
+        with pytest.raises(ValueError, match="has the run ended"):
+            read_final(tmp_path)
+        learner.drain()
+    final = read_final(tmp_path)
+    with LearnerThread(redis_url, tmp_path, given(), resume=True) as learner, Producer(redis_url) as producer:
+        producer.open()
+        again = read_final(tmp_path)
+        assert (again.blob, again.version, again.update) == (final.blob, final.version, final.update)
+        learner.drain()

@@ -1,0 +1,275 @@
+"""Experience of clients on its way into a real log: numbered when it is sent, refused, stale or full as it comes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from actor.link.broker_client import Link
+from actor.link.session import Session, open_session
+from actor.serving.experience.served_outbox import Queue, ServedOutbox
+from broker.log.records import Commit
+from penstock.client import PolicyClient
+from penstock.client.arrays import to_parts
+from penstock.rpc.auth import Credentials
+from penstock.runtime import metrics
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.v1 import policy_pb2 as pb
+from penstock.v1.control_pb2 import ControlRequest
+from penstock.v1.control_pb2_grpc import ControlServiceStub
+from penstock.v1.policy_pb2_grpc import PolicyServiceStub
+from penstock.wire.fragment import Fragment, Slot, WeightSpan, check
+from penstock.wire.messages import Episode, Role
+from penstock.wire.refusal import Reason
+from tests.support.run.actor_run import Course, Plan
+from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
+from tests.support.run.serving_run import SERVICE, serve_live, terminate
+from tests.support.run.small_run import CHARGE, RUN, SCHEMA, STEPS, fragment
+from tests.support.storage.redis_server import RedisServer
+
+SERVER: Final = "server-0"
+
+
+@pytest.fixture
+def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker that is ready."""
+    process = launch(redis_url, tmp_path)
+    eventually(process.is_ready, "readiness of the broker", within_s=60)
+    yield process
+    process.end()
+
+
+@pytest.fixture
+def opened(broker: BrokerProcess) -> Iterator[Callable[[], Session]]:
+    """Opens sessions of a policy server; closes them."""
+    link, sessions = Link(broker.address, Credentials()), list[Session]()
+
+    def make() -> Session:
+        session = open_session(link, SERVER, Role.SERVER, Lifecycle("server"))
+        assert session is not None
+        session.start()
+        sessions.append(session)
+        return session
+
+    yield make
+    for session in sessions:
+        session.close(politely=not session.is_over)
+    link.close()
+
+
+def served(number: int, update: int = 0) -> Fragment:
+    """A fragment without session or number that shows which one it is."""
+    tensors: dict[str, Any] = {"reward": np.full((STEPS, 2), number, np.float32)}
+    made = fragment(1, number, **tensors)
+    span = WeightSpan(0, 0, STEPS, 1, update)
+    return replace(made, header=replace(made.header, weights=(span,)))
+
+
+def stored(log: Any) -> list[tuple[int, int]]:
+    """Sequence and content of what the log holds, checked."""
+    found = []
+    for entry in log.read(0, 1000, 20):
+        (payload,) = log.fetch([entry.number])
+        taken = Fragment(entry.header, payload)
+        check(taken, SCHEMA, RUN)
+        rewards: Any = taken.arrays()["reward"]
+        found.append((taken.header.sequence, int(rewards[0, 0])))
+    return found
+
+
+def not_learned(reason: str) -> float:
+    """Steps counted so far."""
+    value: float = metrics.NOT_LEARNED_STEPS.labels(reason)._value.get()
+    return value
+
+
+def test_numbers_are_given_when_fragments_are_sent(
+    broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
+) -> None:
+    """In the order of the queue, from 1 in each session; what a session did not send is the next one's."""
+    log, queue = open_run(redis_url), Queue(100, 0)
+    for number in range(1, 6):
+        assert queue.offer(served(number))
+    first = ServedOutbox(opened(), queue, None)
+    first.start()
+    assert first.flush(20)
+    assert stored(log) == [(number, number) for number in range(1, 6)]
+    first._session.close(politely=True)
+    queue.offer(served(6))
+    second = ServedOutbox(opened(), queue, None)
+    second.start()
+    assert second.flush(20)
+    assert stored(log)[5:] == [(1, 6)]
+    log.close()
+
+
+def test_what_was_refused_as_full_is_numbered_again(
+    broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
+) -> None:
+    """Nothing of it was stored: every fragment is in the log once and in order when there is room."""
+    log, queue = open_run(redis_url, max_log_entries=4, budget=1000 * CHARGE), Queue(100, 0)
+    before = _refusals("full")
+    for number in range(1, 13):
+        queue.offer(served(number))
+    outbox = ServedOutbox(opened(), queue, None)
+    outbox.start()
+    taken: list[tuple[int, int]] = []
+    eventually(lambda: _refusals("full") > before, "a refusal")
+    position = 0
+
+    def drain() -> bool:
+        nonlocal position
+        entries = log.read(position, 1000, 20)
+        for entry in entries:
+            (payload,) = log.fetch([entry.number])
+            assert entry.header is not None
+            assert payload is not None
+            rewards: Any = Fragment(entry.header, payload).arrays()["reward"]
+            taken.append((entry.header.sequence, int(rewards[0, 0])))
+            position = entry.number
+        if entries:
+            log.settle(position)
+            made = f"checkpoint-{position}"
+            log.commit(Commit(checkpoint_id=made, manifest_sha256="0" * 64, position=position, trim=position))
+        return len(taken) == 12
+
+    eventually(drain, "all twelve", within_s=60)
+    assert taken == [(number, number) for number in range(1, 13)]
+    eventually(lambda: outbox.acked_through == 12, "acknowledgement")
+    log.close()
+
+
+def _refusals(reason: str) -> float:
+    value: float = metrics.REFUSALS.labels(reason)._value.get()
+    return value
+
+
+def test_what_has_grown_stale_is_dropped_before_it_has_a_number(
+    broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
+) -> None:
+    """The others are numbered without a gap; the steps are counted."""
+    log, queue = open_run(redis_url), Queue(100, 5)
+    for update in range(1, 9):
+        log.publish(b"weights", update=update, settled=0, scalars={})
+    before = not_learned("stale")
+    session = opened()
+    eventually(lambda: session.weights and session.weights.publication.update == 8, "the newest weights")
+    for number, update in enumerate((1, 2, 3, 8), 1):
+        queue.offer(served(number, update))
+    outbox = ServedOutbox(session, queue, None)
+    outbox.start()
+    assert outbox.flush(20)
+    assert stored(log) == [(1, 3), (2, 4)]
+    assert not_learned("stale") == before + 2 * STEPS
+    log.close()
+
+
+def test_a_session_that_ends_loses_what_was_under_way_and_counts_it(
+    broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
+) -> None:
+    """A fragment that the broker does not take ends it; the queue goes on in the next."""
+    log, queue = open_run(redis_url), Queue(100, 0)
+    wrong = served(1)
+    queue.offer(replace(wrong, header=replace(wrong.header, schema_id="0" * 64)))
+    session = opened()
+    outbox = ServedOutbox(session, queue, None)
+    outbox.start()
+    eventually(lambda: session.is_over, "the end of the session")
+    assert session.ended is not None
+    assert session.ended.reason is Reason.INVALID
+    before = not_learned("lost")
+    queue.offer(served(2))
+    assert outbox.drop("invalid") == 1
+    assert not_learned("lost") == before + STEPS
+    following = ServedOutbox(opened(), queue, None)
+    following.start()
+    assert following.flush(20)
+    assert stored(log) == [(1, 2)]
+    log.close()
+
+
+def test_a_full_queue_takes_no_more() -> None:
+    """And waits for nobody; what is taken out makes room."""
+    queue = Queue(3, 0)
+    assert [queue.offer(served(number)) for number in range(5)] == [True, True, True, False, False]
+    assert len(queue.exchange([], 0)) == 3
+    assert queue.offer(served(9))
+
+
+def test_episodes_are_reported(broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]) -> None:
+    """With or without fragments."""
+    log, queue = open_run(redis_url), Queue(100, 0)
+    outbox = ServedOutbox(opened(), queue, None)
+    outbox.start()
+    played = Episode(slot_id=0, episode_id=1, episode_return=2.0, length=3, terminated=True, version=1)
+    queue.episodes.append(played)
+    assert outbox.flush(20)
+    assert [entry.report.episodes for entry in log.read_reports(0, 10)] == [(played,)]
+    log.close()
+
+
+def test_a_server_that_is_asked_to_end_hands_over_what_was_played(
+    redis_server: RedisServer, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """Also what is played while it drains: whole steps of open episodes reach the log; then it ends with code 0."""
+    course = Course(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
+    course.publish()
+    with serve_live(tmp_path, broker.address) as server, grpc.insecure_channel(server.address) as channel:
+        with PolicyClient(server.address, deadline_s=60.0) as client:
+            eventually(lambda: client.describe().versions, "weights")
+            episode = client.start_episode("a")
+            assert episode.learned
+            for step in range(3):
+                episode.act(np.full(4, step / 10, np.float32), reward=1.0 if step else None)
+        health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert next(health).status == health_pb2.HealthCheckResponse.SERVING
+        requests: SimpleQueue[pb.ActRequest | None] = SimpleQueue()
+        stream: Any = PolicyServiceStub(channel).ActStream(iter(requests.get, None))
+
+        def act(step: int) -> int:
+            parts = to_parts("observation", course.observation, np.full(4, step / 10, np.float32))
+            requests.put(pb.ActRequest(episode_id=episode.episode_id, observation=parts, reward=1.0))
+            return int(next(stream).step)
+
+        assert act(3) == 3
+        terminate(server)
+        assert next(health).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        health.cancel()
+        assert [act(step) for step in range(4, 11)] == list(range(4, 11))
+        requests.put(None)
+        code, _ = server.wait()
+    assert code == EXIT_OK
+    course.read()
+    slots = {fragment.header.slots[0]: fragment.header.steps for fragment in course.fragments}
+    assert slots == {Slot(0, 1, 0): 4, Slot(0, 1, 4): 4, Slot(0, 1, 8): 2}
+    course.log.close()
+
+
+def test_a_server_whose_run_has_ended_answers_on_with_the_last_weights(
+    redis_server: RedisServer, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """What was played is handed over first; SIGTERM then ends it with code 0."""
+    course = Course(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
+    version = course.publish().version
+    with serve_live(tmp_path, broker.address) as server:
+        with PolicyClient(server.address, deadline_s=60.0) as client:
+            eventually(lambda: client.describe().versions, "weights")
+            episode = client.start_episode("a")
+            for step in range(5):
+                episode.act(np.full(4, step / 10, np.float32), reward=1.0 if step else None)
+            with grpc.insecure_channel(broker.address) as channel:
+                ControlServiceStub(channel).Stop(ControlRequest(reason="a test"), timeout=20)
+            eventually(lambda: "the run has ended" in server.log.read_text(), "the end of the run")
+            assert client.act(np.zeros(4, np.float32)).version == version
+            assert episode.act(np.zeros(4, np.float32), reward=1.0).step == 5
+        terminate(server)
+        code, _ = server.wait()
+    assert code == EXIT_OK
+    course.log.close()

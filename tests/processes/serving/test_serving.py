@@ -1,0 +1,397 @@
+"""`penstock serve` as a process over a run's folder, asked by the real clients."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from torch import nn
+
+from penstock.client import (
+    Action,
+    ActionBatch,
+    Arm,
+    AsyncPolicyClient,
+    EpisodeElsewhere,
+    Fallback,
+    InvalidRequest,
+    PolicyClient,
+    Unreachable,
+    calls,
+)
+from penstock.client.arrays import to_parts
+from penstock.config.settings import PolicySection
+from penstock.registry.records import Status
+from penstock.registry.registry import Registry
+from penstock.runtime.exit import EXIT_OK
+from penstock.v1 import policy_pb2 as pb
+from penstock.v1.policy_pb2_grpc import PolicyServiceStub
+from tests.support.run.broker_process import BrokerProcess, eventually
+from tests.support.run.serving_run import (
+    ACTION,
+    OBSERVATION,
+    RUN,
+    SERVICE,
+    ServedRun,
+    health_of,
+    serving,
+    terminate,
+)
+
+ROWS: Final = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING: Final = health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> ServedRun:
+    """A run whose version 1 was active first; tests add versions."""
+    return begun(tmp_path_factory.mktemp("served") / "run")
+
+
+@pytest.fixture(scope="module")
+def server(run: ServedRun) -> Iterator[BrokerProcess]:
+    """A server over it that is ready; short answers are never slow, and returns lie between 0 and 1."""
+    settings: dict[str, Any] = {"canary_return_range": [0.0, 1.0], "canary_slow_ms": 1e6}
+    with serving(run.folder.parent, run.folder, **settings) as process:
+        yield process
+
+
+@pytest.fixture
+def client(server: BrokerProcess) -> Iterator[PolicyClient]:
+    """Of that server, patient."""
+    with PolicyClient(server.address, deadline_s=60.0) as connected:
+        yield connected
+
+
+def begun(folder: Path, **policy: Any) -> ServedRun:
+    """A run with version 1, active."""
+    made = ServedRun(folder, section=PolicySection(**({"hidden_sizes": (16, 16)} | policy)))
+    made.describe()
+    made.promote(made.next_version())
+    return made
+
+
+def follow(run: ServedRun, client: PolicyClient, version: int) -> None:
+    """Promote it, and wait until it answers."""
+    run.promote(version)
+    eventually(lambda: client.act(ROWS[0]).version == version, f"version {version}", 60)
+
+
+def check(run: ServedRun, given: Action | ActionBatch, rows: Any) -> None:
+    """The answer is what the version that it names gives offline."""
+    assert given.fallback is None
+    expected = run.offline(given.version, np.reshape(rows, (-1, 4)))
+    np.testing.assert_allclose(np.reshape(given.distribution["probability"], (-1, 3)), expected, atol=1e-5)
+
+
+# ---------------------------------------------------------------- calls
+
+
+def test_actions_are_those_of_the_active_version(run: ServedRun, client: PolicyClient) -> None:
+    """One observation and a batch, with distribution, value and log-probability."""
+    follow(run, client, version := run.next_version())
+    described = client.describe()
+    assert (described.run, described.policy, described.learns) == (RUN, "default", False)
+    assert (described.observation_space, described.action_space) == (OBSERVATION, ACTION)
+    served = {one.version: one.arms for one in described.versions}
+    assert served[version] == (Arm.LATEST, Arm.ACTIVE)
+    one = client.act(ROWS[0], distribution=True, value=True)
+    check(run, one, ROWS[0])
+    assert (one.version, one.arm) == (version, Arm.ACTIVE)
+    assert one.value is not None
+    assert one.log_prob == pytest.approx(np.log(one.distribution["probability"][one.action]), abs=1e-5)
+    many = client.act_batch(ROWS, distribution=True, value=True)
+    check(run, many, ROWS)
+    assert many.value is not None
+    assert many.value[0] == pytest.approx(one.value, abs=1e-5)
+    assert client.act(ROWS[0], seed=7).action == client.act(ROWS[0], seed=7).action
+    assert client.act(ROWS[0], mask=[False, True, False]).action == 1
+
+
+def test_an_episode_is_played_over_calls(client: PolicyClient) -> None:
+    """Nothing is learned from it here, and its return is added up."""
+    episode = client.start_episode("ada")
+    assert not episode.learned
+    for step in range(5):
+        assert episode.act(ROWS[step], reward=1.0 if step else None).step == step
+    assert episode.reward(0.5, step=2) == 0
+    result = episode.end(truncated=True, final_observation=ROWS[5], reward=1.0)
+    assert (result.length, result.total_return) == (5, 5.5)
+
+
+def test_a_reward_that_comes_after_the_end_is_kept_under_episode_and_step(
+    run: ServedRun, server: BrokerProcess, client: PolicyClient
+) -> None:
+    """In the feedback table, once, however often the call is repeated; it is in no return."""
+    episode = client.start_episode("bea")
+    for step in range(3):
+        episode.act(ROWS[step], reward=1.0 if step else None)
+    result = episode.end(terminated=True, reward=1.0)
+    call = calls.reward(episode.episode_id, [(1, 0.25), (None, -2.0)])
+    with grpc.insecure_channel(server.address) as channel:
+        stub = PolicyServiceStub(channel)
+        assert [stub.Reward(call.request, timeout=60).late for _ in range(3)] == [2, 2, 2]
+    assert result.total_return == 3.0
+    with Registry.open(run.url) as registry:
+        kept = [
+            (row.step, row.amount)
+            for row in registry.feedback("default")
+            if row.episode == episode.episode_id
+        ]
+    assert kept == [(1, 0.25), (2, -2.0)]
+
+
+def test_what_was_answered_stands_in_the_metrics(server: BrokerProcess, client: PolicyClient) -> None:
+    """By arm and by call, with latencies, rows of a pass, waits, returns, refusals and versions."""
+    client.act_batch(ROWS)
+    episode = client.start_episode("cleo")
+    episode.act(ROWS[0])
+    episode.end(terminated=True, reward=1.0)
+    with pytest.raises(InvalidRequest):
+        client.act(ROWS[0], client_key="k" * 1000)
+    page = server.get("/metrics")[1]
+    for series in (
+        'penstock_policy_calls_total{call="act"}',
+        'penstock_policy_answers_total{arm="active",fallback="none"}',
+        "penstock_policy_answer_seconds_bucket",
+        "penstock_policy_batch_rows_bucket",
+        "penstock_policy_queue_seconds_bucket",
+        'penstock_policy_version{arm="active"}',
+        'penstock_policy_episode_return_count{arm="active"}',
+        'penstock_refusals_total{reason="invalid"}',
+    ):
+        found = [line for line in page.splitlines() if line.startswith(series)]
+        assert found, series
+        assert float(found[-1].rpartition(" ")[2]) > 0, found[-1]
+
+
+async def test_a_stream_answers_many_requests_in_flight(run: ServedRun, server: BrokerProcess) -> None:
+    """Each under its own id, and episodes over it in their order."""
+    async with AsyncPolicyClient(server.address, deadline_s=60.0) as client, client.act_stream() as stream:
+        asked = [stream.act(row, distribution=True) for row in np.tile(ROWS, (10, 1))]
+        for given, row in zip(await asyncio.gather(*asked), itertools.cycle(ROWS), strict=False):
+            check(run, given, row)
+        episodes = [await client.start_episode() for _ in range(8)]
+
+        async def play(episode: Any) -> int:
+            steps = [(await episode.act(row, stream=stream)).step for row in ROWS]
+            assert steps == list(range(len(ROWS)))
+            return int((await episode.end(terminated=True)).length)
+
+        assert await asyncio.gather(*map(play, episodes)) == [len(ROWS)] * 8
+
+
+def test_a_network_of_ones_own_is_served_where_the_runs_own_configuration_allows_it(tmp_path: Path) -> None:
+    """Nothing need be said a second time: the folder is this machine's."""
+    module = "tests.unit.penstock.policy.own_networks"
+    run = begun(tmp_path / "run", network=f"{module}:Good")
+    (run.folder / "config.toml").write_text(f'[actor]\nallow_modules = ["{module}"]\n')
+    with (
+        serving(tmp_path, run.folder) as server,
+        PolicyClient(server.address, deadline_s=60.0) as client,
+    ):
+        check(run, client.act_batch(ROWS, distribution=True), ROWS)
+
+
+# ---------------------------------------------------------------- versions
+
+
+def test_a_promotion_is_followed(run: ServedRun, client: PolicyClient) -> None:
+    """Within the refresh, without a restart; a named version answers before and after."""
+    old, new = client.act(ROWS[0]).version, run.next_version()
+    assert client.act(ROWS[0], version=new).arm is Arm.PINNED
+    assert client.act(ROWS[0]).version == old
+    follow(run, client, new)
+    check(run, client.act_batch(ROWS, distribution=True), ROWS)
+    check(run, client.act_batch(ROWS, distribution=True, version=old), ROWS)
+
+
+def test_a_client_has_the_same_version_after_a_restart(tmp_path: Path) -> None:
+    """Nothing is remembered for it; an episode of the server before is elsewhere."""
+    run = begun(tmp_path / "run")
+    run.promote(run.next_version(), canary_share=0.5)
+    keys, found = [f"client-{number}" for number in range(40)], []
+    for name in ("first", "second"):
+        with (
+            serving(tmp_path, run.folder, name) as server,
+            PolicyClient(server.address, deadline_s=60) as client,
+        ):
+            found.append([client.act(ROWS[0], client_key=key).version for key in keys])
+            if name == "first":
+                episode_id = client.start_episode().episode_id
+            else:
+                late = client.start_episode()
+                late.episode_id = episode_id
+                with pytest.raises(EpisodeElsewhere):
+                    late.act(ROWS[0])
+    assert found[0] == found[1]
+    assert set(found[0]) == {1, 2}
+
+
+def swap_under_load(run: ServedRun, address: str, clients: int, swaps: int) -> list[Arm | None]:
+    """Register and promote one version after another while clients ask, half of them on a canary; the arm of each.
+
+    Every answer is checked, and that a client stays on its arm.
+    """
+    stop, answers = threading.Event(), [0] * clients
+    versions: list[set[int]] = [set() for _ in range(clients)]
+    arms: list[set[Arm | None]] = [set() for _ in range(clients)]
+
+    def ask(number: int) -> None:
+        with PolicyClient(address, deadline_s=60.0) as client:
+            while not stop.is_set():
+                rows = ROWS[: 1 + number % 8]
+                given = client.act_batch(rows, distribution=True, client_key=f"client-{number}")
+                check(run, given, rows)
+                answers[number] += 1
+                versions[number].add(given.version)
+                arms[number].add(given.arm)
+
+    with ThreadPoolExecutor(clients) as threads, PolicyClient(address, deadline_s=60.0) as client:
+        canary = begin_canary(run, client)
+        asking = [threads.submit(ask, number) for number in range(clients)]
+        try:
+            for _ in range(swaps):
+                run.promote(version := run.next_version())
+                eventually(partial(serves, client, version), f"version {version}", 60)
+        finally:
+            stop.set()
+        for future in asking:
+            future.result()
+    assert min(answers) > 0
+    seen = set.union(*versions)
+    assert seen <= run.policies.keys()
+    assert len(seen) > swaps // 2
+    assert set.union(*arms) == {Arm.ACTIVE, Arm.CANARY}
+    for of_client, answered_by in zip(arms, versions, strict=True):
+        assert len(of_client) == 1
+        assert answered_by == {canary} if Arm.CANARY in of_client else canary not in answered_by
+    return [next(iter(of_client)) for of_client in arms]
+
+
+def begin_canary(run: ServedRun, client: PolicyClient) -> int:
+    """A new canary of half of the clients, once it answers."""
+    run.promote(canary := run.next_version(), canary_share=0.5)
+    eventually(
+        lambda: {client.act(ROWS[0]).arm for _ in range(40)} == {Arm.ACTIVE, Arm.CANARY}, "a canary", 60
+    )
+    return canary
+
+
+def serves(client: PolicyClient, active: int) -> bool:
+    """Whether it is the active version there."""
+    return any(one.version == active and Arm.ACTIVE in one.arms for one in client.describe().versions)
+
+
+def test_swaps_under_load_cost_no_request(run: ServedRun, server: BrokerProcess) -> None:
+    """Twenty versions, eight clients: each answer is what the version that it names gives offline."""
+    swap_under_load(run, server.address, clients=8, swaps=20)
+    run.withdraw_canary()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_many_swaps_under_many_clients_cost_no_request(run: ServedRun, server: BrokerProcess) -> None:
+    """Two hundred versions, sixty-four clients, who find themselves on their arms after a restart, too."""
+    arms = swap_under_load(run, server.address, clients=64, swaps=200)
+    with (
+        serving(run.folder.parent, run.folder, "again") as again,
+        PolicyClient(again.address, deadline_s=60.0) as client,
+    ):
+        assert [client.act(ROWS[0], client_key=f"client-{number}").arm for number in range(64)] == arms
+    run.withdraw_canary()
+
+
+def test_damaged_weights_are_not_served(run: ServedRun, server: BrokerProcess, client: PolicyClient) -> None:
+    """The version before answers and says so; whole weights are taken up again."""
+    follow(run, client, good := run.next_version())
+    damaged = run.next_version()
+    run.damage(damaged)
+    said = server.log.read_text().count("cannot be served")
+    run.promote(damaged)
+    eventually(lambda: client.act(ROWS[0]).fallback is Fallback.PREVIOUS, "the fallback")
+    given = client.act(ROWS[0], distribution=True)
+    assert (given.version, given.arm) == (good, Arm.ACTIVE)
+    shares: Any = given.distribution["probability"]
+    np.testing.assert_allclose(shares, run.offline(good, ROWS[:1])[0], atol=1e-5)
+    eventually(lambda: "damaged" in server.log.read_text(), "a line in the log")
+    for _ in range(50):
+        client.act(ROWS[0])  # while the server looks again and again
+    run.damage(damaged)
+    eventually(lambda: client.act(ROWS[0]).fallback is None, "the repaired version")
+    assert client.act(ROWS[0]).version == damaged
+    # Not with every look: once for the newest version, once with the arm.
+    assert server.log.read_text().count("cannot be served") - said <= 3
+
+
+@pytest.mark.parametrize("kind", ["nan", "negated"])
+def test_a_bad_canary_is_withdrawn(run: ServedRun, client: PolicyClient, kind: str) -> None:
+    """A tenth of the clients meets it; its episodes are judged, and nobody is sent to it any more."""
+    follow(run, client, good := run.next_version())
+    policy, bad = run.policies[good], run.build(good)
+    if kind == "nan":
+        nn.init.constant_(bad.actor_head.bias, float("nan"))
+    else:
+        bad.actor_head.weight.data.neg_()
+    best = int(policy.act({"observation": ROWS[:1]}, deterministic=True).action["action"][0])
+    canary = run.next_version(bad)
+    run.promote(canary, canary_share=0.1)
+    for number in itertools.count():
+        assert number < 1500, "the canary is still there"
+        episode = client.start_episode(f"client-{number}")
+        given = episode.act(ROWS[0], deterministic=True)
+        episode.end(terminated=True, reward=float(given.action == best))
+        if number % 20 == 19 and run.status(canary) is Status.ROLLED_BACK:
+            break
+    eventually(lambda: {client.act(ROWS[0]).version for _ in range(60)} == {good}, "everybody back")
+    assert run.status(good) is Status.ACTIVE
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_sigterm_answers_what_is_in_flight(tmp_path: Path) -> None:
+    """Health says NOT_SERVING, nobody new is served, what was asked before is answered, and the exit code is 0."""
+    with serving(tmp_path, begun(tmp_path / "run").folder) as server:
+        drain(server)
+
+
+def drain(server: BrokerProcess) -> None:
+    """The end of a server that is asked."""
+    assert health_of(server.address) == SERVING
+    with grpc.insecure_channel(server.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert next(health).status == SERVING
+        stub = PolicyServiceStub(channel)
+        requests = iter(_requests(2))
+        more = threading.Event()
+
+        def slowly() -> Iterator[pb.ActRequest]:
+            yield next(requests)
+            more.wait(60)
+            yield next(requests)
+
+        stream: Any = stub.ActStream(slowly())
+        assert next(stream).version == 1
+        terminate(server)
+        assert next(health).status == NOT_SERVING
+        more.set()
+        assert [reply.version for reply in stream] == [1]
+        health.cancel()
+        assert server.wait()[0] == EXIT_OK
+    with PolicyClient(server.address, deadline_s=0.2) as late, pytest.raises(Unreachable):
+        late.describe()
+
+
+def _requests(count: int) -> list[pb.ActRequest]:
+    parts = to_parts("observation", OBSERVATION, ROWS[0])
+    return [pb.ActRequest(request_id=str(number), observation=parts) for number in range(count)]

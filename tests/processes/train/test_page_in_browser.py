@@ -1,0 +1,217 @@
+"""The page in a real browser, headless: what a person sees while a real run trains.
+
+With PENSTOCK_SCREENSHOTS=FOLDER it leaves the pictures of docs/inspection.md there.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launch.run.child_process import penstock
+from tests.support.run.training import PATIENCE_S, Training, wait_until_gone
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ViewportSize
+
+pytest.importorskip("fastapi", reason="the page needs `pip install 'penstock[ui]'`")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no browser: install the Debian package chromium"),
+    pytest.mark.timeout(300),
+]
+
+LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")
+SHORT = ("--total-steps", "30000", "--set", "evaluation.episodes=5")
+PICTURES = os.environ.get("PENSTOCK_SCREENSHOTS")
+WIDE: "ViewportSize" = {"width": 1440, "height": 1000}
+NEWEST_STEP = (
+    "() => Number(document.querySelector('#tiles div:nth-child(3) dd').textContent.replaceAll(',', ''))"
+)
+
+
+class Screen:
+    """A tab, and everything that it complained about or asked for elsewhere."""
+
+    def __init__(self, browser: "Browser", url: str) -> None:
+        self.tab = browser.new_page(viewport=WIDE, color_scheme="light", reduced_motion="reduce")
+        self.tab.set_default_timeout(1000 * PATIENCE_S)
+        self.complaints: list[str] = []
+        origin = url.partition("#")[0]
+        self.tab.on("console", lambda message: self.complaints.append(message.text))
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.on(
+            "request",
+            lambda asked: None if asked.url.startswith(origin) else self.complaints.append(asked.url),
+        )
+        self.tab.goto(url)
+        self.tab.wait_for_selector("#return path.curve")
+
+    def until(self, condition: str) -> None:
+        """Wait until a JavaScript expression holds."""
+        self.tab.wait_for_function(condition)
+
+    def picture(self, name: str, *, whole: bool = True) -> None:
+        """For the docs, where they were asked for."""
+        if PICTURES:
+            self.tab.screenshot(path=Path(PICTURES) / f"{name}.png", full_page=whole)
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Training]:
+    """A run that goes on beside one that has ended."""
+    first = Training(tmp_path / "runs" / "first", "CartPole-v1", "--seed", "7", *SHORT)
+    assert first.end()[0] == 0
+    training = Training(tmp_path / "runs" / "second", "CartPole-v1", "--ui", *LONG)
+    try:
+        training.until_steps(20_000)
+        yield training
+    finally:
+        training.process.kill()
+        training.process.communicate()
+        wait_until_gone(training)
+
+
+def test_a_person_watches_a_run(training: Training) -> None:
+    """The curve moves, runs compare, a learner that stands still or was killed is named, the keyboard reads values."""
+    url = json.loads((training.run_dir / "endpoints.json").read_text())["launcher"]["address"]
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM)
+        screen = Screen(browser, url)
+        see_the_curve_move(screen)
+        see_what_flows(screen)
+        compare_runs(screen)
+        read_with_the_keyboard(screen)
+        see_it_small_and_dark(screen)
+        see_a_learner_that_stands_still(screen, training.pids()["learner"])
+        assert screen.complaints == []
+        see_a_learner_that_was_killed(browser, training)
+        ask_for_a_run_that_is_not_there(browser, url)
+        browser.close()
+
+
+def see_the_curve_move(screen: Screen) -> None:
+    """While nobody touches anything."""
+    tab = screen.tab
+    assert tab.text_content("#name") == "second"
+    assert tab.text_content("#state") == "running"
+    path, steps = tab.get_attribute("#return path.curve", "d"), tab.evaluate(NEWEST_STEP)
+    screen.until(f"() => ({NEWEST_STEP})() > {steps}")
+    screen.until(
+        f"() => document.querySelector('#return path.curve').getAttribute('d') !== {json.dumps(path)}"
+    )
+
+
+def see_what_flows(screen: Screen) -> None:
+    """Every hop has a rate, and the verdict its figures."""
+    screen.until("() => document.querySelectorAll('.hop.moving').length === 4")
+    screen.until(
+        "() => /(bound|balanced): the learner waits/.test(document.querySelector('#verdict').textContent)"
+    )
+    assert screen.tab.locator("#roles tbody tr").count() == 6
+
+
+def compare_runs(screen: Screen) -> None:
+    """Two curves, two names, two rows; the address keeps the choice."""
+    screen.tab.get_by_label("Compare first").check()
+    screen.until("() => document.querySelectorAll('#return path.curve').length === 2")
+    assert screen.tab.locator("#legend li").all_text_contents() == ["second", "first"]
+    assert screen.tab.locator("#comparison tbody tr").count() == 2
+    assert screen.tab.url.endswith("?with=first")
+    screen.tab.hover("#return svg", position={"x": 420, "y": 160})
+    screen.picture("page-running")
+
+
+def read_with_the_keyboard(screen: Screen) -> None:
+    """Arrow keys move along the curve; Escape lets go."""
+    screen.tab.focus("#rate svg")
+    screen.tab.keyboard.press("ArrowLeft")
+    assert "steps" in (screen.tab.text_content("#rate .tip strong") or "")
+    screen.tab.keyboard.press("Escape")
+    assert not screen.tab.is_visible("#rate .tip")
+    screen.tab.evaluate("() => document.activeElement.blur()")
+
+
+def see_a_learner_that_stands_still(screen: Screen, pid: int) -> None:
+    """Named within seconds, and no longer once it goes on."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        screen.until(
+            "() => document.querySelector('#verdict').textContent"
+            ".startsWith('learner-bound: learner stands still: stopped by a signal; no update for')"
+        )
+        screen.until("() => document.querySelector('.stage.stuck h4')?.textContent === 'Learner'")
+        screen.picture("page-stalled")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    screen.until("() => !document.querySelector('#verdict').textContent.includes('stands still')")
+
+
+def see_a_learner_that_was_killed(browser: "Browser", training: Training) -> None:
+    """Named while its launcher cannot start it again, and counted once it has; the run goes on.
+
+    On the page of `penstock ui`, since the launcher's own stands still with it.
+    """
+    learner = "[...document.querySelectorAll('#roles tbody tr')].find(row => row.cells[0].textContent === 'learner')"
+    with page_of(training.run_dir.parent) as url:
+        screen = Screen(browser, f"{url}#/run/{training.run_dir.name}")
+        training.process.send_signal(signal.SIGSTOP)
+        try:
+            os.kill(training.pids()["learner"], signal.SIGKILL)
+            screen.until(
+                "() => document.querySelector('#verdict').textContent"
+                ".startsWith('learner-bound: learner has ended; no update for')"
+            )
+            screen.until("() => document.querySelector('.stage.stuck h4')?.textContent === 'Learner'")
+            steps = screen.tab.evaluate(NEWEST_STEP)
+        finally:
+            training.process.send_signal(signal.SIGCONT)
+        screen.until(
+            f"() => {learner}.cells[2].textContent === 'ok' && {learner}.cells[6].textContent === '1'"
+        )
+        screen.until(f"() => ({NEWEST_STEP})() > {steps}")
+        assert screen.complaints == []
+
+
+@contextmanager
+def page_of(runs: Path) -> Iterator[str]:
+    """Address of a `penstock ui`."""
+    command = penstock("ui", str(runs), "--listen", "127.0.0.1:0")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+def see_it_small_and_dark(screen: Screen) -> None:
+    """On a telephone at night nothing is wider than the screen."""
+    tab = screen.tab
+    tab.get_by_label("Compare first").uncheck()
+    screen.until("() => document.querySelectorAll('#return path.curve').length === 1")
+    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.emulate_media(color_scheme="dark")
+    screen.until("() => document.documentElement.dataset.theme === 'dark'")
+    screen.until("() => document.documentElement.scrollWidth <= window.innerWidth")
+    screen.picture("page-small")
+    tab.set_viewport_size(WIDE)
+    screen.picture("page-dark")
+    tab.click("#theme")
+    assert tab.evaluate("() => document.documentElement.dataset.theme") == "light"
+
+
+def ask_for_a_run_that_is_not_there(browser: "Browser", url: str) -> None:
+    """The page says so and offers the others."""
+    tab = browser.new_page()
+    tab.goto(url.partition("#")[0] + "#/run/..%2Fnowhere")
+    tab.wait_for_selector("#empty h2:text('No such run')")
+    assert tab.locator("#runs li").count() == 2

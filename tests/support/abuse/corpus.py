@@ -1,0 +1,190 @@
+"""Requests that are almost right, endless and the same again for the same seed.
+
+A case is drawn from its seed and number alone, so one that fails is made again without those before it.
+No case is right: what it names is a session that may not append, or none.
+A third are well-formed messages with single fields set to what they should not be, a third such messages
+with their bytes changed, and the rest bytes at random.
+"""
+
+import random
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from penstock.v1 import control_pb2, weights_pb2
+from penstock.v1 import experience_pb2 as experience
+from penstock.wire import fragment as fragments
+from tests.support.abuse.wire import Rpc
+from tests.support.run.small_run import fragment
+
+NUMBERS: Final = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    127,
+    128,
+    255,
+    4095,
+    4097,
+    2**31,
+    2**32 - 1,
+    2**53,
+    2**53 + 1,
+    2**63,
+    2**64 - 1,
+)
+TEXTS: Final = (
+    "", "a", "run-a", "default", "raw", "lz4", "reward", "observation", "float32", "object", "a" * 64, "a" * 65,
+    "../../etc/passwd", "a:b", "*", "\0", "\x7f", "\r\n", "é", "\U0001f600", "{}", "'; DROP", "%s%n", "x" * 3000,
+)  # fmt: skip
+BYTES: Final = (b"", b"\0", b"\xff" * 40, b"\x80\x04N.", b"PK\x03\x04", b'\x04"M\x18', bytes(2000))
+REALS: Final = (0.0, -1.0, float("nan"), float("inf"), float("-inf"), 1e308, 5e-324)
+ROLES: Final = (experience.ROLE_ROLLOUT, experience.ROLE_SERVER, experience.ROLE_EVALUATION)
+_WORDS: Final = struct.Struct("<d")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Bytes for one RPC; `str` of it is enough to make it again."""
+
+    rpc: Rpc
+    seed: int
+    number: int
+    data: bytes
+
+    def __str__(self) -> str:
+        """For the failure of a test."""
+        shown = self.data[:200].hex() + ("..." if len(self.data) > 200 else "")
+        return f"make_case({self.rpc}, seed={self.seed}, number={self.number}) = {shown}"
+
+
+def make_case(rpc: Rpc, seed: int, number: int, session: int) -> Case:
+    """Case `number` of a seed; `session` is one that is open."""
+    rng = random.Random(f"{seed}:{rpc}:{number}")
+    kind = rng.randrange(3)
+    if kind == 0:
+        data = _change_fields(rng, _base(rpc, rng, session)).SerializeToString()
+    elif kind == 1:
+        data = _change_bytes(rng, _base(rpc, rng, session).SerializeToString())
+    else:
+        data = rng.randbytes(rng.choice((1, 2, 3, 8, 40, 400)))
+    return Case(rpc, seed, number, data)
+
+
+def _base(rpc: Rpc, rng: random.Random, session: int) -> Message:
+    makers: dict[str, Callable[[], Message]] = {
+        "OpenSession": lambda: experience.OpenSessionRequest(actor_id="fuzzed", role=rng.choice(ROLES)),
+        "Append": lambda: _append(rng, session),
+        "CloseSession": lambda: experience.CloseSessionRequest(session=2**40),
+        "ReportEpisodes": lambda: _report(2**40),
+        "WatchLatest": lambda: weights_pb2.WatchLatestRequest(
+            session=session, known_version=1, applied_version=1, applied_sha256="0" * 64, probe_log_prob=[0.5]
+        ),
+        "GetWeights": lambda: weights_pb2.GetWeightsRequest(session=session, version=1, offset=3),
+    }
+    if str(rpc) in makers:
+        return makers[str(rpc)]()
+    if rpc.request is control_pb2.ControlRequest:
+        return control_pb2.ControlRequest(reason="because")
+    return rpc.request()
+
+
+def _append(rng: random.Random, session: int) -> Message:
+    first = rng.choice((1, 2, 50))
+    given = [fragment(session, first + index) for index in range(rng.choice((1, 1, 3)))]
+    return experience.AppendRequest(session=session, fragments=[fragments.to_proto(each) for each in given])
+
+
+def _report(session: int) -> Message:
+    return experience.ReportEpisodesRequest(
+        session=session, sequence=1000, episodes=[experience.Episode(episode_return=1.0, length=9, version=1)]
+    )
+
+
+def _change_fields(rng: random.Random, message: Message) -> Message:
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        _change_field(rng, _somewhere(rng, message))
+    return message
+
+
+def _somewhere(rng: random.Random, message: Message) -> Message:
+    """The message or one that it holds, at any depth."""
+    inner: list[Message] = []
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            inner += list(value) if field.is_repeated else [value]
+    return message if not inner or rng.random() < 0.25 else _somewhere(rng, rng.choice(inner))
+
+
+def _change_field(rng: random.Random, message: Message) -> None:
+    fields: list[Any] = list(message.DESCRIPTOR.fields)
+    if not fields:
+        return
+    field = rng.choice(fields)
+    if field.type == FieldDescriptor.TYPE_MESSAGE or rng.random() < 0.15:
+        message.ClearField(field.name)
+        return
+    if field.is_repeated:
+        values: Any = getattr(message, field.name)
+        values.extend(_value(rng, field) for _ in range(rng.choice((1, 3, 70))))
+    else:
+        setattr(message, field.name, _value(rng, field))
+
+
+def _value(rng: random.Random, field: FieldDescriptor) -> Any:
+    match field.cpp_type:
+        case FieldDescriptor.CPPTYPE_STRING:
+            return rng.choice(BYTES if field.type == FieldDescriptor.TYPE_BYTES else TEXTS)
+        case FieldDescriptor.CPPTYPE_DOUBLE | FieldDescriptor.CPPTYPE_FLOAT:
+            return rng.choice(REALS)
+        case FieldDescriptor.CPPTYPE_BOOL:
+            return rng.random() < 0.5
+        case FieldDescriptor.CPPTYPE_ENUM:
+            return rng.choice((0, 1, 2, 3, 9, 2**31 - 1, -1))
+        case FieldDescriptor.CPPTYPE_UINT32:
+            return rng.choice(NUMBERS) % 2**32
+        case _:
+            return rng.choice(NUMBERS)
+
+
+def _change_bytes(rng: random.Random, data: bytes) -> bytes:
+    changes = (_flip, _drop, _insert, _truncate, _repeat, _overwrite)
+    for _ in range(rng.choice((1, 2, 6))):
+        if data:
+            data = rng.choice(changes)(rng, data)
+    return data
+
+
+def _flip(rng: random.Random, data: bytes) -> bytes:
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
+
+
+def _drop(rng: random.Random, data: bytes) -> bytes:
+    at = rng.randrange(len(data))
+    return data[:at] + data[at + rng.choice((1, 2, 16)) :]
+
+
+def _insert(rng: random.Random, data: bytes) -> bytes:
+    at = rng.randrange(len(data))
+    return data[:at] + rng.randbytes(rng.choice((1, 2, 9))) + data[at:]
+
+
+def _truncate(rng: random.Random, data: bytes) -> bytes:
+    return data[: rng.randrange(len(data))]
+
+
+def _repeat(rng: random.Random, data: bytes) -> bytes:
+    return data * rng.choice((2, 3))
+
+
+def _overwrite(rng: random.Random, data: bytes) -> bytes:
+    at = rng.randrange(len(data))
+    new = rng.choice((b"\xff" * 9 + b"\x01", b"\x80" * 10, b"\x7f", _WORDS.pack(float("nan"))))
+    return data[:at] + new + data[at + len(new) :]

@@ -1,0 +1,207 @@
+"""The shipped learner process with an algorithm of one parameter and no environment.
+
+Everything but the mathematics is what a run has: `learner.process.entry.main`, its threads, lease, feed,
+checkpoints and publisher. The parameter is the sum of the valid rewards trained, in float64, and the
+state counts the valid steps of each session: a fragment that was trained twice or left out shows.
+
+    python -m tests.support.fleet.one_parameter_learner --redis URL --run-dir DIR [--run NAME] [--resume]
+        [--allow-loss] [--set section.key=value ...] [--observation-floats K] [--pace FILE]
+
+Observations are Box(K), actions Discrete(2). FILE holds the seconds that an update takes, and is read
+before each one: a test makes the learner slow, and fast again.
+"""
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from learner.algorithms.algorithm import AlgorithmState, Charged, Retained, Settles, Update
+from learner.batch import Batch
+from learner.model.model import Model, model_of
+from learner.process.entry import main
+from penstock.config import settings as configuration
+from penstock.config import toml_text
+from penstock.config.settings import OnPolicySection, Settings
+from penstock.runtime.lifecycle import Lifecycle, leave, run_service
+from penstock.wire.schema import TensorRule
+from penstock.wire.spaces import Box, Discrete, Space
+from penstock.wire.specification import Probe
+from penstock.wire.tensor import Array
+
+RUN: Final = "chaos"
+DEFAULTS: Final[dict[str, Any]] = {
+    "run": RUN,
+    "environment": {"id": "none", "count": 2},
+    "actor": {"unroll_length": 4, "count": 1},
+    "algorithm": {"batch_steps": 32},
+    "learner": {"checkpoint_interval_s": 0.5, "stop_at_target": False},
+    "evaluation": {"timeout_s": 1},
+}
+"""Fragments of 4 × 2 steps, batches of four of them, no end; the layer below `--set`."""
+
+
+class Parameter(nn.Module):
+    """What is published."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(1, dtype=torch.float64), requires_grad=False)
+
+    def log_prob(self, _observation: Mapping[str, Array], _action: Mapping[str, Array]) -> Array:
+        """The probe asks nothing, so there is nothing to answer."""
+        return np.zeros(0, np.float32)
+
+
+class OneParameter:
+    """See the module. Nothing is stale unless `algorithm.stale_after` is set."""
+
+    lock_step = False
+
+    def __init__(self, section: OnPolicySection, pace: Path | None = None) -> None:
+        self.hard_staleness = section.stale_after
+        self.settles = Settles.ON_PUBLISH
+        self._section = section
+        self._pace = pace
+        self._parameter = Parameter()
+        self._updates = 0
+        self._steps_of: Counter[int] = Counter()
+
+    @property
+    def updates(self) -> int:
+        """Applied updates."""
+        return self._updates
+
+    def requires(self) -> tuple[TensorRule, ...]:
+        """Nothing beyond the standard tensors."""
+        return ()
+
+    def budget(self, fragment_charge: int) -> int:
+        """(S+1)·B, and never below one fragment."""
+        return max(fragment_charge, (self._section.staleness + 1) * self._section.batch_steps)
+
+    def take(self, pending: Sequence[Charged]) -> int:
+        """The fewest fragments whose charges reach B."""
+        total = 0
+        for count, fragment in enumerate(pending, 1):
+            total += fragment.charge
+            if total >= self._section.batch_steps:
+                return count
+        return 0
+
+    def update(self, batch: Batch, *, progress: float) -> Update:
+        """Add the rewards, count the steps."""
+        if self._pace is not None:
+            time.sleep(float(self._pace.read_text()))
+        steps = int(batch.valid.sum())
+        self._parameter.value.add_(batch.reward.double().sum())
+        for (session, _), count in zip(batch.slots, batch.valid.sum(0).tolist(), strict=True):
+            self._steps_of[session] += count
+        self._updates += 1
+        return Update(applied=True, reason="", steps=steps, gradient_steps=1, metrics={})
+
+    def published_modules(self) -> dict[str, nn.Module]:
+        """The parameter, as `default`."""
+        return {"default": self._parameter}
+
+    def scalars(self, progress: float) -> dict[str, float]:
+        """None."""
+        return {}
+
+    def state(self) -> AlgorithmState:
+        """The parameter and both counts."""
+        steps_of = {str(session): steps for session, steps in self._steps_of.items()}
+        return AlgorithmState(
+            tensors={"parameter": self._parameter.value.clone()},
+            numbers={"updates": self._updates, "steps_of": steps_of},
+        )
+
+    def load(self, state: AlgorithmState) -> None:
+        """Inverse of `state`."""
+        value: Tensor = state.tensors["parameter"]
+        self._parameter.value.copy_(value)
+        self._updates = int(state.numbers["updates"])
+        self._steps_of = Counter({int(k): int(v) for k, v in state.numbers["steps_of"].items()})
+
+    def retain_from(self) -> int | None:
+        """Nothing behind the settled position."""
+        return None
+
+    def retains(self, fragment_bytes: int) -> Retained:
+        """Nothing."""
+        return Retained()
+
+    def recall(self, batch: Batch) -> None:
+        """Never asked: it retains nothing."""
+
+    def end_recall(self) -> int:
+        """Nothing was needed."""
+        return 0
+
+
+def spaces(observation_floats: int) -> tuple[Space, Space]:
+    """Box(K) between ±1 and Discrete(2)."""
+    bound = np.ones(observation_floats, np.float32)
+    return Box(-bound, bound), Discrete(2)
+
+
+def make_model(settings: Settings, observation_floats: int, pace: Path | None = None) -> Model:
+    """The model that the learner's own `make_model` stands in for."""
+    section = settings.algorithm
+    assert isinstance(section, OnPolicySection)
+    return model_of(
+        settings,
+        OneParameter(section, pace),
+        Parameter(),
+        spaces(observation_floats),
+        Probe({}, {}),
+        torch.device("cpu"),
+        None,
+    )
+
+
+def resolve(run: str, assignments: Sequence[str]) -> Settings:
+    """DEFAULTS, then the environment, then `--set`."""
+    said = [configuration.parse_assignment(text) for text in assignments]
+    return configuration.load([DEFAULTS, configuration.from_environment(), {"run": run}, *said])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="one_parameter_learner")
+    parser.add_argument("--redis", required=True)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--run", default=RUN)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--allow-loss", action="store_true")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--observation-floats", type=int, default=4)
+    parser.add_argument("--pace", type=Path)
+    return parser.parse_args()
+
+
+def _body(lifecycle: Lifecycle) -> int:
+    given = _arguments()
+    settings = resolve(given.run, given.set)
+    given.run_dir.mkdir(parents=True, exist_ok=True)
+    config = given.run_dir / "config.toml"
+    if not config.exists():
+        config.write_text(toml_text.dump(settings))
+    return main(
+        lifecycle,
+        settings,
+        redis_url=given.redis,
+        run_dir=given.run_dir,
+        resume=given.resume,
+        allow_loss=given.allow_loss,
+        make=lambda settings: make_model(settings, given.observation_floats, given.pace),
+    )
+
+
+if __name__ == "__main__":
+    leave(run_service(_body, "learner"))

@@ -1,0 +1,191 @@
+"""A run's folder made on the spot, and `penstock serve` over it as a process: no training, no broker."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import numpy as np
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from torch import nn
+
+from learner.publish.final_policy import write_specification
+from penstock.config.settings import ActorSection, PolicySection
+from penstock.policy.policy import Policy, build
+from penstock.policy.weights import encode, sha256
+from penstock.registry.records import Evaluation, NewVersion, Origin, Status
+from penstock.registry.registry import Registry
+from penstock.registry.weight_files import path_of, registry_url, write_kept
+from penstock.runtime.health import ENDPOINT_VARIABLE
+from penstock.wire.schema import fragment_schema
+from penstock.wire.spaces import Box, Discrete
+from penstock.wire.specification import Probe, RunSpecification
+from penstock.wire.tensor import Array
+from tests.support.run.broker_process import BrokerProcess, eventually
+
+RUN: Final = "served-run"
+POLICY: Final = "default"
+SERVICE: Final = "penstock.v1.PolicyService"
+REFRESH_S: Final = 0.05
+PENSTOCK: Final = str(Path(sys.executable).with_name("penstock"))
+OBSERVATION: Final = Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32))
+ACTION: Final = Discrete(3)
+_BY: Final = "test"
+
+
+@dataclass(frozen=True)
+class ServedRun:
+    """A folder with a registry; `policies` holds what each version should answer."""
+
+    folder: Path
+    policies: dict[int, Policy] = field(default_factory=dict)
+    section: PolicySection = field(default_factory=lambda: PolicySection(hidden_sizes=(16, 16)))
+
+    def describe(self) -> None:
+        """Write what a learner writes when it begins."""
+        write_specification(self.folder, self.specification())
+        Registry.open(self.url, migrate=True).close()
+
+    @property
+    def url(self) -> str:
+        """Of the registry."""
+        return registry_url(self.folder)
+
+    def specification(self) -> RunSpecification:
+        """Four numbers in, one of three actions out."""
+        return RunSpecification(
+            run=RUN,
+            seed=0,
+            environment_json="{}",
+            policy_json=self.section.canonical_json(),
+            actor_json=ActorSection().canonical_json(),
+            evaluation_json="{}",
+            workload="control",
+            observation_space=OBSERVATION,
+            action_space=ACTION,
+            schema=fragment_schema(OBSERVATION, ACTION),
+            probe=Probe({}, {}),
+            unroll_length=4,
+            lock_step=False,
+            session_timeout_ms=30_000,
+        )
+
+    def build(self, seed: int) -> Policy:
+        """A policy whose versions differ visibly."""
+        policy = build(OBSERVATION, ACTION, self.section, seed)
+        generator = torch.Generator().manual_seed(seed)
+        nn.init.normal_(policy.actor_head.weight, std=0.5, generator=generator)
+        return policy
+
+    def register(self, version: int, policy: Policy | None = None) -> None:
+        """Keep a version: its file, then its row, as a learner does."""
+        made = self.policies[version] = policy or self.build(version)
+        blob = encode(made)
+        write_kept(self.folder, version, blob)
+        new = NewVersion(
+            policy=POLICY,
+            version=version,
+            run=RUN,
+            update=version,
+            sha256=sha256(blob),
+            size_bytes=len(blob),
+            origin=Origin.PERIODIC,
+            evaluation=Evaluation(mean=0.5, std=0.1, episodes=10),
+        )
+        with Registry.open(self.url) as registry:
+            registry.register(new, by=_BY, make_room=True)
+
+    def next_version(self, policy: Policy | None = None) -> int:
+        """A new version, kept; its number."""
+        version = max(self.policies, default=0) + 1
+        self.register(version, policy)
+        return version
+
+    def promote(self, version: int, canary_share: float | None = None) -> None:
+        """Make a version active, or the canary of a share."""
+        to = Status.ACTIVE if canary_share is None else Status.CANARY
+        with Registry.open(self.url) as registry:
+            registry.promote(POLICY, version, "a test", by=_BY, to=to, canary_share=canary_share)
+
+    def withdraw_canary(self) -> None:
+        """Send its clients back."""
+        with Registry.open(self.url) as registry:
+            registry.rollback(POLICY, "a test", by=_BY)
+
+    def status(self, version: int) -> Status:
+        """Where the version stands."""
+        with Registry.open(self.url) as registry:
+            return registry.get(POLICY, version).status
+
+    def damage(self, version: int) -> None:
+        """Change one byte of a version's weights."""
+        path = path_of(self.folder, version)
+        blob = bytearray(path.read_bytes())
+        blob[-1] ^= 0xFF
+        path.write_bytes(blob)
+
+    def offline(self, version: int, observation: Array) -> Any:
+        """Probabilities [N, 3] that the version gives to rows [N, 4]."""
+        policy = self.policies[version]
+        with torch.inference_mode():
+            inputs = policy.read({"observation": torch.from_numpy(np.array(observation))})
+            return policy.outputs(inputs).parameters.softmax(-1).numpy()
+
+
+@contextmanager
+def serving(
+    folder: Path, run_dir: Path, name: str = "server", *words: str, **section: Any
+) -> Iterator[BrokerProcess]:
+    """`penstock serve` over a run's folder, ready; killed at the end. section: settings of `serving`."""
+    with _started(folder, name, f"--run={run_dir}", *words, **section) as server:
+        yield server
+
+
+@contextmanager
+def serve_live(folder: Path, broker: str, **section: Any) -> Iterator[BrokerProcess]:
+    """The same for a run that goes on, without its folder."""
+    words = (f"--broker={broker}", "--actor-id=server-0")
+    with _started(folder, "server", *words, **section) as server:
+        yield server
+
+
+@contextmanager
+def _started(folder: Path, name: str, *words: str, **section: Any) -> Iterator[BrokerProcess]:
+    folder.mkdir(parents=True, exist_ok=True)
+    endpoint_file, log = folder / f"{name}.json", folder / f"{name}.log"
+    given = {"refresh_s": REFRESH_S, **section}
+    settings = [f"--set=serving.{key}={json.dumps(value)}" for key, value in given.items()]
+    environment = {**os.environ, ENDPOINT_VARIABLE: str(endpoint_file), "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [PENSTOCK, "serve", "--listen=127.0.0.1:0", *settings, *words],
+            stdout=output,
+            stderr=output,
+            env=environment,
+        )
+    server = BrokerProcess(process=process, endpoint_file=endpoint_file, log=log)
+    try:
+        eventually(server.is_ready, "readiness of the policy server", within_s=180)
+        yield server
+    finally:
+        server.end()
+
+
+def health_of(address: str) -> int:
+    """What the standard health service says of the policy service."""
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return int(stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=20).status)
+
+
+def terminate(server: BrokerProcess) -> None:
+    """Ask it to end."""
+    server.process.send_signal(signal.SIGTERM)

@@ -1,0 +1,90 @@
+"""A run as store and learner log see it: opened, with simulated actors that need no network."""
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from broker.log.learner_log import LearnerLog
+from broker.log.records import Appended, AppendItem, Opened, Pacing
+from broker.log.store import Store, StoreUnavailable
+from penstock.wire.fragment import Kind, header_bytes
+from penstock.wire.messages import Leave, Role, Watch
+from tests.support.run import small_run
+
+TTL_MS = 60_000
+PACING = Pacing(
+    budget=4 * small_run.CHARGE,
+    fragment_charge=small_run.CHARGE,
+    actor_count=1,
+    lock_step=False,
+    session_timeout_ms=30_000,
+    max_log_bytes=2**20,
+    max_log_entries=1000,
+)
+BLOB = b"weights" * 10
+
+
+def item(session: int, sequence: int, *, steps: int | None = None, kind: Kind = Kind.TRAIN) -> AppendItem:
+    """A fragment as the broker hands it to the store; `steps` shortens it."""
+    fragment = small_run.fragment(session, sequence)
+    header = replace(fragment.header, kind=kind, steps=steps or fragment.header.steps)
+    return AppendItem(header=header, header_bytes=header_bytes(header), payload=fragment.payload)
+
+
+def open_run(url: str, *, publish: bool = True, holder: str = "learner", **pacing: Any) -> LearnerLog:
+    """A learner that has taken the lease, opened the log and published."""
+    log = LearnerLog.connect(url, wait_s=5.0)
+    log.acquire(small_run.RUN, holder, TTL_MS)
+    log.start(small_run.specification().encode(), replace(PACING, **pacing))
+    if publish:
+        log.publish(BLOB, update=0, settled=0, scalars={})
+    return log
+
+
+async def reconnect(store: Store) -> None:
+    """Let the store notice that Redis was restarted: one call fails, the next one is served."""
+    with contextlib.suppress(StoreUnavailable):
+        await store.status()
+    await store.status()
+
+
+@dataclass
+class Actor:
+    """An actor without environment: appends as far as its leave goes."""
+
+    store: Store
+    name: str
+    session: int = 0
+    acked: int = 0
+    leave: Leave = field(default_factory=Leave)
+    role: Role = Role.ROLLOUT
+
+    async def open(self) -> Opened:
+        """Open a session; the books of the old one are forgotten."""
+        opened = await self.store.open_session(self.name, self.role)
+        assert isinstance(opened, Opened), opened
+        self.session, self.acked, self.leave = opened.session, 0, opened.leave
+        return opened
+
+    async def watch(self) -> Leave:
+        """Ask for leave."""
+        watched = await self.store.watch(Watch(session=self.session, begun_through=self.leave.begin_through))
+        assert watched.news is not None, watched.refusal
+        self.leave = watched.news.leave
+        return self.leave
+
+    async def append(self, count: int = 1, **options: Any) -> Appended:
+        """Append the next `count` fragments."""
+        items = [item(self.session, self.acked + 1 + i, **options) for i in range(count)]
+        reply = await self.store.append(self.session, self.acked, items)
+        self.acked = max(self.acked, reply.acked_through)
+        self.leave = reply.leave
+        return reply
+
+    async def work(self) -> int:
+        """Append everything that there is leave for; the number of fragments taken."""
+        begun = self.acked
+        while self.leave.begin_through > self.acked:
+            reply = await self.append()
+            assert reply.refusal is None, reply.refusal
+        return self.acked - begun

@@ -1,0 +1,132 @@
+"""What the link repeats and what it gives up on."""
+
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from actor.link.broker_client import Link
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import CHANNEL_OPTIONS
+from penstock.runtime.exit import Fatal
+from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2, weights_pb2_grpc
+from penstock.wire.limits import APPEND_DEADLINE_S, MAX_MESSAGE_BYTES, MIB, WEIGHT_CHUNK_BYTES
+from penstock.wire.messages import Report, Watch
+from tests.support.run import small_run
+
+MEGABIT = 125_000
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A server that knows no method."""
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0)
+
+
+class Clock(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.WeightServiceServicer):
+    """Notes how much time each call was given, in seconds."""
+
+    def __init__(self) -> None:
+        self.given_s: dict[str, float] = {}
+
+    def Append(  # noqa: N802 - the name of the RPC
+        self, request: experience_pb2.AppendRequest, context: grpc.ServicerContext
+    ) -> experience_pb2.AppendReply:
+        """Takes nothing."""
+        self.given_s[f"append {len(request.fragments)}"] = context.time_remaining() or 0.0
+        return experience_pb2.AppendReply()
+
+    def GetWeights(  # noqa: N802 - the name of the RPC
+        self, request: weights_pb2.GetWeightsRequest, context: grpc.ServicerContext
+    ) -> weights_pb2.GetWeightsReply:
+        """No bytes."""
+        self.given_s["weights"] = context.time_remaining() or 0.0
+        return weights_pb2.GetWeightsReply()
+
+
+def test_a_deadline_leaves_time_for_the_bytes_of_a_thin_line() -> None:
+    """A full message or a chunk of weights gets through at 1 Mbit/s: it was sent for ever, and never arrived."""
+    clock = Clock()  # type: ignore[abstract]  # the other calls are not made
+    stop = threading.Event()
+    server = grpc.server(futures.ThreadPoolExecutor(1), options=CHANNEL_OPTIONS)
+    experience_pb2_grpc.add_ExperienceServiceServicer_to_server(clock, server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(clock, server)
+    link = Link(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", Credentials())
+    server.start()
+    large = replace(small_run.fragment(1), payload=b"\0" * (2 * MIB))
+    link.append(1, 0, [], stop)
+    link.append(1, 0, [large] * 3, stop)
+    link.weights(1, 1, 0, stop)
+    link.close()
+    server.stop(0)
+    assert clock.given_s["append 0"] <= APPEND_DEADLINE_S
+    assert clock.given_s["append 3"] >= 6 * MIB / MEGABIT
+    assert clock.given_s["weights"] >= WEIGHT_CHUNK_BYTES / MEGABIT
+
+
+class Silent(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.WeightServiceServicer):
+    """Holds the first watch until the test is over; a report that is sent meanwhile is answered."""
+
+    def __init__(self) -> None:
+        self.callers: list[str] = []
+        self.watched, self.over = threading.Event(), threading.Event()
+
+    def WatchLatest(  # noqa: N802 - the name of the RPC
+        self, request: weights_pb2.WatchLatestRequest, context: grpc.ServicerContext
+    ) -> weights_pb2.WatchLatestReply:
+        """The second one is answered."""
+        self.callers.append(context.peer())
+        self.watched.set()
+        if len(self.callers) == 1:
+            self.over.wait(20)
+        return weights_pb2.WatchLatestReply()
+
+    def ReportEpisodes(  # noqa: N802 - the name of the RPC
+        self, request: experience_pb2.ReportEpisodesRequest, context: grpc.ServicerContext
+    ) -> experience_pb2.ReportEpisodesReply:
+        """Something is heard on the connection, just after the watch began."""
+        return experience_pb2.ReportEpisodesReply(acked_through=1)
+
+
+def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two deadlines of a watch on it are as long as a session lives: actors that only waited lost theirs."""
+    monkeypatch.setattr("actor.link.broker_client.WATCH_GRACE_S", 2.0)
+    silent, stop = Silent(), threading.Event()  # type: ignore[abstract]  # the other calls are not made
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
+    experience_pb2_grpc.add_ExperienceServiceServicer_to_server(silent, server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(silent, server)
+    link = Link(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", Credentials())
+    server.start()
+    watcher = threading.Thread(target=lambda: link.watch(Watch(session=1), stop))
+    watcher.start()
+    assert silent.watched.wait(20)
+    link.report(Report(session=1, sequence=1, episodes=()), stop)
+    watcher.join(20)
+    silent.over.set()
+    link.close()
+    server.stop(0)
+    first, second = silent.callers
+    assert first != second
+
+
+def test_a_fragment_above_the_message_limit_is_fatal_and_never_sent_again(address: str) -> None:
+    """Size and limit are named; no repetition would make it smaller."""
+    link, stop = Link(address, Credentials()), threading.Event()
+    big = replace(small_run.fragment(1), payload=b"\0" * (MAX_MESSAGE_BYTES + 1))
+    give_up = threading.Timer(20, stop.set)
+    give_up.start()
+    try:
+        with pytest.raises(Fatal, match=rf"limit of {MAX_MESSAGE_BYTES} bytes .*larger than max \(83\d+"):
+            link.append(1, 0, [big], stop)
+    finally:
+        give_up.cancel()
+        link.close()

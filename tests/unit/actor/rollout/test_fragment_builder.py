@@ -1,0 +1,210 @@
+"""What a fragment holds is what happened, step by step, under every autoreset mode and any cut."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from actor.rollout.fragment_builder import FragmentBuilder
+from actor.rollout.header_fields import HeaderFields
+from actor.rollout.stepper import Ended, Stepped, Stepper
+from penstock.config.settings import ConfigurationError
+from penstock.wire.fragment import Fragment, Slot, WeightSpan, check
+from penstock.wire.limits import MAX_MESSAGE_BYTES
+from penstock.wire.messages import Episode, Publication
+from penstock.wire.schema import TensorRule, fragment_schema, payload_room
+from penstock.wire.spaces import Box, Discrete
+from tests.support.experience.counting_environments import (
+    LENGTHS,
+    NESTED,
+    OBSERVATION,
+    Transition,
+    transitions,
+    vector,
+)
+
+MODES = list(AutoresetMode)
+SLOTS = 3
+UNROLL = 5
+RUN = "run-a"
+
+
+def act(
+    mode: AutoresetMode, lengths: Sequence[int], *, nested: bool = False
+) -> tuple[list[Fragment], list[Episode]]:
+    """Fragments of those lengths; the action of step k is k % 2 and its log-probability −k."""
+    space = NESTED if nested else OBSERVATION
+    schema = fragment_schema(space, Discrete(2))
+    stepper = Stepper(vector(mode, SLOTS, nested=nested), space)
+    builder = FragmentBuilder(schema, UNROLL, SLOTS)
+    builder.start(stepper.reset([0] * SLOTS))
+    fragments, finished, step = [], [], 0
+    for sequence, length in enumerate(lengths, 1):
+        for _ in range(length):
+            action = np.full(SLOTS, step % 2)
+            builder.record({"action": action}, np.full(SLOTS, -step, np.float32), stepper.step(action))
+            step += 1
+        fields = HeaderFields(run=RUN, session=7, sequence=sequence, weights=Publication(9, 4), round=2)
+        fragment, episodes = builder.cut(fields)
+        check(fragment, schema, RUN)
+        fragments.append(fragment)
+        finished += episodes
+    return fragments, finished
+
+
+def read(fragments: Sequence[Fragment], slot: int, observation: str = "observation") -> list[Transition]:
+    """The valid steps of a slot as transitions; the one after an end is read from the final rows."""
+    found = []
+    for fragment in fragments:
+        arrays: dict[str, Any] = fragment.arrays()
+        observed = arrays[observation]
+        last = {
+            (int(n), int(t)): arrays[f"final/{observation}"][row]
+            for row, (n, t) in enumerate(zip(arrays["final/slot"], arrays["final/step"], strict=True))
+        }
+        for step in range(fragment.header.steps):
+            if arrays["valid"][step, slot]:
+                terminated, truncated = (
+                    bool(arrays["terminated"][step, slot]),
+                    bool(arrays["truncated"][step, slot]),
+                )
+                over = terminated or truncated
+                assert over == ((slot, step) in last)
+                following = last[slot, step] if over else observed[step + 1, slot]
+                reward = float(arrays["reward"][step, slot])
+                found.append(
+                    Transition(place(observed[step, slot]), reward, terminated, truncated, place(following))
+                )
+    return found
+
+
+def place(observation: Any) -> tuple[int, int]:
+    """Episode and step that an observation shows."""
+    return int(observation[1]), int(observation[2])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "lengths", [[5] * 8, [1] * 40, [5, 2, 4, 1, 3] * 4], ids=["full", "single", "ragged"]
+)
+def test_the_valid_steps_are_the_experience_of_the_environment(
+    mode: AutoresetMode, lengths: list[int]
+) -> None:
+    """In order, none missing, none twice, with the true last observation at every end."""
+    fragments, _ = act(mode, lengths)
+    for slot in range(SLOTS):
+        found = read(fragments, slot)
+        assert len(found) > sum(lengths) / 2
+        assert found == list(itertools.islice(transitions(slot), len(found)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nested_observations_fill_every_path(mode: AutoresetMode) -> None:
+    """Each part tells the same story."""
+    fragments, _ = act(mode, [5] * 4, nested=True)
+    for slot in range(SLOTS):
+        found = read(fragments, slot, "observation/count")
+        assert found == list(itertools.islice(transitions(slot), len(found)))
+    arrays: dict[str, Any] = fragments[0].arrays()
+    assert (arrays["observation/pair/0"] == arrays["observation/count"][..., 2]).all()
+    assert (arrays["final/observation/pair/1"] == arrays["final/observation/count"] + 0.5).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_finished_episodes_have_their_return_and_length_across_cuts(mode: AutoresetMode) -> None:
+    """However the unrolls fall, an episode is counted once and whole."""
+    _, finished = act(mode, [2] * 20)
+    for slot in range(SLOTS):
+        mine = [episode for episode in finished if episode.slot_id == slot]
+        assert [episode.episode_id for episode in mine] == list(range(len(mine)))
+        for episode in mine:
+            number = episode.episode_id
+            length = LENGTHS[(number + slot) % len(LENGTHS)]
+            assert episode.length == length
+            assert episode.episode_return == 100.0 * number * length + length * (length + 1) / 2
+            assert episode.terminated == (number % 2 == 0)
+            assert episode.version == 9
+
+
+def test_the_header_says_where_each_slot_begins_and_with_which_weights() -> None:
+    """Episode and index of the first step go on across fragments."""
+    fragments, _ = act(AutoresetMode.SAME_STEP, [5, 2])
+    first, second = (fragment.header for fragment in fragments)
+    assert first.slots == (Slot(0, 0, 0), Slot(1, 0, 0), Slot(2, 0, 0))
+    # Lengths 3 1 4 2, 1 4 2 3, 4 2 3 1: after five steps slot 0 is in its third episode, and so on.
+    assert second.slots == (Slot(0, 2, 1), Slot(1, 2, 0), Slot(2, 1, 1))
+    assert second.weights == (WeightSpan(0, 0, 2, 9, 4),)
+    assert (second.session, second.sequence, second.round, second.steps) == (7, 2, 2, 2)
+
+
+def test_actions_and_log_probabilities_stand_beside_their_step() -> None:
+    """Row t holds what was done on the observation of row t."""
+    fragments, _ = act(AutoresetMode.SAME_STEP, [5, 5])
+    arrays: dict[str, Any] = fragments[1].arrays()
+    assert arrays["action"][:, 0].tolist() == [1, 0, 1, 0, 1]
+    assert arrays["log_prob"][:, 1].tolist() == [-5, -6, -7, -8, -9]
+
+
+def test_the_last_observation_of_a_fragment_is_the_first_of_the_next() -> None:
+    """The learner bootstraps from what the actor goes on with."""
+    fragments, _ = act(AutoresetMode.NEXT_STEP, [5, 3, 5])
+    for one, two in itertools.pairwise(fragments):
+        assert (one.arrays()["observation"][-1] == two.arrays()["observation"][0]).all()
+
+
+def test_a_fragment_does_not_change_when_the_arrays_are_filled_again() -> None:
+    """It waits in the outbox while the next one is collected."""
+    early, _ = act(AutoresetMode.SAME_STEP, [5])
+    late, _ = act(AutoresetMode.SAME_STEP, [5, 5])
+    assert late[0].payload == early[0].payload
+
+
+def test_observations_are_compressed_where_asked() -> None:
+    """And read back as they were."""
+    schema = fragment_schema(OBSERVATION, Discrete(2))
+    stepper = Stepper(vector(AutoresetMode.SAME_STEP, SLOTS), OBSERVATION)
+    builder = FragmentBuilder(schema, UNROLL, SLOTS, compress=True)
+    builder.start(stepper.reset([0] * SLOTS))
+    action = np.zeros(SLOTS, np.int64)
+    builder.record({"action": action}, np.zeros(SLOTS, np.float32), stepper.step(action))
+    fragment, _ = builder.cut(HeaderFields(run=RUN, session=1, sequence=1, weights=Publication(1), round=0))
+    check(fragment, schema, RUN)
+    assert [entry.name for entry in fragment.header.tensors if entry.codec == "lz4"] == ["observation"]
+    assert read([fragment], 0) == list(itertools.islice(transitions(0), 1))
+
+
+def test_a_fragment_of_large_observations_is_cut_before_its_ends_outgrow_a_message() -> None:
+    """Every step ends every episode; each fragment fits, holds what happened, and no step is lost."""
+    slots, unroll = 4, 8
+    large = Box(np.zeros((256, 256, 3), np.uint8), np.full((256, 256, 3), 255, np.uint8))
+    schema = fragment_schema(large, Discrete(2))
+    assert schema.most_ends(unroll, slots) >= slots
+    assert schema.fragment_bytes(unroll, slots, unroll * slots) > MAX_MESSAGE_BYTES
+    observation = {"observation": np.zeros((slots, *large.shape), np.uint8)}
+    over = np.ones(slots, np.bool_)
+    ended = Ended(np.arange(slots), observation)
+    stepped = Stepped(observation, np.ones(slots), over, ~over, None, ended)
+    builder = FragmentBuilder(schema, unroll, slots)
+    builder.start(observation)
+    lengths = []
+    for sequence in (1, 2):
+        while not builder.is_full:
+            builder.record({"action": np.zeros(slots, np.int64)}, np.zeros(slots, np.float32), stepped)
+        fragment, episodes = builder.cut(
+            HeaderFields(run=RUN, session=1, sequence=sequence, weights=Publication(1), round=0)
+        )
+        check(fragment, schema, RUN)
+        assert len(fragment.payload) <= payload_room(slots)
+        assert len(episodes) == fragment.header.charge
+        lengths.append(fragment.header.steps)
+    assert 1 < lengths[0] == lengths[1] < unroll
+
+
+def test_a_tensor_that_no_step_gives_is_refused() -> None:
+    """A workload with tensors of its own needs a rollout of its own."""
+    extra = (TensorRule(name="extra/thought", dtype="int32"),)
+    with pytest.raises(ConfigurationError, match=r"extra/thought.*own rollout"):
+        FragmentBuilder(fragment_schema(OBSERVATION, Discrete(2), extra), UNROLL, SLOTS)

@@ -1,0 +1,195 @@
+"""A stream of requests: each is answered under its id, whatever it needs, and nothing outlives the call."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+
+from actor.serving.calls.act_stream import MAX_IN_FLIGHT, ActStream, refusing
+from actor.serving.calls.request_handler import Answered
+from penstock.v1 import policy_pb2 as pb
+from penstock.wire.refusal import Reason, Refusal, Refused
+from tests.support.serving.server_parts import Stand, broken, policy_of, seen
+
+
+class Caller:
+    """gRPC's side of a call: what the server writes, which is read when `reads` is set."""
+
+    def __init__(self) -> None:
+        self.replies: list[pb.ActReply] = []
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self._is_written = False
+
+    async def write(self, reply: bytes) -> None:
+        """As a ServicerContext does: gRPC takes one at a time."""
+        assert not self._is_written
+        self._is_written = True
+        await asyncio.sleep(0)
+        await self.reads.wait()
+        self._is_written = False
+        self.replies.append(pb.ActReply.FromString(reply))
+
+    def by_id(self) -> dict[str, pb.ActReply]:
+        """Each id once."""
+        assert len({reply.request_id for reply in self.replies}) == len(self.replies)
+        return {reply.request_id: reply for reply in self.replies}
+
+
+async def stream_of(requests: Iterable[pb.ActRequest | bytes]) -> AsyncIterator[bytes]:
+    """As a client sends them."""
+    for request in requests:
+        await asyncio.sleep(0)
+        yield request if isinstance(request, bytes) else request.SerializeToString()
+
+
+def served(stand: Stand, told: list[Answered] | None = None) -> ActStream:
+    """A stream that answers all kinds of requests, as the service does."""
+
+    async def act(request: pb.ActRequest, until_s: float) -> bytes:
+        try:
+            if request.episode_id:
+                return await stand.turns.act(request, until_s)
+            return (await stand.answer(request, until_s))[0].SerializeToString()
+        except Refused as error:
+            return refusing(stand.desk.complaints, request, error)
+
+    return ActStream(stand.desk, act, ([] if told is None else told).append)
+
+
+async def test_every_kind_of_request_is_answered_under_its_id() -> None:
+    """Plain ones, of an episode, of a named version, and ones that are refused."""
+    stand, caller, told = Stand(), Caller(), list[Answered]()
+    await stand.publish(1)
+    stand.keep(7)
+    requests = {
+        "plain": stand.asking(seen(0), request_id="plain"),
+        "episode": stand.asking(seen(0), request_id="episode", episode_id=stand.start()),
+        "version": stand.asking(seen(0), request_id="version", version=7),
+        "wrong": pb.ActRequest(request_id="wrong"),
+        "unknown": stand.asking(seen(0), request_id="unknown", version=99),
+    }
+    await served(stand, told).serve(stream_of(requests.values()), caller)
+    replies = caller.by_id()
+    assert set(replies) == set(requests)
+    assert [replies[name].version for name in ("plain", "episode", "version")] == [1, 1, 7]
+    assert Refusal.from_proto(replies["wrong"].refusal).reason is Reason.INVALID  # type: ignore[union-attr]
+    assert Refusal.from_proto(replies["unknown"].refusal).reason is Reason.UNKNOWN_VERSION  # type: ignore[union-attr]
+    assert len(told) == 1  # the plain one: `act` itself tells of the others
+
+
+async def test_requests_in_flight_share_forward_passes() -> None:
+    """More than are read ahead; all are answered."""
+    stand, caller = Stand(), Caller()
+    await stand.publish(1)
+    count = 3 * MAX_IN_FLIGHT
+    await served(stand).serve(stream_of(stand.asking(seen(0)) for _ in range(count)), caller)
+    assert len(caller.by_id()) == count
+
+
+async def test_the_fallback_answers_a_stream_too() -> None:
+    """Before there are weights, and when the newest cannot answer; who is told hears of both."""
+    stand, caller, told = Stand(), Caller(), list[Answered]()
+    await served(stand, told).serve(stream_of([stand.asking(seen(0))]), caller)
+    assert caller.replies[-1].fallback == pb.FALLBACK_UNIFORM
+    for version, policy in ((1, None), (2, broken(policy_of(stand.specification, 2)))):
+        await stand.publish(version, policy=policy)
+        await served(stand, told).serve(stream_of([stand.asking(seen(0))]), caller)
+    assert (caller.replies[-1].version, caller.replies[-1].fallback) == (1, pb.FALLBACK_PREVIOUS)
+    assert [answered.fallback for answered in told] == ["uniform", "", "previous"]
+    assert [answered.not_finite for answered in told] == [False, False, True]
+
+
+async def test_a_request_is_not_answered_after_its_deadline() -> None:
+    """Others of the same stream are."""
+    stand, caller = Stand(), Caller()
+    await stand.publish(1)
+    late, patient = (
+        stand.asking(seen(0), request_id=name, deadline_ms=ms) for name, ms in (("late", 1), ("patient", 0))
+    )
+    stand.batcher._is_busy = True  # a pass is under way
+    serving = asyncio.create_task(served(stand).serve(stream_of([late, patient]), caller))
+    waiting, clock = stand.batcher._waiting, stand.batcher._loop.time
+    while len(waiting) < 2 or clock() < waiting[0].until_s:  # noqa: ASYNC110 - nobody tells of time that passes
+        await asyncio.sleep(0.001)
+    stand.batcher._is_busy = False
+    stand.batcher._schedule(0.0)
+    await serving
+    replies = caller.by_id()
+    assert Refusal.from_proto(replies["late"].refusal).reason is Reason.DEADLINE  # type: ignore[union-attr]
+    assert replies["patient"].version == 1
+
+
+async def test_bytes_that_are_no_request_end_the_stream() -> None:
+    """What came before is answered or not; nothing goes on."""
+    stand, caller = Stand(), Caller()
+    await stand.publish(1)
+    with pytest.raises(DecodeError):
+        await served(stand).serve(stream_of([stand.asking(seen(0)), b"\xff\xff"]), caller)
+
+
+async def test_an_error_that_nobody_foresaw_ends_the_stream() -> None:
+    """It is raised where the call is held, and no reply is waited for."""
+    stand, caller = Stand(), Caller()
+    await stand.publish(1)
+
+    def fail(_answered: Answered) -> None:
+        raise ZeroDivisionError
+
+    async def never(_request: pb.ActRequest, _until_s: float) -> Any:
+        raise AssertionError
+
+    with pytest.raises(ZeroDivisionError):
+        await ActStream(stand.desk, never, fail).serve(stream_of([stand.asking(seen(0))]), caller)
+
+
+async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
+    """One that takes long, in a task of its own, holds nobody up."""
+    stand, caller, gate = Stand(), Caller(), asyncio.Event()
+    await stand.publish(1)
+
+    async def slow(request: pb.ActRequest, _until_s: float) -> bytes:
+        await gate.wait()
+        return pb.ActReply(request_id=request.request_id).SerializeToString()
+
+    async def requests() -> AsyncIterator[bytes]:
+        yield stand.asking(seen(0), request_id="slow", version=7).SerializeToString()
+        yield stand.asking(seen(0), request_id="plain").SerializeToString()
+        while not caller.replies:  # noqa: ASYNC110 - rounds of the loop are what is waited for
+            await asyncio.sleep(0)
+        gate.set()
+
+    await ActStream(stand.desk, slow, lambda _: None).serve(requests(), caller)
+    assert [reply.request_id for reply in caller.replies] == ["plain", "slow"]
+
+
+@pytest.mark.parametrize(("expected", "most"), [(1, 1), (MAX_IN_FLIGHT, MAX_IN_FLIGHT + 1)])
+async def test_a_caller_that_goes_away_leaves_nothing_behind(expected: int, most: int) -> None:
+    """Neither what waits for its pass nor who reads, nor more than may be in flight: alone, and among many."""
+    stand, caller = Stand(), Caller()
+    await stand.publish(1)
+    stand.batcher._expected = expected
+    caller.reads.clear()
+    read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            await asyncio.sleep(0)
+            read += 1
+            yield stand.asking(seen(0)).SerializeToString()
+
+    before = asyncio.all_tasks()
+    call = asyncio.create_task(served(stand).serve(endless(), caller))
+    while read < most:  # noqa: ASYNC110 - rounds of the loop are what is counted
+        await asyncio.sleep(0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert read == most
+    call.cancel()
+    await asyncio.wait([call])
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before

@@ -1,0 +1,488 @@
+"""Each call of an episode counts once, in its order, however often it is sent; who may not go on is told why."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actor.serving.calls.request_handler import MAX_REQUEST_ID
+from actor.serving.episodes.episodes import REMEMBERED_EPISODES
+from penstock.registry.records import Traffic
+from penstock.registry.routing import Arms
+from penstock.rpc.identity import CALLER, Identity, Party
+from penstock.v1 import policy_pb2 as pb
+from penstock.wire.refusal import Reason, Refused
+from penstock.wire.spaces import Box
+from tests.support.serving.server_parts import (
+    Stand,
+    broken,
+    parts_of,
+    policy_of,
+    seen,
+    specification,
+    steps_seen,
+)
+from tests.unit.actor.serving.inference.test_batcher import Held
+
+TERMINATED, TRUNCATED, ABANDONED = pb.ENDING_TERMINATED, pb.ENDING_TRUNCATED, pb.ENDING_ABANDONED
+
+
+async def ready(**serving: Any) -> Stand:
+    """A stand with version 1."""
+    stand = Stand(**serving)
+    await stand.publish(1)
+    return stand
+
+
+@contextmanager
+def refused(reason: Reason, match: str) -> Iterator[None]:
+    """For that reason, in these words."""
+    with pytest.raises(Refused, match=match) as error:
+        yield
+    assert error.value.refusal.reason is reason
+
+
+@contextmanager
+def called_by(name: str) -> Iterator[None]:
+    """A client that proved who it is."""
+    token = CALLER.set(Identity(run="run-a", party=Party.CLIENT, name=name))
+    yield
+    CALLER.reset(token)
+
+
+# ---------------------------------------------------------------- the same call again
+
+
+async def test_a_start_that_is_repeated_is_the_same_episode() -> None:
+    """Another id, another key or another client's is another; without an id each is."""
+    stand = await ready()
+    first = stand.start("ada", request_id="a")
+    assert stand.start("ada", request_id="a") == first
+    others = {stand.start("ada", request_id="b"), stand.start("bob", request_id="a")}
+    others |= {stand.start("ada", request_id=""), stand.start("ada", request_id="")}
+    with called_by("eve"):
+        others.add(stand.start("ada", request_id="a"))
+    assert len(others | {first}) == 6
+    assert len(stand.episodes) == 6
+
+
+async def test_a_start_is_remembered_as_long_as_its_episode_is_open() -> None:
+    """However many were started since."""
+    stand = await ready(max_episodes=2 * REMEMBERED_EPISODES)
+    first = stand.start(request_id="a")
+    for _ in range(REMEMBERED_EPISODES + 1):
+        stand.start()
+    assert stand.start(request_id="a") == first
+
+
+async def test_an_act_that_is_repeated_gets_its_reply_and_is_no_step() -> None:
+    """Byte for byte; the next one is step 1."""
+    stand = await ready()
+    episode = stand.start()
+    request = stand.asking(seen(0), episode_id=episode, step=0)
+    first = await stand.turns.act(request, 1e9)
+    assert await stand.turns.act(request, 1e9) == first
+    assert (await stand.act(episode, seen(1), step=1)).step == 1
+
+
+async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it() -> None:
+    """One pass, one step, one reply for both; any other Act is refused meanwhile, and so is the end."""
+    stand = await ready()
+    episode, held = stand.start(), Held()
+    stand.shelf.latest = held.loaded
+    stand.batcher._work.note(1, 1.0)
+    request = stand.asking(seen(0), episode_id=episode, want_value=True)
+    first = asyncio.create_task(stand.turns.act(request, 1e9))
+    await asyncio.to_thread(held.begun.wait, 60)
+    second = asyncio.create_task(stand.turns.act(request, 1e9))
+    with refused(Reason.INVALID, "under way"):
+        await stand.act(episode, seen(1))
+    with refused(Reason.INVALID, "under way"):
+        stand.end(episode, TERMINATED)
+    held.go.set()
+    assert await first is await second
+    assert stand.end(episode, TERMINATED).length == 1
+
+
+async def test_who_hangs_up_finds_the_reply_that_it_lost() -> None:
+    """The step goes on without its caller."""
+    stand = await ready()
+    episode, held = stand.start(), Held()
+    stand.shelf.latest = held.loaded
+    stand.batcher._work.note(1, 1.0)
+    request = stand.asking(seen(0), episode_id=episode, want_value=True)
+    caller = asyncio.create_task(stand.turns.act(request, 1e9))
+    await asyncio.to_thread(held.begun.wait, 60)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    held.go.set()
+    assert pb.ActReply.FromString(await stand.turns.act(request, 1e9)).step == 0
+    assert stand.end(episode, TERMINATED).length == 1
+
+
+async def test_an_act_that_was_refused_leaves_the_episode_as_it_was() -> None:
+    """The same id may be used again, with a better request; rewards in the refused one did not count."""
+    stand = await ready()
+    episode = stand.start()
+    await stand.act(episode, seen(0))
+    wrong = stand.asking(seen(1), episode_id=episode, request_id="r", reward=5.0)
+    wrong.observation[0].path = "camera"
+    with refused(Reason.INVALID, "camera"):
+        await stand.turns.act(wrong, 1e9)
+    with refused(Reason.DEADLINE, "its turn"):
+        late = stand.asking(seen(1), episode_id=episode, request_id="r", reward=5.0)
+        await stand.turns.act(late, -1.0)
+    assert (await stand.act(episode, seen(1), request_id="r", reward=1.0)).step == 1
+    assert stand.end(episode, TERMINATED).total_return == 1.0
+
+
+async def test_a_reward_that_is_repeated_counts_once() -> None:
+    """Also after the end; under another id it counts again."""
+    stand = await ready(reward_window_s=10.0)
+    episode = stand.start()
+    await stand.act(episode, seen(0))
+    for _ in range(3):
+        assert await stand.reward(episode, (0, 2.0), request_id="a") == 0
+    await stand.reward(episode, (0, 2.0), request_id="b")
+    assert stand.end(episode, TERMINATED).total_return == 4.0
+    for _ in range(2):
+        await stand.reward(episode, (0, 1.0), request_id="c")
+    stand.now_s = 10.0
+    stand.episode_desk.sweep()
+    (fragment,) = stand.fragments()
+    assert fragment.arrays()["reward"].tolist() == [[5.0]]
+
+
+async def test_an_end_that_is_repeated_gets_its_reply() -> None:
+    """Under its id; under another one the episode is unknown."""
+    stand = await ready()
+    episode = stand.start()
+    await stand.play(episode, 3)
+    first = stand.end(episode, TERMINATED, reward=2.0, request_id="e")
+    assert stand.end(episode, TERMINATED, reward=2.0, request_id="e") == first
+    assert (first.length, first.total_return) == (3, 3.0)
+    for request_id in ("f", ""):
+        with refused(Reason.EPISODE_UNKNOWN, "has ended or was given up"):
+            stand.end(episode, TERMINATED, request_id=request_id)
+    assert len(stand.queue.episodes) == 1
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+async def test_a_step_out_of_turn_is_refused() -> None:
+    """With the next one; an id that was used for an earlier step is too."""
+    stand = await ready()
+    episode = stand.start()
+    for step, request_id in enumerate("abc"):
+        await stand.act(episode, seen(step), request_id=request_id, step=step)
+    for wrong in (0, 2, 4, 2**63):
+        with refused(Reason.INVALID, f"step={wrong}: the next step is 3"):
+            await stand.act(episode, seen(3), step=wrong)
+    for used in "ab":
+        with refused(Reason.INVALID, "was used for an earlier step"):
+            await stand.act(episode, seen(3), request_id=used)
+    assert (await stand.act(episode, seen(3))).step == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"batch": 1}, "one observation at a time"),
+        ({"version": 1}, "from its own arm"),
+        ({"policy": "other"}, "here 'default' is served"),
+        ({"request_id": "x" * 129}, "request_id of 129 characters: at most 128"),
+        ({"reward": 1.0}, "there was no step before"),
+        ({"taken_log_prob": float("nan"), "taken_action": [0]}, "taken_log_prob=nan: must be finite"),
+        ({"taken_action": [3]}, r"taken_action/=\[3\]: must be at least 0 and below 3"),
+        ({"state": [pb.Part()]}, "no recurrent state"),
+    ],
+)
+async def test_what_an_episode_cannot_do_is_refused(fields: dict[str, Any], match: str) -> None:
+    """And nothing of it is kept."""
+    stand = await ready()
+    episode = stand.start()
+    if "taken_action" in fields:
+        action = parts_of(stand.specification.action_space, np.int64(fields["taken_action"][0]))
+        fields = fields | {"taken_action": action}
+    with refused(Reason.INVALID, match):
+        await stand.act(episode, seen(0), **fields)
+    (found,) = stand.episodes
+    assert found.trail.length == 0
+    assert len(found.last_request) <= MAX_REQUEST_ID
+
+
+@pytest.mark.parametrize("amount", [float("nan"), float("inf"), 1e39])
+async def test_a_reward_that_is_no_number_is_refused(amount: float) -> None:
+    """Wherever it stands, with all that came with it."""
+    stand = await ready()
+    episode = stand.start()
+    await stand.act(episode, seen(0))
+    for call in (
+        lambda: stand.act(episode, seen(1), reward=amount),
+        lambda: stand.reward(episode, (0, 1.0), (0, amount)),
+    ):
+        with refused(Reason.INVALID, "must be finite as a 32-bit number"):
+            await call()
+    with refused(Reason.INVALID, "must be finite"):
+        stand.end(episode, TERMINATED, reward=amount)
+    assert stand.end(episode, TERMINATED).total_return == 0.0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "match"),
+    [
+        ([], "0 in one call, send 1 to 1024"),
+        ([(0, 1.0)] * 1025, "1025 in one call"),
+        ([(0, 1.0), (2, 1.0)], r"rewards.step=2: the episode has 2 steps"),
+    ],
+)
+async def test_rewards_of_no_step_are_refused(rewards: list[tuple[int, float]], match: str) -> None:
+    """None of them is taken."""
+    stand = await ready()
+    episode = stand.start()
+    await stand.play(episode, 2)
+    with refused(Reason.INVALID, match):
+        await stand.reward(episode, *rewards)
+    assert stand.end(episode, TERMINATED).total_return == 0.0
+
+
+async def test_a_reward_before_any_step_is_refused() -> None:
+    """There is no newest step."""
+    stand = await ready()
+    with refused(Reason.INVALID, "no newest step is known"):
+        await stand.reward(stand.start(), (None, 1.0))
+
+
+async def test_a_reward_after_its_step_was_sent_is_refused_where_nobody_keeps_it() -> None:
+    """With all that came with it."""
+    stand = await ready()
+    episode = stand.start()
+    await stand.play(episode, 6)
+    with refused(Reason.INVALID, "no registry whose feedback table keeps it"):
+        await stand.reward(episode, (5, 1.0), (0, 1.0))
+    stand.end(episode, TERMINATED)
+    assert stand.fragments()[-1].arrays()["reward"].sum() == 4.0
+
+
+@pytest.mark.parametrize(
+    ("ending", "fields", "match"),
+    [
+        (pb.ENDING_UNSPECIFIED, {}, "say TERMINATED, TRUNCATED or ABANDONED"),
+        (9, {}, "ending=9"),
+        (TRUNCATED, {}, "final_observation: a truncated episode is valued by it"),
+        (TERMINATED, {"final": seen(3)[:3]}, r"float32\(3,\) came, float32\(4,\) is wanted"),
+    ],
+)
+async def test_an_end_that_cannot_be_is_refused(ending: Any, fields: dict[str, Any], match: str) -> None:
+    """The episode stays open, its reward uncounted."""
+    stand = await ready()
+    episode = stand.start()
+    await stand.play(episode, 2)
+    with refused(Reason.INVALID, match):
+        stand.end(episode, ending, reward=7.0, **fields)
+    assert stand.end(episode, TERMINATED).total_return == 0.0
+
+
+async def test_an_episode_of_another_server_is_elsewhere() -> None:
+    """Or of this one before it was restarted; what was never an id is unknown, as is what is forgotten."""
+    stand, other = await ready(), await ready()
+    foreign = other.start()
+    for call in (stand.act(foreign, seen(0)), stand.reward(foreign, (0, 1.0))):
+        with refused(Reason.EPISODE_ELSEWHERE, f"this is {stand.episodes.server}"):
+            await call
+    with refused(Reason.EPISODE_ELSEWHERE, "start a new one"):
+        stand.end(foreign, TERMINATED)
+    for unknown in ("x", f"{stand.episodes.server}-99-abc"):
+        with refused(Reason.EPISODE_UNKNOWN, "."):
+            await stand.act(unknown, seen(0))
+        with refused(Reason.EPISODE_UNKNOWN, "."):
+            stand.end(unknown, TERMINATED)
+    with pytest.raises(Refused) as error:
+        await stand.act("y" * 100_000, seen(0))
+    assert len(error.value.refusal.detail) < 300
+
+
+async def test_somebody_elses_episode_is_unknown() -> None:
+    """Open or over, to act, to reward or to end."""
+    stand = await ready()
+    with called_by("ada"):
+        episode = stand.start()
+        await stand.act(episode, seen(0))
+    for who in ("eve", None):
+        if who is not None:
+            with called_by(who):
+                await check_foreign(stand, episode)
+        else:
+            await check_foreign(stand, episode)
+    with called_by("ada"):
+        assert stand.end(episode, TERMINATED, request_id="e").length == 1
+    with refused(Reason.EPISODE_UNKNOWN, "another client's"):
+        stand.end(episode, TERMINATED, request_id="e")
+
+
+async def check_foreign(stand: Stand, episode: str) -> None:
+    """Every call is refused."""
+    for call in (stand.act(episode, seen(1)), stand.reward(episode, (0, 1.0))):
+        with refused(Reason.EPISODE_UNKNOWN, "another client's"):
+            await call
+    with refused(Reason.EPISODE_UNKNOWN, "another client's"):
+        stand.end(episode, TERMINATED)
+
+
+async def test_an_episode_that_was_given_up_is_unknown() -> None:
+    """To act and to end; a call that is heard keeps it open."""
+    stand = await ready(episode_timeout_s=60.0)
+    kept, left = stand.start(), stand.start()
+    stand.now_s = 59.0
+    await stand.act(kept, seen(0))
+    stand.now_s = 61.0
+    stand.episode_desk.sweep()
+    assert [episode.id for episode in stand.episodes] == [kept]
+    with refused(Reason.EPISODE_UNKNOWN, "given up"):
+        await stand.act(left, seen(0))
+    with refused(Reason.EPISODE_UNKNOWN, "given up"):
+        stand.end(left, TERMINATED)
+
+
+async def test_an_episode_is_not_given_up_while_its_answer_is_computed() -> None:
+    """However long that takes."""
+    stand = await ready(episode_timeout_s=1.0)
+    episode, held = stand.start(), Held()
+    stand.shelf.latest = held.loaded
+    stand.batcher._work.note(1, 1.0)
+    caller = asyncio.create_task(stand.act(episode, seen(0), want_value=True))
+    await asyncio.to_thread(held.begun.wait, 60)
+    stand.now_s = 100.0
+    stand.episode_desk.sweep()
+    assert len(stand.episodes) == 1
+    held.go.set()
+    await caller
+
+
+# ---------------------------------------------------------------- bounds
+
+
+async def test_ten_thousand_abandoned_episodes_leave_a_bounded_memory() -> None:
+    """So many are remembered, lanes are used again, and starts are forgotten with their episodes."""
+    stand = await ready(episode_timeout_s=1.0)
+    for round_ in range(100):
+        stand.now_s = 10.0 * round_
+        for number in range(100):
+            episode = stand.start()
+            if number % 10 == 0:
+                await stand.act(episode, seen(0))
+        stand.now_s += 5.0
+        stand.episode_desk.sweep()
+    assert len(stand.episodes) == 0
+    assert len(stand.episodes._over) == REMEMBERED_EPISODES
+    assert len(stand.episodes._started) <= REMEMBERED_EPISODES
+    assert sorted(stand.episodes._lanes) == list(range(100))
+    assert stand.learning is not None
+    assert stand.learning._buffered == 0
+    assert stand.fragments() == []
+
+
+async def test_no_more_than_max_episodes_are_open() -> None:
+    """OVERLOADED, with a time; a repeated start is still the same episode, and who ends makes room."""
+    stand = await ready(max_episodes=3)
+    first, *_ = [stand.start(request_id=name) for name in "abc"]
+    with refused(Reason.OVERLOADED, "3 episodes are open .*end some"):
+        stand.start()
+    assert stand.start(request_id="a") == first
+    stand.end(first, TERMINATED)
+    assert stand.start()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"client_key": "x" * 257}, {"request_id": "x" * 129}, {"policy": "other"}]
+)
+async def test_a_start_that_would_fill_the_memory_is_refused(fields: dict[str, Any]) -> None:
+    """Keys and ids have a length, also where no registry says who gets what."""
+    stand = await ready()
+    with refused(Reason.INVALID, "."):
+        stand.start(**fields)
+    assert len(stand.episodes) == 0
+
+
+async def test_lanes_of_open_episodes_differ() -> None:
+    """However they come and go."""
+    stand = await ready()
+    random, open_ = np.random.default_rng(0), [stand.start()]
+    for _ in range(300):
+        if random.random() < 0.5 or not open_:
+            open_.append(stand.start())
+        else:
+            stand.end(open_.pop(int(random.integers(len(open_)))), ABANDONED)
+        lanes = [episode.lane for episode in stand.episodes]
+        assert len(set(lanes)) == len(lanes)
+
+
+# ---------------------------------------------------------------- who answers
+
+
+def arms(*, pinned: tuple[int, ...], **fields: Any) -> Arms:
+    """As the registry has them."""
+    traffic = Traffic(policy="default", **{name: fields.pop(name) for name in ("pins",) if name in fields})
+    return Arms(**({"traffic": traffic, "active": None, "canary": None} | fields), pinned=frozenset(pinned))
+
+
+async def test_a_client_that_is_tied_to_a_version_plays_its_episodes_with_it() -> None:
+    """Every step of them, as its requests without an episode."""
+    stand = await ready()
+    stand.keep(2)
+    stand.keep(3)
+    await stand.shelf.steer(arms(active=3, pinned=(2, 3), pins={"ada": 2}))
+    replies = [await stand.act(stand.start("ada"), seen(0)) for _ in range(2)]
+    assert [(reply.version, reply.arm) for reply in replies] == [(2, pb.ARM_PINNED)] * 2
+    reply, _ = await stand.answer(stand.asking(seen(0), client_key="ada"), 1e9)
+    assert (reply.version, reply.arm) == (2, pb.ARM_PINNED)
+    assert (await stand.act(stand.start("bob"), seen(0))).version == 3
+
+
+async def test_only_who_follows_the_learner_is_learned_from() -> None:
+    """An episode on another arm is answered."""
+    stand = await ready()
+    stand.keep(2)
+    await stand.shelf.steer(arms(active=2, pinned=(2,)))
+    reply = stand.episode_desk.start(pb.StartEpisodeRequest(client_key="ada"))
+    assert (reply.arm, reply.learned) == (pb.ARM_ACTIVE, False)
+    await stand.play(reply.episode_id, 6)
+    assert stand.end(reply.episode_id, TERMINATED).length == 6
+    assert stand.fragments() == []
+
+
+@pytest.mark.parametrize("value", [-1.0, 1.0])
+async def test_a_fixed_fallback_on_the_bounds_answers_an_episode_too(value: float) -> None:
+    """A squashed policy never draws its bounds: the step teaches nothing, and the caller gets the action."""
+    force = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
+    made = specification(action=force, continuous="squashed")
+    stand = Stand(made, fallback="fixed", fallback_action=[value, value])
+    await stand.publish(1)
+    episode = stand.start()
+    await stand.publish(2, policy=broken(policy_of(made, 2)))
+    reply = await stand.act(episode, seen(0))
+    assert reply.fallback == pb.FALLBACK_FIXED
+    assert np.frombuffer(reply.action[0].value.data, np.float32).tolist() == [value, value]
+    await stand.publish(3)
+    await stand.act(episode, seen(1))
+    stand.end(episode, TERMINATED, final=seen(2))
+    found = stand.fragments()
+    assert [valid for fragment in found for (valid,) in fragment.arrays()["valid"].tolist()] == [False, True]
+    assert steps_seen(found) == [[0, 1], [1, 2]]
+
+
+async def test_an_action_beyond_the_bounds_is_none_that_a_squashed_policy_could_have_taken() -> None:
+    """Refused, with the leaf."""
+    force = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
+    stand = Stand(specification(action=force, continuous="squashed"))
+    await stand.publish(1)
+    episode = stand.start()
+    taken = parts_of(force, np.array([1.0, 0.0], np.float32))
+    with refused(Reason.INVALID, "taken_action: .*inside its bounds"):
+        await stand.act(episode, seen(0), taken_action=taken)
+    assert (await stand.act(episode, seen(0))).step == 0

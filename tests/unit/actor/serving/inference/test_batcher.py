@@ -1,0 +1,321 @@
+"""Requests that come together share a pass; nobody waits for nothing, and nobody who is late is computed for."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from actor.serving.inference.batcher import INLINE_S, Batcher
+from actor.serving.inference.forward_pass import Answer, Loaded, NotFinite
+from penstock.runtime import metrics
+from penstock.wire.refusal import Reason, Refused
+from tests.support.serving.server_parts import broken, loaded_of, question_of, reason_of, specification
+
+NEVER_S: Final = 3600.0
+"""Who waited for this would be found by the timeout of the test."""
+MADE: Final = specification()
+
+
+@contextmanager
+def passes() -> Iterator[list[int]]:
+    """Afterwards: [passes, rows] inside the block."""
+    before = _counted()
+    counted: list[int] = []
+    yield counted
+    counted += [now - then for now, then in zip(_counted(), before, strict=True)]
+
+
+def _counted() -> list[int]:
+    (family,) = metrics.SERVING_BATCH_ROWS.collect()
+    values = {sample.name.rpartition("_")[2]: sample.value for sample in family.samples}
+    return [int(values["count"]), int(values["sum"])]
+
+
+def make(**changed: Any) -> Batcher:
+    """Has seen a crowd before, so that each round of the loop is a pass; never waits longer, never refuses."""
+    batcher = alone(**changed)
+    batcher._expected = 64
+    return batcher
+
+
+def alone(**changed: Any) -> Batcher:
+    """Expects nobody."""
+    return Batcher(**({"max_rows": 256, "max_wait_s": 0.0, "max_delay_s": NEVER_S} | changed))
+
+
+def _note(order: list[int], place: int, _done: object) -> None:
+    order.append(place)
+
+
+class Held:
+    """A version whose passes, when asked for a value, last until `go` is set."""
+
+    def __init__(self) -> None:
+        self.loaded = loaded_of(MADE)
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.loaded.policy.critic_head.register_forward_pre_hook(self._hold)
+
+    def _hold(self, *_call: Any) -> None:
+        self.begun.set()
+        assert self.go.wait(60)
+
+
+@contextmanager
+def pass_under_way(batcher: Batcher, seconds: float = 1.0) -> Iterator[tuple[Held, "asyncio.Future[Answer]"]]:
+    """A pass that is held in the thread; one like it took `seconds` before, all of them of a core."""
+    held = Held()
+    batcher._cost.note(1, seconds)
+    batcher._work.note(1, seconds)
+    try:
+        yield held, batcher.ask(held.loaded, question_of(value=True))
+    finally:
+        held.go.set()
+
+
+async def test_a_lonely_question_waits_for_nobody() -> None:
+    """One after another, each answered at once though the longest wait is an hour."""
+    batcher, loaded = alone(max_wait_s=NEVER_S), loaded_of(MADE)
+    with passes() as counted:
+        for _ in range(15):  # the next looks whether others come
+            await batcher.ask(loaded, question_of())
+    assert counted == [15, 15]
+    batcher.close()
+
+
+async def test_questions_of_one_moment_share_a_pass() -> None:
+    """And each gets its own rows back."""
+    batcher, loaded = make(), loaded_of(MADE)
+    asked = [question_of(1 + i % 3, i) for i in range(20)]
+    with passes() as counted:
+        answers = await asyncio.gather(*(batcher.ask(loaded, question) for question in asked))
+    assert counted == [1, sum(question.rows for question in asked)]
+    for question, given in zip(asked, answers, strict=True):
+        expected = loaded.policy.log_prob(question.observation, given.action)
+        np.testing.assert_allclose(given.log_prob, expected, atol=1e-5)
+    batcher.close()
+
+
+async def test_a_probe_waits_for_others_and_learns_how_many_come() -> None:
+    """The sixteenth lonely question is held back; who comes within the wait shares its pass."""
+    batcher, loaded = alone(max_wait_s=0.02), loaded_of(MADE)
+    for _ in range(15):
+        await batcher.ask(loaded, question_of())
+    with passes() as counted:
+        first = batcher.ask(loaded, question_of())
+        for _ in range(3):
+            await asyncio.sleep(0)
+            assert not first.done()
+        second = batcher.ask(loaded, question_of())
+        await asyncio.gather(first, second)
+    assert counted == [1, 2]
+    assert batcher._expected == 2
+    batcher.close()
+
+
+async def test_a_pass_takes_at_most_max_rows_and_the_oldest_first() -> None:
+    """A larger request passes alone."""
+    batcher, loaded = make(max_rows=8), loaded_of(MADE)
+    order: list[int] = []
+    futures = []
+    for place, rows in enumerate((3, 3, 3, 20, 5, 3, 1)):
+        futures.append(batcher.ask(loaded, question_of(rows)))
+        futures[-1].add_done_callback(partial(_note, order, place))
+    with passes() as counted:
+        await asyncio.gather(*futures)
+    assert counted == [5, 38]  # 3+3, 3, 20, 5+3, 1
+    assert order == sorted(order)
+    batcher.close()
+
+
+async def test_what_is_late_is_refused_and_not_computed() -> None:
+    """With the time that it waited; its neighbours are answered."""
+    batcher, loaded = make(), loaded_of(MADE)
+    now = asyncio.get_running_loop().time()
+    with passes() as counted:
+        late = batcher.ask(loaded, question_of(5), now - 1.0)
+        timely = batcher.ask(loaded, question_of(2), now + NEVER_S)
+        assert (await timely).action["action"].shape == (2,)
+    with pytest.raises(Refused, match="waited .* for its turn") as error:
+        await late
+    assert error.value.refusal.reason is Reason.DEADLINE
+    assert counted == [1, 2]
+    batcher.close()
+
+
+async def test_when_all_are_late_nothing_is_computed_and_the_next_is_answered() -> None:
+    """No pass for nobody."""
+    batcher, loaded = make(), loaded_of(MADE)
+    with passes() as counted:
+        late = [batcher.ask(loaded, question_of(), -1.0) for _ in range(3)]
+        results = await asyncio.gather(*late, return_exceptions=True)
+        assert {reason_of(result) for result in results if isinstance(result, Exception)} == {Reason.DEADLINE}
+        await batcher.ask(loaded, question_of())
+    assert counted == [1, 1]
+    batcher.close()
+
+
+async def test_who_is_late_may_ask_again_at_once() -> None:
+    """His pass is not begun within that of the others, while the version is used."""
+    batcher, loaded = alone(), loaded_of(MADE)
+    batcher._expected = 2
+    again: list[asyncio.Future[Answer]] = []
+
+    def ask_again(_refused: object) -> None:
+        again.append(batcher.ask(loaded, question_of(2)))
+
+    timely = batcher.ask(loaded, question_of())
+    batcher.put(loaded, question_of(), -1.0, ask_again, lambda: False)
+    batcher._expected = 1
+    with passes() as counted:
+        assert isinstance(await timely, Answer)
+        assert isinstance(await again[0], Answer)
+    assert counted == [1, 3]
+    batcher.close()
+
+
+@pytest.mark.parametrize("changed", [{"max_wait_s": 0.001}, {}, {"max_rows": 1}])
+async def test_who_is_alone_is_answered_before_the_call_returns(
+    changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly always: now and then it is looked who else comes, if anybody could come along."""
+    # Every pass counts as short: one that happens to be slow would send those behind it to the thread.
+    monkeypatch.setattr("actor.serving.inference.batcher.INLINE_S", math.inf)
+    batcher, loaded = alone(**changed), loaded_of(MADE)
+    at_once = 0
+    for _ in range(200):
+        asked = batcher.ask(loaded, question_of())
+        at_once += asked.done()
+        await asked
+    assert at_once >= 190 if "max_wait_s" in changed else at_once == 200
+    batcher.close()
+
+
+async def test_a_pass_that_others_interrupt_does_not_leave_the_loop() -> None:
+    """What counts is what it takes of a core: in the thread it would be interrupted all the more."""
+    batcher, loaded = alone(), loaded_of(MADE)
+    batcher._cost.note(1, 1.0)
+    batcher._work.note(1, INLINE_S / 2)
+    batcher._threads.shutdown()
+    assert isinstance(await batcher.ask(loaded, question_of()), Answer)
+
+
+async def test_who_would_wait_too_long_is_refused_at_once() -> None:
+    """OVERLOADED with the time after which to come again; who was taken in is answered."""
+    batcher, loaded = make(max_delay_s=0.1), loaded_of(MADE)
+    for rows, seconds in ((4, 0.03), (8, 0.08), (16, 0.12)):
+        batcher._cost.note(rows, seconds)
+    taken = [batcher.ask(loaded, question_of(rows)) for rows in (4, 4, 8)]
+    with pytest.raises(Refused, match="16 observations wait, about 120 ms of work") as error:
+        batcher.ask(loaded, question_of())
+    assert error.value.refusal.reason is Reason.OVERLOADED
+    assert error.value.refusal.retry_after_ms == 120
+    await asyncio.gather(*taken)
+    batcher.close()
+
+
+async def test_a_pass_that_takes_long_leaves_the_loop_alone() -> None:
+    """It runs in a thread; who comes meanwhile makes the next one, together."""
+    batcher, loaded = make(), loaded_of(MADE)
+    with passes() as counted, pass_under_way(batcher) as (held, first):
+        await asyncio.to_thread(held.begun.wait, 60)
+        following = [batcher.ask(loaded, question_of()) for _ in range(5)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not first.done()
+        assert not any(future.done() for future in following)
+        held.go.set()
+        await asyncio.gather(first, *following)
+    assert counted == [2, 6]
+    batcher.close()
+
+
+async def test_the_pass_under_way_counts_for_who_comes() -> None:
+    """What it is expected to take is a delay too."""
+    batcher = make(max_delay_s=0.1)
+    with pass_under_way(batcher, seconds=5.0) as (held, first):
+        await asyncio.to_thread(held.begun.wait, 60)
+        with pytest.raises(Refused) as error:
+            batcher.ask(held.loaded, question_of())
+        assert error.value.refusal.retry_after_ms == 5000
+        held.go.set()
+        await first
+    batcher.close()
+
+
+async def test_who_goes_away_is_not_computed_for() -> None:
+    """Before the pass; during it the answer is dropped, and the others get theirs."""
+    batcher, loaded = make(), loaded_of(MADE)
+    with passes() as counted:
+        gone, stays = (batcher.ask(loaded, question_of(3)) for _ in range(2))
+        gone.cancel()
+        await stays
+    assert counted == [1, 3]
+    with pass_under_way(batcher) as (held, first):
+        await asyncio.to_thread(held.begun.wait, 60)
+        first.cancel()
+        held.go.set()
+        await batcher.ask(loaded, question_of())
+    batcher.close()
+
+
+async def test_versions_that_meet_in_a_pass_answer_their_own() -> None:
+    """And what one of them cannot answer is no harm to the other."""
+    batcher = make()
+    first, second, wrong = (loaded_of(MADE, version) for version in (1, 2, 3))
+    broken(wrong.policy)
+    versions = [first, second, wrong, first, wrong, second]
+    with passes() as counted:
+        asked = [batcher.ask(loaded, question_of(1, i)) for i, loaded in enumerate(versions)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert counted == [1, 6]
+    for loaded, given in zip(versions, answers, strict=True):
+        if loaded is wrong:
+            assert isinstance(given, NotFinite)
+        else:
+            assert isinstance(given, Answer)
+            assert given.loaded is loaded
+    batcher.close()
+
+
+async def test_a_version_that_fails_altogether_fails_for_its_own_only() -> None:
+    """The error is handed to each who asked it."""
+    batcher, loaded = make(), loaded_of(MADE)
+    other = Loaded(loaded_of(specification(action=MADE.action_space, hidden_sizes=(4,))).policy, 2, 2, "")
+    del other.policy.reader  # not a version that could ever be loaded
+    given, failed = await asyncio.gather(
+        batcher.ask(loaded, question_of()),
+        batcher.ask(other, question_of(value=True)),
+        return_exceptions=True,
+    )
+    assert isinstance(given, Answer)
+    assert isinstance(failed, AttributeError)
+    batcher.close()
+
+
+async def test_who_is_told_may_ask_again_at_once() -> None:
+    """Two passes are never under way together, for a version is used by one thread at a time."""
+    batcher, held = alone(), Held()
+    for rows, seconds in ((1, 0.0), (2, 1.0)):
+        batcher._work.note(rows, seconds)
+    asked: list[asyncio.Future[Answer]] = []
+
+    def ask_again(_answer: object) -> None:
+        asked.append(batcher.ask(held.loaded, question_of(2, value=True)))
+        asked.append(batcher.ask(held.loaded, question_of(1)))
+
+    with passes() as counted:
+        batcher.put(held.loaded, question_of(1), NEVER_S * 1e6, ask_again, lambda: False)
+        await asyncio.to_thread(held.begun.wait, 60)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not any(future.done() for future in asked)
+        held.go.set()
+        await asyncio.gather(*asked)
+    assert counted == [3, 4]
+    batcher.close()

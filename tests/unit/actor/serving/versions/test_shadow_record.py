@@ -1,0 +1,144 @@
+"""What a shadow would have answered is on disk: its distribution, and how likely it finds what was answered."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actor.serving.versions import shadow_record
+from actor.serving.versions.shadow_record import ShadowRecord
+from penstock.registry.routing import Arm
+from penstock.runtime import metrics
+from penstock.v1 import policy_pb2 as pb
+from penstock.wire.tensor import to_tensor
+from tests.support.serving.server_parts import Stand, broken, parts_of, policy_of, rows_of
+from tests.unit.actor.serving.versions.test_loaded_versions import arms
+
+
+async def ask(stand: Stand, seed: int, **fields: Any) -> Any:
+    """Its reply, after the shadow had its turn."""
+    observation = rows_of(1, seed)["observation"][0]
+    request = stand.asking(observation, **fields)
+    reply, _ = await stand.answer(request, 1e12)
+    await settle(stand)
+    return reply
+
+
+async def settle(stand: Stand) -> None:
+    """Until the shadow has had its turn."""
+    loaded = stand.shelf.choose("ada").loaded
+    assert loaded is not None
+    await stand.batcher.ask(loaded, stand.desk.read(stand.asking(rows_of(1)["observation"][0])))
+    await asyncio.sleep(0)
+
+
+def written(path: Path) -> list[dict[str, Any]]:
+    """Its lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_each_answer_is_written_down_with_what_the_shadow_says(tmp_path: Path) -> None:
+    """Equal to what that version computes alone."""
+    record = ShadowRecord(tmp_path / "shadow.jsonl")
+    stand = Stand(record=record)
+    stand.keep(1)
+    stand.keep(2)
+    await stand.shelf.steer(arms(1, 2, shadow=2))
+    replies = [await ask(stand, seed, request_id=f"r-{seed}") for seed in range(3)]
+    record.close()
+    shadow = policy_of(stand.specification, 2)
+    for seed, (row, reply) in enumerate(zip(written(tmp_path / "shadow.jsonl"), replies, strict=True)):
+        observation = rows_of(1, seed)
+        action = {name: np.array(value) for name, value in row["answered"]["action"].items()}
+        assert (row["request_id"], row["episode_id"]) == (f"r-{seed}", "")
+        assert row["answered"]["version"] == reply.version == 1
+        assert row["answered"]["arm"] == Arm.ACTIVE
+        assert row["answered"]["log_prob"] == pytest.approx(list(reply.log_prob))
+        assert parts_of(stand.specification.action_space, action["action"][0]) == list(reply.action)
+        assert row["shadow"]["version"] == 2
+        assert row["shadow"]["log_prob"] == pytest.approx(
+            shadow.log_prob(observation, action).tolist(), abs=1e-5
+        )
+        (probabilities,) = row["shadow"]["distribution"]["action/probability"]
+        assert np.log(probabilities[int(action["action"][0])]) == pytest.approx(
+            row["shadow"]["log_prob"][0], abs=1e-4
+        )
+        assert sum(probabilities) == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_every_step_of_an_episode_is_written_down(tmp_path: Path) -> None:
+    """Also those between two cuts, where the episode keeps its version."""
+    record = ShadowRecord(tmp_path / "shadow.jsonl")
+    stand = Stand(record=record)
+    stand.keep(1)
+    stand.keep(2)
+    await stand.shelf.steer(arms(1, 2, shadow=2))
+    episode = stand.start()
+    for step in range(10):
+        await stand.play(episode, 1, step)
+        await settle(stand)
+    record.close()
+    rows = [row for row in written(tmp_path / "shadow.jsonl") if row["episode_id"] == episode]
+    assert [row["shadow"]["version"] for row in rows] == [2] * 10
+
+
+async def test_the_shadow_is_under_the_mask_of_the_request(tmp_path: Path) -> None:
+    """What the client forbids is as impossible to the shadow as it is to who answers."""
+    record = ShadowRecord(tmp_path / "shadow.jsonl")
+    stand = Stand(record=record)
+    stand.keep(1)
+    stand.keep(2)
+    await stand.shelf.steer(arms(1, 2, shadow=2))
+    allowed = np.array([True, False, True])
+    for seed in range(8):
+        await ask(stand, seed, action_mask=[pb.Part(value=to_tensor(allowed))])
+    record.close()
+    shadow = policy_of(stand.specification, 2)
+    for seed, row in enumerate(written(tmp_path / "shadow.jsonl")):
+        logits = shadow.action_parameters(rows_of(1, seed))[0]
+        expected = np.where(allowed, np.exp(logits), 0.0)
+        expected /= expected.sum()
+        action = row["answered"]["action"]["action"][0]
+        assert allowed[action]
+        assert row["shadow"]["distribution"]["action/probability"][0] == pytest.approx(expected, abs=1e-5)
+        assert row["shadow"]["log_prob"] == pytest.approx([np.log(expected[action])], abs=1e-5)
+
+
+async def test_a_shadow_that_cannot_answer_is_written_down_as_such(tmp_path: Path) -> None:
+    """With the reason."""
+    record = ShadowRecord(tmp_path / "shadow.jsonl")
+    stand = Stand(record=record)
+    stand.keep(1)
+    stand.keep(2, policy=broken(policy_of(stand.specification, 2)))
+    await stand.shelf.steer(arms(1, 2, shadow=2))
+    await ask(stand, 0)
+    record.close()
+    (row,) = written(tmp_path / "shadow.jsonl")
+    assert "version 2: " in row["shadow"]["error"]
+
+
+async def test_the_file_is_turned_over_and_no_disk_fails_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file before it is kept; a folder that is gone is counted."""
+    monkeypatch.setattr(shadow_record, "_MOST_BYTES", 1024)
+    folder = tmp_path / "record"
+    folder.mkdir()
+    record = ShadowRecord(folder / "shadow.jsonl")
+    stand = Stand(record=record)
+    stand.keep(1)
+    stand.keep(2)
+    await stand.shelf.steer(arms(1, 2, shadow=2))
+    for seed in range(20):
+        await ask(stand, seed)
+    record.close()
+    assert sorted(path.name for path in folder.iterdir()) == ["shadow.jsonl", "shadow.jsonl.1"]
+    before = metrics.SHADOW_UNRECORDED._value.get()
+    record = ShadowRecord(tmp_path / "gone" / "shadow.jsonl")
+    stand.desk._record = record
+    assert (await ask(stand, 21)).version == 1
+    record.close()
+    assert metrics.SHADOW_UNRECORDED._value.get() == before + 1

@@ -1,0 +1,90 @@
+"""What an actor takes from a specification, what it decides itself, and what it refuses."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actor import specification as run
+from penstock.config.settings import ActorSection, ConfigurationError, EnvironmentSection
+from penstock.policy.custom_network import CustomBody
+from penstock.runtime.exit import Fatal
+from penstock.wire.specification import RunSpecification
+from tests.support.run import small_run
+from workloads.control.environment import spaces
+
+
+def specification(**changes: Any) -> RunSpecification:
+    """CartPole."""
+    observation, action = spaces(EnvironmentSection())
+    return replace(small_run.specification(), observation_space=observation, action_space=action, **changes)
+
+
+def test_sections_come_from_the_specification() -> None:
+    """This process needs no configuration of its own."""
+    read = run.read(specification(environment_json='{"count":3}', actor_json='{"threads":2}'), ActorSection())
+    assert read.environment.count == 3
+    assert read.actor.threads == 2
+    assert read.workload.name == "control"
+
+
+def test_a_process_sets_its_own_threads_outbox_and_timeout_only(caplog: pytest.LogCaptureFixture) -> None:
+    """What shapes the experience is the run's; who sets it elsewhere is told."""
+    local = ActorSection(threads=4, outbox_fragments=2, stall_timeout_s=9, unroll_length=7, compress="off")
+    read = run.read(specification(actor_json='{"threads":2,"unroll_length":32}'), local)
+    assert (read.actor.threads, read.actor.outbox_fragments, read.actor.stall_timeout_s) == (4, 2, 9)
+    assert read.actor.unroll_length == 32
+    assert [record.__dict__["key"] for record in caplog.records] == ["actor.unroll_length"]
+
+
+def test_an_unknown_workload_is_named() -> None:
+    """With those installed."""
+    with pytest.raises(ConfigurationError, match="workload='chess'.*control"):
+        run.read(specification(workload="chess"), ActorSection())
+
+
+def test_a_section_of_another_version_is_named() -> None:
+    """An unknown key means another penstock wrote it."""
+    with pytest.raises(Fatal, match="section policy.*same version"):
+        run.read(specification(policy_json='{"colour":1}'), ActorSection())
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module that can be imported here and holds a network."""
+    (tmp_path / "stranger.py").write_text("from tests.unit.penstock.policy.own_networks import Good\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "stranger"
+    sys.modules.pop("stranger", None)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"environment_json": '{"id":"stranger:X-v0"}'},
+        {"policy_json": '{"network":"stranger:Good"}'},
+    ],
+    ids=["environment", "network"],
+)
+def test_the_specification_cannot_allow_a_module_itself(stranger: str, asked: dict[str, str]) -> None:
+    """Only this process can; nothing is imported before."""
+    text = '{"allow_modules":["stranger"]}'
+    with pytest.raises(ConfigurationError, match=r"asks this process to import 'stranger'.*allow_modules"):
+        run.read(specification(actor_json=text, **asked), ActorSection())
+    assert stranger not in sys.modules
+
+
+def test_who_only_serves_or_exports_imports_no_network_either(stranger: str) -> None:
+    """Unless this process allows it."""
+    asked = specification(policy_json='{"network":"stranger:Good"}')
+    with pytest.raises(ConfigurationError, match=r"policy\.network='stranger:Good'.*allow_modules"):
+        run.policy_maker(asked)
+    assert stranger not in sys.modules
+    assert isinstance(
+        run.policy_maker(asked, ActorSection(allow_modules=(stranger,)))().actor_body, CustomBody
+    )
+    allowed = run.read(asked, ActorSection(allow_modules=(stranger,)))
+    assert isinstance(allowed.make_policy(0).policy.actor_body, CustomBody)

@@ -1,0 +1,102 @@
+"""What of an Append goes to the log."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from broker.service.admission import Admission, check_all
+from penstock.v1 import fragment_pb2
+from penstock.wire import fragment as fragments
+from penstock.wire.fragment import Fragment
+from penstock.wire.refusal import Reason
+from tests.support.run.small_run import SLOTS, STEPS, fragment, specification
+
+SESSION = 7
+
+
+def _with(**changes: object) -> Fragment:
+    good = fragment(SESSION)
+    return replace(good, header=replace(good.header, **changes))  # type: ignore[arg-type]
+
+
+NAN = np.full((STEPS, SLOTS), np.nan, np.float32)
+BAD = {
+    "reward: holds NaN": fragment(SESSION, reward=NAN),
+    "log_prob: holds NaN": fragment(SESSION, log_prob=-NAN),
+    "reward: dtype float64": fragment(SESSION, reward=np.zeros((STEPS, SLOTS))),
+    "reward: shape": fragment(SESSION, reward=np.zeros((STEPS, SLOTS + 1), np.float32)),
+    "header.session=8": _with(session=8),
+    "header.schema_id": _with(schema_id="0" * 64),
+    "header.steps=5": _with(steps=5),
+    "header.policy='../x'": _with(policy="../x"),
+    "header.sequence=9007199254740993": _with(sequence=2**53 + 1),
+    "header.run='run-b'": _with(run="run-b"),
+    "payload": replace(fragment(SESSION), payload=fragment(SESSION).payload[:-1]),
+}
+
+
+@pytest.mark.parametrize("field", BAD)
+def test_a_bad_fragment_is_invalid_and_the_reason_names_the_field(field: str) -> None:
+    """With its place in the request; the good one before it is taken, the one behind it is not."""
+    messages = [fragments.to_proto(each) for each in (fragment(SESSION, 1), BAD[field], fragment(SESSION, 3))]
+    admitted = check_all(SESSION, messages, specification())
+    assert [item.header.sequence for item in admitted.items] == [1]
+    assert admitted.refusal is not None
+    assert admitted.refusal.reason is Reason.INVALID
+    assert admitted.refusal.detail.startswith("fragments[1]")
+    assert field in admitted.refusal.detail
+
+
+def test_a_good_fragment_goes_on_as_it_came() -> None:
+    """Payload and header bytes unchanged, unknown fields of a newer actor included."""
+    message = fragments.to_proto(fragment(SESSION))
+    newer = fragment_pb2.Fragment.FromString(message.SerializeToString())
+    newer.header.MergeFromString(b"\x9a\x06\x03new")
+    (item,) = check_all(SESSION, [newer], specification()).items
+    assert item.payload == message.payload
+    assert item.header_bytes == newer.header.SerializeToString()
+    assert b"new" in item.header_bytes
+
+
+class Shelf:
+    """Where the specification is read from."""
+
+    def __init__(self, encoded: bytes | None) -> None:
+        self.encoded = encoded
+        self.reads = 0
+
+    async def read(self) -> bytes | None:
+        """One look."""
+        self.reads += 1
+        return self.encoded
+
+
+async def test_before_the_learner_wrote_the_run_an_append_is_not_ready() -> None:
+    """With a time to wait."""
+    admitted = await Admission(Shelf(None).read).admit(SESSION, [fragments.to_proto(fragment(SESSION))])
+    assert admitted.refusal is not None
+    assert admitted.refusal.reason is Reason.NOT_READY
+    assert admitted.refusal.retry_after_ms > 0
+
+
+async def test_the_specification_is_read_once() -> None:
+    """Not for every Append, and a foreign run's fragments do not make the broker read every time."""
+    shelf = Shelf(specification().encode())
+    admission = Admission(shelf.read)
+    for _ in range(3):
+        assert not (await admission.admit(SESSION, [fragments.to_proto(fragment(SESSION))])).refusal
+        foreign = await admission.admit(SESSION, [fragments.to_proto(fragment(SESSION, run="run-b"))])
+        assert foreign.refusal is not None
+        assert foreign.refusal.reason is Reason.INVALID
+    assert shelf.reads == 1
+
+
+async def test_a_large_append_is_checked_on_a_thread_with_the_same_result() -> None:
+    """Forty fragments, the last one bad."""
+    messages = [fragments.to_proto(fragment(SESSION, sequence)) for sequence in range(1, 40)]
+    messages.append(fragments.to_proto(fragment(SESSION, reward=NAN)))
+    admitted = await Admission(Shelf(specification().encode()).read).admit(SESSION, messages)
+    assert len(admitted.items) == 39
+    assert admitted.refusal is not None
+    assert "fragments[39]" in admitted.refusal.detail

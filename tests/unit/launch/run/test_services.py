@@ -1,0 +1,134 @@
+"""What the services of a run are started with."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from launch.run.child_process import without_configuration
+from launch.run.plan import Request, make_plan, prepare_folder
+from launch.run.services import private_folder, service_environment, service_specs
+from learner.recording.writer import RecordingWriter
+from penstock.config.settings import ConfigurationError, load
+from tests.support.run.small_run import specification
+
+SHOW = (
+    "import json, sys; from pathlib import Path; from launch.run.plan import service_settings\n"
+    "settings = service_settings(Path(sys.argv[1]), ())\n"
+    "password = settings.security.redis_password\n"
+    "print(json.dumps([settings.metrics.host, settings.metrics.port, password and password.get_secret_value()]))"
+)
+
+
+def seen_by_a_service(run_dir: Path, *assignments: str) -> list[object]:
+    """Metrics host, port and Redis password in a service of such a run."""
+    plan = make_plan(Request(what="CartPole-v1", run_dir=run_dir, assignments=assignments))
+    prepare_folder(plan)
+    environment = without_configuration({"PATH": ""}) | service_environment(plan.settings)
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW, str(plan.config)],
+        env=environment, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    return list(json.loads(done.stdout))
+
+
+def test_a_metrics_port_of_the_configuration_is_not_shared_by_all_services(tmp_path: Path) -> None:
+    """Six processes cannot serve one port, and the launcher probes their health on loopback."""
+    seen = seen_by_a_service(tmp_path / "run", "metrics.port=9464", "metrics.host=0.0.0.0")
+    assert seen == ["127.0.0.1", 0, None]
+
+
+@pytest.mark.parametrize("password", ["hunter2", "12345", 'qu"ote\\ ü'])
+def test_a_password_given_to_the_launcher_reaches_the_services(tmp_path: Path, password: str) -> None:
+    """Wherever it was said; also one that looks like a number. It is in no file."""
+    assigned = f"security.redis_password={json.dumps(password, ensure_ascii=False)}"
+    assert seen_by_a_service(tmp_path / "run", assigned)[2] == password
+    assert password not in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_without_a_password_the_services_are_told_none() -> None:
+    """An empty one would be a wrong one."""
+    assert "PENSTOCK_SECURITY__REDIS_PASSWORD" not in service_environment(load([]))
+
+
+def test_a_broker_is_given_the_registry_of_the_run(tmp_path: Path) -> None:
+    """The file in the run's folder, or the one that was named; nobody else needs it on the command line."""
+    for assignments, url in (
+        ((), f"sqlite:///{tmp_path}/run/registry.sqlite"),
+        (("serving.registry=postgresql://ada@db/penstock",), "postgresql://ada@db/penstock"),
+    ):
+        plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "run", assignments=assignments))
+        commands = {spec.name: spec.command for spec in service_specs(plan, tmp_path)}
+        assert commands["broker"][-2:] == ("--set", f"serving.registry={url}")
+        assert not any("serving.registry" in word for word in commands["actor-0"])
+
+
+def test_a_learner_that_is_started_again_does_not_go_back_once_more(tmp_path: Path) -> None:
+    """`--resume --best` holds for the first start; each crash would lose what was learned since."""
+    prepare_folder(make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "run")))
+    plan = make_plan(Request(run_dir=tmp_path / "run", resume=True, allow_loss=True, best=True))
+    (learner,) = (spec for spec in service_specs(plan, tmp_path) if spec.name == "learner")
+    assert learner.command[-3:] == ("--resume", "--allow-loss", "--best")
+    assert learner.on_restart == ("--newest",)
+    with pytest.raises(ConfigurationError, match="--best: .*add --resume"):
+        make_plan(Request(what="CartPole-v1", best=True))
+
+
+def test_a_run_from_a_recording_has_no_rollout_workers_and_records_nothing(tmp_path: Path) -> None:
+    """Also where the file of the recorded run says otherwise; lock-step needs nobody then."""
+    recording = tmp_path / "recording"
+    RecordingWriter.begin(recording, specification(), "policy", 1).close()
+    record = f"learner.record={tmp_path / 'other'}"
+    prepare_folder(make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "a", assignments=(record,))))
+    plan = make_plan(
+        Request(
+            what=str(tmp_path / "a" / "config.toml"),
+            run_dir=tmp_path / "b",
+            recording=recording,
+            assignments=("algorithm.staleness=0",),
+        )
+    )
+    assert (plan.settings.learner.feed_from, plan.settings.learner.record) == (recording, None)
+    names = [spec.name for spec in service_specs(plan, tmp_path)]
+    assert names == ["redis", "broker", "learner", "evaluator"]
+
+
+def test_launchers_that_clean_up_the_same_folders_do_not_trip_over_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders of dead launchers go, whoever is quicker; those of living ones stay."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for index in range(200):
+        folder = tmp_path / f"penstock-{index}"
+        folder.mkdir()
+        (folder / "launcher.pid").write_text("999999999")
+    with ThreadPoolExecutor(8) as pool:
+        made = {future.result() for future in [pool.submit(private_folder) for _ in range(8)]}
+    assert set(tmp_path.glob("penstock-*")) == made
+    assert len(made) == 8
+
+
+def test_actors_of_this_machine_are_told_where_it_has_what_the_run_names(tmp_path: Path) -> None:
+    """Of a run of language models; what the user said of this machine, and the service that was started, come over it."""
+    kwargs = {"model": "/models/a", "prompts": "/data/p.jsonl", "reward": str(tmp_path), "serve_reward": True}
+    said = ("workload=rlhf", f"environment.kwargs={dump_inline(kwargs)}", 'actor.places.prompts="7"')
+    plan = make_plan(Request(what="words", run_dir=tmp_path / "run", assignments=said))
+    specs = {spec.name: spec.command for spec in service_specs(plan, tmp_path / "sockets")}
+    assert list(specs)[-3:] == ["reward", "actor-0", "evaluator"]
+    for name in ("actor-0", "evaluator"):
+        told = [word for word in specs[name] if word.startswith("actor.places.")]
+        assert told == [
+            'actor.places.model="/models/a"',
+            'actor.places.prompts="7"',
+            f'actor.places.reward="unix:{tmp_path}/sockets/reward.sock"',
+        ]
+    assert "actor.places" not in " ".join(specs["learner"])
+
+
+def dump_inline(kwargs: dict[str, object]) -> str:
+    """As an inline table of TOML."""
+    return "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in kwargs.items()) + "}"

@@ -1,0 +1,270 @@
+"""The ring of transitions: what is in it, what is drawn from it, what a checkpoint brings back."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.algorithms.off_policy.replay.memory import Prioritisation, Replay, Sample
+from learner.algorithms.off_policy.replay.transitions import Transitions, fragments, transitions
+from tests.support.experience.replay_fragments import batch, fragment
+
+CPU = torch.device("cpu")
+PRIORITISED = Prioritisation(exponent=0.6)
+
+
+def replay(capacity: int = 20, how: Prioritisation | None = None, **changed: Any) -> Replay:
+    """A small one."""
+    return Replay(
+        capacity, changed.pop("capacity_bytes", 10**6), seed=3, device=CPU, prioritisation=how, **changed
+    )
+
+
+def rows(count: int, first: int) -> Transitions:
+    """`count` transitions whose observations are first, first + 1, ..."""
+    ((_, one),) = fragments(batch(fragment(count, 1, first=first)))
+    return transitions(one, discount=0.9, steps=1)
+
+
+def held(memory: Replay) -> list[float]:
+    """Observations by age."""
+    index = torch.arange(memory.size)
+    places = (index + memory.state()[1]["first"]) % memory.capacity
+    return [] if memory.size == 0 else memory.rows(places).observation["observation"].flatten().tolist()
+
+
+def test_the_oldest_entries_make_room_whole() -> None:
+    """By steps."""
+    memory = replay(capacity=10)
+    for number in range(1, 5):
+        memory.insert(number, 100, rows(4, 10 * number))
+    assert [entry.number for entry in memory.entries] == [3, 4]
+    assert held(memory) == [30, 31, 32, 33, 40, 41, 42, 43]
+    assert memory.retain_from() == 3
+
+
+def test_the_oldest_entries_make_room_by_bytes() -> None:
+    """Of payloads in the log."""
+    memory = replay(capacity=100, capacity_bytes=250)
+    for number in range(1, 5):
+        memory.insert(number, 100, rows(4, 10 * number))
+    assert [entry.number for entry in memory.entries] == [3, 4]
+
+
+def test_an_entry_without_experience_is_not_kept() -> None:
+    """The log need not hold it."""
+    ((_, one),) = fragments(batch(fragment(2, 1, invalid=((0, 0), (1, 0)))))
+    memory = replay()
+    memory.insert(1, 100, transitions(one, discount=0.9, steps=1))
+    assert (memory.size, memory.retain_from()) == (0, None)
+
+
+def test_an_entry_that_does_not_fit_is_named() -> None:
+    """With both figures."""
+    with pytest.raises(ValueError, match="log entry 7 has 4 transitions in 10 bytes, replay holds 3"):
+        replay(capacity=3).insert(7, 10, rows(4, 0))
+
+
+def test_what_is_withdrawn_is_never_drawn() -> None:
+    """And only the newest entry can be."""
+    memory = replay(how=PRIORITISED)
+    for number in (1, 2):
+        memory.insert(number, 10, rows(5, 10 * number))
+    memory.withdraw(1)
+    assert len(memory.entries) == 2
+    memory.withdraw(2)
+    drawn = memory.sample(200, correction=0.4).transitions.observation["observation"]
+    assert set(drawn.flatten().tolist()) <= {10.0, 11.0, 12.0, 13.0, 14.0}
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 60)), max_size=30))
+@settings(max_examples=50)
+def test_every_history_agrees_with_a_list(entries: list[tuple[int, int]]) -> None:
+    """Of entries that come and go, by steps and bytes."""
+    memory, naive = replay(capacity=12, capacity_bytes=100), list[tuple[int, int, int]]()
+    for number, (count, size) in enumerate(entries, 1):
+        memory.insert(number, size, rows(count, 10 * number))
+        naive.append((number, count, size))
+        while sum(count for _, count, _ in naive) > 12 or sum(size for *_, size in naive) > 100:
+            del naive[0]
+    assert [(entry.number, entry.rows, entry.size) for entry in memory.entries] == naive
+    assert held(memory) == [10 * number + row for number, count, _ in naive for row in range(count)]
+
+
+# ---------------------------------------------------------------- drawing
+
+
+def chi_square(counts: Counter[int], shares: list[float]) -> float:
+    """Σ (observed − expected)² / expected."""
+    total = sum(counts.values())
+    return sum((counts[index] - total * share) ** 2 / (total * share) for index, share in enumerate(shares))
+
+
+def drawn(memory: Replay, batches: int, count: int) -> Counter[int]:
+    """How often each place of the ring was drawn."""
+    found: Counter[int] = Counter()
+    for _ in range(batches):
+        found.update(memory.sample(count, correction=0.4).index.tolist())
+    return found
+
+
+def test_uniform_draws_are_uniform() -> None:
+    """20,000 draws of ten; 27.9 is the 0.999 quantile of χ² with nine degrees of freedom."""
+    memory = replay()
+    memory.insert(1, 10, rows(10, 0))
+    assert chi_square(drawn(memory, 200, 100), [0.1] * 10) < 27.9
+
+
+def test_prioritised_draws_are_proportional_to_the_priority() -> None:
+    """Errors 0, 1, ..., 9 with α = 0.6. Strata only bring the counts nearer to what is expected: χ² bounds them still."""
+    memory = replay(how=PRIORITISED)
+    memory.insert(1, 10, rows(10, 0))
+    memory.set_errors(torch.arange(10), torch.arange(10.0))
+    powers = [(error + 1e-6) ** 0.6 for error in range(10)]
+    shares = [power / sum(powers) for power in powers]
+    counts = drawn(memory, 200, 100)
+    # The first has next to no share: an expectation below 5 belongs with its neighbour.
+    merged = Counter({0: counts[0] + counts[1]} | {place - 1: counts[place] for place in range(2, 10)})
+    assert chi_square(merged, [shares[0] + shares[1], *shares[2:]]) < 26.1
+
+
+def test_a_stratified_batch_draws_each_transition_as_often_as_its_share_to_within_one() -> None:
+    """Equal priorities, as many draws as transitions: each is drawn once at its place, two at the most."""
+    memory = replay(how=PRIORITISED)
+    memory.insert(1, 10, rows(8, 0))
+    for _ in range(50):
+        assert memory.sample(8, correction=0.4).index.tolist() == list(range(8))
+
+
+def test_importance_weights_are_those_of_the_paper() -> None:
+    """(N·P(i))^−β over the batch's largest."""
+    memory = replay(how=PRIORITISED)
+    memory.insert(1, 10, rows(4, 0))
+    memory.set_errors(torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    sample = memory.sample(64, correction=0.5)
+    powers = [(error + 1e-6) ** 0.6 for error in (1, 2, 3, 4)]
+    by_place = [(4 * power / sum(powers)) ** -0.5 for power in powers]
+    largest = max(by_place[place] for place in sample.index.tolist())
+    expected = [by_place[place] / largest for place in sample.index.tolist()]
+    torch.testing.assert_close(sample.weight, torch.tensor(expected))
+
+
+def test_new_transitions_come_with_the_largest_priority_there_was() -> None:
+    """So that each is drawn soon; 1 before any error is known."""
+    memory = replay(how=PRIORITISED)
+    memory.insert(1, 10, rows(2, 0))
+    memory.set_errors(torch.tensor([0, 1]), torch.tensor([9.0, 0.5]))
+    memory.set_errors(torch.tensor([0]), torch.tensor([0.1]))
+    memory.insert(2, 10, rows(1, 10))
+    counts = drawn(memory, 100, 30)
+    powers = [0.1**0.6, 0.5**0.6, 9**0.6]
+    assert chi_square(counts, [power / sum(powers) for power in powers]) < 13.8
+
+
+def test_an_error_that_is_not_finite_does_not_stay() -> None:
+    """The update is undone, and the tree must be whole."""
+    memory = replay(how=PRIORITISED)
+    memory.insert(1, 10, rows(3, 0))
+    memory.set_errors(torch.arange(3), torch.tensor([math.nan, math.inf, 1.0]))
+    weight = memory.sample(16, correction=0.4).weight
+    assert weight.isfinite().all()
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def recalled(memory: Replay, parts: dict[int, Transitions]) -> int:
+    """Read all of `parts` again, in order."""
+    for number, part in sorted(parts.items()):
+        if memory.awaits(number):
+            memory.recall(number, part)
+    return memory.end_recall()
+
+
+def same(one: Sample, other: Sample) -> bool:
+    """Bit by bit."""
+    mine, theirs = one.transitions.observation["observation"], other.transitions.observation["observation"]
+    return (
+        torch.equal(mine, theirs)
+        and torch.equal(one.index, other.index)
+        and torch.equal(one.weight, other.weight)
+    )
+
+
+@pytest.mark.parametrize("how", [None, PRIORITISED])
+def test_what_was_read_again_goes_on_bit_by_bit(how: Prioritisation | None) -> None:
+    """Draws, evictions and priorities behind a resume are those there would have been."""
+    parts = {number: rows(3, 10 * number) for number in range(1, 9)}
+    first = replay(capacity=13, how=how)
+    for number in range(1, 7):
+        first.insert(number, 10, parts[number])
+        sample = first.sample(5, correction=0.4)
+        first.set_errors(sample.index, sample.index.float())
+    tensors, numbers = first.state()
+    assert all(tensor.numel() < 20 for name, tensor in tensors.items() if name != "generator"), "no payloads"
+    second = replay(capacity=13, how=how)
+    second.load(tensors, numbers)
+    assert second.retain_from() == first.retain_from() == 3
+    assert recalled(second, parts) == 0
+    assert second.state()[0].keys() == tensors.keys()
+    for number in (7, 8):
+        for memory in (first, second):
+            memory.insert(number, 10, parts[number])
+        one, other = (memory.sample(7, correction=0.5) for memory in (first, second))
+        assert same(one, other)
+        for memory in (first, second):
+            memory.set_errors(one.index, one.index.float() + 1)
+    assert held(first) == held(second)
+
+
+@pytest.mark.parametrize("how", [None, PRIORITISED])
+def test_a_state_that_was_not_recalled_yet_is_still_whole(how: Prioritisation | None) -> None:
+    """Who is asked for a checkpoint in between gives what it was given."""
+    first = replay(how=how)
+    for number in (1, 2, 3):
+        first.insert(number, 10, rows(3, 10 * number))
+    tensors, numbers = first.state()
+    second = replay(how=how)
+    second.load(tensors, numbers)
+    second.recall(1, rows(3, 10))
+    again, _ = second.state()
+    assert again.keys() == tensors.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in tensors.items())
+
+
+def test_entries_that_do_not_come_are_counted() -> None:
+    """The memory comes back smaller."""
+    first = replay(how=PRIORITISED)
+    parts = {number: rows(3, 10 * number) for number in (1, 2, 3, 4)}
+    for number, part in parts.items():
+        first.insert(number, 10, part)
+    second = replay(how=PRIORITISED)
+    second.load(*first.state())
+    del parts[2], parts[4]
+    assert recalled(second, parts) == 2
+    assert held(second) == [10, 11, 12, 30, 31, 32]
+    assert second.retain_from() == 1
+
+
+def test_an_entry_that_is_not_what_it_was_is_named() -> None:
+    """By its number of transitions."""
+    first = replay()
+    first.insert(5, 10, rows(3, 0))
+    second = replay()
+    second.load(*first.state())
+    with pytest.raises(ValueError, match="log entry 5: 2 transitions, 3 when it entered"):
+        second.recall(5, rows(2, 0))
+
+
+def test_a_state_of_another_kind_of_replay_is_refused() -> None:
+    """By what is missing, or by the capacity: places in the ring would be others."""
+    first = replay()
+    first.insert(1, 10, rows(3, 0))
+    with pytest.raises(ValueError, match="replay/priorities: missing"):
+        replay(how=PRIORITISED).load(*first.state())
+    with pytest.raises(ValueError, match=r"of 20 transitions, algorithm\.capacity=21"):
+        replay(capacity=21).load(*first.state())

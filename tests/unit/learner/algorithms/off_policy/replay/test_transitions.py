@@ -1,0 +1,111 @@
+"""n-step transitions against a loop over steps that is written from their definition."""
+
+from dataclasses import asdict, dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learner.algorithms.off_policy.replay.transitions import fragments, transitions
+from tests.support.experience.replay_fragments import Ends, batch, fragment
+
+DISCOUNT = 0.5
+
+
+@dataclass
+class Row:
+    """A transition of one-number observations."""
+
+    observation: float
+    reward: float
+    discount: float
+    following: float
+
+
+def walked(steps: int, slots: int, ends: Ends, invalid: tuple[tuple[int, int], ...], n: int) -> list[Row]:
+    """Step by step: reward of row t is t + 1 + 100·i."""
+    rows = []
+    for t in range(steps):
+        for i in range(slots):
+            if (t, i) in invalid:
+                continue
+            reward, factor, at = 0.0, 1.0, t
+            while True:
+                reward += factor * (1 + at + 100 * i)
+                factor *= DISCOUNT
+                end = ends.get((at, i))
+                following = float(at + 1 + 100 * i)
+                if end is not None:
+                    following = -following
+                    factor = 0.0 if end == "terminated" else factor
+                    break
+                if at + 1 - t == n or at + 1 == steps or (at + 1, i) in invalid:
+                    break
+                at += 1
+            rows.append(Row(float(t + 100 * i), reward, factor, following))
+    return rows
+
+
+def built(steps: int, slots: int, ends: Ends, invalid: tuple[tuple[int, int], ...], n: int) -> list[Row]:
+    """By the code under test."""
+    (one,) = fragments(batch(fragment(steps, slots, ends=ends, invalid=invalid)))
+    made = transitions(one[1], discount=DISCOUNT, steps=n)
+    columns = (made.observation["observation"], made.reward, made.discount, made.following["observation"])
+    return [Row(*values) for values in zip(*(column.flatten().tolist() for column in columns), strict=True)]
+
+
+def test_three_steps_by_hand() -> None:
+    """Rewards 1, 2, 3, 4 with γ = ½; the episode is truncated with the third step, and its true last observation is −3."""
+    assert built(4, 1, {(2, 0): "truncated"}, (), 2) == [
+        Row(0, 1 + 0.5 * 2, 0.25, 2),
+        Row(1, 2 + 0.5 * 3, 0.25, -3),
+        Row(2, 3, 0.5, -3),
+        Row(3, 4, 0.5, 4),
+    ]
+
+
+def test_a_termination_is_followed_by_nothing_and_a_truncation_by_its_last_observation() -> None:
+    """One step."""
+    assert built(2, 1, {(0, 0): "terminated", (1, 0): "truncated"}, (), 1) == [
+        Row(0, 1, 0.0, -1),
+        Row(1, 2, 0.5, -2),
+    ]
+
+
+@given(st.data())
+def test_every_fragment_agrees_with_the_loop(data: st.DataObject) -> None:
+    """Ends, steps that are not experience, any n, any shape."""
+    steps, slots, n = (data.draw(st.integers(1, high)) for high in (7, 3, 6))
+    places = st.tuples(st.integers(0, steps - 1), st.integers(0, slots - 1))
+    invalid = tuple(data.draw(st.sets(places, max_size=4)))
+    how = st.sampled_from(["terminated", "truncated"])
+    ends = {
+        place: end
+        for place, end in data.draw(st.dictionaries(places, how, max_size=5)).items()
+        if place not in invalid
+    }
+    assert built(steps, slots, ends, invalid, n) == walked(steps, slots, ends, invalid, n)
+
+
+def test_ragged_fragments_are_taken_apart_without_their_padding() -> None:
+    """A short one beside a long one gives what each gives alone."""
+    parts = [
+        fragment(2, 2, ends={(1, 1): "truncated"}),
+        fragment(5, 1, ends={(4, 0): "terminated"}, first=50),
+    ]
+    together = list(fragments(batch(*parts)))
+    assert [(source.number, source.steps, source.columns) for source, _ in together] == [(1, 2, 2), (2, 5, 1)]
+    for part, (_, one) in zip(parts, together, strict=True):
+        (alone,) = fragments(batch(part))
+        first, second = (transitions(of, discount=DISCOUNT, steps=3) for of in (one, alone[1]))
+        torch.testing.assert_close(asdict(first), asdict(second), rtol=0, atol=0)
+        assert first.observation["observation"].shape == (part[0].charge, 1)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_the_last_steps_of_a_fragment_look_as_far_as_it_goes(n: int) -> None:
+    """With the observation that follows the fragment and the discount of the steps there were."""
+    rows = built(4, 1, {}, (), n)
+    assert rows[-1] == Row(3, 4, 0.5, 4)
+    assert rows[0].discount == DISCOUNT**n

@@ -1,0 +1,281 @@
+"""DQN as an algorithm: what it learns, what it promises the loop, what is undone, what a checkpoint holds."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from learner.algorithms.algorithm import Algorithm, Settles
+from learner.algorithms.off_policy.dqn import DQN, METRICS, epsilon, huber
+from learner.algorithms.off_policy.replay.transitions import fragments, transitions
+from learner.batch import Batch
+from penstock.config.settings import ConfigurationError, DQNSection, PolicySection
+from penstock.policy import weights
+from penstock.policy.policy import build
+from penstock.wire.spaces import MultiDiscrete
+from tests.support.experience.experience import box
+from tests.support.experience.replay_worlds import STATES, corridor, corridor_values, q_policy
+from tests.unit.learner.algorithms.on_policy.test_ppo import Pending, same
+
+DISCOUNT = 0.9
+SMALL: dict[str, Any] = {
+    "discount": DISCOUNT,
+    "capacity": 300,
+    "learning_starts": 64,
+    "batch_size": 32,
+    "error_steps": 64,
+    "learning_rate": 3e-3,
+    "target_period": 20,
+    "publish_period": 20,
+}
+
+
+def make(seed: int = 0, policy: dict[str, Any] | None = None, **section: Any) -> DQN:
+    """A small DQN for the corridor."""
+    settings = DQNSection(**(SMALL | section))
+    return DQN(q_policy(settings, **(policy or {})), settings, seed=seed)
+
+
+def learned(algorithm: DQN) -> np.ndarray[Any, Any]:
+    """Q of the three states that do not end."""
+    states = {"observation": torch.eye(STATES)[:-1]}
+    with torch.no_grad():
+        values: np.ndarray[Any, Any] = algorithm.policy.outputs(
+            algorithm.policy.read(states)
+        ).parameters.numpy()
+    return values
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"double": False, "target_period": 1, "target_rate": 0.05},
+        {"prioritised": True},
+        {"n_step": 3},
+        {"policy": {"dueling": True}},
+    ],
+    ids=["double", "single, Polyak", "prioritised", "n-step", "dueling"],
+)
+def test_it_finds_the_values_of_the_corridor(options: dict[str, Any]) -> None:
+    """In closed form, from a random walk. Three steps ahead the walk's own detours count, so only their order is right."""
+    algorithm = make(replay_ratio=1.0, **options)
+    for number in range(1, 21):
+        assert algorithm.update(corridor(number), progress=0.0).applied
+    values, optimal = learned(algorithm), corridor_values(DISCOUNT)
+    assert (values.argmax(1) == 1).all()
+    if "n_step" not in options:
+        np.testing.assert_allclose(values, optimal, atol=0.08)
+
+
+def test_a_budget_covers_two_fragments_and_the_error_of_the_ratio() -> None:
+    """And what would block for good is refused with the figures."""
+    assert make(error_steps=64).budget(32) == 64
+    assert make(error_steps=200).budget(32) == 200
+    with pytest.raises(ValueError, match=r"algorithm\.error_steps=20"):
+        make(error_steps=20).budget(32)
+    with pytest.raises(ValueError, match=r"algorithm\.capacity=300"):
+        make(learning_starts=290).budget(32)
+
+
+def test_it_is_an_algorithm_that_settles_on_insertion() -> None:
+    """One fragment at a time, of any age."""
+    algorithm: Algorithm = make()
+    assert algorithm.settles is Settles.ON_INSERT
+    assert algorithm.hard_staleness is None
+    assert not algorithm.lock_step
+    assert [algorithm.take([Pending(1)] * count) for count in range(3)] == [0, 1, 1]
+    assert algorithm.requires() == ()
+    assert list(algorithm.published_modules()) == ["default"]
+
+
+def test_gradient_steps_come_in_the_ratio_that_was_asked_for() -> None:
+    """None before there is enough; then half of one for every step, ahead by what the error allows."""
+    algorithm = make(replay_ratio=0.5)
+    made = [algorithm.update(corridor(number), progress=0.0).gradient_steps for number in range(1, 11)]
+    assert made[0] == 0
+    assert sum(made) == (10 * 32 - 64 + 64) // 2
+    assert made[2:] == [16] * 8
+    assert algorithm.updates == 10
+
+
+def test_a_version_is_published_when_enough_was_learned() -> None:
+    """Not with every insertion."""
+    algorithm = make(replay_ratio=0.5, publish_period=40)
+    published = [algorithm.update(corridor(number), progress=0.0).publish for number in range(1, 9)]
+    # 0, 32, 16, 16, 16, ... gradient steps.
+    assert published == [False, False, True, False, False, True, False, False]
+
+
+def test_an_update_reports_every_metric() -> None:
+    """All finite, and what exploration is told."""
+    algorithm = make()
+    algorithm.update(corridor(1), progress=0.0)
+    update = algorithm.update(corridor(2), progress=0.0)
+    assert {*METRICS, "learning_rate", "replay_steps", "epsilon"} <= update.metrics.keys()
+    assert all(math.isfinite(value) for value in update.metrics.values())
+    assert (update.steps, update.metrics["replay_steps"]) == (32, 64)
+
+
+def poisoned(batch: Batch) -> Batch:
+    """A reward that no network can fit."""
+    reward = batch.reward.clone()
+    reward[0] = 3e38
+    return replace(batch, reward=reward * 10)
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_an_update_that_is_not_finite_leaves_no_trace(*, prioritised: bool) -> None:
+    """Its fragments are out of replay: they are booked `nan`, so nothing may be learned from them later."""
+    algorithm = make(prioritised=prioritised, policy={"normalise_observations": True})
+    for number in (1, 2, 3):
+        assert algorithm.update(corridor(number), progress=0.0).applied
+    before = algorithm.state()
+    update = algorithm.update(poisoned(corridor(4)), progress=0.0)
+    assert (update.applied, update.reason, update.publish, update.metrics) == (False, "nan", False, {})
+    after = algorithm.state()
+    for state in (before, after):
+        for name in ("replay/generator", "replay/priorities", "replay/largest"):
+            state.tensors.pop(name, None)
+    assert same(before, after)
+    assert algorithm.update(corridor(5), progress=0.0).applied
+    assert [entry.number for entry in algorithm.replay.entries] == [1, 2, 3, 5]
+
+
+def test_a_batch_without_a_valid_step_is_skipped() -> None:
+    """The caller settles it."""
+    algorithm, batch = make(), corridor(1)
+    update = algorithm.update(replace(batch, valid=torch.zeros_like(batch.valid)), progress=0.0)
+    assert (update.applied, update.reason, algorithm.replay.size) == (False, "empty", 0)
+
+
+def resumed(first: DQN, second: DQN, held: range) -> None:
+    """`second` becomes `first` by its state, and by the log's fragments `held`."""
+    second.load(first.state())
+    assert second.retain_from() == first.retain_from()
+    for number in held:
+        second.recall(corridor(number))
+    assert second.end_recall() == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"prioritised": True, "n_step": 2, "policy": {"dueling": True}}])
+def test_a_restored_state_goes_on_bit_by_bit(options: dict[str, Any]) -> None:
+    """With what replay held read again from the log: weights, target, moments, priorities, generators, counts."""
+    first, second = make(seed=1, **options), make(seed=2, **options)
+    for number in range(1, 13):
+        first.update(corridor(number), progress=0.0)
+    oldest = first.retain_from()
+    assert oldest is not None
+    assert oldest > 1, "replay has let the oldest go"
+    resumed(first, second, range(1, 13))
+    assert same(first.state(), second.state())
+    for algorithm in (first, second):
+        for number in range(13, 16):
+            algorithm.update(corridor(number), progress=0.1)
+    assert same(first.state(), second.state())
+    assert weights.encode(first.policy) == weights.encode(second.policy)
+
+
+def test_a_memory_that_comes_back_too_small_is_filled_before_it_is_used() -> None:
+    """The log lost it: the ratio begins anew, and nothing blocks."""
+    first, second = make(), make()
+    for number in range(1, 11):
+        first.update(corridor(number), progress=0.0)
+    second.load(first.state())
+    assert second.end_recall() == len(first.replay.entries) > 0
+    made = [second.update(corridor(number), progress=0.0).gradient_steps for number in (11, 12, 13)]
+    assert made[0] == 0
+    assert made[2] > 0
+
+
+@pytest.mark.parametrize("name", ["policy/actor_head.bias", "target/actor_head.bias", "replay/entries"])
+def test_a_state_with_a_part_missing_is_refused(name: str) -> None:
+    """By name."""
+    state = make().state()
+    del state.tensors[name]
+    with pytest.raises(ValueError, match=name):
+        make().load(state)
+
+
+def test_what_the_log_must_keep_is_told() -> None:
+    """Bytes, and an entry for every step at worst; a memory of less than one fragment is refused."""
+    retained = make(capacity_bytes=5000).retains(1000)
+    assert (retained.size, retained.entries) == (5000, 300)
+    with pytest.raises(ValueError, match=r"capacity_bytes=5000: a fragment alone has 6000"):
+        make(capacity_bytes=5000).retains(6000)
+
+
+def test_epsilon_falls_linearly_over_its_share_of_the_run() -> None:
+    """And stays; it goes to the actors with the spread."""
+    section = DQNSection(epsilon_initial=1.0, epsilon_final=0.1, epsilon_fraction=0.2, epsilon_spread=7.0)
+    found = [epsilon(section, progress) for progress in (0.0, 0.1, 0.2, 1.0)]
+    assert found == pytest.approx([1.0, 0.55, 0.1, 0.1])
+    assert epsilon(DQNSection(epsilon_final=0.1, epsilon_fraction=0.0), 0.0) == pytest.approx(0.1)
+    assert DQN(q_policy(section), section, seed=0).scalars(1.0) == pytest.approx(
+        {"epsilon": 0.1, "epsilon_spread": 7.0}
+    )
+
+
+def test_huber_and_its_slope_are_torchs() -> None:
+    """Weighted."""
+    error = torch.linspace(-3, 3, 13, requires_grad=True)
+    weight = torch.rand(13, generator=torch.Generator().manual_seed(0))
+    each = torch.nn.functional.smooth_l1_loss(error, torch.zeros(13), reduction="none")
+    (slope,) = torch.autograd.grad((weight * each).mean(), error)
+    given = huber(error.detach(), weight)
+    torch.testing.assert_close(given.loss, (weight * each).mean())
+    torch.testing.assert_close(given.slope, slope)
+
+
+def test_what_a_mask_forbids_is_no_next_action() -> None:
+    """Where only the worse one is allowed at the next step, its value is what the target is made of."""
+    algorithm, batch = make(learning_rate=0.0, target_period=1), corridor(1)
+    allowed = torch.ones(*batch.observation["observation"].shape[:2], 2, dtype=torch.bool)
+    free, bound = (
+        replace(batch, observation=batch.observation | {"mask/action": mask})
+        for mask in (allowed, allowed & torch.tensor([False, True]))
+    )
+    targets = []
+    for given in (free, bound):
+        ((_, fragment),) = fragments(given)
+        rows = transitions(fragment, discount=DISCOUNT, steps=1)
+        targets.append(algorithm._targets(rows) - rows.reward)
+        values = algorithm.policy.outputs(
+            algorithm.policy.read({"observation": rows.following["observation"]})
+        )
+        expected = values.parameters[:, 1] if given is bound else values.parameters.amax(1)
+        torch.testing.assert_close(targets[-1], rows.discount * expected.detach())
+    assert (targets[0] > targets[1]).any()
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({"recurrent": "gru"}, "policy.recurrent or policy.frame_stack"),
+        ({"frame_stack": 4}, "policy.recurrent or policy.frame_stack"),
+        ({"dropout": 0.1}, "policy.dropout"),
+        ({"hidden_norm": "batch"}, "hidden_norm='layer'"),
+    ],
+)
+def test_policies_that_single_steps_cannot_train_are_refused(policy: dict[str, Any], message: str) -> None:
+    """With what to leave out."""
+    with pytest.raises(ConfigurationError, match=message):
+        make(policy=policy)
+
+
+def test_layer_normalisation_is_learned() -> None:
+    """By autograd: a network that is not computed by hand."""
+    algorithm = make(policy={"hidden_norm": "layer"})
+    for number in (1, 2, 3):
+        assert algorithm.update(corridor(number), progress=0.0).applied
+
+
+def test_other_actions_are_refused_with_what_takes_them() -> None:
+    """Two choices at once."""
+    section = DQNSection()
+    policy = build(box(4), MultiDiscrete((2, 3)), section.policy_section(PolicySection()), 0)
+    with pytest.raises(ConfigurationError, match=r"algorithm\.name='dqn'.*MultiDiscrete.*'ppo'"):
+        DQN(policy, section, seed=0)

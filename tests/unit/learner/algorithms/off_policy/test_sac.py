@@ -1,0 +1,132 @@
+"""SAC as an algorithm: what it learns, what is undone, what a checkpoint holds."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from learner.algorithms.algorithm import Algorithm, Settles
+from learner.algorithms.off_policy.sac import METRICS, SAC
+from penstock.config.settings import ConfigurationError, PolicySection, SACSection
+from penstock.policy import weights
+from penstock.policy.policy import build
+from penstock.wire.spaces import Dict, Discrete
+from tests.support.experience.experience import box
+from tests.support.experience.replay_worlds import one_shot, soft_policy
+from tests.unit.learner.algorithms.on_policy.test_ppo import same
+
+BEST = 0.4
+SMALL: dict[str, Any] = {
+    "capacity": 1000,
+    "learning_starts": 64,
+    "batch_size": 64,
+    "error_steps": 64,
+    "learning_rate": 5e-3,
+    "critic_hidden_sizes": (32,),
+    "publish_period": 20,
+}
+
+
+def make(seed: int = 0, policy: dict[str, Any] | None = None, **section: Any) -> SAC:
+    """A small SAC."""
+    settings = SACSection(**(SMALL | section))
+    return SAC(soft_policy(settings, **(policy or {})), settings, seed=seed)
+
+
+def test_it_finds_the_best_action_and_the_entropy_that_was_asked_for() -> None:
+    """−(a − 0.4)² has its maximum at 0.4; the temperature moves until the entropy is −1 nat."""
+    algorithm = make(target_entropy=-1.0, temperature=0.2)
+    entropy = 0.0
+    for number in range(1, 15):
+        update = algorithm.update(one_shot(algorithm.policy, number, BEST), progress=0.0)
+        entropy = update.metrics.get("entropy", 0.0)
+    states = {"observation": np.random.default_rng(0).uniform(-1, 1, (64, 2)).astype(np.float32)}
+    mean = np.tanh(algorithm.policy.act(states, deterministic=True).action["action"])
+    assert np.abs(mean - BEST).max() < 0.15
+    assert entropy == pytest.approx(-1.0, abs=0.25)
+
+
+def test_it_is_an_algorithm_that_publishes_the_actor_alone() -> None:
+    """Critics and temperature stay in the learner, and in its checkpoints."""
+    algorithm: Algorithm = make()
+    assert algorithm.settles is Settles.ON_INSERT
+    assert algorithm.scalars(0.5) == {}
+    (published,) = algorithm.published_modules().values()
+    assert not any("critics" in name for name in published.state_dict())
+    names = algorithm.state().tensors
+    assert {"critics/both.0.head.weight", "target/both.1.head.weight", "temperature/log"} <= names.keys()
+    assert make().policy.values({"observation": np.ones((3, 2), np.float32)}).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_an_update_reports_every_metric() -> None:
+    """All finite."""
+    algorithm = make()
+    update = algorithm.update(one_shot(algorithm.policy, 1, BEST), progress=0.0)
+    assert {*METRICS, "learning_rate", "replay_steps"} == update.metrics.keys()
+    assert all(math.isfinite(value) for value in update.metrics.values())
+    assert update.gradient_steps == 64
+
+
+def test_a_temperature_that_is_not_tuned_stays() -> None:
+    """As it was set."""
+    algorithm = make(tune_temperature=False, temperature=0.3)
+    update = algorithm.update(one_shot(algorithm.policy, 1, BEST), progress=0.0)
+    assert update.metrics["temperature"] == pytest.approx(0.3)
+
+
+def test_an_update_that_is_not_finite_leaves_no_trace() -> None:
+    """Actor, critics, the ones that follow, temperature; and the fragment is out of replay."""
+    algorithm = make(policy={"normalise_observations": True})
+    assert algorithm.update(one_shot(algorithm.policy, 1, BEST), progress=0.0).applied
+    before = algorithm.state()
+    batch = one_shot(algorithm.policy, 2, BEST)
+    update = algorithm.update(replace(batch, reward=batch.reward * math.inf), progress=0.0)
+    assert (update.applied, update.reason) == (False, "nan")
+    after = algorithm.state()
+    for state in (before, after):
+        del state.tensors["replay/generator"], state.tensors["generator/noise"]
+    assert same(before, after)
+
+
+def test_a_restored_state_goes_on_bit_by_bit() -> None:
+    """With what replay held read again from the log."""
+    first, second = make(seed=1), make(seed=2)
+    actor = soft_policy(SACSection(**SMALL), seed=5)
+    batches = [one_shot(actor, number, BEST) for number in range(1, 8)]
+    for batch in batches[:5]:
+        first.update(batch, progress=0.0)
+    second.load(first.state())
+    for batch in batches[:5]:
+        second.recall(batch)
+    assert second.end_recall() == 0
+    for algorithm in (first, second):
+        for batch in batches[5:]:
+            algorithm.update(batch, progress=0.5)
+    assert same(first.state(), second.state())
+    assert weights.encode(first.policy) == weights.encode(second.policy)
+
+
+def test_actions_in_parts_are_learned_together() -> None:
+    """Two Boxes: their log-probabilities add up, and critics see both."""
+    section = SACSection(**SMALL)
+    space = Dict((("arm", box(2)), ("leg", box(1, low=0.0, high=3.0))))
+    policy = build(box(2), space, section.policy_section(PolicySection(hidden_sizes=(16,))), 0)
+    algorithm = SAC(policy, section, seed=0)
+    observation = torch.rand(5, 2)
+    action, log_prob = algorithm._draw(policy.read({"observation": observation}))
+    assert action.shape == (5, 3)
+    raw = torch.atanh(action.double()).float()
+    parts = {"action/arm": raw[:, :2], "action/leg": raw[:, 2:]}
+    again = policy.evaluate({"observation": observation}, parts).log_prob
+    torch.testing.assert_close(again, log_prob, rtol=1e-3, atol=1e-3)
+
+
+def test_other_actions_are_refused_with_what_takes_them() -> None:
+    """A choice of n."""
+    section = SACSection()
+    policy = build(box(4), Discrete(2), section.policy_section(PolicySection()), 0)
+    with pytest.raises(ConfigurationError, match=r"algorithm\.name='sac'.*Discrete.*'dqn'"):
+        SAC(policy, section, seed=0)

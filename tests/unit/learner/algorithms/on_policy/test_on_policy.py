@@ -1,0 +1,117 @@
+"""What IMPALA and REINFORCE share with PPO, and what is their own; their numbers are checked against TorchRL."""
+
+import math
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from learner.algorithms.algorithm import Algorithm, AlgorithmState
+from learner.algorithms.on_policy import on_policy
+from learner.algorithms.on_policy.impala import Impala
+from learner.algorithms.on_policy.reinforce import Reinforce
+from learner.algorithms.registry import ALGORITHMS, OF_TOKENS
+from learner.batch import Batch
+from penstock.config.sections.algorithm import AnyAlgorithm
+from penstock.config.settings import ImpalaSection, ReinforceSection
+from penstock.policy import weights
+from tests.support.experience.experience import collect, small_policy
+
+NAMES = ("impala", "reinforce")
+
+
+def make(name: str, policy: dict[str, Any] | None = None, **section: Any) -> Algorithm:
+    """A small one."""
+    made = {"impala": ImpalaSection, "reinforce": ReinforceSection}[name](**section)
+    return ALGORITHMS[name](small_policy(0, **(policy or {})), made, seed=0)
+
+
+def same(first: AlgorithmState, second: AlgorithmState) -> bool:
+    """Equal bit by bit."""
+    tensors = first.tensors.keys() == second.tensors.keys() and all(
+        torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items()
+    )
+    return tensors and first.numbers == second.numbers
+
+
+def experience() -> Batch:
+    """Of another policy than the one that learns."""
+    return collect(small_policy(7))
+
+
+def test_every_section_has_its_algorithm() -> None:
+    """And every algorithm its section."""
+    union, *_ = get_args(AnyAlgorithm)
+    sections = [get_args(member)[0] for member in get_args(union)]
+    assert {section.model_fields["name"].default for section in sections} == {*ALGORITHMS, *OF_TOKENS}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_update_is_one_gradient_step_and_reports_every_metric(name: str) -> None:
+    """On all valid steps at once."""
+    algorithm = make(name, {"normalise_observations": True})
+    batch = experience()
+    update = algorithm.update(batch, progress=0.0)
+    assert (update.applied, update.gradient_steps, update.steps) == (True, 1, batch.valid.numel())
+    assert update.metrics.keys() == set(on_policy.METRICS)
+    assert all(math.isfinite(value) for value in update.metrics.values())
+    assert algorithm.updates == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_update_that_is_not_finite_leaves_no_trace(name: str) -> None:
+    """As with PPO."""
+    algorithm, batch = make(name, scale_rewards=True), experience()
+    assert algorithm.update(batch, progress=0.0).applied
+    before = algorithm.state()
+    reward = batch.reward.clone()
+    reward[0, 0] = math.inf
+    update = algorithm.update(replace(batch, reward=reward), progress=0.0)
+    assert (update.applied, update.reason) == (False, "nan")
+    assert same(before, algorithm.state())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_restored_state_goes_on_bit_by_bit(name: str) -> None:
+    """Nothing is kept elsewhere."""
+    first, second = make(name, scale_rewards=True), make(name, scale_rewards=True)
+    batch = experience()
+    first.update(batch, progress=0.0)
+    second.load(first.state())
+    blobs = []
+    for algorithm in (first, second):
+        algorithm.update(batch, progress=0.1)
+        blobs.append(weights.encode(algorithm.published_modules()["default"]))
+    assert same(first.state(), second.state())
+    assert blobs[0] == blobs[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rates_and_coefficients_are_scheduled_and_told(name: str) -> None:
+    """Linear with a warm-up; entropy with decay and floor."""
+    algorithm = make(
+        name, learning_rate=1e-3, learning_rate_schedule="linear", warmup_updates=2,
+        entropy_coefficient=0.1, entropy_decay=0.5, entropy_floor=0.04,
+    )  # fmt: skip
+    told = [algorithm.update(experience(), progress=p).metrics for p in (0.0, 0.25, 0.5)]
+    assert [m["learning_rate"] for m in told] == pytest.approx([0.5e-3, 0.75e-3, 0.5e-3])
+    assert [m["entropy_coefficient"] for m in told] == [0.1, 0.05, 0.04]
+
+
+def test_impala_weighs_experience_by_its_ratio_and_reinforce_does_not() -> None:
+    """On policy both have the same gradient; off policy IMPALA's is another."""
+    numbers: dict[str, Any] = {"normalise_advantages": False, "max_gradient_norm": 0.0}
+    for batch, alike in ((collect(small_policy(0)), True), (experience(), False)):
+        impala = Impala(small_policy(0), ImpalaSection(**numbers), seed=0)
+        reinforce = Reinforce(small_policy(0), ReinforceSection(**numbers), seed=0)
+        losses = [a.update(batch, progress=0.0).metrics["policy_loss"] for a in (impala, reinforce)]
+        assert (losses[0] == pytest.approx(losses[1], rel=1e-4)) is alike
+
+
+def test_truncated_ratios_bound_what_a_step_weighs() -> None:
+    """ρ̄ = 0 takes everything away: nothing is learned but the entropy bonus, which is off."""
+    impala = make("impala", rho_clip=0.0, value_coefficient=0.0)
+    before = weights.encode(impala.published_modules()["default"])
+    assert impala.update(experience(), progress=0.0).metrics["gradient_norm"] == 0.0
+    assert weights.encode(impala.published_modules()["default"]) == before

@@ -1,0 +1,169 @@
+"""Trackers get every line under its names, and whatever they do the learner goes on."""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from learner.reporting.recorder import Recorder, Staleness
+from learner.reporting.trackers.tracker import QUEUE_LINES, Place, Tracking, check_installed, make_tracking
+from learner.reporting.trackers.weights_and_biases import told
+from penstock.config.settings import ConfigurationError, Settings, load
+from penstock.runtime import metrics
+from tests.support.run.broker_process import eventually
+
+tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+PATIENCE_S = 60.0
+ROWS = [
+    {"time": 1000.0 + n, "env_steps": 64 * n, "mean_return": float(n), "entropy": None, "loss": float("nan")}
+    for n in range(1, 4)
+]
+
+
+class Kept:
+    """A tracker that keeps what it gets; raises at some steps, and waits for `gate` before each."""
+
+    def __init__(self, bad_steps: tuple[int, ...] = (), gate: threading.Event | None = None) -> None:
+        self.rows: list[tuple[int, float, dict[str, float]]] = []
+        self.closed = threading.Event()
+        self._bad, self._gate = bad_steps, gate
+
+    def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        """Keep."""
+        if self._gate is not None:
+            self._gate.wait()
+        if step in self._bad:
+            raise OSError("no space left on device")
+        self.rows.append((step, at, dict(values)))
+
+    def close(self) -> None:
+        """Told of."""
+        self.closed.set()
+
+
+def failures(name: str) -> float:
+    """Lines that were not taken so far."""
+    return float(metrics.TRACKER_FAILURES.labels(name)._value.get())
+
+
+def place(run_dir: Path, *trackers: str, first_step: int = 0) -> Place:
+    """A run that is tracked offline."""
+    section = {"trackers": trackers, "wandb_mode": "offline"}
+    settings = load([{"run": "tracked-1", "metrics": section, "broker": {"redis": "redis://u:secret@far:1"}}])
+    return Place(settings=settings, run_dir=run_dir, first_step=first_step)
+
+
+def scalars(run_dir: Path, name: str) -> list[tuple[int, float]]:
+    """What TensorBoard would draw."""
+    reader = tensorboard.EventAccumulator(str(run_dir / "tensorboard"))
+    reader.Reload()
+    return [(event.step, event.value) for event in reader.Scalars(name)]
+
+
+def test_numbers_pass_under_their_names_and_what_is_no_number_does_not() -> None:
+    """Unknown values have no point."""
+    kept = Kept()
+    tracking = Tracking({"tensorboard": lambda: kept})
+    for row in ROWS:
+        tracking.offer(row)
+    tracking.close()
+    assert kept.rows == [(64 * n, 1000.0 + n, {"mean_return": float(n)}) for n in range(1, 4)]
+    assert kept.closed.is_set()
+
+
+def test_a_line_that_a_tracker_does_not_take_is_counted_and_the_next_is_offered() -> None:
+    """Beside it the other tracker gets all."""
+    bad, good, before = Kept(bad_steps=(128,)), Kept(), failures("wandb")
+    tracking = Tracking({"wandb": lambda: bad, "tensorboard": lambda: good})
+    for row in ROWS:
+        tracking.offer(row)
+    tracking.close()
+    assert [step for step, _, _ in bad.rows] == [64, 192]
+    assert [step for step, _, _ in good.rows] == [64, 128, 192]
+    assert failures("wandb") - before == 1
+
+
+def test_a_tracker_that_hangs_holds_nobody_up() -> None:
+    """The queue is bounded: what does not fit is counted."""
+    gate, before = threading.Event(), failures("wandb")
+    hanging = Kept(gate=gate)
+    tracking = Tracking({"wandb": lambda: hanging})
+    for n in range(QUEUE_LINES + 50):
+        tracking.offer({"time": 0.0, "env_steps": n, "x": 1.0})
+    lost = failures("wandb") - before
+    assert 49 <= lost <= 50
+    tracking._feeds[0].end()
+    gate.set()
+    tracking._feeds[0]._thread.join()
+    assert hanging.closed.is_set()
+
+
+def test_a_tracker_that_cannot_be_opened_costs_its_lines_only(tmp_path: Path) -> None:
+    """The real one, where a file lies in its way; the learner's own lines are all written."""
+    (tmp_path / "tensorboard").write_text("in the way")
+    before = failures("tensorboard")
+    tracking = make_tracking(place(tmp_path, "tensorboard"))
+    for row in ROWS:
+        tracking.offer(row)
+    tracking.close()
+    assert failures("tensorboard") - before == len(ROWS)
+    recorder = Recorder(tmp_path, Staleness(), 0, tracking)
+    recorder.finish({"run": "tracked-1"})
+    assert (tmp_path / "learner.json").exists()
+
+
+def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
+    """Figures over environment steps; what a learner that goes on does again replaces what it did before."""
+    first = make_tracking(place(tmp_path, "tensorboard"))
+    for row in ROWS:
+        first.offer(row)
+    first.close()
+    assert scalars(tmp_path, "mean_return") == [(64, 1.0), (128, 2.0), (192, 3.0)]
+    again = make_tracking(place(tmp_path, "tensorboard", first_step=128))
+    again.offer({"time": 2000.0, "env_steps": 160, "mean_return": 7.0})
+    again.close()
+    assert scalars(tmp_path, "mean_return") == [(64, 1.0), (160, 7.0)]
+
+
+def test_wandb_reads_back_what_was_written_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its own file, in the run's folder; the password went nowhere."""
+    pytest.importorskip("wandb")
+    from tests.support.observers.wandb_file import history
+
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    before = failures("wandb")
+    tracking = make_tracking(place(tmp_path, "wandb"))
+    for row in ROWS:
+        tracking.offer(row)
+    tracking._feeds[0].end()
+    tracking._feeds[0]._thread.join()
+    assert failures("wandb") == before
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    # Its own process writes the file, and is not waited for to the end.
+    eventually(lambda: len(history(file)) == len(ROWS), "every row in the file", PATIENCE_S)
+    rows = history(file)
+    assert [(row["env_steps"], row["mean_return"]) for row in rows] == [(64, 1.0), (128, 2.0), (192, 3.0)]
+    assert not any(
+        b"secret" in path.read_bytes() for path in (tmp_path / "wandb").rglob("*") if path.is_file()
+    )
+
+
+def test_the_configuration_leaves_without_secrets_and_addresses() -> None:
+    """What is told is what was learned with."""
+    content = told(Settings())
+    assert "security" not in content
+    assert "redis" not in content["broker"]
+    assert {"registry", "listen"} & set(content["serving"]) == set()
+    assert content["algorithm"]["batch_steps"] == 2048
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_its_extra() -> None:
+    """Before anything is started."""
+    with pytest.raises(ConfigurationError, match=r"pip install 'penstock\[no_such_tracker\]'"):
+        check_installed(["no_such_tracker"])
+    with pytest.raises(ConfigurationError, match=r"metrics\.trackers"):
+        load([{"metrics": {"trackers": ["mlflow"]}}])

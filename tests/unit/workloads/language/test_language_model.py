@@ -1,0 +1,106 @@
+"""How the learner's model of a language run is made, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from broker.log.records import ProbeAnswer
+from learner.algorithms.shared.groups import Solo
+from learner.model.model import Model
+from penstock.config import settings as configuration
+from penstock.config.settings import ConfigurationError, EnvironmentSection
+from penstock.config.workload import Workload
+from penstock.policy import weights
+from penstock.wire.spaces import Discrete, Space
+from tests.support.experience.token_experience import batch_of, fragment, sample
+from workloads.language.language_model import make_model
+from workloads.language.policy.language_policy import build
+
+VOCABULARY = 36
+WORDS = Workload(
+    name="words",
+    environment="nobody:steps",
+    spaces=f"{__name__}:spaces",
+    policy="workloads.language.policy.language_policy:build",
+    defaults="nobody:asks",
+    target=f"{__name__}:target",
+    model="workloads.language.language_model:make_model",
+)
+
+
+def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
+    """Of the tiny model's tokens."""
+    return Discrete(VOCABULARY), Discrete(VOCABULARY)
+
+
+def target(section: EnvironmentSection) -> float:
+    """A score."""
+    return 0.5
+
+
+def made(base: Path, **sections: Any) -> Model:
+    """From settings as a file would give them."""
+    usual: dict[str, Any] = {
+        "run": "words",
+        "algorithm": {"name": "token_ppo", "batch_steps": 512},
+        "policy": {"kwargs": {"model": str(base), "rank": 4}},
+        "actor": {"unroll_length": 24},
+    }
+    settings = configuration.load([usual, sections])
+    return make_model(settings, WORDS, Solo(), torch.device("cpu"))
+
+
+def test_a_model_publishes_its_adapter(base: Path) -> None:
+    """Tokens as observations and actions; neither frozen weights nor the value head are published."""
+    model = made(base)
+    module = model.algorithm.published_modules()["default"]
+    assert model.weight_bytes == len(weights.encode(module)) < 100_000
+    assert model.specification.schema.by_name["observation"].dtype == "int64"
+    assert model.target == 0.5
+
+
+def test_an_adapter_that_has_not_arrived_is_found_out_by_the_probe(base: Path) -> None:
+    """Of one update behind, whatever version its actor names; and the actor is let go when it has arrived."""
+    rates = {"name": "token_ppo", "batch_steps": 512, "learning_rate": 2e-3, "critic_learning_rate": 2e-3}
+    model = made(base, algorithm=rates)
+    module, probe = model.algorithm.published_modules()["default"], model.specification.probe
+    actor = build(Discrete(VOCABULARY), Discrete(VOCABULARY), _policy(base), 5)
+    weights.load_into(actor, weights.encode(module))
+    behind = actor.acting_log_prob(probe.observation, probe.action)
+    written = sample(actor, (1, 20, 21), 8, 5, 0, vocabulary=VOCABULARY)
+    scored = [replace(one, score=float(index % 2)) for index, one in enumerate(written)]
+    model.algorithm.update(batch_of(fragment(scored, vocabulary=VOCABULARY)), progress=0.0)
+    model.quarantine.expect(1, "sha", weights.snapshot(module))
+    weights.load_into(actor, weights.encode(module))
+    right = actor.acting_log_prob(probe.observation, probe.action)
+    for answer, held in ((right, False), (behind, True), (right, False)):
+        told = ProbeAnswer(
+            session=3, actor_id="actor-0", version=1, sha256="sha", log_prob=tuple(answer.tolist())
+        )
+        model.quarantine.check([told])
+        assert model.quarantine.holds(3) is held
+
+
+def _policy(base: Path) -> configuration.PolicySection:
+    return configuration.PolicySection(kwargs={"model": str(base), "rank": 4})
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            {"algorithm": {"name": "ppo"}},
+            r"algorithm\.name='ppo': does not learn .* writes tokens; use token_ppo",
+        ),
+        ({"actor": {"unroll_length": 65}}, r"actor\.unroll_length=65: .* reads 64 tokens"),
+        ({"policy": {"kwargs": {"rank": 4}}}, r"policy\.kwargs\.model=: Field required"),
+        ({"policy": {"kwargs": {"model": "a", "ranks": 4}}}, r"policy\.kwargs\.ranks=4: Extra inputs"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(base: Path, section: dict[str, Any], message: str) -> None:
+    """By the setting to change."""
+    with pytest.raises(ConfigurationError, match=message):
+        made(base, **section)
