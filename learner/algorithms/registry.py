@@ -1,6 +1,8 @@
 """Which object learns for which `algorithm.name`, and on what hardware it can."""
 
 from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from learner.algorithms.algorithm import Algorithm
@@ -11,10 +13,8 @@ from learner.algorithms.on_policy.impala import Impala
 from learner.algorithms.on_policy.ppo import PPO
 from learner.algorithms.on_policy.reinforce import Reinforce
 from learner.algorithms.shared.hardware import Hardware
-from learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.config.settings import AlgorithmSection, ConfigurationError, Settings
 from penstock.policy.policy import Policy
-from penstock.policy.tokens import TokenPolicy
 
 
 class Maker(Protocol):
@@ -25,53 +25,68 @@ class Maker(Protocol):
         ...
 
 
-class TokenMaker(Protocol):
-    """`HardwareMaker` of an algorithm that learns whole responses, token by token."""
+class HardwareMaker(Protocol):
+    """Makes an algorithm that reads the hardware it is given, and an algorithm of a workload's own."""
 
-    def __call__(
-        self, policy: TokenPolicy, section: Any, *, seed: int, hardware: Hardware | None = None
-    ) -> Algorithm:
-        """hardware: of one rank; None: in float32."""
-        ...
+    def __call__(self, policy: Any, section: Any, *, seed: int, hardware: Hardware) -> Algorithm:
+        """Return the algorithm.
 
-
-class HardwareMaker(Maker, Protocol):
-    """`Maker` of an algorithm that shares its updates among ranks, compiles its networks and rounds them."""
-
-    def __call__(
-        self, policy: Policy, section: Any, *, seed: int, hardware: Hardware | None = None
-    ) -> Algorithm:
-        """hardware: None: this process alone, in float32, not compiled."""
+        policy: what it learns, on its device. section: the settings of the algorithm's own kind.
+        seed: of all that the algorithm draws. hardware: ranks, precision and compilation, as far as the section's
+        class says that the algorithm can use them.
+        """
         ...
 
 
 ON_HARDWARE: Final[Mapping[str, HardwareMaker]] = {"ppo": PPO, "impala": Impala, "reinforce": Reinforce}
-ALGORITHMS: Final[Mapping[str, Maker]] = {**ON_HARDWARE, "clone": Clone, "dqn": DQN, "sac": SAC}
-OF_TOKENS: Final[Mapping[str, TokenMaker]] = {"token_ppo": TokenPPO}
+ALONE: Final[Mapping[str, Maker]] = {"clone": Clone, "dqn": DQN, "sac": SAC}
+ALGORITHMS: Final[Mapping[str, Maker]] = {**ALONE, "ppo": PPO, "impala": Impala, "reinforce": Reinforce}
+"""All that learn single steps, in float32 on one rank."""
+_NONE: Final[Mapping[str, HardwareMaker]] = MappingProxyType({})
 
 
-def make(policy: Policy, section: AlgorithmSection, *, seed: int, hardware: Hardware) -> Algorithm:
-    """What learns single steps by a section; ask `check_hardware` before. Raises ConfigurationError for one of tokens."""
-    _check_kind(section, ALGORITHMS, "acts step by step")
-    if section.name in ON_HARDWARE:
-        return ON_HARDWARE[section.name](policy, section, seed=seed, hardware=hardware)
-    return ALGORITHMS[section.name](policy, section, seed=seed)
-
-
-def make_of_tokens(
-    policy: TokenPolicy, section: AlgorithmSection, *, seed: int, hardware: Hardware
+def make(
+    policy: Policy,
+    section: AlgorithmSection,
+    *,
+    seed: int,
+    hardware: Hardware,
+    own: Mapping[str, HardwareMaker] = _NONE,
 ) -> Algorithm:
-    """What learns responses by a section; ask `check_hardware` before. Raises ConfigurationError for one of steps."""
-    _check_kind(section, OF_TOKENS, "writes tokens")
-    return OF_TOKENS[section.name](policy, section, seed=seed, hardware=hardware)
+    """Return what learns single steps by a section; ask `check_hardware` before.
+
+    own: algorithms of the workload, by `algorithm.name`. Raises ConfigurationError for a section of neither.
+    """
+    alone = {name: partial(_make_alone, maker) for name, maker in ALONE.items()}
+    known: dict[str, HardwareMaker] = {**alone, **ON_HARDWARE, **own}
+    return choose(known, policy, section, seed=seed, hardware=hardware, learns="acts step by step")
 
 
-def _check_kind(section: AlgorithmSection, known: Mapping[str, object], what: str) -> None:
+def choose(
+    known: Mapping[str, HardwareMaker],
+    policy: Any,
+    section: AlgorithmSection,
+    *,
+    seed: int,
+    hardware: Hardware,
+    learns: str,
+) -> Algorithm:
+    """Return the algorithm of those known that a section names; raises ConfigurationError, which lists them.
+
+    learns: what the workload does, for the message.
+    """
     if section.name not in known:
         _refuse(
-            f"algorithm.name={section.name!r}: does not learn what this workload does, which {what}",
+            f"algorithm.name={section.name!r}: does not learn what this workload does, which {learns}",
             f"use {' or '.join(sorted(known))}",
         )
+    return known[section.name](policy, section, seed=seed, hardware=hardware)
+
+
+def _make_alone(maker: Maker, policy: Policy, section: Any, *, seed: int, hardware: Hardware) -> Algorithm:
+    """Make an algorithm that has no use for the hardware; `check_hardware` has refused to ask for more."""
+    del hardware
+    return maker(policy, section, seed=seed)
 
 
 def check_hardware(settings: Settings, ranks: int) -> None:
@@ -85,10 +100,10 @@ def check_hardware(settings: Settings, ranks: int) -> None:
 
 def _check_networks(settings: Settings, *, compiled: bool) -> None:
     asked_for = "learner.compile=true" if compiled else f"learner.precision={settings.learner.precision!r}"
-    name = settings.algorithm.name
-    if name not in ON_HARDWARE and (compiled or name not in OF_TOKENS):
+    section = settings.algorithm
+    if not (section.can_compile if compiled else section.can_round):
         _refuse(
-            f"{asked_for}: algorithm.name={name!r} has none of it",
+            f"{asked_for}: algorithm.name={section.name!r} has none of it",
             f"leave it at its default, or use {_known()}",
         )
     if settings.policy.recurrent != "none":
@@ -105,7 +120,7 @@ def _check_networks(settings: Settings, *, compiled: bool) -> None:
 
 def _check_ranks(settings: Settings, size: int) -> None:
     policy, learner = settings.policy, settings.learner
-    if settings.algorithm.name not in ON_HARDWARE:
+    if not settings.algorithm.can_share:
         _refuse(
             f"algorithm.name={settings.algorithm.name!r}: runs on one rank only, and there are {size}",
             f"use {_known()}, or learner.ranks=1",

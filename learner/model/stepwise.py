@@ -1,8 +1,12 @@
 """The model of a run that acts step by step: observations and actions of fixed size, one forward pass each."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
 import torch
 
-from learner.algorithms.registry import make
+from learner.algorithms.registry import HardwareMaker, make
 from learner.algorithms.shared.groups import Group
 from learner.algorithms.shared.hardware import hardware_of
 from learner.model.model import Model, model_of, target_of
@@ -13,9 +17,20 @@ from penstock.policy.policy import Policy
 from penstock.wire.schema import TensorRule, mask_rules, state_rules
 from penstock.wire.spaces import Space
 
+_NONE: Final[Mapping[str, HardwareMaker]] = MappingProxyType({})
 
-def make_model(settings: Settings, workload: Workload, group: Group, device: torch.device) -> Model:
-    """Raises ConfigurationError for settings that do not fit together."""
+
+def make_model(
+    settings: Settings,
+    workload: Workload,
+    group: Group,
+    device: torch.device,
+    own: Mapping[str, HardwareMaker] = _NONE,
+) -> Model:
+    """Return the model of a run; raises ConfigurationError for settings that do not fit together.
+
+    group: the ranks that learn it together. own: algorithms of the workload, by `algorithm.name`.
+    """
     observation, action = load(workload.spaces)(settings.environment)
     settings = settings.model_copy(update={"policy": settings.algorithm.policy_section(settings.policy)})
     policies = [_build(workload, settings, observation, action) for _ in range(2)]
@@ -24,6 +39,7 @@ def make_model(settings: Settings, workload: Workload, group: Group, device: tor
         settings.algorithm,
         seed=settings.seed,
         hardware=hardware_of(settings.learner, group),
+        own=own,
     )
     probe = make_probe(observation, policies[1], settings.seed)
     target = target_of(settings, workload)

@@ -21,7 +21,8 @@ GROUP: Final = "penstock.workloads"
 class Workload:
     """An installed workload.
 
-    Every field but `name` and `places` is a path for `load`; defaults are for one forward pass per step.
+    Every field but `name` and `places` is a path for `load`. What the functions take and return is described in
+    `workloads.plugin`, which also has those of a workload that acts by one forward pass per step.
     """
 
     name: str
@@ -35,12 +36,12 @@ class Workload:
     """(environment id: str, algorithm name: str) → dict, a layer for `settings.load`."""
     target: str
     """(section: EnvironmentSection) → mean return that counts as solved, or None."""
-    model: str = "learner.model.stepwise:make_model"
+    model: str
     """(Settings, this record, learner Group, torch device) → learner Model."""
-    crew: str = "actor.rollout.generator:make_crew"
-    """(RunSpecification, Settings of this process, Health) → what a rollout worker acts with, `actor.rollout.loop.Crew`."""
-    player: str = "actor.evaluation.runner:make_player"
-    """(RunSpecification, Settings of this process, episodes: int or None) → what measures, `actor.evaluation.runner.Player`."""
+    crew: str
+    """(RunSpecification, Settings of this process, Health) → what a rollout worker generates fragments with."""
+    player: str
+    """(RunSpecification, Settings of this process, episodes: int or None) → what plays an evaluation."""
     places: tuple[str, ...] = ()
     """Keys of `environment.kwargs` and `policy.kwargs` that say where something lies or who is asked: an actor reads
     them in its own `actor.places`, never in a specification."""

@@ -9,5 +9,8 @@ WORKLOAD = Workload(
     policy="penstock.policy.policy:build",
     defaults="workloads.control.defaults:for_environment",
     target="workloads.control.environment:target",
+    model="workloads.plugin.learning:make_step_model",
+    crew="workloads.plugin.acting:make_step_generator",
+    player="workloads.plugin.acting:make_step_runner",
     longest="workloads.control.environment:longest",
 )

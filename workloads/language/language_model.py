@@ -1,34 +1,44 @@
 """The learner's side of a language model: policy, algorithm of tokens, probe."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 import torch
 
-from learner.algorithms.registry import make_of_tokens
-from learner.algorithms.shared.groups import Group
-from learner.algorithms.shared.hardware import hardware_of
-from learner.model.model import Model, model_of, target_of
 from penstock.config.settings import ConfigurationError, Settings, TokenPPOSection
 from penstock.config.workload import Workload, load
 from penstock.wire.specification import Probe
 from workloads.language.policy.language_policy import LanguagePolicy, build
+from workloads.plugin.learning import (
+    AlgorithmMaker,
+    Group,
+    Model,
+    TokenPPO,
+    choose,
+    hardware_of,
+    model_of,
+    target_of,
+)
 
+ALGORITHMS: Final[Mapping[str, AlgorithmMaker]] = {"token_ppo": TokenPPO}
 PROBE_ROWS: Final = 4
 PROBE_TOKENS: Final = 8
 
 
 def make_model(settings: Settings, workload: Workload, group: Group, device: torch.device) -> Model:
-    """As `learner.model.model.make_model` wants it; raises ConfigurationError for settings that do not fit together."""
+    """Return the model of a run of a language model; raises ConfigurationError for settings that do not fit together."""
     observation, action = load(workload.spaces)(settings.environment)
     held = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.kl_coefficient > 0.0
     policy = build(observation, action, settings.policy, settings.seed, has_reference=held)
     _check_length(settings, policy)
-    algorithm = make_of_tokens(
+    algorithm = choose(
+        ALGORITHMS,
         policy.to(device),
         settings.algorithm,
         seed=settings.seed,
         hardware=hardware_of(settings.learner, group),
+        learns="writes tokens",
     )
     replica = build(observation, action, settings.policy, settings.seed)
     probe = make_probe(policy.vocabulary, settings.seed)

@@ -61,11 +61,11 @@ def write(settings: Settings, run_dir: Path, summary: dict[str, Any]) -> None:
 
 def _policy(settings: Settings, run_dir: Path) -> Path | None:
     """The folder of the final policy, written if it is not there; None where the run has none."""
-    from learner.publish.final_policy import read_final  # noqa: PLC0415 - loads torch
-    from penstock.policy.weights import load_into  # noqa: PLC0415
+    from penstock.policy.weights import load_into  # noqa: PLC0415 - loads torch, as what follows
     from workloads.language.policy.language_policy import build  # noqa: PLC0415
     from workloads.language.quiet import quieten  # noqa: PLC0415
     from workloads.language.tokenizer import load_tokenizer  # noqa: PLC0415
+    from workloads.plugin.serving import read_final  # noqa: PLC0415
 
     try:
         final = read_final(run_dir)
@@ -91,17 +91,12 @@ def _value_head(run_dir: Path) -> Path | None:
     """The critic, which is in no version that is published; None where there is no whole checkpoint."""
     from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
 
-    from learner.algorithms.shared.stored import under  # noqa: PLC0415
-    from learner.checkpoint.store import CheckpointStore  # noqa: PLC0415
+    from workloads.plugin.serving import checkpoint_tensors  # noqa: PLC0415
 
-    checkpoints = run_dir / "checkpoints"
-    if not checkpoints.is_dir():
+    critic = checkpoint_tensors(run_dir, "critic")
+    if critic is None:
         return None
-    store = CheckpointStore(checkpoints, keep=2)
-    newest = store.newest([(name, None) for name in store.ids()])
-    if newest is None:
-        return None
-    save_file(under(newest.tensors, "critic/"), run_dir / VALUE_HEAD)
+    save_file(critic, run_dir / VALUE_HEAD)
     return run_dir / VALUE_HEAD
 
 

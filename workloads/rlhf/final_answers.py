@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actor import specification as actor_run
 from penstock.config.settings import ActorSection
 from penstock.policy.weights import load_into
 from penstock.wire.specification import RunSpecification
 from workloads.language.generation.cached_generation import make_backend
 from workloads.language.tokenizer import Encoder, load_tokenizer
+from workloads.plugin import acting
 from workloads.rlhf.language_section import language
 
 
@@ -37,7 +37,7 @@ def generate(
 
     Raises ConfigurationError.
     """
-    of = actor_run.read(specification, local)
+    of = acting.read(specification, local)
     section = language(of.environment)
     tokenizer = load_tokenizer(section.model)
     most = tokens or section.response_tokens

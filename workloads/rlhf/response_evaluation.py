@@ -7,10 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from actor import specification as run
-from actor.evaluation.play import Played
-from actor.rollout.local_policy import LocalPolicy
-from actor.specification import Run
 from penstock.config.sections.learner import EvaluationSection
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime.exit import Fatal
@@ -18,6 +14,8 @@ from penstock.wire.specification import RunSpecification
 from workloads.language.generation.backend import Generated
 from workloads.language.generation.prompt_set import Asked, in_random_order
 from workloads.language.generation.reward_scorer import Response
+from workloads.plugin import acting
+from workloads.plugin.acting import LocalPolicy, Played, Run
 from workloads.rlhf.response_generator import Equipment, equip, open_judge
 
 BATCH: Final = 64
@@ -27,13 +25,13 @@ BATCH: Final = 64
 def make_player(
     specification: RunSpecification, settings: Settings, episodes: int | None = None
 ) -> "LanguagePlayer":
-    """The player of a run; settings: of this process. Raises what `run.read` does, and ConfigurationError."""
+    """The player of a run; settings: of this process. Raises what `acting.read` does, and ConfigurationError."""
     del episodes  # no more is made for many than for few
-    return LanguagePlayer(run.read(specification, settings.actor), settings)
+    return LanguagePlayer(acting.read(specification, settings.actor), settings)
 
 
 class LanguagePlayer:
-    """Asks the held-out prompts (see `actor.evaluation.runner.Player`)."""
+    """Asks the held-out prompts (see `acting.Player`)."""
 
     def __init__(self, of: Run, settings: Settings) -> None:
         self._equipment: Equipment = equip(of)

@@ -13,15 +13,6 @@ from functools import partial
 
 import torch
 
-from actor import specification as run
-from actor.link.session import Session
-from actor.rollout.generator import note_lag, watch
-from actor.rollout.header_fields import HeaderFields
-from actor.rollout.local_policy import LocalPolicy
-from actor.rollout.loop import ENVIRONMENT
-from actor.rollout.reward import learner_reward
-from actor.rollout.seeds import action_seed, environment_seeds, place_of
-from actor.specification import Run
 from penstock.config.credentials import credentials
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime import tracing
@@ -38,6 +29,19 @@ from workloads.language.quiet import quieten
 from workloads.language.reward.opening import open_source
 from workloads.language.reward.reward_source import ScoredBy
 from workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer
+from workloads.plugin import acting
+from workloads.plugin.acting import (
+    GENERATING,
+    LocalPolicy,
+    Run,
+    Session,
+    action_seed,
+    environment_seeds,
+    note_lag,
+    place_of,
+    watch,
+)
+from workloads.plugin.fragments import HeaderFields, learner_reward
 from workloads.rlhf.language_section import Language, language
 
 
@@ -86,12 +90,12 @@ def open_judge(text: str, equipment: Equipment, settings: Settings, *, standardi
 
 
 def make_crew(specification: RunSpecification, settings: Settings, health: Health) -> "LanguageCrew":
-    """The crew of a run; settings: of this process. Raises what `run.read` does, and ConfigurationError."""
-    return LanguageCrew(run.read(specification, settings.actor), settings, health)
+    """The crew of a run; settings: of this process. Raises what `acting.read` does, and ConfigurationError."""
+    return LanguageCrew(acting.read(specification, settings.actor), settings, health)
 
 
 class LanguageCrew:
-    """Generates with a local policy (see `rollout.Crew`)."""
+    """Generates with a local policy (see `acting.Crew`)."""
 
     def __init__(self, of: Run, settings: Settings, health: Health) -> None:
         self._equipment = equipment = equip(of)
@@ -140,10 +144,10 @@ class LanguageCrew:
             [one.ids for one in asked],
             self._section.response_tokens,
             is_over=is_over,
-            on_token=partial(self._health.progress, ENVIRONMENT),
+            on_token=partial(self._health.progress, GENERATING),
         )
         rewards, by = self._rewards(asked, generated, is_over)
-        self._health.progress(ENVIRONMENT)
+        self._health.progress(GENERATING)
         self._scored = Scored(asked, generated, rewards, by)
 
     def _rewards(

@@ -1,6 +1,7 @@
 """What is asked of the section of every algorithm."""
 
 import math
+from typing import ClassVar
 
 from penstock.config.sections.policy import PolicySection
 from penstock.config.sections.section import Fraction, Section
@@ -8,6 +9,13 @@ from penstock.config.sections.section import Fraction, Section
 
 class AlgorithmSection(Section):
     """What the core reads of every algorithm."""
+
+    can_share: ClassVar[bool] = False
+    """Whether several ranks can share its updates (`learner.ranks`)."""
+    can_compile: ClassVar[bool] = False
+    """Whether its networks can be compiled (`learner.compile`)."""
+    can_round: ClassVar[bool] = False
+    """Whether its networks can run in bfloat16 (`learner.precision`)."""
 
     name: str
     """Which algorithm, a choice."""

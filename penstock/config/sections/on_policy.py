@@ -1,6 +1,6 @@
 """What algorithms have in common that learn from each batch once and forget it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -10,6 +10,10 @@ from penstock.config.sections.section import Count, Fraction, NonNegative, Posit
 
 class OnPolicySection(AlgorithmSection):
     """What algorithms have in common that learn from each batch once and forget it."""
+
+    can_share: ClassVar[bool] = True
+    can_compile: ClassVar[bool] = True
+    can_round: ClassVar[bool] = True
 
     batch_steps: Positive = 2048
     """Environment steps of one update (B)."""

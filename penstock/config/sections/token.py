@@ -1,6 +1,6 @@
 """How the learner learns where actions are the tokens of a text and an episode is one response."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -10,6 +10,9 @@ from penstock.config.sections.section import Count, Fraction, NonNegative, Posit
 
 class TokenPPOSection(OnPolicySection):
     """Proximal policy optimisation of a language model, token by token, held near the policy it began with."""
+
+    can_share: ClassVar[bool] = False
+    can_compile: ClassVar[bool] = False
 
     name: Literal["token_ppo"] = "token_ppo"
     """Which algorithm, a choice."""

@@ -19,11 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from actor.rollout.episode_tracker import Ends, Episodes
-from actor.rollout.header_fields import HeaderFields
-from actor.rollout.reward import LearnerReward
 from penstock.config.settings import ConfigurationError
-from penstock.wire.fragment import Fragment, build
+from penstock.wire.fragment import Fragment
 from penstock.wire.limits import MAX_ATTRIBUTES_BYTES
 from penstock.wire.messages import Episode
 from penstock.wire.schema import FragmentSchema
@@ -31,6 +28,7 @@ from penstock.wire.tensor import Array
 from workloads.language.generation.backend import Generated
 from workloads.language.generation.prompt_set import Asked
 from workloads.language.reward.reward_source import ScoredBy
+from workloads.plugin.fragments import Ends, Episodes, HeaderFields, LearnerReward, make
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class TokenFragments:
         if self._reward is not None:
             tensors["reward"] = self._reward(tensors)
         header = fields.header(self._schema, len(tensors["reward"]), slots, _attributes(scored))
-        return build(header, tensors), episodes
+        return make(header, tensors), episodes
 
 
 _NOTHING: Final = Generated(

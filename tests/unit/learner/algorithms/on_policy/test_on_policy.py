@@ -11,7 +11,7 @@ from learner.algorithms.algorithm import Algorithm, AlgorithmState
 from learner.algorithms.on_policy import on_policy
 from learner.algorithms.on_policy.impala import Impala
 from learner.algorithms.on_policy.reinforce import Reinforce
-from learner.algorithms.registry import ALGORITHMS, OF_TOKENS
+from learner.algorithms.registry import ALGORITHMS
 from learner.batch import Batch
 from penstock.config.sections.algorithm import AnyAlgorithm
 from penstock.config.settings import ImpalaSection, ReinforceSection
@@ -44,7 +44,7 @@ def test_every_section_has_its_algorithm() -> None:
     """And every algorithm its section."""
     union, *_ = get_args(AnyAlgorithm)
     sections = [get_args(member)[0] for member in get_args(union)]
-    assert {section.model_fields["name"].default for section in sections} == {*ALGORITHMS, *OF_TOKENS}
+    assert {section.model_fields["name"].default for section in sections} == {*ALGORITHMS, "token_ppo"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,69 @@
+"""Acting in a run: reading its specification, holding its policy, generating fragments, playing an evaluation.
+
+read              a specification as a `Run`: its sections with this machine's places, its spaces checked
+Run               what was read; makes environments and policies
+LocalPolicy       a policy and the publication of the weights that it holds
+Session           an open session with the broker: newest weights, credit, seeds
+Played            one evaluated episode
+Crew              protocol of what a record's `crew` makes: generates fragments
+Player            protocol of what a record's `player` makes: plays evaluations
+GENERATING        name under which health watches the steps of a generator
+
+action_seed, environment_seeds, place_of   seeds and place of one actor's session, equal in equal runs
+watch, note_lag                            health watches steps and weights
+make_step_generator, make_step_runner      of workloads that act by one forward pass per step of environments
+"""
+
+from actor.evaluation import runner
+from actor.evaluation.play import Played
+from actor.evaluation.runner import Player
+from actor.link.session import Session
+from actor.rollout import generator
+from actor.rollout.generator import note_lag, watch
+from actor.rollout.local_policy import LocalPolicy
+from actor.rollout.loop import ENVIRONMENT as GENERATING
+from actor.rollout.loop import Crew
+from actor.rollout.seeds import action_seed, environment_seeds, place_of
+from actor.specification import Run, read
+from penstock.config.settings import Settings
+from penstock.runtime.health import Health
+from penstock.wire.specification import RunSpecification
+
+__all__ = [
+    "GENERATING",
+    "Crew",
+    "LocalPolicy",
+    "Played",
+    "Player",
+    "Run",
+    "Session",
+    "action_seed",
+    "environment_seeds",
+    "make_step_generator",
+    "make_step_runner",
+    "note_lag",
+    "place_of",
+    "read",
+    "watch",
+]
+
+
+def make_step_generator(specification: RunSpecification, settings: Settings, health: Health) -> Crew:
+    """Return what a rollout worker generates with where each step of N environments takes one forward pass.
+
+    specification: of the run. settings: of this process. health: of this process; it watches steps and weights.
+    Raises ConfigurationError for a workload or a module that this process does not have or allow, Fatal for spaces
+    that differ from this machine's environment, and what making the environments raises.
+    """
+    return generator.make_crew(specification, settings, health)
+
+
+def make_step_runner(
+    specification: RunSpecification, settings: Settings, episodes: int | None = None
+) -> Player:
+    """Return what an evaluation plays with where each step of an environment takes one forward pass.
+
+    specification: of the run. settings: of this process. episodes: how many will be played at once; None: as the
+    run's `evaluation.episodes` says. Raises as `make_step_generator`.
+    """
+    return runner.make_player(specification, settings, episodes)
