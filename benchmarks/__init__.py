@@ -1,4 +1,7 @@
-"""Measurements: learning proofs (`make learn`) and speed (`make bench`). They print and record, and assert nothing."""
+"""Measurements: learning proofs (`make learn`) and speed (`make bench`).
+
+They print and record, and assert nothing.
+"""
 
 import os
 

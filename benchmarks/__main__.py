@@ -74,7 +74,10 @@ ASKED_FOR: Final = (
     "serving-peers",
     "language-peers",
 )
-"""Not without being named: three need the extra rlhf, four take long, three have environments of their own (`make bench-peers`)."""
+"""Not without being named.
+
+Three need the extra rlhf, four take long, three have environments of their own (`make bench-peers`).
+"""
 
 
 def main() -> None:

@@ -1,8 +1,11 @@
-"""PPO of tokens in plain transformers and peft: what `benchmarks.language` measures the learner of language models against.
+"""PPO of tokens in plain transformers and peft.
 
-As in a single-file trainer: once per batch the log-probabilities, values and reference of all responses without
-gradients, then epochs of minibatches with logits of whole rows, autograd, `clip_grad_norm_` and `torch.optim.AdamW`.
-Prompts are all of one length, and so are responses; no metrics, no finiteness, no way back.
+What `benchmarks.language` measures the learner of language models against.
+
+As in a single-file trainer: once per batch the log-probabilities, values and reference of all responses
+without gradients, then epochs of minibatches with logits of whole rows, autograd, `clip_grad_norm_` and
+`torch.optim.AdamW`. Prompts are all of one length, and so are responses; no metrics, no finiteness, no way
+back.
 """
 
 import copy

@@ -1,8 +1,9 @@
 """How far one of each carries: a formula for every hop, fitted, and held against points it has not seen.
 
-A process spends a + b·size CPU seconds on a fragment of `size` bytes. One actor has one Append under way: sender, broker and
-Redis work for it one after another and the reader beside them, so it moves 1/(their sum) fragments a second. Of many, a process
-alone on a core carries 1/(a + b·size), and `cores` that all of them share carry cores/Σ(a + b·size), whichever is less.
+A process spends a + b·size CPU seconds on a fragment of `size` bytes. One actor has one Append under way:
+sender, broker and Redis work for it one after another and the reader beside them, so it moves 1/(their sum)
+fragments a second. Of many, a process alone on a core carries 1/(a + b·size), and `cores` that all of them
+share carry cores/Σ(a + b·size), whichever is less.
 """
 
 import os
@@ -93,7 +94,10 @@ def table(options: Options) -> Table:
         f"{SENDERS} actors on {cores} cores", many, [_rate(runs[size, SENDERS]) for size in HELD_OUT]
     )
     return Table(
-        title=f"CPU seconds of a fragment: a + b·size, fitted at {', '.join(f'{size // KIB} KiB' for size in FITTED)}",
+        title=(
+            "CPU seconds of a fragment: a + b·size, fitted at "
+            f"{', '.join(f'{size // KIB} KiB' for size in FITTED)}"
+        ),
         columns=COLUMNS,
         rows=rows,
         note=f"wanted: one actor within {WITHIN:.0%} of predicted; many reach it where cores are whole. "

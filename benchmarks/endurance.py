@@ -1,4 +1,6 @@
-"""Whether a run costs more the longer it lasts: CPU and memory of each process of an old run beside a fresh one.
+"""Whether a run costs more the longer it lasts.
+
+CPU and memory of each process of an old run beside a fresh one.
 
 Both are `penstock train CartPole-v1` as typed, but without an end, and both run while they are compared: a
 host that is slower than an hour ago slows both.

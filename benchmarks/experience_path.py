@@ -38,7 +38,10 @@ from penstock.wire.specification import RunSpecification
 RUN: Final = fragments.RUN
 STEPS, SLOTS = 16, 8
 BARS: Final = {64 * KIB: 0.85 * 0.40, 512 * KIB: 0.85 * 0.64, 2 * MIB: 0.85 * 0.74}
-"""Share of the yardstick by size: 0.85 of what a bare prototype of this path, with nothing checked, reaches."""
+"""Share of the yardstick by size.
+
+0.85 of what a bare prototype of this path, with nothing checked, reaches.
+"""
 DURABLE_AIM: Final = 0.70
 """The same with an append-only file, whose cost both sides have."""
 PATH_BYTES: Final = 320 * MIB

@@ -52,7 +52,10 @@ def table(options: Options) -> Table:
             with services(durability="memory") as here:
                 done.append(measure(here, kind))
     return Table(
-        title=f"frames of {SIDE} × {SIDE}, {STEPS} steps a fragment, from an actor to the learner, nothing durable",
+        title=(
+            f"frames of {SIDE} × {SIDE}, {STEPS} steps a fragment, from an actor to the learner, nothing "
+            "durable"
+        ),
         columns=(
             "frames",
             "fragments/s",

@@ -64,7 +64,10 @@ _TITLE: Final = "PPO's update, 4 epochs of 4 minibatches"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What is trained, on `fragments` × `steps` × `slots` rows; for a CPU on `small` of their steps of four slots."""
+    """What is trained, on `fragments` × `steps` × `slots` rows.
+
+    For a CPU on `small` of their steps of four slots.
+    """
 
     name: str
     observation: Box
@@ -269,7 +272,8 @@ def bare_rate(
 class BareLoop:
     """`update` makes all epochs over rows that lie on the device; their advantages and targets are made up.
 
-    What an epoch permutes: rows; columns where there is a recurrent core, which runs from zeros through all of their steps.
+    What an epoch permutes: rows; columns where there is a recurrent core, which runs from zeros through all
+    of their steps.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Whether a crowd costs more than one: CPU and memory at one broker by number of actors, at the same total rate.
+"""Whether a crowd costs more than one.
+
+CPU and memory at one broker by number of actors, at the same total rate.
 
 Once with nothing but experience on its way, and once with a learner that publishes twice a second, which
 every actor hears of. And the memory that each process of a whole `penstock train` has had at its peak.
@@ -93,7 +95,10 @@ def table(options: Options) -> Table:
             "broker MB",
         ),
         rows=[(actors, *_row(quiet[actors], busy[actors], quiet[1], busy[1])) for actors in crowds],
-        note=f"wanted: × 1 within {FLAT:.0%} up to {ACTORS[-1]} actors; broker below {BROKER_BAR_MB} MB at {CROWD}",
+        note=(
+            f"wanted: × 1 within {FLAT:.0%} up to {ACTORS[-1]} actors; broker below {BROKER_BAR_MB} MB at "
+            f"{CROWD}"
+        ),
     )
 
 

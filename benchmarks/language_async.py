@@ -1,9 +1,10 @@
 """Asynchronous against synchronous on a language model: rate and final true reward at equal samples.
 
-Sentiment words (`language_words`), whole runs of `penstock train`: the default staleness beside lock-step, in which
-actor and learner take turns. A fragment is a batch in both, so both make the same updates of the same size, with one
-epoch, so that a batch takes about as long to generate as to train. Each arm has the number of
-threads that was fastest in a short run before. The reward is the true one, so that nothing but the two is at work.
+Sentiment words (`language_words`), whole runs of `penstock train`: the default staleness beside lock-step, in
+which actor and learner take turns. A fragment is a batch in both, so both make the same updates of the same
+size, with one epoch, so that a batch takes about as long to generate as to train. Each arm has the number of
+threads that was fastest in a short run before. The reward is the true one, so that nothing but the two is at
+work.
 """
 
 import itertools
@@ -43,7 +44,10 @@ class Threads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one run. rate: sampled tokens per second of training. busy: share of that in which the learner computed."""
+    """Of one run.
+
+    rate: sampled tokens per second of training. busy: share of that in which the learner computed.
+    """
 
     rate: float
     reward: float
@@ -86,7 +90,10 @@ def table(options: Options) -> Table:
 
 
 def summarise(arms: dict[str, Arm]) -> Table:
-    """The ratio of rates is taken within a seed and its median shown; the rewards differ by so many standard errors."""
+    """The ratio of rates is taken within a seed and its median shown.
+
+    The rewards differ by so many standard errors.
+    """
     ours, theirs = (arms[name] for name in ARMS)
     ratio = statistics.median(a.rate / b.rate for a, b in zip(ours.runs, theirs.runs, strict=True))
     between = math.hypot(ours.error, theirs.error)
@@ -115,7 +122,10 @@ def summarise(arms: dict[str, Arm]) -> Table:
             "learner computes",
         ),
         rows=rows,
-        note=f"aims: {AIM} × the rate, rewards within one standard error of their difference: {apart:.2f} apart",
+        note=(
+            f"aims: {AIM} × the rate, rewards within one standard error of their difference: {apart:.2f} "
+            "apart"
+        ),
     )
 
 

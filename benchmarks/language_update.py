@@ -43,7 +43,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """tokens_per_s: sampled tokens per CPU second, each once per update. start, peak: bytes, before the model was read and at most."""
+    """tokens_per_s: sampled tokens per CPU second, each once per update.
+
+    start, peak: bytes, before the model was read and at most.
+    """
 
     parameters: int
     tokens_per_s: float
@@ -117,7 +120,10 @@ def _ours(language: LanguageSection, tokens: torch.Tensor) -> tuple[Callable[[],
 
 
 def batch_of(tokens: torch.Tensor, vocabulary: int) -> Batch:
-    """What the learner would have put together of these rows; all are ended by their length and scored at random."""
+    """What the learner would have put together of these rows.
+
+    All are ended by their length and scored at random.
+    """
     observation = tokens.t()
     places = observation[1:]
     valid = (torch.arange(len(places)) >= PROMPT - 1)[:, None].expand_as(places).clone()

@@ -1,4 +1,6 @@
-"""The task of sentiment words as a folder: a tiny model that writes as the reference policy does, and prompts.
+"""The task of sentiment words as a folder.
+
+A tiny model that writes as the reference policy does, and prompts.
 
 `python -m benchmarks.language_words FOLDER` writes FOLDER/model and FOLDER/prompts.jsonl, in a minute.
 """

@@ -1,7 +1,9 @@
-"""The yardstick of a publication: the same bytes in unary gRPC calls of 1 MiB, nothing stored and nothing checked.
+"""The yardstick of a publication.
 
-`python -m benchmarks.plain_grpc ADDRESS SIZE` is the server: it holds the bytes already, in pieces, says "ready"
-on its standard output and ends with its standard input.
+The same bytes in unary gRPC calls of 1 MiB, nothing stored and nothing checked.
+
+`python -m benchmarks.plain_grpc ADDRESS SIZE` is the server: it holds the bytes already, in pieces, says
+"ready" on its standard output and ends with its standard input.
 """
 
 import asyncio

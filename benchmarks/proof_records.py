@@ -1,4 +1,7 @@
-"""Records of learning proofs: one JSON line each in `benchmarks/results/proofs.jsonl`, only ever appended to."""
+"""Records of learning proofs.
+
+One JSON line each in `benchmarks/results/proofs.jsonl`, only ever appended to.
+"""
 
 import json
 import os
@@ -63,7 +66,10 @@ def append(path: Path, record: Record) -> None:
 
 
 def standing(proofs: Iterable[Proof], records: Records) -> Records:
-    """The records of the proofs as they are now: one of another threshold, or of other steps, proves nothing."""
+    """The records of the proofs as they are now.
+
+    One of another threshold, or of other steps, proves nothing.
+    """
     return {
         proof.key: records[proof.key]
         for proof in proofs

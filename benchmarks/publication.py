@@ -1,11 +1,11 @@
 """From the learner's publish to weights applied at eight actors, each a process.
 
 The yardstick takes turns with it: the same eight processes fetch the same number of bytes in bare unary calls
-(see `plain_grpc`). A round is over when the last actor has applied the weights, or has the bytes. CPU is what each process
-spent until then and in the pause behind it.
-`python -m benchmarks.publication BROKER BARE SIZE` is an actor: it watches, loads each publication into a policy,
-and fetches from the bare server at each line of its standard input; it prints what it did and the time (the
-machine's monotonic clock, which all processes share).
+(see `plain_grpc`). A round is over when the last actor has applied the weights, or has the bytes. CPU is what
+each process spent until then and in the pause behind it. `python -m benchmarks.publication BROKER BARE SIZE`
+is an actor: it watches, loads each publication into a policy, and fetches from the bare server at each line
+of its standard input; it prints what it did and the time (the machine's monotonic clock, which all processes
+share).
 """
 
 import os
@@ -60,7 +60,10 @@ BARE: Final = (SERVER, EACH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """Seconds of each actor by round: publish → applied, and the bare transfer; CPU seconds of all rounds by process."""
+    """Seconds of each actor by round: publish → applied, and the bare transfer.
+
+    CPU seconds of all rounds by process.
+    """
 
     ours: Sequence[Sequence[float]]
     bare: Sequence[Sequence[float]]

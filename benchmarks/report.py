@@ -63,7 +63,8 @@ a seed counts; the older ones remain in `proofs.jsonl`.
 def write(proofs: Sequence[Proof], records: Records, *, results: Path, docs: Path) -> None:
     """Write `algorithms.md` and its picture of curves into the folder `docs`.
 
-    results: folder of `synchronous.jsonl` and `staleness.jsonl`, whose sections follow; absent files add none.
+    results: folder of `synchronous.jsonl` and `staleness.jsonl`, whose sections follow; absent files add
+    none.
     """
     groups = _groups(proofs)
     panels = [(group[0], [records[p.key] for p in group if p.key in records]) for group in groups]

@@ -1,4 +1,6 @@
-"""What the serving benchmark asks: a policy server over a run's folder made without training, and bare echoes.
+"""What the serving benchmark asks.
+
+A policy server over a run's folder made without training, and bare echoes.
 
 python -m benchmarks.served_run ADDRESS     grpc.aio: each message is answered with the same ActReply
 """
@@ -79,7 +81,10 @@ async def _unary(_request: bytes, _context: Any) -> bytes:
 
 
 def _forward() -> Any:
-    """As `_unary`, with a forward pass and a draw for each message: what a policy costs in a server, nothing else."""
+    """As `_unary`, with a forward pass and a draw for each message.
+
+    What a policy costs in a server, nothing else.
+    """
     policy, observation = make_policy(), {"observation": np.zeros((1, 4), np.float32)}
 
     async def forward(_request: bytes, _context: Any) -> bytes:

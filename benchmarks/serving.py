@@ -1,11 +1,11 @@
 """The policy server beside a bare gRPC echo of the same message sizes, which is the limit; in turn, medians.
 
-Both are grpc.aio in one process; the client is another process, with so many calls in flight. `cpu` is what the
-server's process spends on a call, which other work on the machine disturbs less than the clock. The first row is what a forward pass
-costs in a server that does nothing else: more than in a loop, for the call around it leaves the caches cold. Learning:
-every step belongs to an episode, carries the reward of the one before, and goes to a learner's log (its own broker and
-Redis).
-Each alone: the same policy server, told that no two requests share a forward pass.
+Both are grpc.aio in one process; the client is another process, with so many calls in flight. `cpu` is what
+the server's process spends on a call, which other work on the machine disturbs less than the clock. The first
+row is what a forward pass costs in a server that does nothing else: more than in a loop, for the call around
+it leaves the caches cold. Learning: every step belongs to an episode, carries the reward of the one before,
+and goes to a learner's log (its own broker and Redis). Each alone: the same policy server, told that no two
+requests share a forward pass.
 """
 
 import json

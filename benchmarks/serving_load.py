@@ -2,8 +2,9 @@
 
     python -m benchmarks.serving_load WHAT ADDRESS --in-flight 64 --streams 1 --seconds 3
 
-Prints one line of JSON; without arguments one for each line of them that it reads. WHAT: echo, echo-forward, echo-stream, act, act-stream, act-rows (64 observations in a call), learn
-(episodes whose steps carry rewards), http (POST /act with JSON, a connection for each in flight).
+Prints one line of JSON; without arguments one for each line of them that it reads. WHAT: echo, echo-forward,
+echo-stream, act, act-stream, act-rows (64 observations in a call), learn (episodes whose steps carry
+rewards), http (POST /act with JSON, a connection for each in flight).
 """
 
 import argparse

@@ -4,8 +4,8 @@
 
 Only the crew is made up: sessions, leave, outbox, retries, drain, metrics and health are those of a shipped
 rollout worker, one channel per actor. What it sends fits the schema of whatever run the broker serves: every
-step is valid with reward 1, an episode ends now and then, and session and number stand in the payload, so that
-no two fragments are the same. It applies weights by saying so and does not answer the probe.
+step is valid with reward 1, an episode ends now and then, and session and number stand in the payload, so
+that no two fragments are the same. It applies weights by saying so and does not answer the probe.
 """
 
 import argparse
@@ -61,8 +61,9 @@ _MARK_SCALE: Final = 2**24
 class Load:
     """How much one actor sends.
 
-    rate: fragments per second; none: as fast as there is leave. fragments: it drains when it has made so many,
-    over all its sessions; none: it goes on. slots: columns of a fragment; none: the run's environment count.
+    rate: fragments per second; none: as fast as there is leave. fragments: it drains when it has made so
+    many, over all its sessions; none: it goes on. slots: columns of a fragment; none: the run's environment
+    count.
     """
 
     rate: float | None = None
@@ -141,7 +142,10 @@ class SyntheticCrew:
 
 
 class _Template:
-    """A fragment of which only header and mark change. `ends`: every slot's episode ends with the last row."""
+    """A fragment of which only header and mark change.
+
+    `ends`: every slot's episode ends with the last row.
+    """
 
     def __init__(self, specification: RunSpecification, slots: int, *, ends: bool) -> None:
         schema, steps = specification.schema, specification.unroll_length

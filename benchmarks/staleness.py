@@ -1,8 +1,8 @@
 """Train both objectives of PPO on experience that lags exactly n updates behind the learner.
 
-This follows Hilton, Cobbe and Schulman 2021 (`ppo-ewma`); see `benchmarks.lagged`. Each run appends one line to
-`benchmarks/results/staleness.jsonl`, so the series may be stopped at any time and started again. At the end it
-draws the pictures; `make staleness` also writes the section of `docs/algorithms.md`.
+This follows Hilton, Cobbe and Schulman 2021 (`ppo-ewma`); see `benchmarks.lagged`. Each run appends one line
+to `benchmarks/results/staleness.jsonl`, so the series may be stopped at any time and started again. At the
+end it draws the pictures; `make staleness` also writes the section of `docs/algorithms.md`.
 """
 
 import argparse

@@ -44,7 +44,10 @@ class Run(Protocol):
 def summary(
     runs: Sequence[Run], limits: Limits, staleness: Sequence[int], objectives: Sequence[str], path: Path
 ) -> None:
-    """A panel per task: return over the second half of the steps against staleness, seeds as dots, a line through means."""
+    """A panel per task.
+
+    Return over the second half of the steps against staleness, seeds as dots, a line through means.
+    """
     figure = Figure(figsize=(11, 4), layout="constrained")
     axes = figure.subplots(1, len(limits), squeeze=False)[0]
     for axis, task in zip(axes, limits, strict=True):

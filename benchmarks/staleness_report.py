@@ -84,9 +84,9 @@ def _compared(task: str, lag: int, runs: Sequence[Lagged]) -> str:
     late = sum(decoupled.mean_return > coupled.mean_return for decoupled, coupled in pairs)
     fallen = [sum(pair[side].collapsed for pair in pairs) for side in (0, 1)]
     return (
-        f"- {lag} updates behind: decoupled is ahead in {early} of {len(pairs)} seeds over the first quarter, in {late} "
-        f"over the second half. The mean return fell below {limits.fallen:g} after it had been above "
-        f"{limits.learned:g} in {fallen[0]} decoupled and {fallen[1]} coupled runs.\n"
+        f"- {lag} updates behind: decoupled is ahead in {early} of {len(pairs)} seeds over the first "
+        f"quarter, in {late} over the second half. The mean return fell below {limits.fallen:g} after it had "
+        f"been above {limits.learned:g} in {fallen[0]} decoupled and {fallen[1]} coupled runs.\n"
     )
 
 

@@ -84,7 +84,10 @@ def first_update_s() -> tuple[float, Mapping[str, float]]:
 
 
 def logged_at_s(log: str, message: str) -> float:
-    """When a process first logged `message`, in seconds since the epoch; raises ValueError if it never did."""
+    """When a process first logged `message`, in seconds since the epoch.
+
+    Raises ValueError if it never did.
+    """
     for line in log.splitlines():
         if message in line:
             return datetime.fromisoformat(line.partition(" ")[0]).timestamp()

@@ -12,7 +12,10 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says. repeat: runs of each measurement; the median is shown. device: of part gpu."""
+    """What the command line says.
+
+    repeat: runs of each measurement; the median is shown. device: of part gpu.
+    """
 
     repeat: int
     actors: int

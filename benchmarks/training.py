@@ -1,4 +1,7 @@
-"""Whole runs of `penstock train CartPole-v1`: steps per second, seconds until solved, and what each process spent."""
+"""Whole runs of `penstock train CartPole-v1`.
+
+Steps per second, seconds until solved, and what each process spent.
+"""
 
 import json
 import statistics

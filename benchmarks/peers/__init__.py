@@ -207,7 +207,10 @@ def first_solved(lines: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def shell(command: Sequence[str]) -> str:
-    """What a command prints. Raises RuntimeError when it fails or takes longer than LIMIT_S; all it started ends with us."""
+    """What a command prints.
+
+    Raises RuntimeError when it fails or takes longer than LIMIT_S; all it started ends with us.
+    """
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True

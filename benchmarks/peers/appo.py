@@ -73,7 +73,10 @@ class Clock:
         self.solved_at: float | None = None
 
     def played(self, _runner: Any, _message: dict[str, Any], _policy: int) -> None:
-        """Training begins with the first experience; the end of the first episode is the first heard of it."""
+        """Training begins with the first experience.
+
+        The end of the first episode is the first heard of it.
+        """
         if self.began_s is None:
             self.began_s = time.perf_counter()
 

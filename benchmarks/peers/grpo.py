@@ -1,8 +1,8 @@
 """TRL's GRPO of a small GPT-2, run in an environment of its own (`make bench-peers`).
 
-`python grpo.py FOLDER --threads N --warm W --batches B --seed S` trains FOLDER/model on FOLDER/prompts.jsonl for B
-batches behind W others and prints one JSON line over those B: tokens (that were sampled and trained), seconds,
-cpu_seconds. GRPO as TRL comes, but in float32 and without what saves memory for time.
+`python grpo.py FOLDER --threads N --warm W --batches B --seed S` trains FOLDER/model on FOLDER/prompts.jsonl
+for B batches behind W others and prints one JSON line over those B: tokens (that were sampled and trained),
+seconds, cpu_seconds. GRPO as TRL comes, but in float32 and without what saves memory for time.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """GRPO of a small GPT-2 by Penstock and by TRL, alternately on this machine: `make bench-peers`.
 
-Both start from one model (`language_task`), sample 32 tokens to 16 prompts eight times each, reward them by one
-function (`liked`), and make one gradient step of all weights on these 128 responses, in float32, with advantages
-relative to the group and no penalty: what TRL does when it is told nothing. Ours does it with all processes that
-`penstock train` starts. Rates are of tokens that were sampled and trained, behind a warm-up, start-up excluded.
+Both start from one model (`language_task`), sample 32 tokens to 16 prompts eight times each, reward them by
+one function (`liked`), and make one gradient step of all weights on these 128 responses, in float32, with
+advantages relative to the group and no penalty: what TRL does when it is told nothing. Ours does it with all
+processes that `penstock train` starts. Rates are of tokens that were sampled and trained, behind a warm-up,
+start-up excluded.
 """
 
 import json
@@ -93,7 +94,10 @@ def summarise(rounds: Sequence[Mapping[str, Outcome]]) -> Table:
             *(_median(run.per_cpu_second(process) for run in runs) for process in ("", *PROCESSES)),
         ))  # fmt: skip
     return Table(
-        title=f"GRPO of a GPT-2 with 0.13 million parameters: {RESPONSES} responses of {TOKENS} tokens in a batch",
+        title=(
+            f"GRPO of a GPT-2 with 0.13 million parameters: {RESPONSES} responses of {TOKENS} tokens in a "
+            "batch"
+        ),
         columns=(
             "who",
             "tokens/s",

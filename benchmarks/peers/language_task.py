@@ -1,7 +1,9 @@
-"""What language models are compared on: a GPT-2 of random weights, 0.13 million parameters, and prompts, made on the spot.
+"""What language models are compared on.
 
-`python -m benchmarks.peers.language_task FOLDER` writes FOLDER/model, with a tokenizer of one token per word, and
-FOLDER/prompts.jsonl. No dropout: whoever does not switch it off would do more work.
+A GPT-2 of random weights, 0.13 million parameters, and prompts, made on the spot.
+
+`python -m benchmarks.peers.language_task FOLDER` writes FOLDER/model, with a tokenizer of one token per word,
+and FOLDER/prompts.jsonl. No dropout: whoever does not switch it off would do more work.
 """
 
 import json

@@ -1,7 +1,10 @@
-"""The policy server beside FastAPI in front of a Stable-Baselines3 policy: the same questions, in turn, medians.
+"""The policy server beside FastAPI in front of a Stable-Baselines3 policy.
 
-Ours is asked by gRPC, theirs by HTTP with JSON over connections that stay open; both clients are one process of
-asyncio. Without the peer's environment below `.venv-peers` (`make bench-peers`) there is nothing to compare.
+The same questions, in turn, medians.
+
+Ours is asked by gRPC, theirs by HTTP with JSON over connections that stay open; both clients are one process
+of asyncio. Without the peer's environment below `.venv-peers` (`make bench-peers`) there is nothing to
+compare.
 """
 
 import socket

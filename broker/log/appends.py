@@ -4,8 +4,8 @@
     append ─┼─► one pipeline: SET payload …, EVALSHA append, SET payload …, … ─► Redis ─► each its own reply
     append ─┘
 
-One that comes alone waits for nobody. A round trip costs the broker more than the commands in it, and Redis writes its
-append-only file once for all of them, so a busy broker makes fewer and longer ones.
+One that comes alone waits for nobody. A round trip costs the broker more than the commands in it, and Redis
+writes its append-only file once for all of them, so a busy broker makes fewer and longer ones.
 """
 
 import asyncio
@@ -57,8 +57,8 @@ class Appends:
     async def append(self, session: int, acked_through: int, items: Sequence[AppendItem]) -> Any:
         """The script's reply; raises what the client raises.
 
-        The payloads are staged under names of this attempt that expire, then the script moves them into place or
-        drops them.
+        The payloads are staged under names of this attempt that expire, then the script moves them into place
+        or drops them.
         """
         arguments: list[Any] = [session, acked_through]
         for item in items:

@@ -1,4 +1,6 @@
-"""What Redis holds of a run, for `penstock audit`: entries with digests, counters, commits, what it knows to be lost.
+"""What Redis holds of a run, for `penstock audit`.
+
+Entries with digests, counters, commits, what it knows to be lost.
 
 Reads only, with plain commands, so that a copy of a stopped server can be asked as well as a live one. A live
 run goes on meanwhile: entries are walked first and the commits asked for last, so an entry that is trimmed in
@@ -74,8 +76,8 @@ class HeldLog:
     """Everything.
 
     counters: of the hash STATE, at one moment. number_before: its `number` before the entries were walked.
-    publications: version → update, of those kept. lost_is_whole: no record of a loss was pushed out by newer ones.
-    closed: the run was not opened again since this server started.
+    publications: version → update, of those kept. lost_is_whole: no record of a loss was pushed out by newer
+    ones. closed: the run was not opened again since this server started.
     """
 
     run: str

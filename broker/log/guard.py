@@ -158,7 +158,8 @@ def check_memory(info: dict[str, Any], section: BrokerSection) -> int:
     if limit and limit < needed:
         raise UnsuitableRedis(
             f"maxmemory={limit}: {needed} bytes are needed (broker.max_log_bytes={section.max_log_bytes} + "
-            f"broker.max_staged_bytes={section.max_staged_bytes} + {HEADROOM_BYTES}); raise maxmemory or lower the ceilings"
+            f"broker.max_staged_bytes={section.max_staged_bytes} + {HEADROOM_BYTES}); raise maxmemory or "
+            "lower the ceilings"
         )
     return limit
 

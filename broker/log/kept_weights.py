@@ -1,8 +1,9 @@
 """The weights in Redis of versions that the registry keeps, as the learner holds them there.
 
-`keep` names them all; what is not named goes, unless it is one of the newest two or being evaluated. `restore`
-puts bytes back that Redis does not hold, `draw` a number for old content, and neither moves the pointer that
-actors follow: training does not notice. Every write carries the lease's epoch, as in `learner_log`.
+`keep` names them all; what is not named goes, unless it is one of the newest two or being evaluated.
+`restore` puts bytes back that Redis does not hold, `draw` a number for old content, and neither moves the
+pointer that actors follow: training does not notice. Every write carries the lease's epoch, as in
+`learner_log`.
 """
 
 from collections.abc import Collection

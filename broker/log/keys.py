@@ -11,7 +11,11 @@ STATE: Final = "penstock:state"
 SPECIFICATION: Final = "penstock:specification"
 """Encoded RunSpecification."""
 SESSION: Final = "penstock:session:"
-"""Prefix, hash per open session: actor, role, sequence, begin_through, min_version, round, reports, applied, rewound, returned, lenient_through, owner."""
+"""Prefix, hash per open session.
+
+Actor, role, sequence, begin_through, min_version, round, reports, applied, rewound, returned,
+lenient_through, owner.
+"""
 OPEN: Final = "penstock:open"
 """Sorted set of open sessions by when they were last heard, in milliseconds of Redis time."""
 ACTORS: Final = "penstock:actors"
@@ -51,7 +55,10 @@ PINS: Final = "penstock:pins"
 KEPT: Final = "penstock:kept"
 """Set of versions whose bytes stay because the registry keeps them."""
 LOST: Final = "penstock:lost"
-"""List, for audits: what a Redis that went back in time has lost, by session; see `_run.lua`. The oldest go."""
+"""List, for audits: what a Redis that went back in time has lost, by session; see `_run.lua`.
+
+The oldest go.
+"""
 LEARNER: Final = "penstock:learner"
 """What the learner last said of itself, JSON."""
 CHANGED: Final = "penstock:changed"

@@ -89,7 +89,8 @@ class LearnerLog:
     def acquire(self, run: str, holder: str, ttl_ms: int) -> Lease:
         """Take the lease: at once when free, expired or held by the same holder.
 
-        Raises Refused(FENCED, retry_after_ms) while another holds it, ConfigurationError when Redis holds another run.
+        Raises Refused(FENCED, retry_after_ms) while another holds it, ConfigurationError when Redis holds
+        another run.
         """
         reply = self._calls.run("acquire", run, holder, ttl_ms)
         if reply[0] == b"OTHER_RUN":
@@ -199,7 +200,10 @@ class LearnerLog:
         return entries
 
     def entries(self, numbers: Sequence[int]) -> list[LogEntry]:
-        """Those of these numbers that are there, in order of number: for a reader that is told what to read."""
+        """Those of these numbers that are there, in order of number.
+
+        For a reader that is told what to read.
+        """
         if not numbers:
             return []
         first, last = keys.entry_id(min(numbers)), keys.entry_id(max(numbers))

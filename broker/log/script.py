@@ -15,7 +15,10 @@ from typing import Final
 from broker.log import keys
 
 JUMP: Final = 2**20
-"""How far the allocators leap at least when a log is re-opened: no number drawn in lost seconds comes again."""
+"""How far the allocators leap at least when a log is re-opened.
+
+No number drawn in lost seconds comes again.
+"""
 KEPT_COMMITS: Final = 8
 KEPT_SUPERSEDED: Final = 1024
 MAX_SESSIONS: Final = 8192

@@ -1,7 +1,7 @@
 """The run in Redis as the gRPC services use it (asyncio).
 
-Every method is one round trip of one script (`broker.appends`: several in one). A method either returns a reply,
-refusals included, or raises `StoreUnavailable`: then nobody knows whether the call took effect, and
+Every method is one round trip of one script (`broker.appends`: several in one). A method either returns a
+reply, refusals included, or raises `StoreUnavailable`: then nobody knows whether the call took effect, and
 repeating it is safe. Nothing is kept in the process: any number of stores share one Redis.
 """
 
@@ -70,8 +70,8 @@ class Store:
     async def append(self, session: int, acked_through: int, items: Sequence[AppendItem]) -> Appended:
         """Append checked fragments with consecutive sequence numbers, each at most once.
 
-        Refusals for the first fragment not taken: FULL (detail log_bytes, log_entries, staging, pacing, closed),
-        GAP(expected), INVALID, EXPIRED, FENCED.
+        Refusals for the first fragment not taken: FULL (detail log_bytes, log_entries, staging, pacing,
+        closed), GAP(expected), INVALID, EXPIRED, FENCED.
         """
         last = items[-1].header.sequence if items else 0
         failpoint("append.sending", last)

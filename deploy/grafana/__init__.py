@@ -1,1 +1,4 @@
-"""The dashboards, as code: `python -m deploy.grafana` writes the JSON files beside this one that Grafana reads."""
+"""The dashboards, as code.
+
+`python -m deploy.grafana` writes the JSON files beside this one that Grafana reads.
+"""

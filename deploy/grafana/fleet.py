@@ -23,7 +23,10 @@ _NOW: Final[Sequence[Panel]] = [
     number("Memory", "Resident, all processes together; Redis is not among them.", "bytes", above(64e9, 256e9),
            ("sum by (run) (process_resident_memory_bytes{RUN})", "{{run}}")),
     number("Redis", "Memory of its `maxmemory`.", "percentunit", above(0.7, 0.9),
-           ("max by (run) (penstock_redis_memory_bytes{RUN}) / (max by (run) (penstock_redis_memory_limit_bytes{RUN}) > 0)", "{{run}}")),
+           ((
+               "max by (run) (penstock_redis_memory_bytes{RUN}) / (max by (run) "
+               "(penstock_redis_memory_limit_bytes{RUN}) > 0)"
+           ), "{{run}}")),
 ]  # fmt: skip
 
 _PROCESSES: Final[Sequence[Panel]] = [
@@ -57,7 +60,10 @@ _REDIS: Final[Sequence[Panel]] = [
           ("max by (run) (penstock_redis_clients{RUN})", "{{run}}")),
     lines("Redis serves", "1 while it answers and takes writes.", "none", below(1),
           ("min by (run) (penstock_redis_up{RUN})", "{{run}}")),
-    lines("What is wrong with Redis", "1 while the log waits for the learner to re-open it, the append-only file cannot be written, or not rewritten.",
+    lines("What is wrong with Redis", (
+        "1 while the log waits for the learner to re-open it, the append-only file cannot be written, or not "
+        "rewritten."
+    ),
           "none", above(1), ("max by (run) (penstock_log_closed{RUN})", "log closed {{run}}"),
           ("max by (run) (penstock_redis_write_failing{RUN})", "cannot write {{run}}"),
           ("max by (run) (penstock_redis_rewrite_failing{RUN})", "cannot rewrite {{run}}")),

@@ -32,7 +32,8 @@ _HOPS: Final[Sequence[Panel]] = [
     lines("Steps", "Environment steps that actors make and that the learner trains on.", "suffix: steps/s", below(1),
           _flow("penstock_environment_steps_total", "made"), _flow("penstock_trained_steps_total", "trained on")),
     lines("How long each hop takes", "Means along the way: from cutting a fragment to its acknowledgement (the append in the broker is part of it), "
-          "from cutting to its update, the update, publishing, and from learning of weights to acting with them.", "s", above(10, 60),
+          "from cutting to its update, the update, publishing, and from learning of "
+          "weights to acting with them.", "s", above(10, 60),
           _time("penstock_append_seconds", "1 append"), _time("penstock_ack_latency_seconds", "2 acknowledged"),
           _time("penstock_batch_age_seconds", "3 its turn"), _time("penstock_update_seconds", "4 update", 'phase="compute"'),
           _time("penstock_update_seconds", "5 publish", 'phase="publish"'), _time("penstock_weight_apply_seconds", "6 apply"), wide=2),
@@ -42,7 +43,10 @@ _HOPS: Final[Sequence[Panel]] = [
     _quantiles("Append", "One Append call in the broker; at durability fsync the disk is part of it.", "penstock_append_seconds", 0.05, 0.5),
     _quantiles("To its turn", "From cutting a batch's oldest fragment to the beginning of its update.", "penstock_batch_age_seconds", 10, 60),
     _quantiles("Weights", "From learning that there are new weights to acting with them.", "penstock_weight_apply_seconds", 0.5, 5),
-    lines("Repeated", "Sent again because no reply came, acknowledged again because they were in the log already, given up by an actor.",
+    lines("Repeated", (
+        "Sent again because no reply came, acknowledged again because they were in the log already, given up "
+        "by an actor."
+    ),
           "suffix: fragments/s", above(0.1, 10),
           _flow("penstock_fragments_resent_total", "sent again"), _flow("penstock_fragments_repeated_total", "acknowledged again"),
           (rate("penstock_fragments_abandoned_total", "run, reason"), "given up: {{reason}} {{run}}")),
@@ -52,7 +56,10 @@ _HOPS: Final[Sequence[Panel]] = [
 ]  # fmt: skip
 
 _PACING: Final[Sequence[Panel]] = [
-    lines("Who waits for whom", "Share of their time that the learner waits for a batch and rollout workers for leave or for their outbox.",
+    lines("Who waits for whom", (
+        "Share of their time that the learner waits for a batch and rollout workers for leave or for their "
+        "outbox."
+    ),
           "percentunit", above(0.8),
           ("penstock:learner_wait_share{RUN}", "learner {{run}}"), ("penstock:actor_wait_share{RUN}", "actors {{run}}")),
     lines("Rollout workers", "That are there, and as many as would keep the learner and themselves busy: what they are scaled by.",
@@ -91,7 +98,10 @@ _ACCOUNTED: Final = """
       + max by (run) (penstock_ledger_resident_fragments{RUN})
 """
 _BOOKS: Final[Sequence[Panel]] = [
-    lines("The books", "Acknowledged fragments are trained, dropped under a name, or resident: the two curves lie on one another.",
+    lines("The books", (
+        "Acknowledged fragments are trained, dropped under a name, or resident: the two curves lie on one "
+        "another."
+    ),
           "suffix: fragments", below(0), ("max by (run) (penstock_ledger_acked_fragments{RUN})", "acknowledged {{run}}"),
           (_ACCOUNTED, "trained, dropped or resident {{run}}")),
     lines("Resident", "Fragments in the log that wait for their turn.", "suffix: fragments", above(10_000),
@@ -104,6 +114,9 @@ _BOOKS: Final[Sequence[Panel]] = [
 
 def board() -> Dashboard:
     """The dashboard."""
-    text = "From an environment's step to published weights: rate and time at every hop, pacing, log, staleness, books."
+    text = (
+        "From an environment's step to published weights: rate and time at every hop, pacing, log, "
+        "staleness, books."
+    )
     rows = {"Way of a fragment": _HOPS, "Pacing": _PACING, "Log and staleness": _LOG, "Ledger": _BOOKS}
     return dashboard(BOARD, "Flow", text, rows)

@@ -1,7 +1,10 @@
-"""What the dashboards are built from: three kinds of panel, each with unit, legend, description and thresholds.
+"""What the dashboards are built from.
 
-In an expression `RUN` stands for the matcher of the runs chosen at the top of a dashboard and `WINDOW` for a range that
-holds several scrapes at any zoom. Expressions keep the label `run` where they can, so that runs overlay.
+Three kinds of panel, each with unit, legend, description and thresholds.
+
+In an expression `RUN` stands for the matcher of the runs chosen at the top of a dashboard and `WINDOW` for a
+range that holds several scrapes at any zoom. Expressions keep the label `run` where they can, so that runs
+overlay.
 """
 
 from collections.abc import Mapping, Sequence

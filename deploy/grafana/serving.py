@@ -41,7 +41,10 @@ _CALLS: Final[Sequence[Panel]] = [
     lines("Time to answer", "From request to answer in the server, the network not included.", "s", above(0.02, 0.1),
           _quantile(0.5, "penstock_policy_answer_seconds", "p50"), _quantile(0.95, "penstock_policy_answer_seconds", "p95"),
           _quantile(0.99, "penstock_policy_answer_seconds", "p99")),
-    lines("Time in the queue", "What the first request of a forward pass waited for it: for others to share it, or for the one before.",
+    lines("Time in the queue", (
+        "What the first request of a forward pass waited for it: for others to share it, or for the one "
+        "before."
+    ),
           "s", above(0.01, 0.1), _quantile(0.5, "penstock_policy_queue_seconds", "p50"), _quantile(0.99, "penstock_policy_queue_seconds", "p99")),
     lines("Rows of a forward pass", "Observations of several requests that shared it, in the mean.", "none", above(256),
           (mean("penstock_policy_batch_rows"), "{{run}}")),
@@ -53,7 +56,10 @@ _CALLS: Final[Sequence[Panel]] = [
 ]  # fmt: skip
 
 _ARMS: Final[Sequence[Panel]] = [
-    lines("Answers by arm", "Which version answered a client: the active one, the canary, the learner's newest, or the one it is pinned to.",
+    lines("Answers by arm", (
+        "Which version answered a client: the active one, the canary, the learner's newest, or the one it is "
+        "pinned to."
+    ),
           "suffix: /s", below(0, "blue"),
           ("sum by (run, arm) (rate(penstock_policy_answers_total{RUN}[WINDOW])) > 0", "{{arm}} {{run}}")),
     lines("Version of each arm", "That it answers with; 0: none.", "none", below(1, "blue"),
@@ -82,6 +88,9 @@ _LEARNING: Final[Sequence[Panel]] = [
 
 def board() -> Dashboard:
     """The dashboard."""
-    text = "Rate, latency and batches of the policy server, its versions and arms, what it sheds and what is learned from clients."
+    text = (
+        "Rate, latency and batches of the policy server, its versions and arms, what it sheds and what is "
+        "learned from clients."
+    )
     rows = {"Now": _NOW, "Calls": _CALLS, "Versions and arms": _ARMS, "Learning from clients": _LEARNING}
     return dashboard(BOARD, "Serving", text, rows)

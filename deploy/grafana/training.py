@@ -36,7 +36,10 @@ _LEARNING: Final[Sequence[Panel]] = [
           ("penstock_policy_loss{RUN}", "{{run}}")),
     lines("Value loss", "Rises with the returns at first; when it stays high the critic does not follow.", "none", above(1000),
           ("penstock_value_loss{RUN}", "{{run}}")),
-    lines("Explained variance", "Share of the variance of the value targets that the critic explains. Below 0 it is worse than a constant.",
+    lines("Explained variance", (
+        "Share of the variance of the value targets that the critic explains. Below 0 it is worse than a "
+        "constant."
+    ),
           "percentunit", below(0), ("penstock_explained_variance_ratio{RUN}", "{{run}}")),
     lines("KL", "KL(μ‖π): how far the policy is from the one that acted, after the update.", "suffix: nats", above(0.05, 0.2),
           ("penstock_kl_behaviour_nats{RUN}", "{{run}}")),

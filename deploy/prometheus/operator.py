@@ -1,7 +1,7 @@
 """The rules and alerts as an object for the Prometheus operator: written, or with --check compared.
 
-kustomize puts no file into a field of another object, so that the manifest is made from the files that Prometheus
-itself reads elsewhere.
+kustomize puts no file into a field of another object, so that the manifest is made from the files that
+Prometheus itself reads elsewhere.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""`penstock audit RUN`: reads the records, closes the books, prints the verdict; exit 1 when anything is wrong."""
+"""`penstock audit RUN`: reads the records, closes the books, prints the verdict.
+
+Exit 1 when anything is wrong.
+"""
 
 import json
 import sys
@@ -28,7 +31,10 @@ def main(
     assignments: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Audit the run in `run_dir`; 0: every acknowledged fragment is where one record says, and in one place."""
+    """Audit the run in `run_dir`.
+
+    0: every acknowledged fragment is where one record says, and in one place.
+    """
     verdict = audit(run_dir, redis=redis, journals=journals, assignments=assignments)
     if as_json:
         sys.stdout.write(json.dumps(verdict.to_json(), indent=2) + "\n")

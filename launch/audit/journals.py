@@ -84,8 +84,8 @@ def check_versions(updates: dict[int, int], weights: Sequence[tuple[int, int]]) 
 class Course:
     """Experience of a session only moves forward: episode and first step of a slot rise with the sequence.
 
-    So do the weights that a slot acted with. Slots may differ: each episode that a policy server acts for takes newer
-    weights where its own experience is cut.
+    So do the weights that a slot acted with. Slots may differ: each episode that a policy server acts for
+    takes newer weights where its own experience is cut.
     """
 
     def __init__(self, session: int) -> None:
@@ -101,7 +101,10 @@ class Course:
             at_episode, at_step, at = self._reached.get(slot, (-1, -1, 0))
             if (episode, step) <= (at_episode, at_step):
                 what = (
-                    f"slot {slot}, episode {episode}, first step {step}: this experience is in sequence {at} already"
+                    (
+                        f"slot {slot}, episode {episode}, first step {step}: this experience is in sequence "
+                        f"{at} already"
+                    )
                     if (episode, step) == (at_episode, at_step)
                     else f"slot {slot} goes back to episode {episode}, step {step}, behind sequence {at}"
                 )

@@ -109,7 +109,10 @@ def _chain(file: _File, head: str) -> list[LineageEntry]:
             file.problems.append(
                 Problem(
                     kind=Kind.UNACCOUNTED,
-                    what=f"the lineage has no line for checkpoint {wanted}: where entries {gap} went is not known",
+                    what=(
+                        f"the lineage has no line for checkpoint {wanted}: where entries {gap} went is not "
+                        "known"
+                    ),
                 )
             )
             if line is None:
@@ -177,5 +180,8 @@ def _check_adds_up(before: LineageEntry, line: LineageEntry) -> Iterator[Problem
         if left_out > whole or (left_out < whole and reason != Drop.LOG_LOST):
             yield Problem(
                 kind=Kind.UNACCOUNTED,
-                what=f"checkpoint {line.checkpoint}: {whole} entries dropped as {reason}, {left_out} fragments named",
+                what=(
+                    f"checkpoint {line.checkpoint}: {whole} entries dropped as {reason}, {left_out} "
+                    "fragments named"
+                ),
             )

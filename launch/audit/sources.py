@@ -1,7 +1,7 @@
 """Where the records of a run lie, and a private server for the log of a run that has ended.
 
-Redis is asked where it runs: the URL given, the run's own configuration, or the embedded server of a live run.
-The embedded server of an ended run is started again on a copy of its files; the originals are only read.
+Redis is asked where it runs: the URL given, the run's own configuration, or the embedded server of a live
+run. The embedded server of an ended run is started again on a copy of its files; the originals are only read.
 """
 
 import fcntl

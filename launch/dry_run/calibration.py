@@ -1,8 +1,8 @@
 """A calibration: the run itself, ended after a few updates, in a folder that is thrown away.
 
-Same processes, same configuration but for what reaches outside or ends it early: no trackers, no traces, one evaluation
-and one checkpoint at the end, which are measured apart. `measure` then reads what any run
-leaves: `metrics.jsonl`, `learner.json`, the accounts of the processes, the folder.
+Same processes, same configuration but for what reaches outside or ends it early: no trackers, no traces, one
+evaluation and one checkpoint at the end, which are measured apart. `measure` then reads what any run leaves:
+`metrics.jsonl`, `learner.json`, the accounts of the processes, the folder.
 """
 
 import json
@@ -38,7 +38,8 @@ class Calibration:
     """What was measured of one. Sizes in bytes; disk: by what lies in the run's folder.
 
     startup_seconds: until the first experience. training_seconds: from there to the learner's last line, with
-    evaluation and checkpoint. ending_seconds: from there until all processes were gone. pace: None where it was too short.
+    evaluation and checkpoint. ending_seconds: from there until all processes were gone. pace: None where it
+    was too short.
     """
 
     startup_seconds: float
@@ -116,7 +117,10 @@ def calibrate(plan: Plan, lifecycle: Lifecycle, view: View) -> Calibration:
 
 
 def with_artefacts(plan: Plan, calibration: Calibration) -> Calibration:
-    """With what the workload leaves at the end. Behind the last calibration: what it loads is in no run's memory."""
+    """With what the workload leaves at the end.
+
+    Behind the last calibration: what it loads is in no run's memory.
+    """
     path = find(plan.settings.workload).artefacts
     if not path:
         return calibration

@@ -1,9 +1,10 @@
 """`penstock train CONFIG --dry-run`: what the run will take, before it is begun.
 
-    rehearse the preparation → calibrate until the pace is known → predict → print → store → refuse what will not fit
+    rehearse the preparation → calibrate until the pace is known → predict → print → store → refuse what will
+    not fit
 
-Everything is made in one folder beside the run's, which is removed however this ends. Exit 0 where it fits, 1 where it
-does not or a calibration failed, 130 when it was interrupted.
+Everything is made in one folder beside the run's, which is removed however this ends. Exit 0 where it fits, 1
+where it does not or a calibration failed, 130 when it was interrupted.
 """
 
 import io
@@ -50,7 +51,10 @@ _FOLDER_PREFIX: Final = ".penstock-dry-run-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
-    """plan: with everything named that was made. seconds: of the whole preparation of the run. size: bytes on disk."""
+    """plan: with everything named that was made.
+
+    seconds: of the whole preparation of the run. size: bytes on disk.
+    """
 
     plan: Plan
     rehearsal: Rehearsal
@@ -62,7 +66,8 @@ def check(plan: Plan, *, recording: bool, ui: bool) -> None:
     """Raise ConfigurationError for what a dry run cannot tell anything of."""
     if plan.resume:
         raise ConfigurationError(
-            "--dry-run --resume: a run that has begun says itself what it takes, see its summary.json; leave one of both out"
+            "--dry-run --resume: a run that has begun says itself what it takes, see its summary.json; "
+            "leave one of both out"
         )
     if recording:
         raise ConfigurationError(
@@ -70,11 +75,13 @@ def check(plan: Plan, *, recording: bool, ui: bool) -> None:
         )
     if plan.settings.serving.listen:
         raise ConfigurationError(
-            "--dry-run --serve: clients set the pace of such a run, and none would come; leave one of both out"
+            "--dry-run --serve: clients set the pace of such a run, and none would come; leave one of "
+            "both out"
         )
     if plan.settings.broker.redis:
         raise ConfigurationError(
-            "--dry-run --redis: calibrations would write to that Redis; leave it out to be told of an embedded one"
+            "--dry-run --redis: calibrations would write to that Redis; leave it out to be told of an "
+            "embedded one"
         )
     if ui:
         raise ConfigurationError("--dry-run --ui: there is no run to be watched; leave one of both out")
@@ -188,8 +195,8 @@ def _calibrate(plan: Plan, folder: Path, lifecycle: Lifecycle, *, as_json: bool)
 def _check_pace(last: Calibration, total_steps: int) -> None:
     if last.pace is None and last.steps < total_steps:
         raise Fatal(
-            f"--dry-run: {last.steps:,} of {total_steps:,} steps made too few updates to tell a pace; look at "
-            "algorithm.batch_steps, or train without a dry run"
+            f"--dry-run: {last.steps:,} of {total_steps:,} steps made too few updates to tell a pace; look "
+            "at algorithm.batch_steps, or train without a dry run"
         )
 
 
@@ -201,7 +208,10 @@ def first_steps(plan: Plan) -> int:
 
 
 def is_enough(found: Sequence[Calibration]) -> bool:
-    """Whether the pace of the last can be relied on; of a single one nobody knows what grows with the steps."""
+    """Whether the pace of the last can be relied on.
+
+    Of a single one nobody knows what grows with the steps.
+    """
     pace = found[-1].pace
     if len(found) < LEAST_CALIBRATIONS or pace is None or not pace.settled:
         return False

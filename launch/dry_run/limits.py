@@ -21,7 +21,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """refused: why it will not fit, likely as things are. doubtful: why it may not, should things come out high."""
+    """refused: why it will not fit, likely as things are.
+
+    doubtful: why it may not, should things come out high.
+    """
 
     refused: tuple[str, ...]
     doubtful: tuple[str, ...]
@@ -55,7 +58,10 @@ def judge(prediction: Prediction, limits: Limits) -> Verdict:
         ),
     ]
     if prediction.device_memory is not None and limits.device is not None:
-        remedy = "lower algorithm.micro_batch_tokens or environment.count where there are such, or choose device=cpu"
+        remedy = (
+            "lower algorithm.micro_batch_tokens or environment.count where there are such, or choose "
+            "device=cpu"
+        )
         figures.append(("GPU memory", prediction.device_memory, limits.device, remedy))
     return Verdict(
         refused=_over([(name, needed.likely, room, remedy) for name, needed, room, remedy in figures]),

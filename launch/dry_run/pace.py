@@ -2,9 +2,10 @@
 
     first experience ─ warm-up ─┬─ block ─┬─ block ─┬─ … ─┬─ last line of learning ─ evaluation, checkpoint ─ last line
 
-The warm-up is what lies before the second update is done, compilation, caches, first allocations, and before the last
-process of the run has started: until then it takes its share of the processors. The rest is cut into blocks of equal
-steps: their spread is that of the pace. Time spent on checkpoints is taken out and told apart.
+The warm-up is what lies before the second update is done, compilation, caches, first allocations, and before
+the last process of the run has started: until then it takes its share of the processors. The rest is cut into
+blocks of equal steps: their spread is that of the pace. Time spent on checkpoints is taken out and told
+apart.
 """
 
 from collections.abc import Sequence
@@ -34,11 +35,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """warmup_seconds were spent until warmup_steps; after that a step takes seconds_per_step, of measured_seconds.
+    """warmup_seconds were spent until warmup_steps.
 
-    settled_seconds: of training when the last process had started. settled: whether the pace is that of the time behind it.
-    evaluation_seconds: of the one at the end. checkpoint_seconds: of one checkpoint. episode_length: mean of the last
-    training episodes, None before the first. log_bytes_per_step: of experience in Redis.
+    After that a step takes seconds_per_step, of measured_seconds.
+
+    settled_seconds: of training when the last process had started. settled: whether the pace is that of the
+    time behind it. evaluation_seconds: of the one at the end. checkpoint_seconds: of one checkpoint.
+    episode_length: mean of the last training episodes, None before the first. log_bytes_per_step: of
+    experience in Redis.
     """
 
     warmup_seconds: float
@@ -62,7 +66,10 @@ class Pace:
 
 
 def pace_of(rows: Sequence[dict[str, Any]], started_s: float) -> Pace:
-    """Of a run that was trained to its last step; started_s: when its last process had, as `time`. Raises TooShort."""
+    """Of a run that was trained to its last step; started_s: when its last process had, as `time`.
+
+    Raises TooShort.
+    """
     *_, last = rows or [{}]
     learning = _points(rows)
     # The line that is written when the run ends holds what came after the last update, too.

@@ -5,8 +5,8 @@
     disk     what lay in the folder, and what grew with the steps
 
 Each is for all of `learner.total_steps`: a run that reaches its target, or loses its patience, ends sooner.
-low and high are the lowest and highest that was measured, with `estimate.MARGIN` beyond; what could be both nothing and
-everything, such as an evaluation beside the training, is likely half of it.
+low and high are the lowest and highest that was measured, with `estimate.MARGIN` beyond; what could be both
+nothing and everything, such as an evaluation beside the training, is likely half of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,10 @@ AOF_REWRITE_BYTES: Final = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What of the configuration decides. longest_episode: None: not known. remembered_steps: kept to learn from again."""
+    """What of the configuration decides.
+
+    longest_episode: None: not known. remembered_steps: kept to learn from again.
+    """
 
     total_steps: int
     checkpoint_interval_s: float
@@ -37,7 +40,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """time: seconds of each part, in order. memory: bytes of all processes together; roles: likely, of each kind.
+    """time: seconds of each part, in order.
+
+    memory: bytes of all processes together; roles: likely, of each kind.
 
     device_memory: bytes on GPUs, None without one. disk: bytes of each thing in the run's folder.
     """
@@ -67,7 +72,9 @@ def predict(
     prepared_bytes: int,
     device_memory: int | None,
 ) -> Prediction:
-    """calibrations: at least one, the longest last; preparation: seconds; prepared_bytes: what that leaves on disk.
+    """calibrations: at least one, the longest last; preparation: seconds.
+
+    Prepared_bytes: what that leaves on disk.
 
     device_memory: most bytes on GPUs that were seen.
     """
@@ -100,7 +107,10 @@ def predict(
 
 
 def _seconds_per_step(calibrations: Sequence[Calibration]) -> Range:
-    """As the last one found it, with the spread of all whose processes had started: a machine is busier now and then."""
+    """As the last one found it, with the spread of all whose processes had started.
+
+    A machine is busier now and then.
+    """
     last = calibrations[-1]
     if last.pace is None:
         return Range.of([last.training_seconds / max(last.steps, 1)])
@@ -155,7 +165,10 @@ def _memory(facts: Facts, calibrations: Sequence[Calibration]) -> Range:
 
 
 def _log_growth(facts: Facts, last: Calibration, pace: Pace) -> float:
-    """Experience stays in Redis for two checkpoints, or as long as it is remembered; the calibration had some of it."""
+    """Experience stays in Redis for two checkpoints, or as long as it is remembered.
+
+    The calibration had some of it.
+    """
     between = 2 * facts.checkpoint_interval_s / max(pace.seconds_per_step.likely, 1e-9)
     kept = min(facts.total_steps, max(between, facts.remembered_steps))
     return pace.log_bytes_per_step * max(0.0, kept - last.steps)

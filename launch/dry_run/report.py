@@ -18,7 +18,10 @@ from penstock.config.estimate import Range, Scores
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """All that a dry run found. scores: of what the preparation was made from, and of the last calibration."""
+    """All that a dry run found.
+
+    scores: of what the preparation was made from, and of the last calibration.
+    """
 
     plan: Plan
     calibrations: Sequence[Calibration]
@@ -108,7 +111,10 @@ def lines(found: DryRun, file: Path) -> list[str]:
     prediction, settings, limits = found.prediction, found.plan.settings, found.limits
     device = prediction.device_memory
     text = [
-        f"{settings.environment.id}: dry run of {settings.learner.total_steps:,} steps (seed {settings.seed})",
+        (
+            f"{settings.environment.id}: dry run of {settings.learner.total_steps:,} steps (seed "
+            f"{settings.seed})"
+        ),
         *_wrapped("configuration", [f"{key} {value}" for key, value in essentials(found.plan).items()]),
         *_wrapped("calibration", [_measured(one) for one in found.calibrations]),
         f"  time           {spans(prediction.seconds)}",

@@ -3,7 +3,8 @@
     RUN/dry-run.json                     of a dry run with --run-dir RUN, and of every run that was predicted
     runs/dry-runs/CONFIGURATION.json     of one without: for the next run of that very configuration
 
-A run takes a prediction as its own only where it was made of the same configuration, whatever the names and folders.
+A run takes a prediction as its own only where it was made of the same configuration, whatever the names and
+folders.
 """
 
 import hashlib
@@ -58,7 +59,9 @@ def write(file: Path, prediction: dict[str, Any]) -> None:
 
 
 def find(plan: Plan) -> dict[str, Any] | None:
-    """The prediction for this run, which then lies in its folder; None where there is none of this configuration.
+    """The prediction for this run, which then lies in its folder.
+
+    None where there is none of this configuration.
 
     Raises ConfigurationError for a file that holds something else.
     """
@@ -81,10 +84,13 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def compare(prediction: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
-    """Each figure as predicted and as it came; error: how much higher the prediction was, as a share of what came.
+    """Each figure as predicted and as it came.
 
-    A run that ended before all its steps were done is compared by the seconds that a step took: its time and its folder
-    are not those that were predicted. Nothing is said of the time of a process that was not there from the start.
+    Error: how much higher the prediction was, as a share of what came.
+
+    A run that ended before all its steps were done is compared by the seconds that a step took: its time and
+    its folder are not those that were predicted. Nothing is said of the time of a process that was not there
+    from the start.
     """
     early = summary["ending"] != ALL_STEPS
     found: dict[str, Any] = {

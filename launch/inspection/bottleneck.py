@@ -1,8 +1,8 @@
 """Which stage of a run sets its pace: one pure judgement of measured figures.
 
-Whoever waits points at the one waited for: a learner that waits for experience at the actors, actors that wait for
-leave at the learner, actors that wait for acknowledgements at the broker. A stage that does not move at all goes before
-all shares, since nobody measures a share of something that stands still.
+Whoever waits points at the one waited for: a learner that waits for experience at the actors, actors that
+wait for leave at the learner, actors that wait for acknowledgements at the broker. A stage that does not move
+at all goes before all shares, since nobody measures a share of something that stands still.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The stage, and the figures behind it. stands_still: it does not move at all, and somebody should look."""
+    """The stage, and the figures behind it.
+
+    stands_still: it does not move at all, and somebody should look.
+    """
 
     bound: Bound
     reason: str

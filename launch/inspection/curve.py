@@ -1,8 +1,9 @@
 """A run's `metrics.jsonl` as a curve: at most MAX_POINTS points, however long the run.
 
-Read as it grows, for a picture at the end as for a page that looks every second. When there are too many points every
-second one goes, and of what follows only as many are taken; the newest line always stands at the end. A resumed
-learner does some steps again: what it did the second time counts. A line that is still being written is read next time.
+Read as it grows, for a picture at the end as for a page that looks every second. When there are too many
+points every second one goes, and of what follows only as many are taken; the newest line always stands at the
+end. A resumed learner does some steps again: what it did the second time counts. A line that is still being
+written is read next time.
 """
 
 import itertools
@@ -19,7 +20,10 @@ _READ_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A moment of a run. None: not known then. seconds: of training. staleness: median since the line before, in updates."""
+    """A moment of a run.
+
+    None: not known then. seconds: of training. staleness: median since the line before, in updates.
+    """
 
     env_steps: int
     seconds: float
@@ -81,7 +85,10 @@ class Curve:
 
 
 def rates(points: Sequence[Point]) -> list[float | None]:
-    """Environment steps per second of training, each over the stretch that ends at its point; None at the first."""
+    """Environment steps per second of training, each over the stretch that ends at its point.
+
+    None at the first.
+    """
     found: list[float | None] = [None] * min(1, len(points))
     for before, after in itertools.pairwise(points):
         seconds = after.seconds - before.seconds

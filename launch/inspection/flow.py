@@ -1,8 +1,8 @@
 """The way of a fragment in figures: what passed each hop between two observations, and who waited.
 
-Counters are compared only within one process, so a process that was started again counts from its second look on.
-A wait that has not ended is in no counter yet: an actor that made no step and may not begin another fragment has
-waited all the time, and so has a learner that made no update while an actor may go on.
+Counters are compared only within one process, so a process that was started again counts from its second look
+on. A wait that has not ended is in no counter yet: an actor that made no step and may not begin another
+fragment has waited all the time, and so has a learner that made no update while an actor may go on.
 """
 
 from collections.abc import Iterable

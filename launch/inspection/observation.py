@@ -1,6 +1,7 @@
 """What can be seen of a run at one moment: its processes, what its broker says, the learner's newest lines.
 
-Every source may be silent; what it would have said is then missing, and nothing here waits longer than a second or two.
+Every source may be silent; what it would have said is then missing, and nothing here waits longer than a
+second or two.
 """
 
 import json
@@ -38,7 +39,10 @@ class Learnt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A moment. status: the broker's reply, None with `silence` when it gave none. learnt: None before the first line."""
+    """A moment.
+
+    status: the broker's reply, None with `silence` when it gave none. learnt: None before the first line.
+    """
 
     at_s: float
     wall_s: float

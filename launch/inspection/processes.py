@@ -1,8 +1,8 @@
 """One look at each process of a run: is it there, is it well, what has it counted.
 
-Asks the HTTP port that the process has announced in the run's `endpoints.json`. Port and pid of a process that has
-ended may be another's by now: an answer in another role is none, and a silent process that is younger than what was
-announced is another one.
+Asks the HTTP port that the process has announced in the run's `endpoints.json`. Port and pid of a process
+that has ended may be another's by now: an answer in another role is none, and a silent process that is
+younger than what was announced is another one.
 """
 
 import http.client

@@ -1,7 +1,7 @@
 """`penstock policy`: the versions that a run has registered, and who is served which.
 
-Works on the registry of a run's folder, whether the run goes on or not, or on any registry by its URL. Arms are
-moved here and training is not: the learner and the policy servers of the run follow within seconds.
+Works on the registry of a run's folder, whether the run goes on or not, or on any registry by its URL. Arms
+are moved here and training is not: the learner and the policy servers of the run follow within seconds.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Promote, roll back, retire, and traffic: the operator's decisions, written to the registry.
 
-A rollback is at once: the standby is active when this returns. Its content then gets a number of its own: from the
-learner of the run where one lives, which alone draws numbers; here where none does (the lock in `policies/` tells),
-LEAP above every number registered, so that none that the run has used is used again.
+A rollback is at once: the standby is active when this returns. Its content then gets a number of its own:
+from the learner of the run where one lives, which alone draws numbers; here where none does (the lock in
+`policies/` tells), LEAP above every number registered, so that none that the run has used is used again.
 """
 
 import contextlib
@@ -19,7 +19,10 @@ from penstock.registry.weight_files import forget_kept, hold, read_kept, write_k
 from penstock.runtime.exit import EXIT_OK
 
 LEAP: Final = 2**20
-"""As a log that is opened again leaps at least: behind its newest registered version a run publishes fewer."""
+"""As a log that is opened again leaps at least.
+
+Behind its newest registered version a run publishes fewer.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The page as an ASGI application: four kinds of JSON, and the files of the page itself.
 
-There is no authentication, so there is nothing but GET, and answers go to a browser on this machine alone: whoever
-asks under another host's name (a page elsewhere whose name was made to lead here) is refused. Everything the page
-loads comes from here; the content policy forbids the rest.
+There is no authentication, so there is nothing but GET, and answers go to a browser on this machine alone:
+whoever asks under another host's name (a page elsewhere whose name was made to lead here) is refused.
+Everything the page loads comes from here; the content policy forbids the rest.
 """
 
 import math

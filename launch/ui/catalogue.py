@@ -1,7 +1,7 @@
 """The runs of a folder, as the page shows them.
 
-A name from the browser is looked up among the names found, and never made into a path. Files are read as they are
-while a run writes them; what is missing, or half written, is not known yet.
+A name from the browser is looked up among the names found, and never made into a path. Files are read as they
+are while a run writes them; what is missing, or half written, is not known yet.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Serves the page: in the foreground for `penstock ui`, beside the supervisor for `penstock train --ui`.
 
-Plain HTTP and no authentication, so it binds to loopback unless `--insecure` is said. Beside a run it lives in a
-thread of the launcher that the run does not wait for: whatever happens to the page, the run goes on.
+Plain HTTP and no authentication, so it binds to loopback unless `--insecure` is said. Beside a run it lives
+in a thread of the launcher that the run does not wait for: whatever happens to the page, the run goes on.
 """
 
 import logging
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 class Page:
     """The page of a folder of runs, on a socket that is bound when this is made.
 
-    Raises ConfigurationError for an address that is taken, or beyond loopback without `insecure`, and where the
-    extra `ui` is not installed.
+    Raises ConfigurationError for an address that is taken, or beyond loopback without `insecure`, and where
+    the extra `ui` is not installed.
     """
 
     def __init__(self, folder: Path, address: str, *, insecure: bool) -> None:

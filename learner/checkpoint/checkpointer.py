@@ -91,7 +91,10 @@ class Keeper:
         return asked or self._is_time() or self._is_pressed()
 
     def spare(self, best: str, candidate: str) -> None:
-        """Checkpoints that stay however old they are: of the best evaluation and of the one under way; "" for none."""
+        """Checkpoints that stay however old they are: of the best evaluation and of the one under way.
+
+        "" for none.
+        """
         if best:
             self._store.name_best(best)
         self._spared = frozenset({best, candidate})

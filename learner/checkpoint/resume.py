@@ -79,8 +79,8 @@ def _best(store: CheckpointStore) -> Checkpoint:
     checkpoint_id = store.best()
     if not checkpoint_id:
         raise Fatal(
-            f"{store.directory}: no checkpoint of a best evaluation; learner.keep_best=true keeps one, --resume "
-            "alone goes on from the newest"
+            f"{store.directory}: no checkpoint of a best evaluation; learner.keep_best=true keeps one, "
+            "--resume alone goes on from the newest"
         )
     try:
         return store.read(checkpoint_id)

@@ -151,7 +151,10 @@ class CheckpointStore:
             return ""
 
     def prune(self, lineage: Sequence[str], spared: Collection[str] = ()) -> None:
-        """Remove what is older than the newest `keep` of the lineage, but for the spared. lineage: oldest first."""
+        """Remove what is older than the newest `keep` of the lineage, but for the spared.
+
+        lineage: oldest first.
+        """
         if len(lineage) < self.keep:
             return
         for checkpoint_id in self.ids():

@@ -1,8 +1,10 @@
-"""The policy that a run ends with, as files that need no broker: `policies/final.safetensors` and `policy.json`.
+"""The policy that a run ends with, as files that need no broker.
 
-`policy.json` holds the encoded run specification (spaces, environment, policy and evaluation sections) from the
-start of the run on, and at its end which version the weights are and their digest. Both files are replaced whole;
-the digest tells a pair that does not belong together.
+`policies/final.safetensors` and `policy.json`.
+
+`policy.json` holds the encoded run specification (spaces, environment, policy and evaluation sections) from
+the start of the run on, and at its end which version the weights are and their digest. Both files are
+replaced whole; the digest tells a pair that does not belong together.
 """
 
 import base64

@@ -1,4 +1,6 @@
-"""Versions worth keeping: registered, their bytes on disk and pinned in Redis. Off the learner's critical path.
+"""Versions worth keeping: registered, their bytes on disk and pinned in Redis.
+
+Off the learner's critical path.
 
     best      an evaluation with a higher mean than any before          (the thread of the episodes offers it)
     periodic  every `learner.keep_every_updates` updates                (the publisher's thread)
@@ -6,9 +8,9 @@
 
 Offers wait here; a thread of this module writes the file, then registers, then has `shelf` make Redis and the
 folder follow the registry, at least every LOOK_S, also what operators have changed. A registry that does not
-answer or a full disk is logged and counted, and tried again at the next look: learning goes on. A refused write
-to Redis ends the process as everywhere. SQLAlchemy is not imported before the first look: it would keep the
-first update waiting.
+answer or a full disk is logged and counted, and tried again at the next look: learning goes on. A refused
+write to Redis ends the process as everywhere. SQLAlchemy is not imported before the first look: it would keep
+the first update waiting.
 """
 
 import logging
@@ -220,7 +222,10 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _best(pinned: Iterable[PolicyVersion], run: str) -> PolicyVersion | None:
-    """The first of those that did best among a run's versions which may serve; None where none was evaluated."""
+    """The first of those that did best among a run's versions which may serve.
+
+    None where none was evaluated.
+    """
     allowed = (Status.ACTIVE, Status.CANDIDATE)
     evaluated = [
         (one.evaluation.mean, -one.version, one)

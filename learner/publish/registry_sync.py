@@ -4,10 +4,10 @@
            │            bytes that Redis does not hold (it went back, or let them go) come from the file
            └──────────► policies/VERSION.safetensors; those of retired versions are removed
 
-A rollback made an older version active again at once; here its content gets a number of its own, drawn where all
-numbers are drawn, so that versions only rise. The pointer that actors follow does not move: training goes on.
-Each step may be repeated. A crash in between leaves bytes in Redis, which the next look lets go of, or a file that
-no registry names: it is passed over, and not removed, for it may be another registry's.
+A rollback made an older version active again at once; here its content gets a number of its own, drawn where
+all numbers are drawn, so that versions only rise. The pointer that actors follow does not move: training goes
+on. Each step may be repeated. A crash in between leaves bytes in Redis, which the next look lets go of, or a
+file that no registry names: it is passed over, and not removed, for it may be another registry's.
 """
 
 import logging
@@ -45,7 +45,10 @@ class Shelf:
         self._unreadable: set[int] = set()
 
     def confirm(self) -> None:
-        """Raise Fatal when another learner has taken over: the registry itself does not know who may write."""
+        """Raise Fatal when another learner has taken over.
+
+        The registry itself does not know who may write.
+        """
         self._lease.confirm()
 
     def follow(self, registry: "Registry") -> None:

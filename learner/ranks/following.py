@@ -101,7 +101,10 @@ def _ended(words: dict[str, Any]) -> int:
 
 
 def _ending_all(body: Callable[[], None]) -> Callable[[], None]:
-    """The main thread may be waiting for rank 0, which waits for this one: nobody else can end the process."""
+    """The main thread may be waiting for rank 0, which waits for this one.
+
+    Nobody else can end the process.
+    """
 
     def run() -> None:
         try:

@@ -122,8 +122,8 @@ def _agreed(store: Store, place: Place, timeout_s: float) -> Store:
     """A part of the store that only the processes of this attempt use.
 
     torchrun keeps one store over all its restarts, with what dead ranks have left there, and its agents on
-    several machines do not count restarts alike. So rank 0 draws a name and says who has answered to it; whoever
-    finds himself not among these has read a name from before.
+    several machines do not count restarts alike. So rank 0 draws a name and says who has answered to it;
+    whoever finds himself not among these has read a name from before.
     """
     me, deadline = secrets.token_hex(8), time.monotonic() + timeout_s
     if place.rank == 0:

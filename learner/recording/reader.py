@@ -1,7 +1,7 @@
 """Reads a recording: who made it, and its fragments by place.
 
-Nothing of it is trusted: every frame is checked against its checksum, every fragment against the schema of the
-recording, and whatever is wrong is an error that names file and offset.
+Nothing of it is trusted: every frame is checked against its checksum, every fragment against the schema of
+the recording, and whatever is wrong is an error that names file and offset.
 """
 
 import base64
@@ -44,7 +44,8 @@ class Recording:
             self.specification = RunSpecification.decode(encoded)
         except FileNotFoundError as error:
             raise ConfigurationError(
-                f"{folder}: holds no {DESCRIPTION}, so no recording; `learner.record` or `penstock record` makes one"
+                f"{folder}: holds no {DESCRIPTION}, so no recording; `learner.record` or `penstock "
+                "record` makes one"
             ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(f"{folder / DESCRIPTION}: cannot be read: {error}") from error

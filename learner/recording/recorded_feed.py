@@ -4,8 +4,8 @@
     a policy's recording     its fragments, once, in batches of the algorithm's own
     an `Imitator`            so many passes, each in an order drawn from the run's seed, without what it validates on
 
-No log entry is consumed, so nothing is booked: the run's ledger holds what actors sent, and none did. What has
-been taken is counted by batches and kept in checkpoints.
+No log entry is consumed, so nothing is booked: the run's ledger holds what actors sent, and none did. What
+has been taken is counted by batches and kept in checkpoints.
 """
 
 import itertools

@@ -40,7 +40,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumed:
-    """One delivery of the feed. position: last log entry. update: updates made before it. dropped: number → reason."""
+    """One delivery of the feed.
+
+    position: last log entry. update: updates made before it. dropped: number → reason.
+    """
 
     position: int
     update: int

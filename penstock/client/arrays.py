@@ -1,8 +1,8 @@
 """Observations and actions as parts of a message, and back.
 
-A value is cast to the dtype of its space where numpy calls that the same kind (float64 to float32, integers to
-floats) and, between integers, where every number survives; otherwise ValueError names the leaf, as it does for a
-wrong shape or a missing part.
+A value is cast to the dtype of its space where numpy calls that the same kind (float64 to float32, integers
+to floats) and, between integers, where every number survives; otherwise ValueError names the leaf, as it does
+for a wrong shape or a missing part.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,10 @@ _INTEGERS: Final = "biu"
 
 
 def rows_of(field: str, space: Space, value: Any) -> int:
-    """B of a batch in the form of `space`; raises ValueError where there is no leading axis, or an empty one."""
+    """B of a batch in the form of `space`.
+
+    Raises ValueError where there is no leading axis, or an empty one.
+    """
     for path, part in _flat(field, space, value).items():
         array = _array(path, part)
         if not array.ndim or not len(array):

@@ -1,6 +1,7 @@
 """Every call as data: the request, and how its reply is read. Knows nothing of connections or event loops.
 
-A call that changes something carries a random `request_id`, made here once: whoever sends it again sends the same.
+A call that changes something carries a random `request_id`, made here once: whoever sends it again sends the
+same.
 """
 
 import secrets

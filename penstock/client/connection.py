@@ -3,8 +3,8 @@
     ask(build)  the spaces are learned when they are first needed ─► build makes the call ─► do
     do(call)    attempts until the deadline, the same request each time ─► its result or a PolicyError
 
-Where observation, request or reply do not fit the spaces, these are learned anew for the next call: another run
-may be served by now.
+Where observation, request or reply do not fit the spaces, these are learned anew for the next call: another
+run may be served by now.
 """
 
 import asyncio

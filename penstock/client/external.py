@@ -3,8 +3,8 @@
     reset ─► start_episode ─► act ─► step ─┬─► act(reward of that step) …
                                            └─► end(reward, final observation)
 
-An episode that the server no longer has (it was restarted, or another one answers) is abandoned, and another begun
-from a fresh reset: what was played of it counts for nobody.
+An episode that the server no longer has (it was restarted, or another one answers) is abandoned, and another
+begun from a fresh reset: what was played of it counts for nobody.
 """
 
 from collections.abc import Iterator

@@ -4,10 +4,10 @@
                        ▲                                     │ any order
                        └────────── one task reads ◄──────────┘
 
-A request's deadline and OVERLOADED are as for a call of its own; silence is not asked again, as the order of the
-stream would hold the repetition behind the first. When the stream ends, for whatever reason, everybody who waits
-gets Unreachable (NotAllowed where the server says so), and so does who comes later: open another. A reply that
-nobody waits for any more is dropped.
+A request's deadline and OVERLOADED are as for a call of its own; silence is not asked again, as the order of
+the stream would hold the repetition behind the first. When the stream ends, for whatever reason, everybody
+who waits gets Unreachable (NotAllowed where the server says so), and so does who comes later: open another. A
+reply that nobody waits for any more is dropped.
 """
 
 import asyncio

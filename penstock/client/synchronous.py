@@ -1,7 +1,7 @@
 """The client for code without an event loop. One connection, used by any number of threads.
 
-Every call returns or raises within `deadline_s`: a PolicyError (`penstock.client.errors`), or ValueError for what
-the spaces do not allow. Closing the client ends the calls of other threads with Unreachable.
+Every call returns or raises within `deadline_s`: a PolicyError (`penstock.client.errors`), or ValueError for
+what the spaces do not allow. Closing the client ends the calls of other threads with Unreachable.
 """
 
 from collections.abc import Iterable
@@ -39,8 +39,8 @@ class PolicyClient:
     def act(self, observation: Any, **options: Unpack[ActOptions]) -> Action:
         """The action for one observation, in the form of the observation space: array, dict or tuple.
 
-        Options: `client_key`, `deterministic`, `seed`, `version`, `distribution`, `value`, `mask`, `state`; see
-        ActOptions.
+        Options: `client_key`, `deterministic`, `seed`, `version`, `distribution`, `value`, `mask`, `state`;
+        see ActOptions.
         """
         return self._line.ask(lambda codec: codec.act(observation, options))
 
@@ -68,8 +68,9 @@ class PolicyClient:
 class Episode:
     """An episode that was begun: one caller's, one step at a time.
 
-    Raises EpisodeUnknown or EpisodeElsewhere where it cannot go on. After DeadlinePassed or Unreachable nobody knows
-    whether the step was heard: `act` then asks for the same step again, and InvalidRequest says that it was.
+    Raises EpisodeUnknown or EpisodeElsewhere where it cannot go on. After DeadlinePassed or Unreachable
+    nobody knows whether the step was heard: `act` then asks for the same step again, and InvalidRequest says
+    that it was.
     """
 
     def __init__(self, line: Line, started: calls.Started) -> None:
@@ -88,11 +89,17 @@ class Episode:
         return action
 
     def reward(self, amount: float, step: int | None = None) -> int:
-        """Add to the reward of a step, None: the newest; 1 when it was too late to be learned from, else 0."""
+        """Add to the reward of a step, None: the newest.
+
+        1 when it was too late to be learned from, else 0.
+        """
         return self.rewards([(step, amount)])
 
     def rewards(self, rewards: Iterable[tuple[int | None, float]]) -> int:
-        """Add to the rewards of steps, as (step, amount); how many of them were too late to be learned from."""
+        """Add to the rewards of steps, as (step, amount).
+
+        How many of them were too late to be learned from.
+        """
         return self._line.do(calls.reward(self.episode_id, rewards))
 
     def end(

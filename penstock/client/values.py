@@ -77,7 +77,10 @@ class Answer:
     action: Any
     """In the form of the action space. Writable."""
     distribution: Mapping[str, Array]
-    """`probability`, or `mean` and `std`, behind the path of each part: "arm/mean"; empty unless asked for."""
+    """`probability`, or `mean` and `std`, behind the path of each part: "arm/mean".
+
+    Empty unless asked for.
+    """
     state: Mapping[str, Array]
     """Recurrent state to give with the next request; empty when there is none."""
     version: int

@@ -62,7 +62,10 @@ class CustomBody(nn.Module):
 
 
 def body_of(reader: Reader, section: PolicySection) -> Body | CustomBody:
-    """The network between inputs and heads; raises ConfigurationError for a custom one that breaks its contract."""
+    """The network between inputs and heads.
+
+    Raises ConfigurationError for a custom one that breaks its contract.
+    """
     if not section.network:
         return Body(reader, section)
     name = f"policy.network={section.network!r}"
@@ -140,8 +143,8 @@ def _check_features(name: str, network: nn.Module, width: int, reader: Reader) -
         )
     if not _alike(_features(name, network.train(), inputs, width), features):
         raise ConfigurationError(
-            f"{name}: training mode gives other features; use Dropout and BatchNorm of penstock.policy.layers, "
-            "which every forward pass of actor and learner has in common"
+            f"{name}: training mode gives other features; use Dropout and BatchNorm of "
+            "penstock.policy.layers, which every forward pass of actor and learner has in common"
         )
 
 

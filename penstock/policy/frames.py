@@ -2,9 +2,9 @@
 
 The stack of a step is its frame behind the `depth` − 1 before it in the same episode, oldest first; before
 there are so many the first one is repeated, as `gymnasium.wrappers.FrameStackObservation` does. Part of an
-image's stack become its channels, all else one vector. State: `state/frames/PATH`, the last `depth` − 1 frames
-of each slot, and `state/frames/held`, False where an episode begins. Axes: T steps, B columns, N slots,
-K last observations, k = depth; a *frame* is one leaf of an observation, coded by `_frame`.
+image's stack become its channels, all else one vector. State: `state/frames/PATH`, the last `depth` − 1
+frames of each slot, and `state/frames/held`, False where an episode begins. Axes: T steps, B columns, N
+slots, K last observations, k = depth; a *frame* is one leaf of an observation, coded by `_frame`.
 """
 
 import math
@@ -73,7 +73,10 @@ class FrameStack:
         return observation, final
 
     def _sources(self, seen: Trajectory) -> tuple[Tensor, Tensor]:
-        """Where each frame of a stack lies behind the k − 1 of the state: rows [T, B, k], lasts [K, k − 1]."""
+        """Where each frame of a stack lies behind the k − 1 of the state.
+
+        Rows [T, B, k], lasts [K, k − 1].
+        """
         before = self.depth - 1
         step = torch.arange(len(seen.begins), device=seen.begins.device)
         # The row in which the episode began; the oldest frame of the state where it began before row 0.
@@ -127,8 +130,8 @@ def _stacked_leaf(path: str, leaf: Leaf, depth: int) -> Leaf:
         was_first, is_first = (shape[0] < shape[-1] for shape in (leaf.shape, stacked.shape))
         if was_first != is_first:
             raise ValueError(
-                f"policy.frame_stack={depth}: {path} {leaf!r} would have {math.prod(stacked.shape)} numbers in "
-                f"{stacked.shape}, which no longer says where its channels are; stack fewer frames"
+                f"policy.frame_stack={depth}: {path} {leaf!r} would have {math.prod(stacked.shape)} numbers "
+                f"in {stacked.shape}, which no longer says where its channels are; stack fewer frames"
             )
     return stacked
 

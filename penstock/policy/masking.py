@@ -1,6 +1,7 @@
 """Action masks: which outputs of a policy an observation rules out.
 
-A mask lies beside its observation as `mask/ACTION/PATH`, bool, true where allowed (`penstock.wire.schema.mask_rules`).
+A mask lies beside its observation as `mask/ACTION/PATH`, bool, true where allowed
+(`penstock.wire.schema.mask_rules`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,8 @@
     frames of before ─► stack ─► reader ─► body ─► recurrent core ─► head
     └──── state/frames/… ───┘                     └ state/actor/h … ┘
 
-State is a dictionary by path, `state/…`, one row per slot; an episode begins with zeros. A policy without state has
-an empty one, and none of this costs it anything.
+State is a dictionary by path, `state/…`, one row per slot; an episode begins with zeros. A policy without
+state has an empty one, and none of this costs it anything.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,10 @@ class Memory(nn.Module):
         self._state = list(leaves(self.state_space, "state"))
 
     def add_cores(self, width: int) -> int:
-        """Cores behind bodies of `width` features, where the section asks for them; returns what comes out."""
+        """Cores behind bodies of `width` features, where the section asks for them.
+
+        Returns what comes out.
+        """
         kind, size = self._section.recurrent, self._section.recurrent_size
         if kind == "none":
             return width

@@ -100,7 +100,10 @@ class Reader(nn.Module):
 
     @property
     def columns(self) -> dict[str, slice]:
-        """Where each part lies in `Inputs.vector`, by path; images, in the order of `images`, are not in it."""
+        """Where each part lies in `Inputs.vector`, by path.
+
+        Images, in the order of `images`, are not in it.
+        """
         parts = [*self.reals, *self.codes]
         ends = list(accumulate(vector_width(leaf) for _, leaf in parts))
         cuts = zip(parts, [0, *ends], ends, strict=False)
@@ -192,7 +195,10 @@ def _hidden_layer(before: int, after: int, section: PolicySection) -> list[nn.Mo
 
 
 def initialise(module: nn.Module, gain: float, generator: torch.Generator) -> None:
-    """Orthogonal weights and zero biases in every linear and convolutional layer; residual blocks begin as identities."""
+    """Orthogonal weights and zero biases in every linear and convolutional layer.
+
+    Residual blocks begin as identities.
+    """
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain, generator=generator)

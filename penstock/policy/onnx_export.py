@@ -1,9 +1,9 @@
 """A policy as an ONNX model: raw observations in, distribution parameters and value out.
 
 Inputs are the leaves of the observation space by their paths, [batch, *shape] in their own dtypes, as an
-environment gives them: normaliser and encoders are in the model. Outputs are `parameters` [batch, P], those of every
-action head behind one another, and `value` [batch]. Which part of `parameters` means what stands in the model's
-metadata under `action`: path, kind, start and size. Needs the extra `onnx`.
+environment gives them: normaliser and encoders are in the model. Outputs are `parameters` [batch, P], those
+of every action head behind one another, and `value` [batch]. Which part of `parameters` means what stands in
+the model's metadata under `action`: path, kind, start and size. Needs the extra `onnx`.
 """
 
 import copy
@@ -44,7 +44,8 @@ class Exported(nn.Module):
 def to_onnx(policy: Policy, metadata: Mapping[str, str]) -> bytes:
     """The model's bytes; equal in what they compute to `policy` at this moment, which is left as it is.
 
-    Action masks are not in it: whoever uses its `parameters` masks them. Raises ValueError for a policy with state.
+    Action masks are not in it: whoever uses its `parameters` masks them. Raises ValueError for a policy with
+    state.
     """
     if policy.state_space.spaces:
         remembered = ", ".join(path for path, _ in leaves(policy.state_space, "state"))

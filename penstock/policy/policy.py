@@ -132,7 +132,10 @@ class Policy(nn.Module):
         self._random = np.random.default_rng(seed)
 
     def explore(self, scalars: Mapping[str, float], place: Place) -> None:
-        """Draw as the numbers say that came with the weights (`Algorithm.scalars`). place: of this policy's rows."""
+        """Draw as the numbers say that came with the weights (`Algorithm.scalars`).
+
+        place: of this policy's rows.
+        """
         for head in self.action_heads:
             head.explore(scalars, place)
 
@@ -192,7 +195,10 @@ class Policy(nn.Module):
         action: Mapping[str, Array],
         masks: Mapping[str, NDArray[np.bool_]] | None = None,
     ) -> NDArray[np.float32]:
-        """Joint log-probability float32 [N] with which `choose` draws these actions, as drawn; arguments and error as there."""
+        """Joint log-probability float32 [N] with which `choose` draws these actions, as drawn.
+
+        Arguments and error as there.
+        """
         if not all_finite(parameters):
             raise FloatingPointError(_NOT_FINITE)
         shares: list[Any] = []
@@ -207,7 +213,10 @@ class Policy(nn.Module):
     def distribution(
         self, parameters: Reals, masks: Mapping[str, NDArray[np.bool_]] | None = None
     ) -> dict[str, Reals]:
-        """What actions are drawn from, by the path of the action and what it is: "action/probability" [N, n]."""
+        """What actions are drawn from, by the path of the action and what it is.
+
+        "action/probability" [N, n].
+        """
         described: dict[str, Reals] = {}
         for head, cut in zip(self.action_heads, self._cuts, strict=True):
             part = parameters[:, cut]
@@ -322,7 +331,10 @@ class Policy(nn.Module):
     def slope(
         self, parameters: Tensor, action: Mapping[str, Tensor], by_log_prob: Tensor, by_entropy: float
     ) -> Tensor:
-        """∂L/∂parameters [n, P], as `ActionHead.slope`, by `joint_log_prob` and `joint_entropy`; only where `has_slope`."""
+        """∂L/∂parameters [n, P], as `ActionHead.slope`, by `joint_log_prob` and `joint_entropy`.
+
+        Only where `has_slope`.
+        """
         pieces = zip(self.action_heads, self._cuts, strict=True)
         slopes = [
             head.slope(parameters[..., cut], action[head.path], by_log_prob, by_entropy)
@@ -356,8 +368,9 @@ class Policy(nn.Module):
 class QPolicy(Policy):
     """Values of actions in place of logits; the value of an observation is that of its best action.
 
-    Dueling (Wang et al. 2016, eq. 9): the critic's V and the actor's A make Q = V + A − mean A. Acting needs A alone, since
-    V is the same for all actions; so `action_parameters` are A, and the forward pass stays a chain of layers.
+    Dueling (Wang et al. 2016, eq. 9): the critic's V and the actor's A make Q = V + A − mean A. Acting needs
+    A alone, since V is the same for all actions; so `action_parameters` are A, and the forward pass stays a
+    chain of layers.
     """
 
     def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:

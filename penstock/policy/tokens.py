@@ -1,7 +1,8 @@
 """Policies over token sequences, as an algorithm sees them; which model stands behind is not known here.
 
-A row is one sequence: a prompt and its response, padded on the right. A policy reads whole rows and answers for
-the wanted places in them only, flat, so that nothing of the size of a vocabulary is made for prompts and padding.
+A row is one sequence: a prompt and its response, padded on the right. A policy reads whole rows and answers
+for the wanted places in them only, flat, so that nothing of the size of a vocabulary is made for prompts and
+padding.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,10 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputs:
-    """Of n places, float32 [n] each. log_prob: of the action. entropy: of the next token, in nats. value: V."""
+    """Of n places, float32 [n] each. log_prob: of the action.
+
+    entropy: of the next token, in nats. value: V.
+    """
 
     log_prob: Tensor
     entropy: Tensor

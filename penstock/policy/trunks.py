@@ -61,8 +61,8 @@ def _chosen(path: str, leaf: Leaf, trunk: str, pixels: int) -> str:
     if pixels < SMALLEST[trunk]:
         fitting = "auto, small or impala" if pixels >= SMALLEST["impala"] else "auto or small"
         raise ValueError(
-            f"observation_space at {path!r}: {leaf!r} is too small for policy.image_trunk={trunk!r}, which takes "
-            f"{SMALLEST[trunk]} pixels and more; use {fitting}"
+            f"observation_space at {path!r}: {leaf!r} is too small for policy.image_trunk={trunk!r}, which "
+            f"takes {SMALLEST[trunk]} pixels and more; use {fitting}"
         )
     return trunk
 

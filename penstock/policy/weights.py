@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from penstock.wire.tensor import Array
 
 MAX_HEADER_BYTES = 256 * 1024
-"""Names, dtypes and shapes of some two thousand tensors, such as the adapter of a model of 80 layers; a header is parsed
-before anything else is checked."""
+"""Names, dtypes and shapes of some two thousand tensors, such as the adapter of a model of 80 layers.
+
+A header is parsed before anything else is checked.
+"""
 
 
 def snapshot(module: nn.Module) -> dict[str, Array]:

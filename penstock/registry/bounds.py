@@ -39,7 +39,10 @@ class Bounds:
     max_not_finite: int = 0
     """Answers of the canary that may be not finite."""
     active_per_canary: int = 1
-    """Episodes of the active version that each one of the canary is compared with: at a share of 0.1 up to 9."""
+    """Episodes of the active version that each one of the canary is compared with.
+
+    At a share of 0.1 up to 9.
+    """
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -88,7 +91,9 @@ class Outcome:
 
 
 def observed_range(evaluation: Evaluation) -> tuple[float, float]:
-    """(low, high) of a return from the active version's evaluation: four deviations, at least a fifth of the mean.
+    """(low, high) of a return from the active version's evaluation.
+
+    Four deviations, at least a fifth of the mean.
 
     Only from what was known before the test: a range that follows the episodes it bounds would void it.
     """

@@ -1,9 +1,9 @@
 """Episodes of one arm in the order in which they began, which `safety` relies on.
 
 Among episodes that run side by side the short ones end first. Where a long life is a good one, the first that
-a new canary's clients end are its worst, and it would be withdrawn though it is as good as the active version. So
-an outcome waits until all episodes that began before it have ended. At most `limit` are held; then the oldest that
-still runs is given up, and counted.
+a new canary's clients end are its worst, and it would be withdrawn though it is as good as the active
+version. So an outcome waits until all episodes that began before it have ended. At most `limit` are held;
+then the oldest that still runs is given up, and counted.
 """
 
 from typing import Final
@@ -24,7 +24,10 @@ class Cohort:
         self._released = 0
         self._ended: dict[int, Outcome | None] = {}
         self.given_up = 0
-        """Episodes that ran longer than `limit` others took to begin: they bias the test when they are many."""
+        """Episodes that ran longer than `limit` others took to begin.
+
+        They bias the test when they are many.
+        """
 
     @property
     def held(self) -> int:

@@ -1,9 +1,10 @@
 """The database behind the registry: its URL, its connections, and transactions that do not interleave.
 
-SQLite (a file; write-ahead log, one writer at a time from the first statement on) or PostgreSQL (serialisable).
-A transaction that loses against another is run again, on what the other left, for at most RETRY_S; then it is
-a Conflict. Nothing is half done: a transaction that raises leaves nothing behind, also when its process is
-killed. A write-ahead log needs a local disk: several machines share a registry through PostgreSQL.
+SQLite (a file; write-ahead log, one writer at a time from the first statement on) or PostgreSQL
+(serialisable). A transaction that loses against another is run again, on what the other left, for at most
+RETRY_S; then it is a Conflict. Nothing is half done: a transaction that raises leaves nothing behind, also
+when its process is killed. A write-ahead log needs a local disk: several machines share a registry through
+PostgreSQL.
 """
 
 import sqlite3
@@ -99,7 +100,8 @@ class Database:
         self.file = parsed.database if parsed.drivername.startswith("sqlite") else None
         self._engine = make_engine(parsed)
         self._reading = self._engine.execution_options(reading=True)
-        # Waits for a lock, and then must see what was committed meanwhile: SQLite's transactions begin so anyway.
+        # Waits for a lock, and then must see what was committed meanwhile: SQLite's transactions begin so
+        # anyway.
         self._migrating = (
             self._engine
             if self.file is not None

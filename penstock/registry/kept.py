@@ -1,4 +1,7 @@
-"""Which versions are kept: registering one, within the bound, and copies of old content under a new number."""
+"""Which versions are kept.
+
+Registering one, within the bound, and copies of old content under a new number.
+"""
 
 from dataclasses import asdict, replace
 from typing import Final
@@ -24,7 +27,10 @@ _WORTH: Final = {Origin.PERIODIC: 0, Origin.IMPORT: 1, Origin.ROLLBACK: 1, Origi
 
 
 def register(session: Session, new: NewVersion, *, by: str, make_room: bool) -> VersionRow:
-    """Add a candidate; the row that is there when the version is registered. Raises DifferentBytes, TooManyPinned."""
+    """Add a candidate; the row that is there when the version is registered.
+
+    Raises DifferentBytes, TooManyPinned.
+    """
     known = _same(session, new)
     if known is not None:
         return known
@@ -86,7 +92,10 @@ def copy_of(
 
 
 def restore(session: Session, original: VersionRow, copy: NewVersion, *, reason: str, by: str) -> VersionRow:
-    """Add the copy; it takes over where `original` is active. Raises NotAllowed, DifferentBytes, TooManyPinned."""
+    """Add the copy; it takes over where `original` is active.
+
+    Raises NotAllowed, DifferentBytes, TooManyPinned.
+    """
     known = _same(session, copy)
     if known is not None:
         return known
@@ -108,7 +117,10 @@ def _registered_as(row: VersionRow) -> NewVersion:
 
 
 def _same(session: Session, new: NewVersion) -> VersionRow | None:
-    """The row of this very version, if it is registered; raises DifferentBytes when the number is another's."""
+    """The row of this very version, if it is registered.
+
+    Raises DifferentBytes when the number is another's.
+    """
     row = session.get(VersionRow, (new.policy, new.version))
     if row is not None and (row.sha256, row.run) != (new.sha256, new.run):
         raise DifferentBytes(

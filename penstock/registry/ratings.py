@@ -1,7 +1,7 @@
 """What people, or programs, think of responses to prompts: feedback for a reward model.
 
-A rating is a score on the scale of its source, raw, or the statement that a response is better than another one
-to the same prompt. Nothing is normalised or thrown away here.
+A rating is a score on the scale of its source, raw, or the statement that a response is better than another
+one to the same prompt. Nothing is normalised or thrown away here.
 """
 
 import math
@@ -22,8 +22,8 @@ MAX_KEY_LENGTH: Final = 64
 class Rating:
     """One rating; exactly one of `score` and `rejected` is given.
 
-    prompt: text, or the conversation so far as a list of {"role": …, "content": …}. rejected: the response that
-    `response` is better than. key: what is rated (`thumb`, `helpful`, `safe`, …). source: who says so.
+    prompt: text, or the conversation so far as a list of {"role": …, "content": …}. rejected: the response
+    that `response` is better than. key: what is rated (`thumb`, `helpful`, `safe`, …). source: who says so.
     conversation: its id at the source, may be "". version: of the policy that responded, None where unknown.
     """
 
@@ -39,7 +39,8 @@ class Rating:
     def __post_init__(self) -> None:
         if (self.score is None) == (self.rejected is None):
             raise ValueError(
-                f"rating score={self.score} rejected={self.rejected!r}: give one of the two: a score, or the response that is worse"
+                f"rating score={self.score} rejected={self.rejected!r}: give one of the two: a score, or "
+                "the response that is worse"
             )
         if self.score is not None and not math.isfinite(self.score):
             raise ValueError(

@@ -143,7 +143,10 @@ class Traffic:
 
     policy: str
     revision: int = 0
-    """Rises with each promotion, rollback and change of traffic; versions that are only kept leave it as it is."""
+    """Rises with each promotion, rollback and change of traffic.
+
+    Versions that are only kept leave it as it is.
+    """
     experiment: str = "default"
     """Another name deals the clients anew."""
     canary_share: float = 0.0
@@ -164,8 +167,8 @@ class Traffic:
                 raise ValueError(f"{name}={value}: must be between 0 and 1")
         if self.canary_share + self.latest_share > 1.0:
             raise ValueError(
-                f"canary_share={self.canary_share} and latest_share={self.latest_share} are more than 1 together: "
-                "lower one of them"
+                f"canary_share={self.canary_share} and latest_share={self.latest_share} are more than 1 "
+                "together: lower one of them"
             )
         if len(self.pins) > MAX_PINS:
             raise ValueError(f"pins of {len(self.pins)} clients: at most {MAX_PINS}; use a share for more")

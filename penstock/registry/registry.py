@@ -1,9 +1,10 @@
 """The registry of policy versions: which are kept, which serve, and what was decided about them.
 
 One number space: a row names a weight version. Whoever calls gets frozen records; each method is one
-transaction, safe between threads and processes, and repeating one that succeeded changes nothing. Calls wait for
-the disk or the network: an event loop runs them in a thread. The registry moves arms and knows no weights:
-who holds them keeps those of `pinned`, and publishes a rollback as a new version (`record_rollback`).
+transaction, safe between threads and processes, and repeating one that succeeded changes nothing. Calls wait
+for the disk or the network: an event loop runs them in a thread. The registry moves arms and knows no
+weights: who holds them keeps those of `pinned`, and publishes a rollback as a new version
+(`record_rollback`).
 
     with Registry.open("sqlite:///runs/NAME/registry.sqlite", migrate=True) as registry:
         registry.register(NewVersion(policy="default", version=7, ...), by="learner")
@@ -148,7 +149,9 @@ class Registry:
         to: Status = Status.ACTIVE,
         canary_share: float | None = None,
     ) -> PolicyVersion:
-        """Make a version canary (of `canary_share`, if given) or active; the old active one becomes the standby.
+        """Make a version canary (of `canary_share`, if given) or active.
+
+        The old active one becomes the standby.
 
         Raises UnknownVersion, NotAllowed, Conflict.
         """
@@ -164,8 +167,8 @@ class Registry:
     def rollback(self, policy: str, reason: str, *, by: str, version: int | None = None) -> RolledBack:
         """Withdraw `version`: the canary, or the active one for its standby. Nobody is sent to it any more.
 
-        Without `version` the canary is meant if there is one, else the active one. Who has judged a version must
-        name it: then whoever comes second changes nothing. Raises UnknownVersion, NotAllowed, Conflict.
+        Without `version` the canary is meant if there is one, else the active one. Who has judged a version
+        must name it: then whoever comes second changes nothing. Raises UnknownVersion, NotAllowed, Conflict.
         """
 
         def work(session: Session) -> RolledBack:
@@ -201,8 +204,9 @@ class Registry:
     ) -> PolicyVersion:
         """Register `version`, published with the content of the pinned version `restores`.
 
-        It becomes active where `restores` is, which is then retired; otherwise it is a candidate. `sha256` and
-        `size_bytes` where the bytes are not the same. Raises UnknownVersion, NotAllowed, DifferentBytes, Conflict.
+        It becomes active where `restores` is, which is then retired; otherwise it is a candidate. `sha256`
+        and `size_bytes` where the bytes are not the same. Raises UnknownVersion, NotAllowed, DifferentBytes,
+        Conflict.
         """
 
         def work(session: Session) -> VersionRow:
@@ -213,7 +217,10 @@ class Registry:
         return self._write(work)
 
     def retire(self, policy: str, version: int, reason: str, *, by: str) -> PolicyVersion:
-        """Let go of a version's weights, also of the standby's; raises UnknownVersion, NotAllowed, Conflict."""
+        """Let go of a version's weights, also of the standby's.
+
+        Raises UnknownVersion, NotAllowed, Conflict.
+        """
 
         def work(session: Session) -> VersionRow:
             row = rows.find(session, policy, version)

@@ -6,9 +6,9 @@ cut that interval:
     0          canary_share                    1 − latest_share         1
     ├─ canary ─┼──────────── active ───────────┼──────── latest ────────┤
 
-A share that grows takes clients in and moves none of those it had, and changing one share leaves the clients of
-the other where they are. An arm that has no version is answered by the next in line: canary → active → latest.
-Pure functions: no database, no clock.
+A share that grows takes clients in and moves none of those it had, and changing one share leaves the clients
+of the other where they are. An arm that has no version is answered by the next in line: canary → active →
+latest. Pure functions: no database, no clock.
 """
 
 import hashlib

@@ -4,20 +4,22 @@ Episodes of both arms are paired as they come, and each pair is a fair bet again
 
     W_n = mean over λ of ∏ (1 + λ·(x_i − m)),  i = 1..n,  W_0 = 1,  x_i in [−1, 1], λ from BETS / (1 + m)
 
-where x_i is how much worse the canary did (return as a part of its range, share of failed or slow answers) and m
-the margin that is forgiven. This is the capital process of Waudby-Smith and Ramdas, "Estimating means of bounded
-random variables by betting", J. R. Stat. Soc. B 86 (2024), section 4, with a mixture of constant bets. While the
-canary is no worse, E[x_i | past] ≤ m makes W a non-negative supermartingale, and by Ville's inequality the chance
-that it *ever* reaches 1/α is at most α, however often one looks and whenever one stops.
+where x_i is how much worse the canary did (return as a part of its range, share of failed or slow answers)
+and m the margin that is forgiven. This is the capital process of Waudby-Smith and Ramdas, "Estimating means
+of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024), section 4, with a mixture of constant
+bets. While the canary is no worse, E[x_i | past] ≤ m makes W a non-negative supermartingale, and by Ville's
+inequality the chance that it *ever* reaches 1/α is at most α, however often one looks and whenever one stops.
 
 Four such processes share the false alarm rate (SHARES): return lower, errors more frequent, slow answers more
 frequent → WITHDRAW; return higher → PROMOTE. Answers that are not finite are no matter of chance: more than
-`max_not_finite` withdraw at once. A verdict comes within `horizon` episodes of the canary: UNDECIDED at the latest.
+`max_not_finite` withdraw at once. A verdict comes within `horizon` episodes of the canary: UNDECIDED at the
+latest.
 
-What the caller owes: outcomes of an arm come in the order in which their episodes *began* (`cohort`; those that
-end first are the short ones), none is left out for how it went, and clients are assigned by hash, not by what they
-are. Then what holds for a pair holds given all before it. Returns outside their range are clipped to it, which
-keeps the false alarm rate and may hide what lies beyond. Pure functions; the state is small and goes to JSON.
+What the caller owes: outcomes of an arm come in the order in which their episodes *began* (`cohort`; those
+that end first are the short ones), none is left out for how it went, and clients are assigned by hash, not by
+what they are. Then what holds for a pair holds given all before it. Returns outside their range are clipped
+to it, which keeps the false alarm rate and may hide what lies beyond. Pure functions; the state is small and
+goes to JSON.
 """
 
 import json

@@ -57,7 +57,8 @@ def _check_versions(now: Arms, wanted: Traffic) -> None:
     policy = wanted.policy
     if wanted.canary_share > 0 and now.canary is None:
         raise NotAllowed(
-            f"canary_share={wanted.canary_share}: policy={policy!r} has no canary: promote a version to canary first"
+            f"canary_share={wanted.canary_share}: policy={policy!r} has no canary: promote a version to "
+            "canary first"
         )
     named = {**wanted.pins, **({} if wanted.shadow is None else {"shadow": wanted.shadow})}
     for who, version in named.items():

@@ -5,9 +5,9 @@
     runs/NAME/policies/policy.json            the run's specification, from its start on
     runs/NAME/policies/learner.lock           held by the learner of the run while it lives
 
-A file is written whole and on disk before its version is registered, and its digest stands in the registry: what
-does not match it is never handed out. One process writes here at a time, the learner or, when it is gone, whoever
-holds the lock. Loads neither torch nor SQLAlchemy.
+A file is written whole and on disk before its version is registered, and its digest stands in the registry:
+what does not match it is never handed out. One process writes here at a time, the learner or, when it is
+gone, whoever holds the lock. Loads neither torch nor SQLAlchemy.
 """
 
 import base64
@@ -92,7 +92,10 @@ def read_specification(run_dir: Path) -> RunSpecification:
 
 
 def hold(run_dir: Path) -> IO[str] | None:
-    """Be the one who writes here, until the file returned is closed; None while a learner of the run lives."""
+    """Be the one who writes here, until the file returned is closed.
+
+    None while a learner of the run lives.
+    """
     folder = run_dir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / _LOCK).open("a")

@@ -77,7 +77,8 @@ class _Reached:
                 hits = self._hits[name]
             wanted, number = self._rules[name]
             if hits == wanted:
-                # To this thread: of a process, any thread may take a SIGSTOP, and this one would go on a little.
+                # To this thread: of a process, any thread may take a SIGSTOP, and this one would go on a
+                # little.
                 signal.pthread_kill(threading.get_ident(), number)
 
     def _slot(self) -> int:
@@ -115,4 +116,7 @@ def _choose(rules: str, phase_file: str) -> Callable[..., None]:
 
 
 failpoint: Final = _choose(os.environ.get(FAILPOINTS_VARIABLE, ""), os.environ.get(PHASE_VARIABLE, ""))
-"""`failpoint(name, sequence=0)`: this thread is here. sequence: number of the fragment, entry or version at hand."""
+"""`failpoint(name, sequence=0)`: this thread is here.
+
+sequence: number of the fragment, entry or version at hand.
+"""

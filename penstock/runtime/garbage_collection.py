@@ -1,7 +1,7 @@
 """The garbage collector while a service starts, when nearly all that is made stays.
 
-Imports make some 300,000 objects. Python's collector looks at the young ones after every 700, and at all of them
-four or five times, which is a tenth of a learner's start.
+Imports make some 300,000 objects. Python's collector looks at the young ones after every 700, and at all of
+them four or five times, which is a tenth of a learner's start.
 """
 
 import gc

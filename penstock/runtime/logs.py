@@ -37,7 +37,9 @@ class KeyValueFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """An object per record: time, level, role, run (null until it is known), logger, message, then its fields.
+    """An object per record.
+
+    Time, level, role, run (null until it is known), logger, message, then its fields.
 
     A traceback is the field `exception`. Of a field under a name that is taken the record's own place wins.
     """

@@ -92,7 +92,10 @@ class _CpuSeconds(Collector):
 
 
 class _CertificateExpiry(Collector):
-    """When the certificate of this process runs out; no series without one. Read at every scrape: it is rotated."""
+    """When the certificate of this process runs out; no series without one.
+
+    Read at every scrape: it is rotated.
+    """
 
     path: Path | None = None
 
@@ -109,7 +112,10 @@ class _CertificateExpiry(Collector):
 
 
 def certificate_expiry_s(path: Path) -> float:
-    """The first moment, in seconds since 1970, at which a certificate of the PEM file's chain has run out; 0 for no such file."""
+    """The first moment, in seconds since 1970, at which a certificate of the PEM file's chain has run out.
+
+    0 for no such file.
+    """
     # Only processes with TLS need to load it.
     from cryptography import x509  # noqa: PLC0415
 

@@ -11,7 +11,10 @@ from penstock.runtime import metrics
 def build_gate(
     settings: Settings, credentials: Credentials, address: str, rates: Rates | None = None
 ) -> Gate:
-    """rates: None: those of a broker. Raises ConfigurationError for a server that could not tell whose callers it may serve."""
+    """rates: None: those of a broker.
+
+    Raises ConfigurationError for a server that could not tell whose callers it may serve.
+    """
     proof = credentials.proof(address)
     if proof is not Proof.NOTHING and not settings.run:
         raise ConfigurationError(

@@ -41,8 +41,8 @@ class Spans:
         }
         ratio = TraceIdRatioBased(section.sample_ratio)
         self._provider = TracerProvider(
-            # A fragment's context came over the wire: its flag may ask, the own ratio decides. All processes with
-            # the same ratio take the same traces.
+            # A fragment's context came over the wire: its flag may ask, the own ratio decides. All processes
+            # with the same ratio take the same traces.
             sampler=ParentBased(root=_Roots(ratio), remote_parent_sampled=ratio),
             resource=Resource.create(about | ({f"{_PREFIX}run": run} if run else {})),
             shutdown_on_exit=False,

@@ -8,9 +8,10 @@
                         ▲ link
     learner.update ── learner.publish
 
-A fragment's header carries the context of its `actor.unroll`: all that happens to the fragment later is a child
-of that span. An update has many fragments, so it is a trace of its own with a link to each one's `learner.batch`.
-While it is off nothing of OpenTelemetry is imported here, no header has a context, and each call here is one look.
+A fragment's header carries the context of its `actor.unroll`: all that happens to the fragment later is a
+child of that span. An update has many fragments, so it is a trace of its own with a link to each one's
+`learner.batch`. While it is off nothing of OpenTelemetry is imported here, no header has a context, and each
+call here is one look.
 """
 
 from collections.abc import Sequence
@@ -98,9 +99,9 @@ def record(
 ) -> str:
     """Add a span that took so long and ended `ago_s` before now; its traceparent, "" when it is not sampled.
 
-    header: the traceparent of a fragment's header, checked; it came from elsewhere, so the span is kept only if this
-    process's own `tracing.sample_ratio` takes its trace. parent, links: what was returned here before. With none of
-    the three there is nothing to record.
+    header: the traceparent of a fragment's header, checked; it came from elsewhere, so the span is kept only
+    if this process's own `tracing.sample_ratio` takes its trace. parent, links: what was returned here
+    before. With none of the three there is nothing to record.
     """
     if _spans is None or not (header or parent or links):
         return ""
@@ -116,6 +117,6 @@ def _check(section: TracingSection, *, insecure: bool) -> None:
     address = f"{url.hostname}:{url.port or _DEFAULT_PORTS[url.scheme]}"
     if section.exporter == "otlp" and url.scheme == "http" and not insecure and not is_local(address):
         raise ConfigurationError(
-            f"tracing.endpoint={section.endpoint!r}: plaintext beyond loopback; use https, a collector on this "
-            "machine, or set security.insecure"
+            f"tracing.endpoint={section.endpoint!r}: plaintext beyond loopback; use https, a collector on "
+            "this machine, or set security.insecure"
         )

@@ -10,9 +10,9 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- By how much allocators leap past what was drawn in the seconds that a Redis has lost. It may lose the leap as
--- well, and the learner with it: the next leap begins at the same number and must not meet the first one, so it
--- depends on the time. 64 in a millisecond are more than can be drawn in it.
+-- By how much allocators leap past what was drawn in the seconds that a Redis has lost. It may lose the leap
+-- as well, and the learner with it: the next leap begins at the same number and must not meet the first one,
+-- so it depends on the time. 64 in a millisecond are more than can be drawn in it.
 local function leap()
   return JUMP + (now_ms() % 2 ^ 20) * 64
 end

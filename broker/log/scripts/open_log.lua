@@ -105,8 +105,8 @@ redis.call('SET', SPECIFICATION, ARGV[6])
 for field, value in pairs(cjson.decode(ARGV[7])) do
   redis.call('HSET', STATE, field, value)
 end
--- Leave of lost seconds that was honoured before may be more than a session is ever given: until its actor has said
--- how far it is it counts no further.
+-- Leave of lost seconds that was honoured before may be more than a session is ever given: until its actor
+-- has said how far it is it counts no further.
 if rewound then
   for _, session in ipairs(redis.call('ZRANGE', OPEN, 0, -1)) do
     local sequence, through = numbers(SESSION .. session, 'sequence', 'begin_through')

@@ -41,8 +41,8 @@ class DQN(OffPolicy):
         super().__init__(policy, section, seed=seed)
         if [type(head) for head in policy.action_heads] != [EpsilonGreedy]:
             raise ConfigurationError(
-                f"algorithm.name='dqn': action_space={policy.action_space!r} is not one Discrete; use 'sac' for a Box "
-                "with bounds, 'ppo' for any other"
+                f"algorithm.name='dqn': action_space={policy.action_space!r} is not one Discrete; use 'sac' "
+                "for a Box with bounds, 'ppo' for any other"
             )
         (self._head,) = policy.action_heads
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
@@ -100,7 +100,10 @@ def epsilon(section: DQNSection, progress: float) -> float:
 
 
 def huber(error: Tensor, weight: Tensor) -> Sloped:
-    """Mean w · (½ δ² where |δ| ≤ 1, else |δ| − ½), and its slope by δ: w · clip(δ, −1, 1) / n (Huber 1964)."""
+    """Mean w · (½ δ² where |δ| ≤ 1, else |δ| − ½), and its slope by δ.
+
+    W · clip(δ, −1, 1) / n (Huber 1964).
+    """
     clipped = error.clamp(-1.0, 1.0)
     # For |δ| ≤ 1 that is δ² − ½ δ²; beyond, |δ| − ½.
     loss = (weight * (clipped * error - 0.5 * clipped.square())).mean()

@@ -1,7 +1,7 @@
 """What algorithms that learn from replay have in common: everything but the gradient step.
 
-One `update` takes the fragments of one delivery into replay and then makes as many gradient steps as the rate limiter
-allows, each from a sample of its own. Sequence of an update:
+One `update` takes the fragments of one delivery into replay and then makes as many gradient steps as the rate
+limiter allows, each from a sample of its own. Sequence of an update:
 
     insert → [limiter allows: sample → gradient step → priorities] → finite? → merge normaliser
                                                                        └ no: everything back, and the fragments out again
@@ -53,7 +53,10 @@ class _Backup:
 
 
 class OffPolicy(ABC):
-    """An `Algorithm` but for what a subclass adds. Owns the policy's weights: do not convert or move the policy."""
+    """An `Algorithm` but for what a subclass adds.
+
+    Owns the policy's weights: do not convert or move the policy.
+    """
 
     lock_step = False
     hard_staleness: int | None = None
@@ -120,7 +123,10 @@ class OffPolicy(ABC):
         return ()
 
     def budget(self, fragment_charge: int) -> int:
-        """max(2F, the limiter's error bound); raises ValueError with the figures where the limiter would block for good."""
+        """max(2F, the limiter's error bound).
+
+        Raises ValueError with the figures where the limiter would block for good.
+        """
         self.limiter.check(insertion=fragment_charge, capacity=self.section.capacity)
         return max(2 * fragment_charge, self.limiter.buffer_steps)
 
@@ -183,7 +189,10 @@ class OffPolicy(ABC):
         return start + (1.0 - start) * progress
 
     def _is_due(self) -> bool:
-        """Whether enough gradient steps were made since the last publication; counts from anew when they were."""
+        """Whether enough gradient steps were made since the last publication.
+
+        Counts from anew when they were.
+        """
         due = self._unpublished >= self.section.publish_period
         if due:
             self._unpublished = 0
@@ -224,7 +233,10 @@ class OffPolicy(ABC):
         )
 
     def _restore(self, backup: _Backup, batch: Batch) -> None:
-        """Weights as before, and the batch out of replay: it is booked `nan`, so it must not be learned from."""
+        """Weights as before, and the batch out of replay.
+
+        It is booked `nan`, so it must not be learned from.
+        """
         for name, optimiser in self.optimisers().items():
             optimiser.restore(backup.optimisers[name])
         for name, target in self.targets().items():
@@ -244,8 +256,8 @@ class OffPolicy(ABC):
         section = self.section
         if fragment_bytes > section.capacity_bytes:
             raise ValueError(
-                f"algorithm.capacity_bytes={section.capacity_bytes}: a fragment alone has {fragment_bytes}; give at "
-                "least that, or lower actor.unroll_length or environment.count"
+                f"algorithm.capacity_bytes={section.capacity_bytes}: a fragment alone has {fragment_bytes}; "
+                "give at least that, or lower actor.unroll_length or environment.count"
             )
         return Retained(size=section.capacity_bytes, entries=section.capacity)
 
@@ -313,14 +325,17 @@ class OffPolicy(ABC):
 
 
 def _check(policy: Policy, name: str) -> None:
-    """Raise ConfigurationError for policies that replay cannot train: it samples single steps, one at a time."""
+    """Raise ConfigurationError for policies that replay cannot train.
+
+    It samples single steps, one at a time.
+    """
     if policy.state_space.spaces:
         raise ConfigurationError(
-            f"algorithm.name={name!r}: replay holds single steps, and policy.recurrent or policy.frame_stack needs those "
-            "before them; leave both out, or use 'ppo'"
+            f"algorithm.name={name!r}: replay holds single steps, and policy.recurrent or policy.frame_stack "
+            "needs those before them; leave both out, or use 'ppo'"
         )
     if policy.dropouts or any(isinstance(module, BatchNorm) for module in policy.modules()):
         raise ConfigurationError(
-            f"algorithm.name={name!r}: policy.dropout and policy.hidden_norm='batch' are for algorithms that learn from "
-            "whole batches of new experience; leave them out, or use hidden_norm='layer'"
+            f"algorithm.name={name!r}: policy.dropout and policy.hidden_norm='batch' are for algorithms that "
+            "learn from whole batches of new experience; leave them out, or use hidden_norm='layer'"
         )

@@ -1,4 +1,6 @@
-"""Soft actor-critic from replay (Haarnoja et al. 2018b): a squashed Gaussian, twin critics, a temperature that tunes itself.
+"""Soft actor-critic from replay (Haarnoja et al. 2018b).
+
+A squashed Gaussian, twin critics, a temperature that tunes itself.
 
 A gradient step for a sample of transitions s, a, R, γ', s', in this order:
 
@@ -8,8 +10,8 @@ A gradient step for a sample of transitions s, a, R, γ', s', in this order:
     actor         L = mean(α log π(ã|s) − min_i Q_i(s, ã))                  eq. 9, ã = tanh(mean + std · noise)
     targets       θ' ← (1 − τ) θ' + τ θ
 
-α is the one from before the step. Only the actor is published; it has no critic of its own, so the value it tells is 0.
-Actions in fragments are those before the tanh; critics see them after it.
+α is the one from before the step. Only the actor is published; it has no critic of its own, so the value it
+tells is 0. Actions in fragments are those before the tanh; critics see them after it.
 """
 
 import math
@@ -33,7 +35,10 @@ from penstock.policy.policy import Policy
 METRICS = (
     "value_loss", "policy_loss", "entropy", "temperature", "mean_error", "mean_value", "gradient_norm",
 )  # fmt: skip
-"""Means over gradient steps: losses of critics and actor, −log π in nats, α, |y − Q|, Q(s, a) and the norm of the critics' gradient."""
+"""Means over gradient steps.
+
+Losses of critics and actor, −log π in nats, α, |y − Q|, Q(s, a) and the norm of the critics' gradient.
+"""
 
 
 class Temperature(nn.Module):
@@ -61,8 +66,8 @@ class SAC(OffPolicy):
         )
         if len(self._heads) != len(policy.action_heads):
             raise ConfigurationError(
-                f"algorithm.name='sac': action_space={policy.action_space!r} is not made of Boxes alone; use 'dqn' for "
-                "one Discrete, 'ppo' for any other"
+                f"algorithm.name='sac': action_space={policy.action_space!r} is not made of Boxes alone; use "
+                "'dqn' for one Discrete, 'ppo' for any other"
             )
         nn.init.zeros_(policy.critic_head.weight)
         counts = [head.count for head in self._heads]
@@ -133,7 +138,10 @@ class SAC(OffPolicy):
     def _learn_values(
         self, inputs: Inputs, sample: Sample, target: Tensor, rate: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One step of the critics: loss, mean error of both [n], mean value of both [n], norm of the gradient."""
+        """One step of the critics.
+
+        Loss, mean error of both [n], mean value of both [n], norm of the gradient.
+        """
         taken = sample.transitions.action
         raws = [taken[head.path].reshape(len(target), -1).to(target.dtype) for head in self._heads]
         value = self._critics(inputs, torch.cat(raws, 1).tanh())

@@ -13,8 +13,8 @@ M = TypeVar("M", bound=nn.Module)
 class Target(Generic[M]):
     """θ' ← (1 − τ) θ' + τ θ at every `period`-th gradient step.
 
-    τ = 1 copies (Mnih et al. 2015), a small τ with period 1 is Polyak averaging (Lillicrap et al. 2016). Only parameters
-    follow; inputs are read, and so normalised, by the network that is learned.
+    τ = 1 copies (Mnih et al. 2015), a small τ with period 1 is Polyak averaging (Lillicrap et al. 2016). Only
+    parameters follow; inputs are read, and so normalised, by the network that is learned.
     """
 
     def __init__(self, module: M, online: FlatAdam, *, period: int, rate: float) -> None:

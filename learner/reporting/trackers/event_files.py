@@ -28,7 +28,10 @@ class EventFiles:
 
 
 def open_tracker(place: Place) -> EventFiles:
-    """A new file beside those of learners before; of what they did beyond the first step here nothing is shown."""
+    """A new file beside those of learners before.
+
+    Of what they did beyond the first step here nothing is shown.
+    """
     purge_step = place.first_step or None
     folder = str(place.run_dir / FOLDER)
     return EventFiles(SummaryWriter(folder, purge_step=purge_step, flush_secs=_FLUSH_S))

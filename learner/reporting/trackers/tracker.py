@@ -2,9 +2,9 @@
 
     learner's loop ─offer─► queue per tracker ─► its thread ─► tracker (opened with its first line)
 
-A tracker never holds up or ends training: the loop only puts a line into a queue, and drops it where the queue is full;
-what a tracker raises is counted (`penstock_tracker_failures_total`), logged, and tried again with later lines. A resumed
-learner goes on in the same place, from the step of its checkpoint.
+A tracker never holds up or ends training: the loop only puts a line into a queue, and drops it where the
+queue is full; what a tracker raises is counted (`penstock_tracker_failures_total`), logged, and tried again
+with later lines. A resumed learner goes on in the same place, from the step of its checkpoint.
 """
 
 import importlib

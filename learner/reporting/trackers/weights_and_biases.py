@@ -1,7 +1,8 @@
 """Weights & Biases: one of its runs for each of ours, under the same name, over environment steps.
 
-Online it needs a key (`wandb login`, or WANDB_API_KEY); offline it writes below `wandb/` in the run's folder, for
-`wandb sync` to send later. The configuration goes along, without section `security` and without addresses.
+Online it needs a key (`wandb login`, or WANDB_API_KEY); offline it writes below `wandb/` in the run's folder,
+for `wandb sync` to send later. The configuration goes along, without section `security` and without
+addresses.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Action distributions: how the network's outputs become actions, log-probabilities and entropies; a head per leaf."""
+"""Action distributions: how the network's outputs become actions, log-probabilities and entropies.
+
+A head per leaf.
+"""
 
 import math
 

@@ -65,7 +65,8 @@ class Categorical(ActionHead):
         index = np.subtract(action, self.start, dtype=np.int64)
         if not ((index >= 0) & (index < self.size)).all():
             raise ValueError(
-                f"{self.path}={np.unique(action)[:4].tolist()}: must lie in {self.start}..{self.start + self.size - 1}"
+                f"{self.path}={np.unique(action)[:4].tolist()}: must lie in "
+                f"{self.start}..{self.start + self.size - 1}"
             )
         return index.astype(self.action_dtype)
 
@@ -91,7 +92,10 @@ class Categorical(ActionHead):
         return index.astype(self.action_dtype, copy=False), log_p
 
     def _of_one(self, parameters: Reals, noise: Reals) -> tuple[Array, Reals]:
-        """The same but for rounding, for a single row of few choices: Python is done before numpy has begun."""
+        """The same but for rounding, for a single row of few choices.
+
+        Python is done before numpy has begun.
+        """
         logits: list[float] = parameters[0].tolist()
         draws: list[float] = noise[0].tolist()
         scores = [

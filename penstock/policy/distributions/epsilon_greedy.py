@@ -15,12 +15,13 @@ from penstock.wire.tensor import Array
 class EpsilonGreedy(Categorical):
     """One of n by its value: the best, but for a share ε of actions that are drawn uniformly (Watkins 1989).
 
-    The network's outputs are action values, or differ from them by the same amount for all actions. ε comes with the weights
-    as the scalar `epsilon`; environment i of N acts with ε^(1 + α·i/(N−1)), α the scalar `epsilon_spread` (Horgan
-    et al. 2018, section 4.1). Until something came, and for who is told nothing, such as an evaluation, it is 0.
+    The network's outputs are action values, or differ from them by the same amount for all actions. ε comes
+    with the weights as the scalar `epsilon`; environment i of N acts with ε^(1 + α·i/(N−1)), α the scalar
+    `epsilon_spread` (Horgan et al. 2018, section 4.1). Until something came, and for who is told nothing,
+    such as an evaluation, it is 0.
 
-    `log_prob` and `entropy` are of the softmax over values scaled to ±1. Nobody learns from them: they tell by all
-    values, and whatever ε is, which weights a policy has, for the probe.
+    `log_prob` and `entropy` are of the softmax over values scaled to ±1. Nobody learns from them: they tell
+    by all values, and whatever ε is, which weights a policy has, for the probe.
     """
 
     has_slope = False  # that of a choice is not of scaled values

@@ -1,7 +1,8 @@
 """What every action distribution is: the head of one leaf of the action space.
 
-The learner's half (`log_prob`, `entropy`) is torch and differentiable over any leading axes; the actor's half (`draw`,
-`mode`) is numpy over [N, size]. Both take `parameters`, the `size` outputs of the network that belong to the leaf.
+The learner's half (`log_prob`, `entropy`) is torch and differentiable over any leading axes; the actor's half
+(`draw`, `mode`) is numpy over [N, size]. Both take `parameters`, the `size` outputs of the network that
+belong to the leaf.
 """
 
 from collections.abc import Mapping
@@ -52,7 +53,8 @@ class ActionHead(nn.Module):
     def slope(self, parameters: Tensor, action: Tensor, by_log_prob: Tensor, by_entropy: float) -> Tensor:
         """∂L/∂parameters [n, size] in closed form, where an L of n rows has ∂L/∂log π = `by_log_prob` [n].
 
-        by_entropy: ∂L/∂H of each row. No gradients are followed. Only of a head that has no parameters of its own.
+        by_entropy: ∂L/∂H of each row. No gradients are followed. Only of a head that has no parameters of its
+        own.
         """
         raise NotImplementedError
 

@@ -1,9 +1,9 @@
 """The replay memory: a ring of transitions that enter and leave by whole log entries, oldest first.
 
-The log is the storage: a checkpoint holds which entries are here and their priorities, never a payload. After `load` the entries
-are awaited; `recall` puts each back where it was, from the fragment that was read again, so that what is
-sampled next is what would have been sampled. Lives on the learner's device; random numbers are drawn on the CPU, so
-that one seed gives one order everywhere. Used by one thread.
+The log is the storage: a checkpoint holds which entries are here and their priorities, never a payload. After
+`load` the entries are awaited; `recall` puts each back where it was, from the fragment that was read again,
+so that what is sampled next is what would have been sampled. Lives on the learner's device; random numbers
+are drawn on the CPU, so that one seed gives one order everywhere. Used by one thread.
 """
 
 from collections import deque
@@ -92,8 +92,9 @@ class Replay:
             return
         if len(new) > self.capacity or size > self.capacity_bytes:
             raise ValueError(
-                f"log entry {number} has {len(new)} transitions in {size} bytes, replay holds {self.capacity} in "
-                f"{self.capacity_bytes}; raise algorithm.capacity or algorithm.capacity_bytes"
+                f"log entry {number} has {len(new)} transitions in {size} bytes, replay holds "
+                f"{self.capacity} in {self.capacity_bytes}; raise algorithm.capacity or "
+                "algorithm.capacity_bytes"
             )
         while self.size + len(new) > self.capacity or self._bytes + size > self.capacity_bytes:
             self._evict()
@@ -142,8 +143,8 @@ class Replay:
     def sample(self, count: int, *, correction: float) -> Sample:
         """`count` transitions, with replacement. correction: β of the importance weights, 0..1.
 
-        Uniform: every transition alike, weights 1. Prioritised: one draw from each of `count` equal parts of the
-        total (appendix B.2.1), weights (N·P(i))^−β divided by the batch's largest (section 3.4).
+        Uniform: every transition alike, weights 1. Prioritised: one draw from each of `count` equal parts of
+        the total (appendix B.2.1), weights (N·P(i))^−β divided by the batch's largest (section 3.4).
         """
         if self.size == 0:
             raise ValueError("replay: nothing to sample from; the rate limiter lets steps in first")

@@ -6,8 +6,8 @@ samples_per_insert − sampled, and the middle `minimum` · samples_per_insert:
     a draw of b samples needs    size ≥ minimum   and   error − b ≥ middle − buffer
     an insertion of n steps needs                        error + n · samples_per_insert ≤ middle + buffer
 
-The learner draws as long as it may and then inserts, so what it does follows from the log alone and a resumed one
-does the same. What lies in the log and is not inserted yet is bounded by `budget`.
+The learner draws as long as it may and then inserts, so what it does follows from the log alone and a resumed
+one does the same. What lies in the log and is not inserted yet is bounded by `budget`.
 """
 
 import math
@@ -26,7 +26,10 @@ class SampleToInsertRatio:
     """Counts of one replay memory, and what they allow."""
 
     def __init__(self, *, samples_per_insert: float, draw: int, minimum: int, buffer_steps: int) -> None:
-        """draw: samples of a gradient step. minimum: steps before the first. buffer_steps: bound of the error, in steps."""
+        """draw: samples of a gradient step.
+
+        minimum: steps before the first. buffer_steps: bound of the error, in steps.
+        """
         self._ratio = samples_per_insert
         self._draw = draw
         self._minimum = minimum
@@ -69,15 +72,16 @@ class SampleToInsertRatio:
         """
         if capacity < self._minimum + insertion:
             raise ValueError(
-                f"algorithm.capacity={capacity}: replay must hold algorithm.learning_starts={self._minimum} steps and "
-                f"a fragment of {insertion} beside them, or nothing would ever be sampled; give at least "
-                f"{self._minimum + insertion}"
+                f"algorithm.capacity={capacity}: replay must hold algorithm.learning_starts={self._minimum} "
+                f"steps and a fragment of {insertion} beside them, or nothing would ever be sampled; give at "
+                f"least {self._minimum + insertion}"
             )
         # Whatever enters needs room below the upper bound after draws down to the lower one.
         needed = math.ceil(max(insertion, (insertion + self._draw / self._ratio) / 2))
         if self.buffer_steps < needed:
             raise ValueError(
-                f"algorithm.error_steps={self.buffer_steps}: with fragments of {insertion} steps, {self._ratio:g} "
-                f"samples per step and {self._draw} samples at once there would come a time at which neither inserting "
-                f"nor sampling is allowed; give at least {needed}, or lower actor.unroll_length or environment.count"
+                f"algorithm.error_steps={self.buffer_steps}: with fragments of {insertion} steps, "
+                f"{self._ratio:g} samples per step and {self._draw} samples at once there would come a time "
+                f"at which neither inserting nor sampling is allowed; give at least {needed}, or lower "
+                "actor.unroll_length or environment.count"
             )

@@ -1,8 +1,11 @@
-"""A sum tree over priorities: draw an index in proportion to its priority, change priorities, both in O(log n).
+"""A sum tree over priorities.
 
-Schaul et al. 2016, appendix B.2.1. A complete binary tree in one tensor: node 1 is the root, node i has the children
-2i and 2i+1, the leaves are the last half. Every inner node is the sum of its children, computed anew and
-never adjusted, so that rounding does not gather. All operations are of whole batches, on the tree's device.
+Draw an index in proportion to its priority, change priorities, both in O(log n).
+
+Schaul et al. 2016, appendix B.2.1. A complete binary tree in one tensor: node 1 is the root, node i has the
+children 2i and 2i+1, the leaves are the last half. Every inner node is the sum of its children, computed anew
+and never adjusted, so that rounding does not gather. All operations are of whole batches, on the tree's
+device.
 """
 
 import torch

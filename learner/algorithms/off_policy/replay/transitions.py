@@ -1,15 +1,17 @@
 """From fragments to n-step transitions; pure functions of one fragment's columns of a batch.
 
-A transition of step t is (o_t, a_t, Σ_{k<m} γ^k r_{t+k}, γ^m or 0, o_{t+m}) with the largest m ≤ n for which all m steps are
-of the same episode and in the same fragment (Sutton 1988; Hessel et al. 2018, section "multi-step learning"):
+A transition of step t is (o_t, a_t, Σ_{k<m} γ^k r_{t+k}, γ^m or 0, o_{t+m}) with the largest m ≤ n for which
+all m steps are of the same episode and in the same fragment (Sutton 1988; Hessel et al. 2018, section
+"multi-step learning"):
 
     the episode *terminated* with step t+m−1  →  the discount is 0, nothing follows
     it was *truncated* there                  →  o_{t+m} is the true final observation, with γ^m
     the fragment ends, or the next step is not experience  →  o_{t+m} is the observation that is there, with γ^m
 
-So the last n−1 steps of a fragment look less far ahead than the others. That costs nothing in correctness, since every
-target is an m-step target of its own; it keeps a transition inside one entry of the log, which enters and leaves replay whole.
-Axes: T steps, N columns, K ended episodes, M transitions: the valid steps, by time and then by column.
+So the last n−1 steps of a fragment look less far ahead than the others. That costs nothing in correctness,
+since every target is an m-step target of its own; it keeps a transition inside one entry of the log, which
+enters and leaves replay whole. Axes: T steps, N columns, K ended episodes, M transitions: the valid steps, by
+time and then by column.
 """
 
 from collections.abc import Iterator
