@@ -1,7 +1,8 @@
 -- Says which versions the registry keeps: their bytes stay, those of versions that it kept before go. A
 -- number that is registered is never drawn again, and whoever watches learns the revision of the traffic.
--- ARGV: epoch, traffic revision, highest number registered, versions that are kept ... Reply: {'OK', kept
--- versions whose bytes are not here ...} or {'FENCED' | 'CLOSED'}. uses: run, weights
+-- ARGV: epoch, traffic revision, highest number registered, versions that are kept ...
+-- Reply: {'OK', kept versions whose bytes are not here ...} or {'FENCED' | 'CLOSED'}.
+-- uses: run, weights
 redis.call('DEL', ABSENT)
 local refused = fence(ARGV[1])
 if refused then return {refused} end
