@@ -1,4 +1,6 @@
-"""The run in Redis: keys, scripts, and what the broker's services and the learner do with them.
+"""The run in Redis.
 
-Speaks no gRPC.
+Its keys and scripts, and the operations that the broker's services and the learner perform.
+
+Nothing in this package imports gRPC.
 """

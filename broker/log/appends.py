@@ -1,11 +1,11 @@
-"""Appends on their way into the log: those that come while others are under way go together.
+"""Batch appends to the log: calls that arrive while others are under way share a pipeline.
 
     append ─┐
     append ─┼─► one pipeline: SET payload …, EVALSHA append, SET payload …, … ─► Redis ─► each its own reply
     append ─┘
 
-One that comes alone waits for nobody. A round trip costs the broker more than the commands in it, and Redis
-writes its append-only file once for all of them, so a busy broker makes fewer and longer ones.
+A single call is sent at once. A round trip costs the broker more than the commands in it, and Redis
+writes its append-only file once for all of them, so a busy broker makes fewer and longer round trips.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from broker.log.records import AppendItem
 from broker.log.script import load
 
 AT_ONCE: Final = 2
-"""Pipelines under way: while Redis works on one the next is written."""
+"""Pipelines under way at once: while Redis works on one, the next is written."""
 MOST_CALLS: Final = 64
 MOST_BYTES: Final = 4 * 2**20
-"""Of payloads in one pipeline, unless the first append alone has more."""
+"""Payload bytes in one pipeline, unless the first append alone has more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """staged: a key for each payload. arguments: of the script."""
+    """An append that waits for its turn. staged: one key for each payload. arguments: those of the script."""
 
     staged: Sequence[str]
     payloads: Sequence[bytes | memoryview]
@@ -43,7 +43,7 @@ class _Waiting:
 
 
 class Appends:
-    """For one event loop. client: a redis.asyncio.Redis."""
+    """Sends appends of one event loop to Redis, several in one pipeline. client: a redis.asyncio.Redis."""
 
     def __init__(self, client: Any, staging_expiry_s: float) -> None:
         self._redis = client
@@ -55,10 +55,17 @@ class Appends:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def append(self, session: int, acked_through: int, items: Sequence[AppendItem]) -> Any:
-        """The script's reply; raises what the client raises.
+        """Append fragments of a session and return the script's raw reply.
+
+        Raises what the Redis client raises.
 
         The payloads are staged under names of this attempt that expire, then the script moves them into place
         or drops them.
+
+        Args:
+            session: number of the session.
+            acked_through: highest sequence number that the actor knows to be acknowledged.
+            items: checked fragments with consecutive sequence numbers.
         """
         arguments: list[Any] = [session, acked_through]
         for item in items:
@@ -73,7 +80,10 @@ class Appends:
         return await reply
 
     def _begin(self) -> None:
-        """Send from a task of its own: a caller that gives up takes nobody else's append with it."""
+        """Send from a task of its own.
+
+        So a caller that gives up does not cancel the appends of others.
+        """
         self._under_way += 1
         task = asyncio.create_task(self._send())
         self._tasks.add(task)
@@ -84,7 +94,7 @@ class Appends:
         return f"{keys.STAGING}{self._nonce}:{self._attempts}"
 
     async def _send(self) -> None:
-        """The oldest that fit into one pipeline, until nobody waits."""
+        """Send the oldest waiting appends that fit into one pipeline, until none waits."""
         try:
             while self._waiting:
                 await self._carry(self._oldest())
@@ -110,7 +120,7 @@ class Appends:
         return batch
 
     async def _execute(self, batch: Sequence[_Waiting]) -> list[Any]:
-        """A reply, or the error in place of one, for each."""
+        """Return the reply to each append, or the error in its place."""
         script = load("append")
         pipeline = self._redis.pipeline(transaction=False)
         for one in batch:
@@ -134,7 +144,7 @@ class Appends:
 
 def _answer(one: _Waiting, reply: Any) -> None:
     if one.reply.done():
-        return  # nobody waits any more
+        return  # no append waits any more
     if isinstance(reply, Exception):
         one.reply.set_exception(reply)
     else:

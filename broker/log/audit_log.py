@@ -1,10 +1,8 @@
-"""What Redis holds of a run, for `penstock audit`.
+"""Read what Redis holds of a run for `penstock audit`: entries, digests, counters, commits and known losses.
 
-Entries with digests, counters, commits, what it knows to be lost.
-
-Reads only, with plain commands, so that a copy of a stopped server can be asked as well as a live one. A live
-run goes on meanwhile: entries are walked first and the commits asked for last, so an entry that is trimmed in
-between is behind the newest commit.
+It only reads, with plain commands, so that a copy of a stopped server can be read as well as a live one. A
+live run goes on meanwhile: entries are walked first and the commits are read last, so an entry that is
+trimmed in between is behind the newest commit.
 """
 
 import hashlib
@@ -39,8 +37,9 @@ _COUNTERS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldEntry:
-    """An entry of the log. session: 0 for a marker that ends a hole. sha256: "" without a payload.
+    """An entry of the log as an audit reads it.
 
+    session: 0 for a marker that ends a hole. sha256: "" without a payload.
     slots, weights: as `actor.link.ack_journal.Acknowledged` has them.
     """
 
@@ -56,7 +55,10 @@ class HeldEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostFragments:
-    """Sequences from `first` on (`last` None: all) of a session that Redis lost, where nobody else has them."""
+    """Sequences of a session that Redis lost: from `first` to `last` (None: no upper bound).
+
+    They are lost to the run unless another record accounts for them.
+    """
 
     session: int
     first: int
@@ -65,7 +67,10 @@ class LostFragments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostSessions:
-    """Session numbers of seconds that Redis lost: what was sent in them is lost, where nobody else has it."""
+    """Session numbers drawn in the seconds that Redis lost.
+
+    What was sent in these sessions is lost unless another record accounts for it.
+    """
 
     first: int
     last: int
@@ -73,11 +78,11 @@ class LostSessions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLog:
-    """Everything.
+    """Everything that an audit reads from Redis.
 
-    counters: of the hash STATE, at one moment. number_before: its `number` before the entries were walked.
-    publications: version → update, of those kept. lost_is_whole: no record of a loss was pushed out by newer
-    ones. closed: the run was not opened again since this server started.
+    counters: fields of the hash STATE, at one moment. number_before: its `number` before the entries were
+    walked. publications: version → update, of those whose bytes are kept. lost_is_whole: newer records of
+    losses have pushed out none. closed: the run has not been opened again since this server started.
     """
 
     run: str
@@ -94,7 +99,15 @@ class HeldLog:
 
 
 def read_log(url: str, password: str | None = None, tls: TlsFiles | None = None) -> HeldLog | None:
-    """The run in the server at `url`; None when it holds none. Raises Fatal when it does not answer."""
+    """Return the run in the server at `url`, or None when it holds none.
+
+    Raises Fatal when it does not answer.
+
+    Args:
+        url: `redis://`, `rediss://` or `unix:///path`.
+        password: of the server, None where it asks for none.
+        tls: certificates for `rediss://`.
+    """
     client = connect(url, password, tls)
     try:
         return _read(client)
@@ -140,7 +153,7 @@ def _fragments(words: Sequence[str]) -> LostFragments:
 
 
 def _untold(client: Any) -> Iterator[LostFragments]:
-    """Sessions open when Redis went back, whose actors have not said since how far they were."""
+    """Yield the sessions that were open when Redis went back and have not reported since."""
     for session in client.execute_command("ZRANGE", keys.OPEN, 0, -1):
         row = f"{keys.SESSION}{int(session)}"
         returned, sequence = client.execute_command("HMGET", row, "returned", "sequence")
@@ -163,7 +176,7 @@ def _entries(client: Any) -> Iterator[HeldEntry]:
 
 
 def _groups(entries: Sequence[LogEntry]) -> Iterator[list[LogEntry]]:
-    """Entries of which one reply holds the payloads without making the run's own calls wait."""
+    """Yield groups of entries whose payloads fit into one reply without making the run's own calls wait."""
     group: list[LogEntry] = []
     size = 0
     for entry in entries:

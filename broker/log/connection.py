@@ -43,9 +43,9 @@ UNAVAILABLE: Final = (
     OutOfMemoryError,
     ReadOnlyError,
 )
-"""Errors after which the same call may succeed later, or took effect without our knowing."""
+"""Errors after which the same call may succeed later; the failed call may have taken effect."""
 _SILENT: Final = "driver_info" if find_spec("redis.driver_info") else "lib_name"
-"""What keeps redis-py from telling the server its own name, which needs a permission of its own."""
+"""Options that keep redis-py from sending its own name, which would need a permission of its own."""
 _TRANSIENT_CODE: Final = re.compile(r"\b(MISCONF|LOADING|BUSY|MASTERDOWN|NOREPLICAS|OOM)\b")
 
 
@@ -57,12 +57,12 @@ def check_url(url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """The URL as logs and messages may show it."""
+    """Return the URL without its password, for logs and messages."""
     return split_password(url)[0]
 
 
 def is_unavailable(error: Exception) -> bool:
-    """True for errors that waiting may cure; False for wrong credentials and programming errors."""
+    """Return True for errors that waiting may cure, False for wrong credentials and programming errors."""
     # redis.asyncio wraps the refusal of a password in a ConnectionError.
     if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
         return False
@@ -72,19 +72,22 @@ def is_unavailable(error: Exception) -> bool:
 
 
 _READ_BYTES: Final = 1024 * 1024
-"""At once from the socket: payloads come in MiB."""
+"""Bytes that are read from the socket at once: payloads come in MiB."""
 
 
 def connect(url: str, password: str | None, tls: TlsFiles | None = None) -> Any:
-    """A synchronous `redis.Redis` (whose own annotations are partial); thread-safe; connects on first use.
+    """Return a synchronous `redis.Redis` (typed Any: its own annotations are partial); connects on first use.
 
-    tls: for rediss://; read at every new connection.
+    The client is thread-safe. tls: for rediss://; read at every new connection.
     """
     return redis.Redis.from_url(check_url(url), **_options(url, password, tls), retry=Retry(NoBackoff(), 0))
 
 
 def connect_async(url: str, password: str | None, tls: TlsFiles | None = None) -> Any:
-    """A `redis.asyncio.Redis` with a bounded pool that makes callers wait; connects on first use."""
+    """Return a `redis.asyncio.Redis` with a bounded pool, at whose bound callers wait; connects on first use.
+
+    tls: for rediss://; read at every new connection.
+    """
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         check_url(url),
         **_options(url, password, tls),
@@ -111,7 +114,10 @@ def _options(url: str, password: str | None, tls: TlsFiles | None) -> dict[str, 
 
 
 def _tls_options(tls: TlsFiles) -> dict[str, Any]:
-    """Server checked against the authority (else the system's), with our certificate where we have one."""
+    """Return options that check the server against the authority, else the system's.
+
+    Where we have a certificate, they show it.
+    """
     files = {"ssl_ca_certs": tls.authority, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
     named = {name: str(path) for name, path in files.items() if path is not None}
     return named | {"ssl_cert_reqs": "required", "ssl_check_hostname": True}

@@ -1,9 +1,9 @@
-"""Whether a Redis server may hold a run: refuses one that could forget what was acknowledged.
+"""Decide whether a Redis server may hold a run, and refuse one that could forget what was acknowledged.
 
-Asks INFO (version, role, eviction, persistence, memory) and, where the server lets it, CONFIG GET for
-the fsync level; a server that does not must have its level declared. Versions below the functional
-floor are refused everywhere; versions below the security floor of their series are refused over TCP
-and warned about on a unix socket, which only this user can open. Waits for nothing, changes nothing.
+The guard reads INFO (version, role, eviction, persistence, memory) and, where the server permits it, CONFIG
+GET for the fsync level; otherwise the level must be declared. Versions below the functional floor are refused
+everywhere; versions below the security floor of their series are refused over TCP and warned about on a unix
+socket, which only this user can open. The guard never waits and changes nothing.
 """
 
 from collections.abc import Awaitable, Callable
@@ -36,17 +36,17 @@ HEADROOM_BYTES: Final = 64 * MIB
 
 
 class UnsuitableRedis(ValueError):
-    """A server that must not be used; the message names the setting, its value and the remedy."""
+    """Refuses a server that must not be used; the message names the setting, its value and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """What the guard learnt of a server that it lets pass."""
+    """Describes a server that the guard has accepted."""
 
     version: str
     durability: Durability
     max_memory_bytes: int
-    """0: no limit."""
+    """Redis's `maxmemory`; 0 without a limit."""
     warnings: tuple[str, ...] = ()
     cannot_persist: bool = False
     """The server refuses writes because the last one to its append-only file failed."""
@@ -61,9 +61,20 @@ Examine = Callable[[], Awaitable[ServerFacts]]
 
 
 async def examine(redis: "redis_asyncio.Redis", url: str, section: BrokerSection) -> ServerFacts:
-    """The facts of a suitable server; raises UnsuitableRedis, or redis-py's errors when it is down or loads.
+    """Return the facts of a suitable server.
 
-    While it loads its append-only file it says that it has none: what it then tells is not asked for.
+    A server that is still loading its append-only file reports that it has none, so that its facts are not
+    read before it has finished.
+
+    Args:
+        redis: a connected asyncio client of the server.
+        url: for messages; its scheme says whether the security floor applies.
+        section: the broker's settings, with the durability and the ceilings (bytes) that the server must
+            satisfy.
+
+    Raises:
+        UnsuitableRedis: the server must not hold a run.
+        redis.exceptions.RedisError: the server is down, or still loads (BusyLoadingError).
     """
     info: dict[str, Any] = await redis.info()
     if int(info.get("loading", 0)):
@@ -90,12 +101,12 @@ async def examine(redis: "redis_asyncio.Redis", url: str, section: BrokerSection
 
 
 def is_private(url: str) -> bool:
-    """True for a unix socket."""
+    """Return True for the URL of a unix socket."""
     return urlsplit(url).scheme == "unix"
 
 
 def parse_version(text: str) -> Version:
-    """Numbers of a version such as "7.0.15"; raises UnsuitableRedis for anything else."""
+    """Return the numbers of a version such as "7.0.15"; raises UnsuitableRedis for any other text."""
     try:
         return tuple(int(part) for part in text.split(".")[:3])
     except ValueError:
@@ -103,7 +114,10 @@ def parse_version(text: str) -> Version:
 
 
 def check_version(text: str, *, private: bool) -> str:
-    """A warning or ""; raises UnsuitableRedis below the functional or, over TCP, the security floor."""
+    """Return a warning or "".
+
+    Raises UnsuitableRedis below the functional or, over TCP, the security floor.
+    """
     version = parse_version(text)
     if version < FUNCTIONAL_FLOOR:
         raise UnsuitableRedis(f"redis_version={text} is below 6.2; install Redis 6.2 or newer")
@@ -121,7 +135,7 @@ def check_version(text: str, *, private: bool) -> str:
 
 
 def security_floor(version: Version) -> Version | None:
-    """First safe release of the version's series; None where the series has none."""
+    """Return the first safe release of the version's series, None where the series has none."""
     series = version[:2]
     if series in SECURITY_FLOORS:
         return SECURITY_FLOORS[series]
@@ -149,9 +163,9 @@ def check_eviction(info: dict[str, Any]) -> None:
 
 
 def check_memory(info: dict[str, Any], section: BrokerSection) -> int:
-    """`maxmemory` in bytes; raises UnsuitableRedis where the ceilings do not fit below it.
+    """Return `maxmemory` in bytes; raises UnsuitableRedis where the ceilings do not fit below it.
 
-    The learner, which knows how large weights are, checks again with them.
+    The learner, which knows the size of the weights, checks again with them.
     """
     limit = int(info.get("maxmemory", 0))
     needed = section.max_log_bytes + section.max_staged_bytes + HEADROOM_BYTES
@@ -185,7 +199,7 @@ def _text(value: object) -> str:
 
 
 def durability_of(config: dict[str, str]) -> Durability:
-    """What an append-only file with this configuration gives."""
+    """Return the durability that an append-only file with this configuration gives."""
     if config["appendfsync"] == "no":
         return Durability.MEMORY
     if config["appendfsync"] == "everysec" or config.get("no-appendfsync-on-rewrite") == "yes":

@@ -17,7 +17,7 @@ Actor, role, sequence, begin_through, min_version, round, reports, applied, rewo
 lenient_through, owner.
 """
 OPEN: Final = "penstock:open"
-"""Sorted set of open sessions by when they were last heard, in milliseconds of Redis time."""
+"""Sorted set of open sessions by the time of their last call, in milliseconds of Redis time."""
 ACTORS: Final = "penstock:actors"
 """Hash: actor id → its open session."""
 SUPERSEDED: Final = "penstock:superseded"
@@ -25,7 +25,7 @@ SUPERSEDED: Final = "penstock:superseded"
 ROLLOUTS: Final = "penstock:rollouts"
 """Set of open rollout sessions."""
 LEAVE: Final = "penstock:leave"
-"""Hash: rollout session → sequences that it has leave for and has not appended."""
+"""Hash: rollout session → sequences that it has credit for and has not appended."""
 ROSTER: Final = "penstock:roster"
 """Lock-step: set of sessions that owe a fragment to the round that is open."""
 LOG: Final = "penstock:log"
@@ -39,7 +39,7 @@ SHADOW: Final = "penstock:shadow"
 SHADOW_PAYLOAD: Final = "penstock:shadow:"
 """Prefix: payload of shadow entry n."""
 REPORTS: Final = "penstock:reports"
-"""Stream `n-0`: a actor id, b encoded report. Bounded: the oldest go."""
+"""Stream `n-0`: a actor id, b encoded report. Bounded: the oldest are removed."""
 PROBES: Final = "penstock:probes"
 """Hash: session → its newest answer to the probe, as JSON."""
 COMMITS: Final = "penstock:commits"
@@ -57,26 +57,29 @@ KEPT: Final = "penstock:kept"
 LOST: Final = "penstock:lost"
 """List, for audits: what a Redis that went back in time has lost, by session; see `_run.lua`.
 
-The oldest go.
+Bounded: the oldest are removed.
 """
 LEARNER: Final = "penstock:learner"
-"""What the learner last said of itself, JSON."""
+"""The latest status that the learner reported, as JSON."""
 CHANGED: Final = "penstock:changed"
-"""Channel: something changed that may end somebody's wait."""
+"""Channel: a change was made that may end a wait."""
 ABSENT: Final = "penstock:absent"
-"""Never exists: deleting it first lifts the refusal of writes at `maxmemory` for the rest of a script."""
+"""A key that never exists.
+
+Deleting it first lifts the refusal of writes at `maxmemory` for the rest of a script.
+"""
 
 
 def payload(number: int) -> str:
-    """Key of an entry's payload."""
+    """Return the key of an entry's payload."""
     return f"{PAYLOAD}{number}"
 
 
 def weights(version: int, index: int) -> str:
-    """Key of one chunk of weight bytes."""
+    """Return the key of one chunk of weight bytes."""
     return f"{WEIGHTS}{version}:{index}"
 
 
 def entry_id(number: int) -> str:
-    """Stream id of an entry."""
+    """Return the stream id of an entry."""
     return f"{number}-0"

@@ -1,7 +1,7 @@
 """How the learner calls Redis: one retry loop around every call, one fence around every write.
 
-A Redis that does not answer is waited for (every call is safe to repeat), then `Fatal`. A script that
-answers FENCED or CLOSED raises `Refused`.
+While Redis does not answer, a call is repeated (every call is safe to repeat), in the end with `Fatal`. A
+script that answers FENCED or CLOSED raises `Refused`.
 """
 
 import logging
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DRAIN_WAIT_S: Final = 5.0
-"""How long a call waits for Redis once the process drains."""
+"""Seconds that a call waits for Redis once the process drains."""
 
 
 class LearnerCalls:
-    """Calls on `client`; the epoch comes from `memory`, and changes only while `opening` is held."""
+    """Runs scripts on `client`; the epoch comes from `memory` and changes only while `opening` is held."""
 
     def __init__(
         self, client: Any, url: str, memory: LogMemory, *, wait_s: float, stop: threading.Event
@@ -44,12 +44,15 @@ class LearnerCalls:
     def wait_until_up(self) -> None:
         """Return when Redis answers; raises Fatal after `wait_s`, Interrupted when the process drains.
 
-        Raises ConfigurationError when it answers and refuses us.
+        Raises ConfigurationError when Redis answers and refuses the credentials.
         """
         self._waited(lambda: self.client.execute_command("PING"), self._stop, self._wait_s)
 
     def patient(self, call: Callable[[], T]) -> T:
-        """The result of `call`, repeated while Redis does not answer."""
+        """Return the result of `call`, repeating it while Redis does not answer.
+
+        Raises Fatal after `wait_s`.
+        """
         try:
             return call()
         except RedisError as error:
@@ -60,7 +63,7 @@ class LearnerCalls:
         return self._waited(call, threading.Event(), wait_s)
 
     def run(self, name: str, *arguments: Any) -> Any:
-        """The reply of a script."""
+        """Return the reply of the script `name`."""
         script = load(name)
 
         def evaluate() -> Any:
@@ -72,7 +75,10 @@ class LearnerCalls:
         return self.patient(evaluate)
 
     def fenced(self, name: str, *arguments: Any) -> Any:
-        """The reply of a script that takes the epoch first; raises Refused(FENCED or NOT_READY)."""
+        """Return the reply of a script whose first argument is the epoch.
+
+        Raises Refused(FENCED or NOT_READY).
+        """
         while True:
             epoch = self._memory.state.epoch
             reply = self.run(name, epoch, *arguments)
@@ -101,5 +107,5 @@ class LearnerCalls:
 
 
 def fenced_off() -> Refused:
-    """Another learner has the lease."""
+    """Return the refusal for a learner whose lease another learner has taken."""
     return Refused(Refusal(reason=Reason.FENCED, detail="another learner has taken the lease over"))

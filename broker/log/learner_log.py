@@ -48,7 +48,13 @@ _WALK_SLICE: Final = 1000
 
 
 class LearnerLog:
-    """See the module. Build with `connect`, then `acquire`, `start`; `release` and `close` at the end."""
+    """Gives the learner its lease, log, weights and commits in Redis; thread-safe.
+
+    Build it with `connect`, then call `acquire` and `start`; call `release` and `close` at the end. Methods
+    that write raise Refused(FENCED) when another learner has a newer lease and, but for `renew`,
+    Refused(NOT_READY) while the log is closed; every method raises Fatal when Redis does not answer for
+    `wait_s`.
+    """
 
     def __init__(self, client: Any, url: str, wait_s: float, stop: threading.Event) -> None:
         self._redis = client
@@ -66,31 +72,49 @@ class LearnerLog:
         password: str | None = None,
         tls: TlsFiles | None = None,
     ) -> "LearnerLog":
-        """Wait for Redis to answer, up to `wait_s`; raises Fatal, or Interrupted when `stop` is set."""
+        """Return a log whose Redis answers.
+
+        Args:
+            url: `redis://`, `rediss://` or `unix:///path`.
+            wait_s: longest wait for Redis, here and in every call, in seconds.
+            stop: set when the process drains; it ends the wait.
+            password: of the server, None where it asks for none.
+            tls: certificates for `rediss://`.
+
+        Raises:
+            Fatal: Redis did not answer within `wait_s`.
+            Interrupted: `stop` was set.
+        """
         log = cls(connect(url, password, tls), url, wait_s, stop or threading.Event())
         log._calls.wait_until_up()
         return log
 
     def close(self) -> None:
-        """Close every connection; keeps the lease."""
+        """Close every connection; the lease stays held until it expires or is released."""
         self._redis.close()
 
     @property
     def epoch(self) -> int:
-        """Epoch of the lease held; 0 before `acquire`."""
+        """Return the epoch of the lease that is held; 0 before `acquire`."""
         return self._memory.state.epoch
 
     def max_memory_bytes(self) -> int:
-        """Redis's `maxmemory`; 0 without a limit."""
+        """Return Redis's `maxmemory`; 0 without a limit."""
         return int(self._calls.patient(lambda: self._redis.info("memory")).get("maxmemory", 0))
 
     # ---- lease
 
     def acquire(self, run: str, holder: str, ttl_ms: int) -> Lease:
-        """Take the lease: at once when free, expired or held by the same holder.
+        """Take the lease; succeeds at once when it is free, expired or held by the same holder.
 
-        Raises Refused(FENCED, retry_after_ms) while another holds it, ConfigurationError when Redis holds
-        another run.
+        Args:
+            run: name of the run.
+            holder: name of this learner, the same after a restart.
+            ttl_ms: milliseconds for which the lease holds without a renewal.
+
+        Raises:
+            Refused: FENCED with `retry_after_ms`, while another learner holds it.
+            ConfigurationError: Redis holds another run.
         """
         reply = self._calls.run("acquire", run, holder, ttl_ms)
         if reply[0] == b"OTHER_RUN":
@@ -107,14 +131,20 @@ class LearnerLog:
         return lease
 
     def renew(self) -> Renewal:
-        """Keep the lease (every ttl/3), close expired sessions, learn the state; raises Refused(FENCED)."""
+        """Keep the lease (every ttl/3), close expired sessions, return the state.
+
+        Raises Refused(FENCED).
+        """
         renewal = replies.renewal(self._calls.fenced("renew", self._memory.holder.ttl_ms))
         if not renewal.closed:
             self._memory.raise_to(log_lost=renewal.log_lost, revision=renewal.revision)
         return renewal
 
     def release(self) -> None:
-        """Let the next learner in at once; a stop that was asked for is done with it."""
+        """Give the lease back, so that the next learner need not wait.
+
+        Completes a stop that was asked for.
+        """
         self._calls.run("release", self.epoch)
 
     # ---- opening
@@ -128,9 +158,16 @@ class LearnerLog:
     ) -> None:
         """Write specification and pacing and open the log; sets settled *back* to `position`.
 
-        specification: encoded RunSpecification. resume: from the checkpoint, None without one.
-        position: of the checkpoint; default `resume.settled`, or 0. Also re-opens a closed or empty
-        Redis from `resume`. Raises Refused(INVALID) when `position` lies behind the trim floor.
+        A closed or empty Redis is opened again from `resume`.
+
+        Args:
+            specification: encoded RunSpecification.
+            pacing: budget and limits that admit fragments.
+            resume: state of the log in the checkpoint, None without one.
+            position: log position of the checkpoint; default `resume.settled`, or 0.
+
+        Raises:
+            Refused: INVALID when `position` lies behind the trim floor.
         """
         if position is None:
             position = resume.settled if resume is not None else 0
@@ -143,15 +180,18 @@ class LearnerLog:
         self._memory.replace(settled=position)
 
     def reopen(self, state: LogState) -> None:
-        """Open the log of a restarted Redis: the maximum of both sides. Publish the weights next."""
+        """Open the log of a restarted Redis with the maximum of both sides' counters.
+
+        Publish the weights next.
+        """
         self._open(state, None)
 
     def snapshot(self) -> LogState:
-        """What this process knows of the log; goes into every checkpoint and into `reopen`."""
+        """Return what this process knows of the log, for checkpoints and for `reopen`."""
         return self._memory.state
 
     def _open(self, state: LogState | None, position: int | None) -> None:
-        """Open and trim; once more when Redis is restarted again in between."""
+        """Open and trim the log; once more when Redis is restarted in between."""
         while True:
             self._open_once(state, position)
             try:
@@ -190,7 +230,10 @@ class LearnerLog:
     # ---- reading
 
     def read(self, after: int, count: int, block_ms: int) -> list[LogEntry]:
-        """Entries with number > `after` in order, at most `count`; waits up to `block_ms` (0: not)."""
+        """Return entries with number > `after` in order, at most `count`.
+
+        Waits up to `block_ms` (0: not at all).
+        """
         wait = min(block_ms, _MAX_BLOCK_MS) or None
         found: Any = self._calls.patient(
             lambda: self._redis.xread({keys.LOG: keys.entry_id(after)}, count=count, block=wait)
@@ -200,9 +243,9 @@ class LearnerLog:
         return entries
 
     def entries(self, numbers: Sequence[int]) -> list[LogEntry]:
-        """Those of these numbers that are there, in order of number.
+        """Return those of the named entries that are in the log, in order of number.
 
-        For a reader that is told what to read.
+        A reader uses it that is told which entries to read, such as a rank.
         """
         if not numbers:
             return []
@@ -213,7 +256,7 @@ class LearnerLog:
         return [entry for entry in entries if entry.number in wanted]
 
     def fetch(self, numbers: Sequence[int]) -> list[bytes | None]:
-        """The payloads of entries; None where there is none (ask `missing`)."""
+        """Return the payloads of entries; None where there is none (`missing` says why)."""
         payloads: list[bytes | None] = []
         for first in range(0, len(numbers), _FETCH_SLICE):
             names = [keys.payload(number) for number in numbers[first : first + _FETCH_SLICE]]
@@ -221,7 +264,10 @@ class LearnerLog:
         return payloads
 
     def missing(self, number: int) -> Verdict:
-        """Why entry `number` or its payload is not there; raises Refused(NOT_READY) while closed."""
+        """Return why entry `number` or its payload is missing.
+
+        Raises Refused(NOT_READY) while the log is closed.
+        """
         try:
             reply = self._calls.fenced("missing", number)
         except Refused as refused:
@@ -231,7 +277,10 @@ class LearnerLog:
         return Verdict.TRIMMED if reply[0] == b"TRIMMED" else Verdict.LOG_LOST
 
     def read_reports(self, after: int, count: int) -> list[ReportEntry]:
-        """Reports with number > `after` in order; the oldest may be gone when nobody read for long."""
+        """Return reports with number > `after` in order.
+
+        The oldest are dropped when they are not read for long.
+        """
         found: Any = self._calls.patient(
             lambda: self._redis.xrange(keys.REPORTS, min=f"({keys.entry_id(after)}", count=count)
         )
@@ -241,11 +290,11 @@ class LearnerLog:
         return reports
 
     def resident(self, after: int) -> int:
-        """Number of entries behind `after`, by walking the log."""
+        """Return the number of entries behind `after`, by walking the log."""
         return self.residue(after).entries
 
     def residue(self, after: int) -> Residue:
-        """What lies behind `after`, by walking the log; a number that is missing in it was lost."""
+        """Return what lies behind `after`, by walking the log; a number that is missing there was lost."""
         total, last = 0, after
         while True:
             start = f"({keys.entry_id(last)}"
@@ -258,11 +307,14 @@ class LearnerLog:
             last = int(found[-1][0].partition(b"-")[0])
 
     def acked(self) -> int:
-        """Fragments acknowledged over the run, counted by the append script."""
+        """Return the number of fragments acknowledged over the run, counted by the append script."""
         return self._counter("acked")
 
     def log_lost(self) -> int:
-        """Acknowledged fragments that actors knew and Redis lost, counted by the append script."""
+        """Return the number of acknowledged fragments that actors knew and Redis lost.
+
+        The append script counts them.
+        """
         return self._counter("log_lost")
 
     def _counter(self, name: str) -> int:
@@ -270,13 +322,16 @@ class LearnerLog:
         return int(value or 0)
 
     def status(self) -> Status:
-        """The run at one moment, its sessions included."""
+        """Return the run at one moment, its sessions included."""
         return replies.status(self._calls.run("status"))
 
     # ---- writing
 
     def settle(self, position: int) -> None:
-        """Give the budget back up to `position` (entries dropped or skipped); never goes back."""
+        """Return budget up to `position` (entries dropped or skipped).
+
+        A position behind the current one is ignored.
+        """
         self._calls.fenced("settle", position)
         self._memory.raise_to(settled=position)
 
@@ -292,8 +347,13 @@ class LearnerLog:
     ) -> Publication:
         """Store the bytes under a new version, move the pointer, settle, and in lock-step open `round`.
 
-        round: the round that this publication opens; None, or one that is open or past, opens none.
-        pin: keep the bytes until `end_evaluation`.
+        Args:
+            blob: weights as safetensors.
+            update: number of the learner's update.
+            settled: last entry that this version has been trained on, or that was dropped.
+            scalars: figures of the update by name, which travel with the version.
+            round: lock-step round that this publication opens; None, or one that is open or past, opens none.
+            pin: keep the bytes until `end_evaluation`.
         """
         pieces = chunks(blob)
         version = self.kept.draw(blob)
@@ -311,26 +371,29 @@ class LearnerLog:
         return Publication(version, update, digest, len(blob))
 
     def request_evaluation(self, version: int) -> None:
-        """Ask evaluation sessions to play a pinned version, instead of the one before."""
+        """Ask evaluation sessions to play a pinned version, which replaces the one asked for before."""
         self._calls.fenced("request_evaluation", version)
 
     def end_evaluation(self, version: int) -> None:
-        """Ask for this version no more and let its bytes go; a newer one stays asked for."""
+        """Stop asking for this version and release its bytes; a newer one stays asked for."""
         self._calls.fenced("end_evaluation", version)
 
     def round_complete(self, round: int) -> bool:  # noqa: A002
-        """True when every session of the round's roster has appended its fragment or is closed."""
+        """Return True when every session of the round's roster has appended its fragment or is closed."""
         return bool(self._calls.fenced("round_complete", round)[1])
 
     def commit(self, commit: Commit) -> None:
-        """Make a checkpoint count, then forget entries up to `commit.trim`; repeating changes nothing."""
+        """Make a checkpoint count, then remove entries up to `commit.trim`.
+
+        Repeating the call changes nothing.
+        """
         reply = self._calls.fenced("commit", commit.encode(), commit.position, commit.trim)
         self._memory.committed(commit, int(reply[1]))
         failpoint("commit.trimming", commit.trim)
         self._trim()
 
     def observe(self, json_text: str) -> None:
-        """What the learner says of itself in Status."""
+        """Store the learner's report of itself (JSON), which `status` shows."""
         self._calls.fenced("observe", json_text)
 
     def _trim(self) -> None:

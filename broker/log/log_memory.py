@@ -1,6 +1,6 @@
-"""What one learner process knows of its log, in case Redis comes back without it.
+"""What one learner process knows of its log, in case Redis is restarted without it.
 
-Fed by every read, renewal and write; read by checkpoints and by `reopen`. Thread-safe.
+Reads, renewals and writes update it; checkpoints and `reopen` read it. Thread-safe.
 """
 
 import threading
@@ -16,7 +16,7 @@ _KEPT_COMMITS: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who holds the lease, for how long, and what it opened the log with."""
+    """Names the holder of the lease, its duration, and what the log was opened with."""
 
     run: str = ""
     name: str = ""
@@ -26,7 +26,7 @@ class Holder:
 
 
 class LogMemory:
-    """The state known so far; numbers in it only grow, but for `replace`."""
+    """Holds the state known so far; its numbers only grow, except in `replace`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,17 +35,17 @@ class LogMemory:
 
     @property
     def state(self) -> LogState:
-        """A consistent copy."""
+        """Return a consistent copy."""
         with self._lock:
             return self._state
 
     def replace(self, **values: Any) -> None:
-        """Set fields of the state as they are given."""
+        """Set fields of the state to the given values."""
         with self._lock:
             self._state = replace(self._state, **values)
 
     def resume(self, state: LogState) -> None:
-        """Take over what a checkpoint knew, but for run and epoch."""
+        """Take over the state of a checkpoint, except for run and epoch."""
         with self._lock:
             self._state = replace(state, run=self._state.run, epoch=self._state.epoch)
 
@@ -56,7 +56,7 @@ class LogMemory:
             self._state = replace(self._state, **higher)
 
     def saw(self, entries: Sequence[LogEntry]) -> None:
-        """Entries that were read, in order."""
+        """Note entries that were read, in order."""
         if not entries:
             return
         with self._lock:
@@ -77,7 +77,7 @@ class LogMemory:
             )
 
     def committed(self, commit: Commit, trim_floor: int) -> None:
-        """A checkpoint that counts now."""
+        """Note a checkpoint that counts now."""
         with self._lock:
             commits = tuple(known for known in self._state.commits if known != commit)
             self._state = replace(
@@ -88,7 +88,7 @@ class LogMemory:
 
 
 def to_lua(state: LogState) -> dict[str, Any]:
-    """The state as `open_log.lua` reads it: commits as the texts that Redis keeps."""
+    """Return the state as `open_log.lua` reads it: commits as the texts that Redis keeps."""
     plain = {item.name: getattr(state, item.name) for item in fields(state) if item.type in (int, "int")}
     plain.pop("epoch")
     return {

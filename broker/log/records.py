@@ -1,6 +1,6 @@
-"""What the store and the learner's view of it take and give, as frozen dataclasses.
+"""Arguments and results of the store and of the learner's log, as frozen dataclasses.
 
-Two faces of one run in Redis: `broker.log.store.Store` for the gRPC services (sessions, Append, Watch,
+One run in Redis has two faces: `broker.log.store.Store` for the gRPC services (sessions, Append, Watch,
 control) and `broker.log.learner_log.LearnerLog` for the learner (lease, log, publish, commit). A position
 is the number of a log entry; 0 is "before the first".
 """
@@ -23,7 +23,7 @@ ControlAction = Literal["pause", "resume", "stop", "checkpoint"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A session was opened. `specification` is an encoded `RunSpecification`."""
+    """A session that was opened. `specification` is an encoded `RunSpecification`."""
 
     session: int
     specification: bytes
@@ -52,7 +52,7 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """How far the log got. `appended` fragments were new (the others were there already)."""
+    """How far the log has come. `appended` fragments were new (the others were there already)."""
 
     acked_through: int
     refusal: Refusal | None
@@ -63,7 +63,10 @@ class Appended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """Exactly one of the two is set. `news.weights` is always empty: the caller adds the bytes."""
+    """The reply to a watch: exactly one field is set.
+
+    `news.weights` is always empty: the caller adds the bytes.
+    """
 
     news: News | None = None
     refusal: Refusal | None = None
@@ -113,9 +116,9 @@ class LogEntry:
     """One entry of the log, without its payload.
 
     number: position. header: None where the entry itself was lost with a Redis that went back in time
-    (ask `LearnerLog.missing`). steps_total: charges of all entries up to and with this one.
-    size: bytes of the payload. round: lock-step round, 0 outside lock-step. actor_id: who appended it
-    (a round is trained in order of actor id).
+    (see `LearnerLog.missing`). steps_total: charges of all entries up to and with this one, in environment
+    steps. size: bytes of the payload. round: lock-step round, 0 outside lock-step. actor_id: the actor that
+    appended it (a round is trained in order of actor id).
     """
 
     number: int
@@ -128,7 +131,10 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residue:
-    """What lies behind a position. entries: in the log. lost: numbers that Redis went back behind."""
+    """The part of the log behind a position.
+
+    entries: number of entries there. lost: numbers that Redis has lost.
+    """
 
     entries: int
     lost: int
@@ -136,7 +142,10 @@ class Residue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacing:
-    """What admits fragments. Steps, milliseconds and bytes; `actor_count` opens lock-step round 0."""
+    """The limits that admit fragments, in steps, milliseconds and bytes.
+
+    `actor_count` opens lock-step round 0.
+    """
 
     budget: int
     fragment_charge: int
@@ -149,7 +158,7 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """The learner's side of the books along the lineage of one checkpoint."""
+    """The learner's side of the accounts along the lineage of one checkpoint."""
 
     trained: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
@@ -167,23 +176,26 @@ class Commit:
     totals: Totals = field(default_factory=Totals)
 
     def encode(self) -> str:
-        """JSON text."""
+        """Return the commit as JSON text."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def decode(cls, text: str | bytes) -> "Commit":
-        """Inverse of `encode`."""
+        """Return the commit of a text that `encode` made.
+
+        Raises ValueError or KeyError for any other text.
+        """
         return cls.from_json(json.loads(text))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Commit":
-        """The commit of a decoded JSON object."""
+        """Return the commit of a decoded JSON object."""
         return cls(**{**value, "totals": Totals(**value["totals"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
-    """What re-opening a log carries, from the learner's memory or from a checkpoint.
+    """The state that opens a log again, from the learner's memory or from a checkpoint.
 
     number, steps_total: newest entry the learner has read and its running total.
     sequences: session → highest sequence read. reports: newest report read.
@@ -206,7 +218,7 @@ class LogState:
     specification: bytes = b""
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object for a checkpoint's manifest."""
+        """Return the state as a JSON object for a checkpoint's manifest."""
         return {
             **asdict(self),
             "sequences": {str(session): last for session, last in self.sequences.items()},
@@ -216,7 +228,7 @@ class LogState:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "LogState":
-        """Inverse of `to_json`."""
+        """Return the state of an object that `to_json` made."""
         return cls(
             **{
                 **value,
@@ -229,10 +241,10 @@ class LogState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to write.
+    """The right to write, as `acquire` gives it.
 
     fresh: Redis held no run. closed: the log waits for `start` or `reopen`. committed: oldest first.
-    trim_floor: newest entry that is gone on purpose; a start behind it loses experience.
+    trim_floor: newest entry that was removed on purpose; a start behind it loses experience.
     """
 
     epoch: int
@@ -257,7 +269,10 @@ class ProbeAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """What a renewed lease tells. Steps in `outstanding`; `closed`: call `reopen` before any write."""
+    """The state that renewing the lease returns.
+
+    `outstanding` in steps; `closed`: call `reopen` before any write.
+    """
 
     desired: RunState
     revision: int
@@ -278,14 +293,14 @@ class Renewal:
 
 
 class Verdict(Enum):
-    """Why an entry or its payload is not there."""
+    """The reason for which an entry or its payload is missing."""
 
     EPOCH_LOST = "epoch_lost"
     """Another learner has the lease: exit."""
     TRIMMED = "trimmed"
     """At or below the trim floor: a programming error."""
     LOG_LOST = "log_lost"
-    """Lost with Redis: book it, settle it, go on."""
+    """Lost with Redis: count it as lost, settle it, go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the scripts' replies mean: lists of bytes and integers into dataclasses and refusals.
+"""Convert the scripts' replies, lists of bytes and integers, to dataclasses and refusals.
 
 The place of every value is documented at the head of the script that sends it.
 """
@@ -45,7 +45,7 @@ _DETAILS: Final = {
 
 
 def refusal(status: bytes, detail: str, acked_through: int = 0) -> Refusal | None:
-    """The refusal of a script's status, None for OK."""
+    """Return the refusal of a script's status, None for OK."""
     if status == b"OK":
         return None
     reason = Reason[status.decode()]
@@ -65,7 +65,7 @@ def refusal(status: bytes, detail: str, acked_through: int = 0) -> Refusal | Non
 
 
 def opened(reply: Sequence[Any]) -> Opened | Refusal:
-    """`open_session.lua`."""
+    """Convert the reply of `open_session.lua`."""
     refused = refusal(reply[0], _text(reply[1]) if reply[0] != b"OK" else "")
     if refused is not None:
         return refused
@@ -76,7 +76,7 @@ def opened(reply: Sequence[Any]) -> Opened | Refusal:
 
 
 def appended(reply: Sequence[Any]) -> Appended:
-    """`append.lua`."""
+    """Convert the reply of `append.lua`."""
     acked, new, through, version, round_, outstanding, settled, entries, size = map(int, reply[2:11])
     return Appended(
         acked_through=acked,
@@ -90,13 +90,13 @@ def appended(reply: Sequence[Any]) -> Appended:
 
 
 def reported(reply: Sequence[Any]) -> tuple[int, Refusal | None]:
-    """`report.lua`."""
+    """Convert the reply of `report.lua`: (last report taken, refusal of the next one or None)."""
     taken = int(reply[1])
     return taken, refusal(reply[0], "closed", taken)
 
 
 def watched(reply: Sequence[Any]) -> Watched:
-    """`watch.lua`."""
+    """Convert the reply of `watch.lua`."""
     refused = refusal(reply[0], _text(reply[1]) if reply[0] != b"OK" else "")
     if refused is not None:
         return Watched(refusal=refused)
@@ -114,13 +114,13 @@ def watched(reply: Sequence[Any]) -> Watched:
 
 
 def publication(version: int, value: bytes) -> Publication:
-    """A value of the hash PUBLICATIONS: "update sha256 size chunks"."""
+    """Convert a value of the hash PUBLICATIONS: "update sha256 size chunks"."""
     update, sha256, size, _chunks = value.decode().split(" ")
     return Publication(version, int(update), sha256, int(size))
 
 
 def status(reply: Sequence[Any]) -> Status:
-    """`status.lua`."""
+    """Convert the reply of `status.lua`."""
     closed, outstanding, entries, learner, flat, rows = reply
     state = {_text(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
@@ -168,7 +168,7 @@ def _session(row: Sequence[Any]) -> SessionRow:
 
 
 def lease(reply: Sequence[Any]) -> Lease:
-    """`acquire.lua`, when it said OK."""
+    """Convert the reply of `acquire.lua` with status OK."""
     epoch, fresh, closed, floor, version, head = map(int, reply[1:7])
     return Lease(
         epoch=epoch,
@@ -182,7 +182,7 @@ def lease(reply: Sequence[Any]) -> Lease:
 
 
 def renewal(reply: Sequence[Any]) -> Renewal:
-    """`renew.lua`, when it said OK."""
+    """Convert the reply of `renew.lua` with status OK."""
     values = [int(value) for value in reply[1:16]]
     closed, desired, revision, checkpoint, size, entries, head, outstanding = values[:8]
     settled, settled_steps, acked, lost, evaluate, rollouts, expired = values[8:]
@@ -215,7 +215,7 @@ def _probe(session: bytes, actor: bytes, answer: bytes) -> ProbeAnswer:
 
 
 def log_entry(entry_id: bytes, values: Mapping[bytes, bytes]) -> LogEntry:
-    """One entry of the stream LOG; an empty header marks the end of a hole."""
+    """Convert one entry of the stream LOG; an empty header marks the end of a hole."""
     return LogEntry(
         number=int(entry_id.partition(b"-")[0]),
         header=parse_header(values[b"h"]) if values[b"h"] else None,
@@ -227,7 +227,7 @@ def log_entry(entry_id: bytes, values: Mapping[bytes, bytes]) -> LogEntry:
 
 
 def report_entry(entry_id: bytes, values: Mapping[bytes, bytes]) -> ReportEntry:
-    """One entry of the stream REPORTS."""
+    """Convert one entry of the stream REPORTS."""
     return ReportEntry(
         number=int(entry_id.partition(b"-")[0]),
         actor_id=_text(values[b"a"]),

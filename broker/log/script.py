@@ -1,7 +1,7 @@
 """The Lua scripts of the run: read from `broker/log/scripts`, one atomic step each.
 
-A script is its file behind the constants of `broker.keys` and the files that its `-- uses:` line
-names. Each file's header tells KEYS, ARGV and reply. Every script that writes begins with
+A script is its file behind the constants of `broker.log.keys` and the files that its `-- uses:` line
+names. Each file's header documents KEYS, ARGV and reply. Every script that writes begins with
 `DEL ABSENT`, so that it also works at `maxmemory`.
 """
 
@@ -15,14 +15,14 @@ from typing import Final
 from broker.log import keys
 
 JUMP: Final = 2**20
-"""How far the allocators leap at least when a log is re-opened.
+"""Least amount by which the allocators advance when a log is opened again.
 
-No number drawn in lost seconds comes again.
+It ensures that a number drawn in lost seconds is never drawn again.
 """
 KEPT_COMMITS: Final = 8
 KEPT_SUPERSEDED: Final = 1024
 MAX_SESSIONS: Final = 8192
-"""Open sessions; every look at the run walks over all of them."""
+"""Bound on open sessions: scripts that read the run's state walk over all of them."""
 KEPT_LOST: Final = 16384
 MAX_SHADOW_ENTRIES: Final = 1024
 MAX_SHADOW_BYTES: Final = 32 * 2**20
@@ -44,7 +44,7 @@ _LIMITS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Source of a script and the SHA-1 by which Redis knows it."""
+    """The source of a script and the SHA-1 by which Redis knows it."""
 
     name: str
     source: str
@@ -53,7 +53,7 @@ class Script:
 
 @cache
 def load(name: str) -> Script:
-    """The script of `broker/log/scripts/NAME.lua`."""
+    """Return the script of `broker/log/scripts/NAME.lua`."""
     body = _read(name)
     parts = "\n".join([*(_read(part) for part in _uses(body)), body])
     source = f"{_constants(parts)}\n{parts}"
@@ -61,7 +61,7 @@ def load(name: str) -> Script:
 
 
 def names() -> list[str]:
-    """Every script, without the shared parts."""
+    """Return the names of all scripts, without the shared parts."""
     folder = files("broker.log") / "scripts"
     found = (entry.name.removesuffix(".lua") for entry in folder.iterdir() if entry.name.endswith(".lua"))
     return sorted(name for name in found if not name.startswith("_"))

@@ -1,8 +1,8 @@
 """The run in Redis as the gRPC services use it (asyncio).
 
-Every method is one round trip of one script (`broker.appends`: several in one). A method either returns a
-reply, refusals included, or raises `StoreUnavailable`: then nobody knows whether the call took effect, and
-repeating it is safe. Nothing is kept in the process: any number of stores share one Redis.
+Every method is one round trip of one script (`broker.log.appends`: several in one). A method either returns
+a reply, refusals included, or raises `StoreUnavailable`: then it is unknown whether the call took effect, and
+repeating it is safe. The process keeps no state: any number of stores share one Redis.
 """
 
 import asyncio
@@ -28,11 +28,14 @@ _RESUBSCRIBE_S: Final = 0.2
 
 
 class StoreUnavailable(Exception):
-    """Redis did not answer, is loading, or refused a write; the message says which."""
+    """Reports that Redis did not answer, is loading, or refused a write; the message says which."""
 
 
 class Store:
-    """See the module. Build with `Store.connect`; close with `aclose`."""
+    """Runs the broker's operations in Redis; every method may raise `StoreUnavailable`.
+
+    Build it with `Store.connect`; close it with `aclose`.
+    """
 
     def __init__(self, client: Any, staging_expiry_s: float) -> None:
         self._redis = client
@@ -47,7 +50,14 @@ class Store:
         tls: TlsFiles | None = None,
         staging_expiry_s: float = STAGING_EXPIRY_S,
     ) -> "Store":
-        """A store on `redis://`, `rediss://` or `unix://`; opens no connection yet."""
+        """Return a store on `redis://`, `rediss://` or `unix://`; opens no connection yet.
+
+        Args:
+            url: of the server.
+            password: of the server, None where it asks for none.
+            tls: certificates for `rediss://`.
+            staging_expiry_s: seconds after which the payloads of an unfinished append expire.
+        """
         return cls(connect_async(url, password, tls), staging_expiry_s)
 
     async def aclose(self) -> None:
@@ -55,14 +65,14 @@ class Store:
         await self._redis.aclose(close_connection_pool=True)
 
     async def open_session(self, actor_id: str, role: Role, owner: str = "") -> Opened | Refusal:
-        """Draw a session number and close the actor's previous session; `owner` is kept beside it.
+        """Draw a session number and close the actor's previous session; `owner` is stored with the new one.
 
-        Refusals: NOT_READY (no specification yet, or the log waits to be re-opened), RUN_CLOSED.
+        Refusals: NOT_READY (no specification yet, or the log waits to be opened again), RUN_CLOSED.
         """
         return replies.opened(await self._run("open_session", actor_id, role.value, owner))
 
     async def owner_of(self, session: int) -> str | None:
-        """Who opened a session that is open; None where none is."""
+        """Return the owner of an open session, None when no such session is open."""
         key = f"{keys.SESSION}{session}"
         value = await self._guarded(lambda: self._redis.execute_command("HGET", key, "owner"))
         return None if value is None else bytes(value).decode()
@@ -72,6 +82,11 @@ class Store:
 
         Refusals for the first fragment not taken: FULL (detail log_bytes, log_entries, staging, pacing,
         closed), GAP(expected), INVALID, EXPIRED, FENCED.
+
+        Args:
+            session: number of the session.
+            acked_through: highest sequence number that the actor knows to be acknowledged.
+            items: the fragments, in order.
         """
         last = items[-1].header.sequence if items else 0
         failpoint("append.sending", last)
@@ -80,15 +95,18 @@ class Store:
         return replies.appended(reply)
 
     async def close_session(self, session: int) -> None:
-        """End a session; its leave goes back to the budget. Safe to repeat."""
+        """End a session; its credit returns to the budget. Safe to repeat."""
         await self._run("close_session", session)
 
     async def report(self, report: Report) -> tuple[int, Refusal | None]:
-        """Keep finished episodes for the learner: (last report taken, why this one was not)."""
+        """Store finished episodes for the learner.
+
+        Returns (last report taken, refusal of the next one or None).
+        """
         return replies.reported(await self._run("report", report.session, report.sequence, report.encode()))
 
     async def watch(self, watch: Watch) -> Watched:
-        """Renew the session, note what it serves, grant leave; never waits."""
+        """Renew the session, note which versions it uses, and grant credit; never waits."""
         answer = ""
         if watch.probe_log_prob:
             answer = json.dumps([watch.applied_version, watch.applied_sha256, list(watch.probe_log_prob)])
@@ -96,28 +114,28 @@ class Store:
         return replies.watched(reply)
 
     async def specification(self) -> bytes | None:
-        """The encoded run specification; None before a learner wrote it."""
+        """Return the encoded run specification; None before a learner wrote it."""
         value = await self._guarded(lambda: self._redis.execute_command("GET", keys.SPECIFICATION))
         return None if value is None else bytes(value)
 
     async def publication(self, version: int) -> Publication | None:
-        """The publication of a version whose bytes are still there, else None."""
+        """Return the publication of a version whose bytes are still stored, else None."""
         value = await self._guarded(
             lambda: self._redis.execute_command("HGET", keys.PUBLICATIONS, str(version))
         )
         return None if value is None else replies.publication(version, value)
 
     async def weights_chunk(self, version: int, index: int) -> bytes | None:
-        """Chunk `index` (of WEIGHT_CHUNK_BYTES) of a version, or None."""
+        """Return chunk `index` (of WEIGHT_CHUNK_BYTES) of a version, or None."""
         chunk = await self._guarded(lambda: self._redis.execute_command("GET", keys.weights(version, index)))
         return None if chunk is None else bytes(chunk)
 
     async def status(self) -> Status:
-        """The run at one moment."""
+        """Return the run at one moment."""
         return replies.status(await self._run("status"))
 
     async def control(self, action: ControlAction, reason: str = "") -> tuple[int, RunState]:
-        """Write the desired state: (revision, state wanted now). STOPPING is not taken back.
+        """Write the desired state; returns (revision, state now wanted). STOPPING cannot be revoked.
 
         Raises Refused(NOT_READY) before a learner took the lease.
         """
@@ -127,10 +145,10 @@ class Store:
         return int(reply[1]), RunState(int(reply[2]))
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield after every change that may end somebody's wait, and once a second in any case.
+        """Yield after every change that may end a wait, and once a second in any case.
 
-        Subscribes again by itself when the connection breaks; what was missed meanwhile is covered
-        by the yield that follows.
+        It subscribes again by itself when the connection breaks; the yield that follows covers missed
+        changes.
         """
         while True:
             try:

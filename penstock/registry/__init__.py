@@ -1,4 +1,7 @@
-"""Which policy versions are kept, which of them serve, and who gets which (SQLAlchemy; no torch)."""
+"""The registry of policy versions.
+
+Which are kept, which serve, and how clients are routed (SQLAlchemy; no torch).
+"""
 
 import logging
 

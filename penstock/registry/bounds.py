@@ -1,4 +1,4 @@
-"""What a canary is held to, and what is said of each episode; `safety` compares the two arms by it.
+"""The bounds of a canary and the outcome of an episode, by which `safety` compares the two arms.
 
 How many episodes of the canary it takes until 95% of drops in return are proved, by the size of the drop in
 deviations of one episode's return, over an `observed_range`, one active episode for each (simulated):
@@ -22,7 +22,7 @@ MAX_WAITING: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What the canary is held to."""
+    """The bounds within which a canary must stay."""
 
     low: float
     high: float
@@ -32,10 +32,10 @@ class Bounds:
     false_alarm: float = 0.05
     """Chance that a canary that equals the active version is withdrawn or promoted."""
     return_margin: float = 0.0
-    """Forgiven, in units of return."""
+    """Drop in return that is tolerated, in units of return."""
     error_margin: float = 0.0
     slow_margin: float = 0.0
-    """Forgiven, as a share of an episode's answers."""
+    """Rise in slow answers that is tolerated, as a share of an episode's answers."""
     max_not_finite: int = 0
     """Answers of the canary that may be not finite."""
     active_per_canary: int = 1
@@ -66,10 +66,10 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One episode, or one request of a client without episodes."""
+    """The outcome of one episode, or of one request of a client without episodes."""
 
     total_return: float | None
-    """Undiscounted; None where no reward was heard of."""
+    """Undiscounted; None where no reward was reported."""
     answers: int
     errors: int = 0
     """Answers that failed or came from the fallback."""
@@ -91,11 +91,12 @@ class Outcome:
 
 
 def observed_range(evaluation: Evaluation) -> tuple[float, float]:
-    """(low, high) of a return from the active version's evaluation.
+    """Return (low, high) of a return from the active version's evaluation.
 
     Four deviations, at least a fifth of the mean.
 
-    Only from what was known before the test: a range that follows the episodes it bounds would void it.
+    The evaluation must be known before the test begins: a range that follows the episodes it bounds would
+    invalidate the test.
     """
     reach = max(4.0 * evaluation.std, 0.2 * abs(evaluation.mean), 1e-6)
     return evaluation.mean - reach, evaluation.mean + reach

@@ -1,7 +1,7 @@
-"""Episodes of one arm in the order in which they began, which `safety` relies on.
+"""Order episodes of one arm by their beginning, as `safety` requires.
 
-Among episodes that run side by side the short ones end first. Where a long life is a good one, the first that
-a new canary's clients end are its worst, and it would be withdrawn though it is as good as the active
+Among episodes that run side by side the short ones end first. Where long episodes are good ones, the first
+that a new canary's clients end are its worst, and it would be withdrawn though it is as good as the active
 version. So an outcome waits until all episodes that began before it have ended. At most `limit` are held;
 then the oldest that still runs is given up, and counted.
 """
@@ -14,7 +14,7 @@ MAX_HELD: Final = 4096
 
 
 class Cohort:
-    """The open episodes of an arm; one thread uses it. Tickets are numbers, given in order."""
+    """Holds the open episodes of an arm; one thread uses it. Tickets are numbers, given in order."""
 
     def __init__(self, limit: int = MAX_HELD) -> None:
         if limit < 1:
@@ -31,19 +31,20 @@ class Cohort:
 
     @property
     def held(self) -> int:
-        """Episodes that run or wait."""
+        """Return the number of episodes that run or wait."""
         return self._begun - self._released
 
     def begin(self) -> int:
-        """The ticket of an episode that begins."""
+        """Return the ticket of an episode that begins."""
         self._begun += 1
         return self._begun - 1
 
     def end(self, ticket: int, outcome: Outcome | None) -> list[Outcome]:
-        """The outcomes whose turn has come, oldest first; None for an episode that is not to count.
+        """Return the outcomes whose turn has come, oldest first.
 
-        Whether it counts must not depend on how it went. A ticket that was given up, or ended before, is
-        ignored; raises ValueError for one that was never given.
+        Whether an episode counts must not depend on how it went. A ticket that was given up, or has ended
+        before, is ignored; raises ValueError for one that was never given. outcome: None for an episode that
+        is not to count.
         """
         if not 0 <= ticket < self._begun:
             raise ValueError(f"ticket={ticket}: {self._begun} were given, from 0 on; use the one of `begin`")

@@ -24,9 +24,9 @@ from penstock.runtime.retry import full_jitter, retry
 T = TypeVar("T")
 
 BUSY_S: Final = 5.0
-"""How long a writer waits for another one."""
+"""Seconds that a writer waits for another one."""
 RETRY_S: Final = 10.0
-"""How long a transaction that loses is tried again."""
+"""Seconds for which a transaction that loses is repeated."""
 CONNECT_S: Final = 5
 
 _LOST = frozenset({"40001", "40P01", "55P03", "23505"})  # serialisation, deadlock, lock, unique
@@ -35,7 +35,7 @@ _DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg", "po
 
 
 def parse_url(url: str) -> URL:
-    """A registry's URL with the driver that serves it; raises ValueError for any other kind."""
+    """Return a registry's URL with the driver that serves it; raises ValueError for any other kind."""
     remedy = "use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
     try:
         parsed = make_url(url)
@@ -50,7 +50,10 @@ def parse_url(url: str) -> URL:
 
 
 def make_engine(url: URL) -> Engine:
-    """An engine whose transactions are serialisable; nothing is connected yet."""
+    """Return an engine whose transactions are serialisable; nothing is connected yet.
+
+    Raises RegistryError.
+    """
     try:
         if url.drivername.startswith("sqlite"):
             return _sqlite_engine(url)
@@ -78,20 +81,20 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
-    """Transactions are ours to begin; readers and the writer do not wait for each other."""
+    """Take control of transactions; readers and the writer do not wait for each other."""
     connection.isolation_level = None
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")  # a promotion that was answered survives a loss of power
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Writers take their turn before they read, so that what they decide on still holds when they write."""
+    """Begin a write with its lock, so that what the transaction reads still holds when it writes."""
     reading = connection.get_execution_options().get("reading", False)
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
 class Database:
-    """Runs functions in transactions. Threads may share it; a fork may not."""
+    """Runs functions in transactions; safe between threads, not across a fork."""
 
     def __init__(self, url: str) -> None:
         parsed = parse_url(url)
@@ -110,19 +113,22 @@ class Database:
         self._never = threading.Event()
 
     def read(self, work: Callable[[Session], T]) -> T:
-        """What `work` returns, from one consistent view; raises Unavailable."""
+        """Return the result of `work`, from one consistent view; raises Unavailable."""
         return self._run(self._reading, work)
 
     def write(self, work: Callable[[Session], T]) -> T:
-        """What `work` returns, committed. It may run several times. Raises Conflict, Unavailable."""
+        """Return the result of `work`, committed; `work` may run several times.
+
+        Raises Conflict, Unavailable.
+        """
         return self._run(self._engine, work)
 
     def migrate(self, work: Callable[[Connection], T]) -> T:
-        """`write` for changes of the tables themselves, which take turns under a lock of their own."""
+        """Run `work` as `write` does, for changes of the tables themselves, under a lock of their own."""
         return self._run(self._migrating, lambda session: work(session.connection()))
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close all connections."""
         self._engine.dispose()
 
     def _run(self, engine: Engine, work: Callable[[Session], T]) -> T:
@@ -155,7 +161,7 @@ class Database:
 
 
 def _lost(error: Exception) -> bool:
-    """Whether a transaction failed because of another one."""
+    """Return whether a transaction failed because of another one."""
     if not isinstance(error, DBAPIError):
         return False
     origin: Any = error.orig

@@ -1,12 +1,12 @@
-"""What the registry refuses. Each message names the field, the value and the remedy.
+"""Errors of the registry. Each message names the field, the value and the remedy.
 
-    RegistryError                 everything here
+    RegistryError                 base of all
       UnknownVersion  LookupError the registry holds no such version
       NotAllowed      ValueError  the version's status, or what serves it, does not admit the change
       DifferentBytes  ValueError  the number is taken by a version with another sha256
       TooManyPinned   ValueError  a policy keeps MAX_PINNED versions already
-      Conflict        ValueError  somebody else changed the same policy at the same time: look, then decide again
-      SchemaMismatch  ValueError  the database has no tables, older ones, or newer ones than this program knows
+      Conflict        ValueError  another caller changed the same policy meanwhile: read again, then decide
+      SchemaMismatch  ValueError  the database has no tables, older ones, or newer ones than this program's
       Unavailable     OSError     the database does not answer: serve what is loaded, try again later
 
 A field that is wrong in itself (a share of 1.5, a name with a space) is a plain ValueError.
@@ -14,32 +14,32 @@ A field that is wrong in itself (a share of 1.5, a name with a space) is a plain
 
 
 class RegistryError(Exception):
-    """Base of everything that the registry refuses."""
+    """Base of all errors of the registry."""
 
 
 class UnknownVersion(RegistryError, LookupError):
-    """The registry holds no such version."""
+    """Reports that the registry holds no such version."""
 
 
 class NotAllowed(RegistryError, ValueError):
-    """The version's status, or what serves it, does not admit the change."""
+    """Reports that the version's status, or what serves it, does not admit the change."""
 
 
 class DifferentBytes(RegistryError, ValueError):
-    """The number names other weights already: numbers are never reused."""
+    """Reports that the number already names other weights: numbers are never reused."""
 
 
 class TooManyPinned(RegistryError, ValueError):
-    """A policy keeps as many versions as it may."""
+    """Reports that a policy keeps as many versions as it may."""
 
 
 class Conflict(RegistryError, ValueError):
-    """Somebody else changed the same policy at the same time."""
+    """Reports that another caller changed the same policy at the same time."""
 
 
 class SchemaMismatch(RegistryError, ValueError):
-    """The tables are not those that this program knows."""
+    """Reports tables of another version than this program's."""
 
 
 class Unavailable(RegistryError, OSError):
-    """The database does not answer."""
+    """Reports that the database does not answer."""

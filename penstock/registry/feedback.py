@@ -1,4 +1,4 @@
-"""Rewards that came too late to be learned from, kept for a reward model under (episode id, step)."""
+"""Rewards that arrived too late for training, stored for a reward model under (episode id, step)."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -10,11 +10,11 @@ from sqlalchemy.orm import Session
 from penstock.registry.models import FeedbackRow
 
 MAX_KEPT: Final = 1_000_000
-"""Of all policies together; the oldest go first."""
+"""Bound over all policies together; the oldest are removed first."""
 
 
 class Feedback(NamedTuple):
-    """One reward. number: rises, never used twice."""
+    """One late reward. number: rises, never used twice."""
 
     number: int
     episode: str
@@ -24,7 +24,7 @@ class Feedback(NamedTuple):
 
 
 def add(session: Session, policy: str, rewards: Sequence[tuple[str, int, float]]) -> None:
-    """Keep rewards (episode id, step, amount)."""
+    """Store rewards (episode id, step, amount)."""
     now = datetime.now(UTC)
     session.add_all(
         FeedbackRow(policy=policy, episode=episode, step=step, amount=amount, time=now)
@@ -36,7 +36,7 @@ def add(session: Session, policy: str, rewards: Sequence[tuple[str, int, float]]
 
 
 def read(session: Session, policy: str, after: int, limit: int) -> tuple[Feedback, ...]:
-    """What came behind number `after`, oldest first."""
+    """Return rewards behind number `after`, oldest first, at most `limit`."""
     wanted = select(FeedbackRow).where(FeedbackRow.policy == policy, FeedbackRow.number > after)
     rows = session.scalars(wanted.order_by(FeedbackRow.number).limit(limit))
     return tuple(Feedback(row.number, row.episode, row.step, row.amount, row.time) for row in rows)

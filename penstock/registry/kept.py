@@ -1,7 +1,4 @@
-"""Which versions are kept.
-
-Registering one, within the bound, and copies of old content under a new number.
-"""
+"""Keep versions: registration within the bound, and copies of old content under a new number."""
 
 from dataclasses import asdict, replace
 from typing import Final
@@ -23,13 +20,14 @@ from penstock.registry.records import (
 )
 
 _WORTH: Final = {Origin.PERIODIC: 0, Origin.IMPORT: 1, Origin.ROLLBACK: 1, Origin.FINAL: 2, Origin.BEST: 3}
-"""The least goes first when room is made."""
+"""Order in which versions are retired when room is made: the least first."""
 
 
 def register(session: Session, new: NewVersion, *, by: str, make_room: bool) -> VersionRow:
-    """Add a candidate; the row that is there when the version is registered.
+    """Add a candidate and return its row, or the row that exists when the version is registered already.
 
-    Raises DifferentBytes, TooManyPinned.
+    Raises DifferentBytes, TooManyPinned. make_room: retire the least valuable version where the bound is
+    reached.
     """
     known = _same(session, new)
     if known is not None:
@@ -44,7 +42,7 @@ def register(session: Session, new: NewVersion, *, by: str, make_room: bool) -> 
 
 
 def record_evaluation(session: Session, row: VersionRow, evaluation: Evaluation, *, by: str) -> None:
-    """Note how a version did; the same result again is not noted twice."""
+    """Record the evaluation of a version; the same result again is recorded once."""
     result = asdict(evaluation)
     if row.evaluation == result:
         return
@@ -53,7 +51,10 @@ def record_evaluation(session: Session, row: VersionRow, evaluation: Evaluation,
 
 
 def serving(session: Session, policy: str) -> VersionRow:
-    """The canary if there is one, else the active version; raises UnknownVersion when nothing serves."""
+    """Return the canary if there is one, else the active version.
+
+    Raises UnknownVersion when there is neither.
+    """
     for status in (Status.CANARY, Status.ACTIVE):
         row = rows.with_status(session, policy, status)
         if row is not None:
@@ -62,7 +63,10 @@ def serving(session: Session, policy: str) -> VersionRow:
 
 
 def awaiting_number(session: Session, policy: str) -> VersionRow | None:
-    """The active version, where a rollback made it active again and its content has no new number yet."""
+    """Return the active version where a rollback restored it.
+
+    Its content has no new number yet.
+    """
     active = rows.with_status(session, policy, Status.ACTIVE)
     if active is None:
         return None
@@ -79,7 +83,7 @@ def awaiting_number(session: Session, policy: str) -> VersionRow | None:
 def copy_of(
     original: VersionRow, version: int, reason: str, *, sha256: str | None, size_bytes: int | None
 ) -> NewVersion:
-    """`original`'s content under a new number."""
+    """Return `original`'s content as a new version under the number `version`."""
     return replace(
         _registered_as(original),
         version=version,
@@ -92,7 +96,7 @@ def copy_of(
 
 
 def restore(session: Session, original: VersionRow, copy: NewVersion, *, reason: str, by: str) -> VersionRow:
-    """Add the copy; it takes over where `original` is active.
+    """Add the copy, which takes over where `original` is active.
 
     Raises NotAllowed, DifferentBytes, TooManyPinned.
     """
@@ -117,7 +121,7 @@ def _registered_as(row: VersionRow) -> NewVersion:
 
 
 def _same(session: Session, new: NewVersion) -> VersionRow | None:
-    """The row of this very version, if it is registered.
+    """Return the row of this very version, if it is registered.
 
     Raises DifferentBytes when the number is another's.
     """
@@ -147,7 +151,7 @@ def _check_room(session: Session, new: NewVersion, *, by: str, make_room: bool) 
 
 
 def _spare(session: Session, policy: str, held: list[VersionRow]) -> list[VersionRow]:
-    """Those of `held` that serve nobody: the rolled back first, then by worth and age."""
+    """Return those of `held` that no client uses: the rolled back first, then by worth and age."""
     named = transitions.named(rows.traffic_row(session, policy))
     idle = [
         row

@@ -1,7 +1,7 @@
 """The tables, as SQLAlchemy maps them; `migrations/` makes them, and a test holds the two together.
 
-That a policy has one active, one canary and one standby version at most is held by partial unique indexes,
-whoever writes. Rows never leave this package: `records` are what others see.
+Partial unique indexes ensure, for every writer, that a policy has at most one active, one canary and one
+standby version. Rows never leave this package: callers receive `records`.
 """
 
 from datetime import UTC, datetime
@@ -42,18 +42,18 @@ class UtcTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """An aware time, as UTC."""
+        """Convert an aware time to UTC."""
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """The same, aware again."""
+        """Mark the stored time as UTC."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 def _words(kind: type[StrEnum], name: str) -> Enum:
-    """A column of an enumeration's values, as text with a check: no type to migrate on PostgreSQL."""
+    """Return a column of an enumeration's values, as text with a check: no type to migrate on PostgreSQL."""
     return Enum(
         kind,
         name=name,
@@ -65,7 +65,7 @@ def _words(kind: type[StrEnum], name: str) -> Enum:
 
 
 class Base(DeclarativeBase):
-    """Of all tables."""
+    """Base of all tables."""
 
     metadata = MetaData(naming_convention=_NAMES)
 
@@ -132,7 +132,7 @@ class TrafficRow(Base):
 
 
 class EventRow(Base):
-    """The audit; rows are only added."""
+    """An event of the audit; rows are only added."""
 
     __tablename__ = "events"
 
@@ -147,7 +147,7 @@ class EventRow(Base):
 
 
 class FeedbackRow(Base):
-    """A reward that came late."""
+    """A reward that arrived late."""
 
     __tablename__ = "feedback"
 
@@ -160,7 +160,7 @@ class FeedbackRow(Base):
 
 
 class RatingRow(Base):
-    """What somebody thinks of a response: a score, or that it is better than another."""
+    """A rating of a response: a score, or a preference over another response."""
 
     __tablename__ = "ratings"
 

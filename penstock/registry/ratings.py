@@ -1,7 +1,7 @@
-"""What people, or programs, think of responses to prompts: feedback for a reward model.
+"""Ratings of responses to prompts, by people or programs: feedback for a reward model.
 
 A rating is a score on the scale of its source, raw, or the statement that a response is better than another
-one to the same prompt. Nothing is normalised or thrown away here.
+one to the same prompt. Ratings are neither normalised nor discarded here.
 """
 
 import math
@@ -23,8 +23,9 @@ class Rating:
     """One rating; exactly one of `score` and `rejected` is given.
 
     prompt: text, or the conversation so far as a list of {"role": …, "content": …}. rejected: the response
-    that `response` is better than. key: what is rated (`thumb`, `helpful`, `safe`, …). source: who says so.
-    conversation: its id at the source, may be "". version: of the policy that responded, None where unknown.
+    that `response` is better than. key: the aspect that is rated (`thumb`, `helpful`, `safe`, …). source: the
+    author of the rating. conversation: its id at the source, may be "". version: of the policy that
+    responded, None where unknown.
     """
 
     prompt: str | Sequence[dict[str, str]]
@@ -52,7 +53,7 @@ class Rating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRating:
-    """A rating as it is kept. number: rises, never used twice."""
+    """A stored rating. number: rises, never used twice."""
 
     number: int
     policy: str
@@ -61,13 +62,13 @@ class KeptRating:
 
 
 def add(session: Session, policy: str, new: Sequence[Rating]) -> None:
-    """Keep ratings."""
+    """Store ratings of responses of a policy."""
     now = datetime.now(UTC)
     session.add_all(_row(policy, rating, now) for rating in new)
 
 
 def read(session: Session, policy: str | None, after: int, limit: int) -> tuple[KeptRating, ...]:
-    """What came behind number `after`, oldest first."""
+    """Return ratings behind number `after`, oldest first, at most `limit`; of all policies when None."""
     wanted = select(RatingRow).where(RatingRow.number > after)
     if policy is not None:
         wanted = wanted.where(RatingRow.policy == policy)

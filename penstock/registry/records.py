@@ -1,4 +1,4 @@
-"""What the registry hands out: frozen records, checked where they are made, without SQLAlchemy.
+"""Records that the registry returns: frozen, checked where they are made, without SQLAlchemy.
 
 A version is kept, or *pinned*, until it is retired: its weights are held and answered for. One that was
 active and made room for the next stays pinned as `standby`, so that a rollback finds its weights.
@@ -34,7 +34,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Status(StrEnum):
-    """Where a version stands."""
+    """The status of a version, as drawn above."""
 
     CANDIDATE = "candidate"
     CANARY = "canary"
@@ -44,7 +44,7 @@ class Status(StrEnum):
 
 
 class Origin(StrEnum):
-    """Why a version was worth keeping."""
+    """The reason for which a version was registered."""
 
     BEST = "best"
     PERIODIC = "periodic"
@@ -54,7 +54,7 @@ class Origin(StrEnum):
 
 
 class Action(StrEnum):
-    """What an event records."""
+    """The kind of an event."""
 
     REGISTERED = "registered"
     EVALUATED = "evaluated"
@@ -66,7 +66,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Undiscounted return over `episodes` evaluation episodes."""
+    """The undiscounted return over `episodes` evaluation episodes."""
 
     mean: float
     std: float
@@ -81,7 +81,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewVersion:
-    """A published weight version that is worth keeping."""
+    """A published weight version to register. Raises ValueError for a field that is wrong in itself."""
 
     policy: str
     version: int
@@ -127,19 +127,19 @@ class PolicyVersion(NewVersion):
 
     status: Status
     standby: bool
-    """Retired but pinned: what a rollback makes active again."""
+    """True for the retired version that stays pinned: a rollback makes it active again."""
     created: datetime
     changed: datetime
 
     @property
     def pinned(self) -> bool:
-        """Whether its weights are held."""
+        """Return whether its weights are held."""
         return self.standby or self.status is not Status.RETIRED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Who of a policy's clients gets which arm; `routing` reads it. Revision 0 was never changed."""
+    """Assignment of a policy's clients to arms, as `routing` reads it. Revision 0 was never changed."""
 
     policy: str
     revision: int = 0
@@ -148,10 +148,10 @@ class Traffic:
     Versions that are only kept leave it as it is.
     """
     experiment: str = "default"
-    """Another name deals the clients anew."""
+    """Name of the experiment; another name assigns the clients independently of the old one."""
     canary_share: float = 0.0
     latest_share: float = 0.0
-    """Of clients that follow the learner; what both shares leave goes to `active`."""
+    """Share of clients that follow the learner; what both shares leave follows `active`."""
     shadow: int | None = None
     """A version that also computes each answer, for the record."""
     pins: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -205,7 +205,7 @@ def check_hash(name: str, value: str) -> str:
 
 
 def check_text(name: str, value: str) -> str:
-    """Return `value`; raises ValueError when it says nothing or is too long."""
+    """Return `value`; raises ValueError when it is empty or too long."""
     if not value.strip() or len(value) > MAX_TEXT_LENGTH:
         raise ValueError(
             f"{name}={value[:80]!r}: say in 1 to {MAX_TEXT_LENGTH} characters what the audit shall show"
@@ -214,7 +214,7 @@ def check_text(name: str, value: str) -> str:
 
 
 def check_client_key(value: str) -> str:
-    """Return `value`; raises ValueError unless it is a key that a client may call itself."""
+    """Return `value`; raises ValueError unless it is a valid client key."""
     if not 1 <= len(value) <= MAX_CLIENT_KEY_LENGTH:
         raise ValueError(f"client key {value[:80]!r}: must have 1 to {MAX_CLIENT_KEY_LENGTH} characters")
     return value

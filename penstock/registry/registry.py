@@ -1,9 +1,9 @@
 """The registry of policy versions: which are kept, which serve, and what was decided about them.
 
-One number space: a row names a weight version. Whoever calls gets frozen records; each method is one
+One number space: a row names a weight version. Callers receive frozen records; each method is one
 transaction, safe between threads and processes, and repeating one that succeeded changes nothing. Calls wait
-for the disk or the network: an event loop runs them in a thread. The registry moves arms and knows no
-weights: who holds them keeps those of `pinned`, and publishes a rollback as a new version
+for the disk or the network: an event loop runs them in a thread. The registry moves arms and stores no
+weights: their holder keeps those of `pinned`, and publishes a rollback as a new version
 (`record_rollback`).
 
     with Registry.open("sqlite:///runs/NAME/registry.sqlite", migrate=True) as registry:
@@ -42,17 +42,23 @@ T = TypeVar("T")
 
 
 class Registry:
-    """An open registry; `open` makes one."""
+    """An open registry; build it with `open`. Every method may raise Unavailable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     @classmethod
     def open(cls, url: str, *, migrate: bool = False) -> Self:
-        """The registry at `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
+        """Return the registry at `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
 
-        With `migrate` its tables are made, or brought up to this program's version. Raises SchemaMismatch for
-        tables that are absent, older (without `migrate`) or newer, Unavailable, ValueError for another URL.
+        Args:
+            url: of the database.
+            migrate: make the tables, or bring them up to this program's version.
+
+        Raises:
+            SchemaMismatch: the tables are absent, older (without `migrate`) or newer.
+            Unavailable: the database does not answer.
+            ValueError: the URL is of another kind.
         """
         database = Database(url)
         if not migrate and database.file is not None and not Path(database.file).exists():
@@ -68,7 +74,7 @@ class Registry:
         return cls(database)
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close all connections."""
         self._database.close()
 
     def __enter__(self) -> Self:
@@ -82,17 +88,24 @@ class Registry:
     # ------------------------------------------------------------ versions
 
     def register(self, new: NewVersion, *, by: str, make_room: bool = False) -> PolicyVersion:
-        """Keep a version, as candidate; the one that is there when it is registered already.
+        """Register a version as candidate; returns the existing record when it is registered already.
 
-        With `make_room` the least of the candidates and the rolled back is retired when MAX_PINNED are kept.
-        Raises DifferentBytes, TooManyPinned, Conflict.
+        Args:
+            new: the version to keep.
+            by: who registers it, for the audit.
+            make_room: retire the least valuable candidate or rolled back version when MAX_PINNED are kept.
+
+        Raises:
+            DifferentBytes: the number is taken by a version with another sha256.
+            TooManyPinned: MAX_PINNED versions are kept, and none may go.
+            Conflict: another caller changed the policy at the same time.
         """
         return self._write(lambda session: kept.register(session, new, by=by, make_room=make_room))
 
     def record_evaluation(
         self, policy: str, version: int, evaluation: Evaluation, *, by: str
     ) -> PolicyVersion:
-        """Note how a version did, in place of what was known; raises UnknownVersion."""
+        """Record the evaluation of a version in place of the one before; raises UnknownVersion."""
 
         def work(session: Session) -> VersionRow:
             row = rows.find(session, policy, version)
@@ -102,11 +115,11 @@ class Registry:
         return self._write(work)
 
     def get(self, policy: str, version: int) -> PolicyVersion:
-        """A version; raises UnknownVersion."""
+        """Return a version; raises UnknownVersion."""
         return self._database.read(lambda session: rows.version_record(rows.find(session, policy, version)))
 
     def list(self, policy: str, status: Status | None = None) -> tuple[PolicyVersion, ...]:
-        """A policy's versions, oldest first."""
+        """Return a policy's versions, oldest first; `status`: only those with it."""
         wanted = select(VersionRow).where(VersionRow.policy == policy).order_by(VersionRow.version)
         if status is not None:
             wanted = wanted.where(VersionRow.status == status)
@@ -115,26 +128,26 @@ class Registry:
         )
 
     def policies(self) -> tuple[str, ...]:
-        """Names of the policies that have versions, sorted."""
+        """Return the names of the policies that have versions, sorted."""
         wanted = select(VersionRow.policy).distinct().order_by(VersionRow.policy)
         return self._database.read(lambda session: tuple(session.scalars(wanted)))
 
     def pinned(self, policy: str) -> tuple[PolicyVersion, ...]:
-        """The versions whose weights must be held, at most MAX_PINNED, oldest first."""
+        """Return the versions whose weights must be held, at most MAX_PINNED, oldest first."""
         return self._database.read(
             lambda session: tuple(rows.version_record(row) for row in rows.pinned(session, policy))
         )
 
     def active(self, policy: str) -> PolicyVersion | None:
-        """The active version."""
+        """Return the active version, None where there is none."""
         return self._one(lambda session: rows.with_status(session, policy, Status.ACTIVE))
 
     def canary(self, policy: str) -> PolicyVersion | None:
-        """The canary."""
+        """Return the canary, None where there is none."""
         return self._one(lambda session: rows.with_status(session, policy, Status.CANARY))
 
     def standby(self, policy: str) -> PolicyVersion | None:
-        """The version that a rollback of the active one makes active again."""
+        """Return the version that a rollback of the active one makes active again, or None."""
         return self._one(lambda session: rows.standby(session, policy))
 
     # ------------------------------------------------------------ transitions
@@ -149,11 +162,20 @@ class Registry:
         to: Status = Status.ACTIVE,
         canary_share: float | None = None,
     ) -> PolicyVersion:
-        """Make a version canary (of `canary_share`, if given) or active.
+        """Make a version canary or active; the old active version becomes the standby.
 
-        The old active one becomes the standby.
+        Args:
+            policy: name of the policy.
+            version: number of a registered version.
+            reason: for the audit.
+            by: who promotes it, for the audit.
+            to: Status.CANARY or Status.ACTIVE.
+            canary_share: share of clients in [0, 1] that the canary gets; None: unchanged.
 
-        Raises UnknownVersion, NotAllowed, Conflict.
+        Raises:
+            UnknownVersion: the version is not registered.
+            NotAllowed: its status does not admit the change.
+            Conflict: another caller changed the policy at the same time.
         """
 
         def work(session: Session) -> VersionRow:
@@ -165,10 +187,22 @@ class Registry:
         return self._write(work)
 
     def rollback(self, policy: str, reason: str, *, by: str, version: int | None = None) -> RolledBack:
-        """Withdraw `version`: the canary, or the active one for its standby. Nobody is sent to it any more.
+        """Withdraw `version`, the canary, or the active version in favour of its standby.
 
-        Without `version` the canary is meant if there is one, else the active one. Who has judged a version
-        must name it: then whoever comes second changes nothing. Raises UnknownVersion, NotAllowed, Conflict.
+        No client gets it any more.
+
+        Args:
+            policy: name of the policy.
+            reason: for the audit.
+            by: who withdraws it, for the audit.
+            version: the version to withdraw; None: the canary if there is one, else the active version. A
+                caller that has judged a version must name it: then the second of two such callers changes
+                nothing.
+
+        Raises:
+            UnknownVersion: the version is not registered, or there is none to withdraw.
+            NotAllowed: it is neither canary nor active, or has no standby.
+            Conflict: another caller changed the policy at the same time.
         """
 
         def work(session: Session) -> RolledBack:
@@ -185,9 +219,9 @@ class Registry:
         return self._database.write(work)
 
     def awaiting_number(self, policy: str) -> PolicyVersion | None:
-        """The active version, where a rollback made it active again and nobody has published its content anew.
+        """Return the active version where a rollback made it active again and its content has no new number.
 
-        Whoever may draw a number does so, and tells by `record_rollback`.
+        A process that may draw version numbers publishes the content again and calls `record_rollback`.
         """
         return self._one(lambda session: kept.awaiting_number(session, policy))
 
@@ -204,9 +238,22 @@ class Registry:
     ) -> PolicyVersion:
         """Register `version`, published with the content of the pinned version `restores`.
 
-        It becomes active where `restores` is, which is then retired; otherwise it is a candidate. `sha256`
-        and `size_bytes` where the bytes are not the same. Raises UnknownVersion, NotAllowed, DifferentBytes,
-        Conflict.
+        It becomes active where `restores` is, which is then retired; otherwise it is a candidate.
+
+        Args:
+            policy: name of the policy.
+            version: the new number.
+            restores: number of the pinned version whose content it has.
+            reason: for the audit.
+            by: who published it, for the audit.
+            sha256: of the new bytes where they differ from the old ones, else None.
+            size_bytes: their size where they differ, else None.
+
+        Raises:
+            UnknownVersion: `restores` is not registered.
+            NotAllowed: `restores` is not pinned.
+            DifferentBytes: `version` is taken by a version with another sha256.
+            Conflict: another caller changed the policy at the same time.
         """
 
         def work(session: Session) -> VersionRow:
@@ -217,9 +264,9 @@ class Registry:
         return self._write(work)
 
     def retire(self, policy: str, version: int, reason: str, *, by: str) -> PolicyVersion:
-        """Let go of a version's weights, also of the standby's.
+        """Release a version's weights, also those of the standby.
 
-        Raises UnknownVersion, NotAllowed, Conflict.
+        Raises UnknownVersion, NotAllowed (it is active, or traffic names it), Conflict.
         """
 
         def work(session: Session) -> VersionRow:
@@ -232,7 +279,7 @@ class Registry:
     # ------------------------------------------------------------ traffic and audit
 
     def traffic(self, policy: str) -> Traffic:
-        """Who gets which arm."""
+        """Return the policy's traffic."""
         return self._database.read(
             lambda session: rows.traffic_record(policy, session.get(TrafficRow, policy))
         )
@@ -240,19 +287,19 @@ class Registry:
     def set_traffic(self, wanted: Traffic, reason: str, *, by: str) -> Traffic:
         """Replace the traffic that was read: `replace(registry.traffic(policy), canary_share=0.1)`.
 
-        Raises Conflict when it was changed since (`wanted.revision` is not the stored one), NotAllowed for a
-        share without a canary or a version that is not held.
+        Returns the new traffic. Raises Conflict when it was changed since (`wanted.revision` is not the
+        stored one), NotAllowed for a share without a canary or a version that is not held.
         """
         return self._database.write(
             lambda session: steering.set_traffic(session, wanted, reason=reason, by=by)
         )
 
     def arms(self, policy: str) -> Arms:
-        """Traffic and arms as they are together at one moment, for `routing`."""
+        """Return traffic and arms as they are together at one moment, for `routing`."""
         return self._database.read(lambda session: steering.arms(session, policy))
 
     def events(self, policy: str, limit: int = 100) -> tuple[Event, ...]:
-        """The newest events of a policy, newest first."""
+        """Return the newest events of a policy, newest first; raises ValueError for a limit out of range."""
         if not 1 <= limit <= MAX_EVENTS:
             raise ValueError(f"limit={limit}: must be between 1 and {MAX_EVENTS}")
         wanted = select(EventRow).where(EventRow.policy == policy).order_by(EventRow.number.desc())
@@ -263,19 +310,19 @@ class Registry:
     # ------------------------------------------------------------ feedback
 
     def add_feedback(self, policy: str, rewards: Sequence[tuple[str, int, float]]) -> None:
-        """Keep rewards (episode id, step, amount) that came too late to be learned from."""
+        """Store rewards (episode id, step, amount) that arrived too late for training."""
         self._database.write(lambda session: feedback.add(session, policy, rewards))
 
     def feedback(self, policy: str, after: int = 0, limit: int = 1000) -> tuple[Feedback, ...]:
-        """Such rewards behind number `after`, oldest first, for a reward model."""
+        """Return such rewards behind number `after`, oldest first, for a reward model."""
         return self._database.read(lambda session: feedback.read(session, policy, after, limit))
 
     def add_ratings(self, policy: str, new: Sequence[Rating]) -> None:
-        """Keep what somebody thinks of responses of a policy; all or none."""
+        """Store ratings of responses of a policy; all or none."""
         self._database.write(lambda session: ratings.add(session, policy, new))
 
     def ratings(self, policy: str | None = None, after: int = 0, limit: int = 1000) -> tuple[KeptRating, ...]:
-        """Such ratings behind number `after`, oldest first; of all policies when None."""
+        """Return such ratings behind number `after`, oldest first; of all policies when None."""
         return self._database.read(lambda session: ratings.read(session, policy, after, limit))
 
     def _one(self, find: Callable[[Session], VersionRow | None]) -> PolicyVersion | None:
@@ -286,5 +333,5 @@ class Registry:
         return self._database.read(work)
 
     def _write(self, change: Callable[[Session], VersionRow]) -> PolicyVersion:
-        """The record of the row that `change` changed, as it was committed."""
+        """Return the record of the row that `change` changed, as it was committed."""
         return self._database.write(lambda session: rows.version_record(change(session)))

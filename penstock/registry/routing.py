@@ -1,7 +1,7 @@
-"""Which version answers a client: the same for one client on every server and after every restart.
+"""Choose the version that answers a client: the same on every server and after every restart.
 
-Nothing is remembered. A client's key and the experiment's name are hashed to a number in [0, 1); the shares
-cut that interval:
+The choice keeps no state. A client's key and the experiment's name are hashed to a number in [0, 1); the
+shares cut that interval:
 
     0          canary_share                    1 − latest_share         1
     ├─ canary ─┼──────────── active ───────────┼──────── latest ────────┤
@@ -24,7 +24,7 @@ _BITS: Final = 53
 
 
 class Arm(StrEnum):
-    """What a client follows."""
+    """The weights that a client follows."""
 
     LATEST = "latest"
     """The learner's newest weights: the only arm that is learned from."""
@@ -35,7 +35,10 @@ class Arm(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arms:
-    """What of a policy serves at one moment: `Registry.arms` reads it in one transaction."""
+    """The versions and the traffic of a policy at one moment.
+
+    `Registry.arms` reads them in one transaction.
+    """
 
     traffic: Traffic
     active: int | None
@@ -46,16 +49,16 @@ class Arms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Who answers, and who computes the answer as well, for the record."""
+    """The version that answers, and the shadow version that also computes the answer, for the record."""
 
     arm: Arm
     version: int | None
-    """None for `latest`: whatever is newest when the answer is computed."""
+    """None for `latest`: the version that is newest when the answer is computed."""
     shadow: int | None = None
 
 
 def position(client_key: str, experiment: str) -> float:
-    """Where a client stands in [0, 1) in an experiment; independent between experiments."""
+    """Return a client's position in [0, 1) in an experiment; independent between experiments."""
     # An experiment's name holds no NUL, so that no two pairs are hashed as the same bytes.
     text = f"{experiment}\0{client_key}".encode("utf-8", "surrogatepass")
     digest = hashlib.sha256(text).digest()
@@ -63,7 +66,7 @@ def position(client_key: str, experiment: str) -> float:
 
 
 def route(arms: Arms, client_key: str) -> Route:
-    """Who answers this client; raises ValueError for a key that is empty or too long."""
+    """Return the route of a client; raises ValueError for a key that is empty or too long."""
     pin = arms.traffic.pins.get(check_client_key(client_key))
     if pin is not None and pin in arms.pinned:
         return Route(arm=Arm.PINNED, version=pin, shadow=_shadow(arms, pin))
@@ -71,7 +74,7 @@ def route(arms: Arms, client_key: str) -> Route:
 
 
 def assign(traffic: Traffic, client_key: str) -> Arm:
-    """The arm that the shares give a client."""
+    """Return the arm that the shares assign to a client."""
     place = position(client_key, traffic.experiment)
     if place < traffic.canary_share:
         return Arm.CANARY
@@ -80,7 +83,7 @@ def assign(traffic: Traffic, client_key: str) -> Arm:
 
 
 def follow(arms: Arms, arm: Arm) -> Route:
-    """Who answers on an arm, also when it has no version of its own."""
+    """Return the route of an arm, also when it has no version of its own."""
     if arm is Arm.CANARY and arms.canary is not None:
         return Route(arm=arm, version=arms.canary, shadow=_shadow(arms, arms.canary))
     if arm is not Arm.LATEST and arms.active is not None:
@@ -89,7 +92,7 @@ def follow(arms: Arms, arm: Arm) -> Route:
 
 
 def exactly(arms: Arms, version: int) -> Route:
-    """The route of a request that names its version; raises UnknownVersion when it is not held."""
+    """Return the route of a request that names its version; raises UnknownVersion when it is not held."""
     if version not in arms.pinned:
         held = ", ".join(map(str, sorted(arms.pinned))) or "none"
         raise UnknownVersion(f"version={version} of policy={arms.traffic.policy!r} is not held; held: {held}")
@@ -97,6 +100,6 @@ def exactly(arms: Arms, version: int) -> Route:
 
 
 def _shadow(arms: Arms, answering: int | None) -> int | None:
-    """The shadow version, unless it is the one that answers."""
+    """Return the shadow version, unless it is the one that answers."""
     shadow = arms.traffic.shadow
     return shadow if shadow in arms.pinned and shadow != answering else None

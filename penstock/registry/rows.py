@@ -1,4 +1,4 @@
-"""Rows to records and back, and the two things that every change does: audit it, raise the revision."""
+"""Convert rows to records and back; audit changes and raise the revision of the traffic."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -24,7 +24,7 @@ from penstock.registry.records import (
 
 
 def version_row(new: NewVersion, status: Status, now: datetime) -> VersionRow:
-    """A row for a version that is not registered yet."""
+    """Return a row for a version that is not registered yet."""
     return VersionRow(
         policy=new.policy,
         version=new.version,
@@ -45,7 +45,7 @@ def version_row(new: NewVersion, status: Status, now: datetime) -> VersionRow:
 
 
 def version_record(row: VersionRow) -> PolicyVersion:
-    """The record of a row."""
+    """Return the record of a row."""
     return PolicyVersion(
         policy=row.policy,
         version=row.version,
@@ -66,7 +66,7 @@ def version_record(row: VersionRow) -> PolicyVersion:
 
 
 def traffic_record(policy: str, row: TrafficRow | None) -> Traffic:
-    """The record of a row; that of a policy whose traffic was never changed when there is none."""
+    """Return the record of a row; without one, that of a policy whose traffic was never changed."""
     if row is None:
         return Traffic(policy=policy)
     return Traffic(
@@ -82,7 +82,7 @@ def traffic_record(policy: str, row: TrafficRow | None) -> Traffic:
 
 
 def event_record(row: EventRow) -> Event:
-    """The record of a row."""
+    """Return the record of a row."""
     return Event(
         number=row.number,
         policy=row.policy,
@@ -96,7 +96,7 @@ def event_record(row: EventRow) -> Event:
 
 
 def find(session: Session, policy: str, version: int) -> VersionRow:
-    """The row of a version; raises UnknownVersion."""
+    """Return the row of a version; raises UnknownVersion."""
     row = session.get(VersionRow, (policy, version))
     if row is None:
         raise UnknownVersion(
@@ -107,26 +107,26 @@ def find(session: Session, policy: str, version: int) -> VersionRow:
 
 
 def with_status(session: Session, policy: str, status: Status) -> VersionRow | None:
-    """The row of the one version that is active or canary."""
+    """Return the row of the one version that is active or canary."""
     wanted = select(VersionRow).where(VersionRow.policy == policy, VersionRow.status == status)
     return session.scalars(wanted).one_or_none()
 
 
 def standby(session: Session, policy: str) -> VersionRow | None:
-    """The row of the version that a rollback makes active again."""
+    """Return the row of the version that a rollback makes active again."""
     wanted = select(VersionRow).where(VersionRow.policy == policy, VersionRow.standby)
     return session.scalars(wanted).one_or_none()
 
 
 def pinned(session: Session, policy: str) -> list[VersionRow]:
-    """Rows of the versions whose weights are held, oldest first."""
+    """Return the rows of the versions whose weights are held, oldest first."""
     held = (VersionRow.status != Status.RETIRED) | VersionRow.standby
     wanted = select(VersionRow).where(VersionRow.policy == policy, held)
     return list(session.scalars(wanted.order_by(VersionRow.version)))
 
 
 def traffic_row(session: Session, policy: str) -> TrafficRow:
-    """The row of a policy's traffic, made when there is none; its revision is not raised."""
+    """Return the row of a policy's traffic, made when it is missing; its revision is not raised."""
     row = session.get(TrafficRow, policy)
     if row is None:
         first = Traffic(policy=policy)
@@ -145,7 +145,7 @@ def traffic_row(session: Session, policy: str) -> TrafficRow:
 
 
 def raise_revision(row: TrafficRow) -> None:
-    """Tell whoever follows this policy that its arms or its traffic changed."""
+    """Raise the revision, so that processes that follow this policy read its arms and traffic again."""
     row.revision += 1
     row.changed = now()
 
@@ -160,7 +160,7 @@ def audit(
     reason: str,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add a line to the audit; raises ValueError when nobody is named."""
+    """Add a line to the audit; raises ValueError when `by` is empty."""
     session.add(
         EventRow(
             policy=policy,
@@ -175,5 +175,5 @@ def audit(
 
 
 def now() -> datetime:
-    """The time, in UTC."""
+    """Return the time, in UTC."""
     return datetime.now(UTC)

@@ -34,17 +34,17 @@ BETS: Final = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 
 
 class Verdict(StrEnum):
-    """What to do with the canary."""
+    """The decision about the canary."""
 
     GO_ON = "go_on"
     WITHDRAW = "withdraw"
     PROMOTE = "promote"
     UNDECIDED = "undecided"
-    """The horizon has come without proof for either: it stays with whoever promoted the canary."""
+    """The horizon has come without proof for either: the decision is left to the canary's operator."""
 
 
 class Cause(StrEnum):
-    """What a verdict rests on."""
+    """The observation on which a verdict rests."""
 
     LOWER_RETURN = "lower_return"
     ERRORS = "errors"
@@ -60,7 +60,7 @@ SHARES: Final = {
     Cause.LATENCY: 0.2,
     Cause.HIGHER_RETURN: 0.2,
 }
-"""Of the false alarm rate, for each process, in the order of `State.wealth`."""
+"""Share of the false alarm rate of each process, in the order of `State.wealth`."""
 
 
 Sample = tuple[float | None, float, float]
@@ -69,7 +69,7 @@ Sample = tuple[float | None, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """All that the test remembers."""
+    """The whole state of the test."""
 
     canary_episodes: int = 0
     active_episodes: int = 0
@@ -84,12 +84,12 @@ class State:
     """None as long as the verdict is to go on."""
 
     def evidence(self, cause: Cause) -> float:
-        """W_n of one process: against 1, how much the pairs speak for it."""
+        """Return W_n of one process: against 1, how strongly the pairs speak for it."""
         bets = self.wealth[list(SHARES).index(cause)]
         return sum(bets) / len(bets)
 
     def explain(self) -> str:
-        """One line for the audit."""
+        """Return one line for the audit."""
         said = ", ".join(f"{cause.value} {self.evidence(cause):.3g}" for cause in SHARES)
         why = f" for {self.cause.value}" if self.cause else ""
         return (
@@ -99,7 +99,14 @@ class State:
 
 
 def observe(state: State, bounds: Bounds, outcome: Outcome, *, canary: bool) -> State:
-    """The state after one more episode of the canary or of the active version; a verdict is final."""
+    """Return the state after one more episode; a verdict is final.
+
+    Args:
+        state: the state so far.
+        bounds: those of the test, the same for all its episodes.
+        outcome: of the episode; those of an arm come in the order in which their episodes began.
+        canary: whether it is the canary's episode, else the active version's.
+    """
     if state.verdict is not Verdict.GO_ON:
         return state
     sample = _sample(bounds, outcome)
@@ -119,12 +126,12 @@ def observe(state: State, bounds: Bounds, outcome: Outcome, *, canary: bool) -> 
 
 
 def to_json(state: State) -> str:
-    """For a store."""
+    """Return the state as JSON text."""
     return json.dumps(asdict(state), allow_nan=False)
 
 
 def from_json(text: str) -> State:
-    """Back; raises ValueError for a text that is no state of these BETS."""
+    """Return the state of such a text; raises ValueError for a text that is no state of these BETS."""
     try:
         fields = json.loads(text)
         wealth = tuple(tuple(map(float, bets)) for bets in fields.pop("wealth"))
@@ -174,7 +181,7 @@ def _compare(state: State, bounds: Bounds) -> State:
 
 
 def _differences(canary: Sample, active: tuple[Sample, ...]) -> tuple[float | None, ...]:
-    """X of each process in the order of SHARES; None where either side's return is not known."""
+    """Return x of each process in the order of SHARES; None where either side's return is not known."""
     count = len(active)
     errors = canary[1] - sum(sample[1] for sample in active) / count
     slow = canary[2] - sum(sample[2] for sample in active) / count
@@ -186,7 +193,7 @@ def _differences(canary: Sample, active: tuple[Sample, ...]) -> tuple[float | No
 
 
 def _bet(wealth: tuple[float, ...], worse: float | None, margin: float) -> tuple[float, ...]:
-    """One factor of W for each bet."""
+    """Return `wealth` after one more factor of W for each bet."""
     if worse is None:
         return wealth
     gain = (worse - margin) / (1.0 + margin)

@@ -1,4 +1,4 @@
-"""The version of the tables: brought up to this program's, or refused when it is another one."""
+"""Bring the tables to this program's version, or refuse them when they are of another one."""
 
 import threading
 from pathlib import Path
@@ -18,11 +18,11 @@ _LOCK: Final = 0x70656E73
 """PostgreSQL's advisory lock under which the tables change: several processes may open a registry at once."""
 
 _ONE_AT_A_TIME = threading.Lock()
-"""Alembic keeps what it works on in globals of the process."""
+"""Alembic keeps its state in globals of the process, so that one thread at a time may migrate."""
 
 
 def configuration(connection: Connection | None = None) -> Config:
-    """Alembic's, on an open connection; `alembic revision` works with the same folder."""
+    """Return alembic's configuration on an open connection; `alembic revision` works with the same folder."""
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     return config

@@ -1,4 +1,4 @@
-"""A policy's traffic, and its arms as they stand together."""
+"""Read and replace a policy's traffic, and read its arms in the same view."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from penstock.registry.routing import Arms
 
 
 def arms(session: Session, policy: str) -> Arms:
-    """Traffic and arms, from one view of the database."""
+    """Return traffic and arms, from one view of the database."""
     held = rows.pinned(session, policy)
     by_status = {row.status: row.version for row in held}
     return Arms(
@@ -24,7 +24,7 @@ def arms(session: Session, policy: str) -> Arms:
 
 
 def set_traffic(session: Session, wanted: Traffic, *, reason: str, by: str) -> Traffic:
-    """Replace the traffic; as it is now. Raises Conflict, NotAllowed."""
+    """Replace the traffic and return the new one. Raises Conflict, NotAllowed."""
     row = rows.traffic_row(session, wanted.policy)
     if _settings(rows.traffic_record(wanted.policy, row)) == _settings(wanted):
         return rows.traffic_record(wanted.policy, row)
@@ -70,7 +70,7 @@ def _check_versions(now: Arms, wanted: Traffic) -> None:
 
 
 def _settings(traffic: Traffic) -> dict[str, Any]:
-    """What an operator sets, as the row holds it."""
+    """Return the fields that an operator sets, as the row holds them."""
     return {
         "experiment": traffic.experiment,
         "canary_share": traffic.canary_share,

@@ -1,7 +1,8 @@
-"""How a version's status changes, each within the caller's transaction: promote, roll back, retire.
+"""Change a version's status within the caller's transaction: promote, roll back, retire.
 
-Each change of what serves raises the traffic's revision, so that one number tells whoever follows a policy.
-Statuses are written one after the other (flush): the database admits one active version even in between.
+Each change of what serves raises the traffic's revision, so that one number notifies every process that
+follows a policy. Statuses are written one after the other (flush): the database admits one active version
+even in between.
 """
 
 from dataclasses import dataclass
@@ -22,11 +23,11 @@ _PROMOTABLE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledBack:
-    """What a rollback did."""
+    """The result of a rollback."""
 
     withdrawn: PolicyVersion
     active: PolicyVersion | None
-    """What is active now; its content is what a learner publishes as a new version."""
+    """The version that is active now; a learner publishes its content as a new version."""
 
 
 def promote(
@@ -55,7 +56,8 @@ def promote(
 def rollback(session: Session, row: VersionRow, *, reason: str, by: str) -> None:
     """Withdraw the canary, or the active version for the one before it; raises NotAllowed.
 
-    A version that was withdrawn already stays so, unaudited: whoever comes second changes nothing.
+    Withdrawing a version again changes nothing and is not audited, so that of two callers only the first
+    acts.
     """
     if row.status is Status.ROLLED_BACK:
         return
@@ -94,7 +96,7 @@ def replace_by_copy(
 
 
 def retire(session: Session, row: VersionRow, *, reason: str, by: str) -> None:
-    """Let go of a version's weights; raises NotAllowed while it is active or traffic names it."""
+    """Release a version's weights; raises NotAllowed while it is active or traffic names it."""
     if row.status is Status.RETIRED and not row.standby:
         return
     if row.status is Status.ACTIVE:
@@ -116,7 +118,7 @@ def retire(session: Session, row: VersionRow, *, reason: str, by: str) -> None:
 
 
 def named(traffic: TrafficRow) -> frozenset[int]:
-    """Versions that the traffic names itself, beside the arms."""
+    """Return the versions that the traffic names itself, beside the arms."""
     shadow = () if traffic.shadow is None else (traffic.shadow,)
     return frozenset((*shadow, *traffic.pins.values()))
 
@@ -147,7 +149,7 @@ def _refuse_second_canary(session: Session, policy: str) -> None:
 
 
 def _make_room_for_active(session: Session, successor: VersionRow) -> None:
-    """The active version becomes the standby, and the standby of before is let go."""
+    """Make the active version the standby, and release the standby of before."""
     standby = rows.standby(session, successor.policy)
     if standby is not None:
         standby.standby = False
@@ -163,7 +165,7 @@ def _change(session: Session, row: VersionRow, to: Status, reason: str, *, stand
 
 
 def _leave_traffic(traffic: TrafficRow, version: int, *, was_canary: bool) -> None:
-    """No client is sent to `version` any more."""
+    """Remove `version` from the traffic, so that no client is sent to it any more."""
     if was_canary:
         traffic.canary_share = 0.0
     if traffic.shadow == version:

@@ -1,13 +1,13 @@
-"""The weights of registered versions as files of a run's folder, so that they can be served without a broker.
+"""Weights of registered versions as files of a run's folder, so that they can be served without a broker.
 
-    runs/NAME/registry.sqlite                 which versions there are (unless `serving.registry` names another)
+    runs/NAME/registry.sqlite                 the versions (unless `serving.registry` names another one)
     runs/NAME/policies/VERSION.safetensors    the bytes of each that is kept
     runs/NAME/policies/policy.json            the run's specification, from its start on
     runs/NAME/policies/learner.lock           held by the learner of the run while it lives
 
 A file is written whole and on disk before its version is registered, and its digest stands in the registry:
-what does not match it is never handed out. One process writes here at a time, the learner or, when it is
-gone, whoever holds the lock. Loads neither torch nor SQLAlchemy.
+bytes that do not match it are never returned. One process writes here at a time, the learner or, when it has
+ended, the holder of the lock. Loads neither torch nor SQLAlchemy.
 """
 
 import base64
@@ -27,12 +27,15 @@ _LOCK: Final = "learner.lock"
 
 
 def registry_url(run_dir: Path, configured: str = "") -> str:
-    """URL of a run's registry: `serving.registry`, or where that is empty a file of the run's folder."""
+    """Return the URL of a run's registry.
+
+    `configured` (`serving.registry`), or where that is empty a file of the folder.
+    """
     return configured or f"sqlite:///{run_dir.resolve() / 'registry.sqlite'}"
 
 
 def path_of(run_dir: Path, version: int) -> Path:
-    """Where the weights of a version lie."""
+    """Return the path of the weights of a version."""
     return run_dir / FOLDER / f"{version}{_SUFFIX}"
 
 
@@ -42,7 +45,15 @@ def write_kept(run_dir: Path, version: int, blob: bytes) -> None:
 
 
 def read_kept(run_dir: Path, version: int, sha256: str) -> bytes:
-    """The weights of a version; raises ValueError that says what is missing or damaged."""
+    """Return the weights of a version as safetensors bytes.
+
+    Raises ValueError that says what is missing or damaged.
+
+    Args:
+        run_dir: folder of the run.
+        version: number of the version.
+        sha256: digest from the registry, lower-case hexadecimal, which the bytes must match.
+    """
     path = path_of(run_dir, version)
     try:
         blob = path.read_bytes()
@@ -61,7 +72,7 @@ def read_kept(run_dir: Path, version: int, sha256: str) -> bytes:
 
 
 def kept_files(run_dir: Path) -> set[int]:
-    """Numbers of the versions whose weights lie here."""
+    """Return the numbers of the versions whose weights lie here."""
     stems = (path.name.removesuffix(_SUFFIX) for path in (run_dir / FOLDER).glob(f"*{_SUFFIX}"))
     return {int(stem) for stem in stems if stem.isdecimal()}
 
@@ -72,13 +83,16 @@ def forget_kept(run_dir: Path, version: int) -> None:
 
 
 def forget_unfinished(run_dir: Path) -> None:
-    """Remove what a crash left half-written."""
+    """Remove files that a crash left half-written."""
     for path in (run_dir / FOLDER).glob(f"*{_SUFFIX}.tmp"):
         path.unlink(missing_ok=True)
 
 
 def read_specification(run_dir: Path) -> RunSpecification:
-    """The specification of a run, also of one that goes on; raises ValueError that says what is missing."""
+    """Return the specification of a run, also of one that goes on.
+
+    Raises ValueError that says what is missing.
+    """
     path = run_dir / FOLDER / DESCRIPTION
     try:
         encoded = json.loads(path.read_bytes())["specification"]
@@ -92,9 +106,9 @@ def read_specification(run_dir: Path) -> RunSpecification:
 
 
 def hold(run_dir: Path) -> IO[str] | None:
-    """Be the one who writes here, until the file returned is closed.
+    """Lock the folder for writing until the returned file is closed.
 
-    None while a learner of the run lives.
+    Returns None while a learner of the run lives.
     """
     folder = run_dir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)

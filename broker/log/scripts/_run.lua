@@ -10,9 +10,9 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- By how much allocators leap past what was drawn in the seconds that a Redis has lost. It may lose the leap
--- as well, and the learner with it: the next leap begins at the same number and must not meet the first one,
--- so it depends on the time. 64 in a millisecond are more than can be drawn in it.
+-- Returns the distance by which allocators leap past the numbers drawn in the seconds that a Redis has lost.
+-- It may lose the leap as well, and the learner with it: the next leap begins at the same number and must not
+-- meet the first one, so it depends on the time. 64 in a millisecond are more than can be drawn in it.
 local function leap()
   return JUMP + (now_ms() % 2 ^ 20) * 64
 end
@@ -32,7 +32,7 @@ local function is_closed()
   return redis.call('HGET', STATE, 'redis_run_id') ~= now
 end
 
--- Why a learner with this epoch may not write; nil when it may. A Redis that went back in time may
+-- Returns why a learner with this epoch may not write; nil when it may. A Redis that went back in time may
 -- hold an older epoch than the true lease holder's: that is CLOSED, not FENCED.
 local function fence(epoch)
   local stored = numbers(STATE, 'epoch')
@@ -42,14 +42,14 @@ local function fence(epoch)
   if mine ~= stored then return 'FENCED' end
 end
 
--- Notes for audits what a Redis that went back in time has lost, unless the lineage or the log has it:
+-- Records for audits what a Redis that went back in time has lost, unless the lineage or the log has it:
 -- "fragments SESSION FIRST LAST" (LAST '+': all that follow) or "sessions FIRST LAST".
 local function note_lost(kind, ...)
   redis.call('RPUSH', LOST, table.concat({kind, ...}, ' '))
   redis.call('LTRIM', LOST, -KEPT_LOST, -1)
 end
 
--- Wakes everybody who waits.
+-- Wakes every waiting call.
 local function changed()
   redis.call('PUBLISH', CHANGED, '')
 end

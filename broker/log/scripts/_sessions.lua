@@ -6,7 +6,7 @@ local function close_session(session)
   local actor = redis.call('HGET', SESSION .. session, 'actor')
   if not actor then return false end
   local sequence, returned = numbers(SESSION .. session, 'sequence', 'returned')
-  -- Nobody has told how far it was when Redis went back, and nobody will; also before the log is open again.
+  -- Its actor has not reported its position since Redis went back, and will not; also before the log opens.
   if returned == 1 or is_closed() then note_lost('fragments', session, int(sequence + 1), '+') end
   if redis.call('HGET', ACTORS, actor) == session then
     redis.call('HDEL', ACTORS, actor)
@@ -31,7 +31,7 @@ local function expire_sessions(now)
   return #stale
 end
 
--- Why there is no service for this session; nil when there is.
+-- Returns why this session is refused; nil when it is not.
 local function refuse_session(session)
   if redis.call('EXISTS', SESSION .. session) == 1 then return nil end
   if redis.call('ZSCORE', SUPERSEDED, session) then return 'FENCED' end

@@ -24,7 +24,7 @@ local steps = role == 2 and outstanding() or 0
 local function catch_up()
   redis.call('HDEL', row, 'returned')
   local claimed = actor_acked - sequence
-  -- Nobody had more in the log than fits into it: such a claim would only spoil the books.
+  -- No session can have more in the log than fits into it: such a claim would only falsify the accounts.
   if claimed > 0 and claimed <= max_entries then
     note_lost('fragments', session, int(sequence + 1), int(actor_acked))
     acked, lost, sequence, rewound = acked + claimed, lost + claimed, actor_acked, true

@@ -1,5 +1,5 @@
--- Says which versions the registry keeps: their bytes stay, those of versions that it kept before go. A
--- number that is registered is never drawn again, and whoever watches learns the revision of the traffic.
+-- Sets which versions the registry keeps: their bytes stay, those of other versions are removed. A number
+-- that is registered is never drawn again, and sessions that watch learn the revision of the traffic.
 -- ARGV: epoch, traffic revision, highest number registered, versions that are kept ...
 -- Reply: {'OK', kept versions whose bytes are not here ...} or {'FENCED' | 'CLOSED'}.
 -- uses: run, weights

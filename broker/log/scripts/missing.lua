@@ -1,4 +1,4 @@
--- Why an entry or its payload is not there.
+-- Returns why an entry or its payload is missing.
 -- ARGV: epoch, number. Reply: {'TRIMMED' | 'LOST'} or {'FENCED' | 'CLOSED'}.
 -- uses: run
 local refused = fence(ARGV[1])

@@ -1,4 +1,4 @@
--- What the learner says of itself.
+-- Stores the learner's report of itself.
 -- ARGV: epoch, JSON. Reply: {'OK'} or {'FENCED' | 'CLOSED'}.
 -- uses: run
 redis.call('DEL', ABSENT)

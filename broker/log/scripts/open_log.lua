@@ -54,7 +54,7 @@ local function raise_sequences()
   end
 end
 
--- Checkpoint ids rise. Whoever resumes may know a commit that is older than those kept here.
+-- Checkpoint ids rise. A learner that resumes may know a commit that is older than those kept here.
 local function raise_commits()
   local ids, texts = {}, {}
   local function add(commit)
@@ -125,7 +125,7 @@ redis.call('HSET', STATE, 'run', ARGV[3], 'holder', ARGV[4], 'epoch', epoch, 'le
   'opened_ms', now, 'opened_by', ARGV[2],
   'redis_run_id', string.match(redis.call('INFO', 'server'), 'run_id:(%x+)'))
 if position then
-  -- Nobody waits for the evaluations that the learner before had asked for.
+  -- No learner waits any more for the evaluations that the one before had asked for.
   redis.call('HSET', STATE, 'evaluate_version', 0)
   redis.call('DEL', PINS)
 end

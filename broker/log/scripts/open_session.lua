@@ -13,7 +13,7 @@ if desired == 3 then return {'RUN_CLOSED', 'the run is stopping'} end
 
 local previous = redis.call('HGET', ACTORS, actor)
 if previous then
-  -- Whoever is known by name keeps its session until it ends: nobody else takes the actor's name over.
+  -- An identity keeps its session until it ends: no other identity takes the actor's name over.
   local owner = redis.call('HGET', SESSION .. previous, 'owner') or ''
   if owner ~= '' and owner ~= ARGV[3] then
     expire_sessions(now_ms())
@@ -40,7 +40,7 @@ redis.call('HSET', ACTORS, actor, session)
 if role == 1 then redis.call('SADD', ROLLOUTS, session) end
 open_round()
 grant(session, outstanding())
--- One session more gives nobody what they wait for; leave that comes back does, and a round that opens.
+-- A new session ends no other call's wait; credit that returns to the budget does, and a round that opens.
 if previous or expired > 0 or numbers(STATE, 'lock_step') == 1 then changed() end
 
 local salt = (previous or number > 0 or reopened > 0) and tonumber(session) or 0

@@ -1,4 +1,5 @@
--- Lets the next learner in at once. A stop that was asked for is done: a learner that begins now goes on.
+-- Gives the lease back, so that the next learner need not wait. A stop that was asked for is completed: a
+-- learner that begins now continues the run.
 -- ARGV: epoch. Reply: {'OK'} also when the lease was lost already.
 -- uses: run
 redis.call('DEL', ABSENT)

@@ -1,4 +1,4 @@
--- Whether every session on a round's roster has appended or is closed.
+-- Tells whether every session on a round's roster has appended or is closed.
 -- ARGV: epoch, round. Reply: {'OK', 0 or 1} or {'FENCED' | 'CLOSED'}.
 -- uses: run
 local refused = fence(ARGV[1])

@@ -1,4 +1,4 @@
--- Forgets entries up to the trim floor, at most so many per call (a script blocks everybody).
+-- Removes entries up to the trim floor, at most so many per call (a script blocks every other call).
 -- ARGV: epoch, most entries. Reply: {'OK', entries left to forget} or {'FENCED' | 'CLOSED'}.
 -- uses: run, leave
 redis.call('DEL', ABSENT)

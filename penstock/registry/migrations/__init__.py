@@ -1,1 +1,1 @@
-"""What brings the tables of a registry from one version to the next (alembic)."""
+"""Migrations of a registry's tables from one version to the next (alembic)."""

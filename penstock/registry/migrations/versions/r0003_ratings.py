@@ -1,4 +1,4 @@
-"""What people think of responses: scores, and which of two is better."""
+"""Ratings of responses: scores, and preferences between two responses."""
 
 import sqlalchemy as sa
 from alembic import op
