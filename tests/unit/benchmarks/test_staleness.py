@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import staleness
+from benchmarks.proof_records import RESULTS
 
 
 @pytest.mark.parametrize("task", staleness.TASKS)
@@ -19,7 +20,7 @@ def test_a_run_whose_experience_lags_is_measured_and_drawn(task: str, tmp_path: 
 
 def test_every_run_that_is_checked_in_is_one_of_the_ablation(tmp_path: Path) -> None:
     """Both objectives, every staleness, every seed, once; an absent file holds nothing."""
-    held = staleness.read(staleness.RESULTS / "staleness.jsonl")
+    held = staleness.read(RESULTS / "staleness.jsonl")
     assert held
     assert held.keys() <= set(staleness.keys())
     assert len(staleness.keys()) == len(set(staleness.keys())) == 2 * 2 * 7 * 3
