@@ -1,0 +1,186 @@
+"""Every tutorial is tried as it is written: its files are made and its commands run, in order, in one folder.
+
+The word behind the language of a block, which a reader of the page does not see, says how a block is tried:
+
+    python               the first line is "# PATH": the file is written, later commands use it
+    diff                 applied to the source with `patch`
+    sh                   runs to its end with exit status 0
+    sh server            goes on until the next server starts or the page ends; then Ctrl-C stops it
+    sh interrupt         Ctrl-C stops it as soon as it trains; exit status 130
+    sh setup             the installation, which the tests have behind them
+
+The tutorial of an algorithm changes the source, so it runs in a copy of it.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from penstock import PolicyClient
+from tests.integration.training import PATIENCE_S
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+ADDRESS: Final = "127.0.0.1:50052"
+"""Where the pages serve; the tests use a socket in the folder of the page instead, which no other test has."""
+SOURCE: Final = ("penstock", "broker", "actor", "learner", "workloads", "launch")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    mark: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    found = re.findall(r"^```(\w*) ?(\w*)\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [Block(*parts) for parts in found]
+
+
+class Reader:
+    """Someone who does what a page says, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._address = f"unix:{folder}/s"
+        self._server: subprocess.Popen[str] | None = None
+        self.output = ""
+        """What the commands printed, those of servers left out."""
+
+    def follow(self, page: Path) -> None:
+        """Do all of it."""
+        for block in blocks(page):
+            text = block.text.replace(ADDRESS, self._address)
+            match block.language, block.mark:
+                case "python", "":
+                    self._write(text)
+                case "diff", "":
+                    self._run("patch -p1", text)
+                case "sh", "":
+                    self.output += self._run(text)
+                case "sh", "server":
+                    self._serve(text)
+                case "sh", "interrupt":
+                    self._interrupt(text)
+                case ("sh", "setup") | ("", ""):
+                    pass
+                case _:
+                    pytest.fail(f"{page.name}: a block of {block.language!r} {block.mark!r}")
+
+    def summary(self, run: str) -> dict[str, Any]:
+        """`summary.json` of a run of the page."""
+        return dict(json.loads((self._folder / "runs" / run / "summary.json").read_text()))
+
+    def close(self) -> None:
+        """Stop the server that runs, as Ctrl-C does."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGINT)
+        try:
+            _, err = server.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            raise
+        assert server.returncode in (0, 130), err
+
+    def _write(self, text: str) -> None:
+        name = re.match(r"# ([\w/]+\.py)\n", text)
+        assert name is not None, f"the first line names no file: {text[:40]!r}"
+        (self._folder / name[1]).write_text(text)
+
+    def _run(self, command: str, given: str | None = None) -> str:
+        done = subprocess.run(
+            ["bash", "-euc", command],
+            check=False,
+            cwd=self._folder,
+            env=self._environment(),
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=3 * PATIENCE_S,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def _serve(self, command: str) -> None:
+        self.close()
+        self._server = self._start(command)
+        with PolicyClient(self._address, deadline_s=PATIENCE_S) as client:
+            client.describe()
+
+    def _interrupt(self, command: str) -> None:
+        process = self._start(command)
+        assert process.stdout is not None
+        seen = ""
+        for line in process.stdout:
+            seen += line
+            if line.endswith(" training\n"):
+                os.killpg(process.pid, signal.SIGINT)
+                break
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130, seen + out + err
+
+    def _start(self, command: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            ["bash", "-euc", f"exec {command}"],
+            cwd=self._folder,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        """As of a reader with an activated environment, whose Python imports from the folder first."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**os.environ, "PATH": path, "PYTHONPATH": str(self._folder)}
+
+
+@pytest.fixture
+def reader(short_folder: Path) -> Iterator[Reader]:
+    """A reader whose servers are stopped at the end."""
+    reader = Reader(short_folder)
+    yield reader
+    reader.close()
+
+
+@pytest.mark.timeout(900)
+def test_train(reader: Reader) -> None:
+    """The first run is solved; one that was stopped by Ctrl-C goes on to its last step."""
+    reader.follow(ROOT / "docs" / "tutorials" / "train.md")
+    assert reader.summary("first")["solved"]
+    assert reader.summary("pendulum")["env_steps"] >= 20_000
+    assert reader.summary("pendulum")["ledger"]["balanced"]
+
+
+@pytest.mark.timeout(900)
+def test_your_own_environment(reader: Reader) -> None:
+    """The corridor is solved at both lengths."""
+    reader.follow(ROOT / "docs" / "tutorials" / "your-own-environment.md")
+    assert [reader.summary(run)["solved"] for run in ("corridor", "longer")] == [True, True]
+
+
+@pytest.mark.timeout(900)
+def test_ask_for_actions(reader: Reader) -> None:
+    """A served policy answers; a run without actors learns from the episodes that were played."""
+    reader.follow(ROOT / "docs" / "tutorials" / "ask-for-actions.md")
+    assert re.search(r"^action [01] of version \d+$", reader.output, flags=re.MULTILINE)
+    assert "actions (64,)" in reader.output
+    assert len(re.findall(r"^episode \d+ return", reader.output, flags=re.MULTILINE)) == 20
+    reader.close()
+    assert reader.summary("served")["ledger"]["trained"] > 0
