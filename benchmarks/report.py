@@ -14,7 +14,7 @@ HEAD = """# Algorithms
 
 This page says which algorithms exist, which tasks each of them has been seen to solve, and how asynchrony affects
 learning. `make learn` generates it from [`proofs.jsonl`](../benchmarks/results/proofs.jsonl), which holds command, commit,
-result and curve of every run; do not edit it by hand.
+result and curve of every run; do not edit it by hand. A [tutorial](tutorials/add-an-algorithm.md) adds an algorithm of your own.
 
 | algorithm | what it is |
 |---|---|

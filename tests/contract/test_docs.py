@@ -37,14 +37,22 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", CURRENT, ids=_named)
 def test_every_file_that_is_named_exists(page: Path) -> None:
-    """A path in a page is a path in the tree: of source in any folder, or of anything in a folder of the source."""
+    """A path in a page is a path in the tree, unless the page has its reader write that file."""
     text = page.read_text()
     folders = "actor|benchmarks|broker|deploy|docs|launch|learner|penstock|protos|recipes|tests|workloads"
     named = {
         *re.findall(rf"`((?:{folders})/[\w/.-]+)`", text),
-        *re.findall(r"(?<![\w/.-])([\w-]+(?:/[\w-]+)+\.(?:py|lua|proto))\b", text),
+        *re.findall(r"(?<![\w/.-])(?:[ab]/)?([\w-]{2,}(?:/[\w-]+)+\.(?:py|lua|proto))\b", text),
     }
-    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+    written = set(re.findall(r"^```python\n# ([\w/]+\.py)$", text, flags=re.MULTILINE))
+    assert sorted(path for path in named - written if not (ROOT / path).exists()) == []
+
+
+def test_the_glossary_holds_thirty_words_at_most() -> None:
+    """Whatever is not in it has its usual meaning, so a new word replaces one."""
+    words = re.findall(r"^\| \*(.+?)\* \|", (ROOT / "docs" / "glossary.md").read_text(), flags=re.MULTILINE)
+    assert 10 < len(words) <= 30
+    assert words == sorted(set(words))
 
 
 def test_every_promise_names_a_test_that_exists() -> None:

@@ -3,7 +3,7 @@
 The word behind the language of a block, which a reader of the page does not see, says how a block is tried:
 
     python               the first line is "# PATH": the file is written, later commands use it
-    diff                 applied to the source with `patch`
+    diff                 its lines are found in the file and replaced
     sh                   runs to its end with exit status 0
     sh server            goes on until the next server starts or the page ends; then Ctrl-C stops it
     sh interrupt         Ctrl-C stops it as soon as it trains; exit status 130
@@ -15,6 +15,7 @@ The tutorial of an algorithm changes the source, so it runs in a copy of it.
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,12 +27,12 @@ from typing import Any, Final
 import pytest
 
 from penstock import PolicyClient
-from tests.integration.training import PATIENCE_S
+from tests.support.run.training import PATIENCE_S
 
 ROOT: Final = Path(__file__).resolve().parents[3]
+PACKAGES: Final = ("penstock", "broker", "actor", "learner", "workloads", "launch")
 ADDRESS: Final = "127.0.0.1:50052"
 """Where the pages serve; the tests use a socket in the folder of the page instead, which no other test has."""
-SOURCE: Final = ("penstock", "broker", "actor", "learner", "workloads", "launch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Reader:
                 case "python", "":
                     self._write(text)
                 case "diff", "":
-                    self._run("patch -p1", text)
+                    self._change(text)
                 case "sh", "":
                     self.output += self._run(text)
                 case "sh", "server":
@@ -102,13 +103,25 @@ class Reader:
         assert name is not None, f"the first line names no file: {text[:40]!r}"
         (self._folder / name[1]).write_text(text)
 
-    def _run(self, command: str, given: str | None = None) -> str:
+    def _change(self, text: str) -> None:
+        """Apply a unified diff of one file, wherever in it each hunk's old lines are."""
+        name = re.search(r"^\+\+\+ b/(.+)$", text, flags=re.MULTILINE)
+        assert name is not None, text
+        path = self._folder / name[1]
+        source = path.read_text()
+        for hunk in re.split(r"^@@.*\n", text, flags=re.MULTILINE)[1:]:
+            lines = hunk.splitlines(keepends=True)
+            old = "".join(line[1:] for line in lines if line[0] != "+")
+            assert source.count(old) == 1, f"{name[1]}: {source.count(old)} places for\n{old}"
+            source = source.replace(old, "".join(line[1:] for line in lines if line[0] != "-"))
+        path.write_text(source)
+
+    def _run(self, command: str) -> str:
         done = subprocess.run(
             ["bash", "-euc", command],
             check=False,
             cwd=self._folder,
             env=self._environment(),
-            input=given,
             capture_output=True,
             text=True,
             timeout=3 * PATIENCE_S,
@@ -181,6 +194,24 @@ def test_ask_for_actions(reader: Reader) -> None:
     reader.follow(ROOT / "docs" / "tutorials" / "ask-for-actions.md")
     assert re.search(r"^action [01] of version \d+$", reader.output, flags=re.MULTILINE)
     assert "actions (64,)" in reader.output
-    assert len(re.findall(r"^episode \d+ return", reader.output, flags=re.MULTILINE)) == 20
+    versions = [
+        int(version)
+        for version in re.findall(r"^episode .* version (\d+)$", reader.output, flags=re.MULTILINE)
+    ]
+    assert len(versions) == 10
+    assert versions[-1] > versions[0]
     reader.close()
     assert reader.summary("served")["ledger"]["trained"] > 0
+
+
+@pytest.mark.timeout(900)
+def test_add_an_algorithm(reader: Reader, short_folder: Path) -> None:
+    """A2C trains in a copy of the source: its steps are booked, its metrics are in the lines."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, short_folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    reader.follow(ROOT / "docs" / "tutorials" / "add-an-algorithm.md")
+    summary = reader.summary("a2c")
+    assert summary["ledger"]["balanced"]
+    assert summary["updates"] > 1
+    last = json.loads((short_folder / "runs" / "a2c" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"policy_loss", "value_loss", "entropy", "gradient_norm"} <= last.keys()
