@@ -1,4 +1,4 @@
-"""Observations and actions as parts of a message, and back.
+"""Convert observations and actions to parts of a message, and back.
 
 A value is cast to the dtype of its space where numpy calls that the same kind (float64 to float32, integers
 to floats) and, between integers, where every number survives; otherwise ValueError names the leaf, as it does
@@ -16,11 +16,11 @@ from penstock.wire.spaces import Discrete, Leaf, MultiBinary, Space, flatten, le
 from penstock.wire.tensor import Array, from_tensor, to_tensor
 
 _INTEGERS: Final = "biu"
-"""Kinds of dtypes that hold whole numbers."""
+"""Kinds of the dtypes that hold whole numbers."""
 
 
 def rows_of(field: str, space: Space, value: Any) -> int:
-    """B of a batch in the form of `space`.
+    """Return the number B of rows of a batch in the form of `space`.
 
     Raises ValueError where there is no leading axis, or an empty one.
     """
@@ -33,7 +33,10 @@ def rows_of(field: str, space: Space, value: Any) -> int:
 
 
 def to_parts(field: str, space: Space, value: Any, rows: int = 0) -> list[pb.Part]:
-    """Every leaf of a value; `rows`: length of its leading axis, 0 for none."""
+    """Return a part for every leaf of a value; raises ValueError for a value that is not of the space.
+
+    field: name of the value, for messages. rows: length of the leading axis of each leaf, 0 for none.
+    """
     flat = _flat(field, space, value)
     return [
         pb.Part(path=path, value=to_tensor(_cast(name, leaf, part, rows)))
@@ -42,7 +45,10 @@ def to_parts(field: str, space: Space, value: Any, rows: int = 0) -> list[pb.Par
 
 
 def to_mask_parts(space: Space, mask: Any, rows: int = 0) -> list[pb.Part]:
-    """Which choices of an action are allowed: one mask for a bare space of choices, or masks by path."""
+    """Return the parts that say which choices of an action are allowed.
+
+    mask: one mask for a bare space of choices, or masks by path. Raises ValueError for any other.
+    """
     masks: Mapping[str, Any] = mask if isinstance(mask, Mapping) else {"": mask}
     wanted = {path: MultiBinary(choices(leaf), "bool") for path, leaf in leaves(space) if choices(leaf)}
     if not masks.keys() <= wanted.keys():
@@ -57,12 +63,12 @@ def to_mask_parts(space: Space, mask: Any, rows: int = 0) -> list[pb.Part]:
 
 
 def to_plain_parts(values: Mapping[str, Array]) -> list[pb.Part]:
-    """Arrays by path, as they are."""
+    """Return a part for each array, by path, in the array's own dtype and shape."""
     return [pb.Part(path=path, value=to_tensor(np.asarray(value))) for path, value in values.items()]
 
 
 def from_parts(field: str, space: Space, parts: Iterable[pb.Part], rows: int = 0) -> Any:
-    """A value in the form of `space`, writable; a Discrete leaf without rows is an int.
+    """Return a value in the form of `space`, writable; a Discrete leaf without rows is an int.
 
     Raises ValueError when a part is missing, foreign or of another shape.
     """
@@ -75,7 +81,7 @@ def from_parts(field: str, space: Space, parts: Iterable[pb.Part], rows: int = 0
 
 
 def from_plain_parts(field: str, parts: Iterable[pb.Part]) -> dict[str, Array]:
-    """Arrays by path, writable."""
+    """Return arrays by path, writable."""
     return {part.path: from_tensor(_join(field, part.path), part.value).copy() for part in parts}
 
 

@@ -1,6 +1,6 @@
 """The client for an event loop: the same calls, shared by any number of tasks of one loop.
 
-What `penstock.client.synchronous` promises holds here; cancelling a task cancels its call.
+The contract of `penstock.client.synchronous` holds here too; cancelling a task cancels its call.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,10 @@ from penstock.wire.limits import CALL_DEADLINE_S
 
 
 class AsyncPolicyClient:
-    """`PolicyClient` for an event loop; also an async context manager. Make it where the loop runs."""
+    """Gives the actions of one policy to tasks of an event loop, as `PolicyClient` does to threads.
+
+    Make it where the loop runs; it is also an async context manager.
+    """
 
     def __init__(
         self,
@@ -28,41 +31,41 @@ class AsyncPolicyClient:
         self._line = AsyncLine(address, credentials, policy, deadline_s)
 
     async def describe(self) -> Description:
-        """Spaces, versions and limits, as they are now."""
+        """Return spaces, versions and limits, as they are now."""
         return await self._line.do(calls.describe(self._line.policy))
 
     async def act(self, observation: Any, **options: Unpack[ActOptions]) -> Action:
-        """As `PolicyClient.act`."""
+        """Return the action for one observation, as `PolicyClient.act` does."""
         return await self._line.ask(lambda codec: codec.act(observation, options))
 
     async def act_batch(self, observations: Any, **options: Unpack[ActOptions]) -> ActionBatch:
-        """As `PolicyClient.act_batch`."""
+        """Return the actions for B observations, as `PolicyClient.act_batch` does."""
         return await self._line.ask(lambda codec: codec.act_batch(observations, options))
 
     def act_stream(self) -> ActStream:
-        """One call for many requests in flight; close it, or use it as a context manager."""
+        """Open one call for many requests in flight; close it, or use it as a context manager."""
         return ActStream(self._line)
 
     async def start_episode(self, client_key: str = "", *, learned: bool = True) -> "AsyncEpisode":
-        """As `PolicyClient.start_episode`."""
+        """Begin an episode, as `PolicyClient.start_episode` does."""
         started = await self._line.do(calls.start(self._line.policy, client_key, learned))
         return AsyncEpisode(self._line, started)
 
     async def close(self) -> None:
-        """End the connection, streams too; open episodes are given up by the server after a while."""
+        """Close the connection and its streams; the server gives open episodes up after a while."""
         await self._line.close()
 
     async def __aenter__(self) -> Self:
-        """Itself."""
+        """Return the client."""
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """Close."""
+        """Close the client."""
         await self.close()
 
 
 class AsyncEpisode:
-    """`Episode` for an event loop."""
+    """An episode for tasks of an event loop, as `Episode` is for threads."""
 
     def __init__(self, line: AsyncLine, started: calls.Started) -> None:
         self.episode_id, self.arm, self.learned = started.episode_id, started.arm, started.learned
@@ -72,18 +75,18 @@ class AsyncEpisode:
     async def act(
         self, observation: Any, *, stream: ActStream | None = None, **options: Unpack[StepOptions]
     ) -> Action:
-        """As `Episode.act`; over `stream` where one is given."""
+        """Return the action of the next step, as `Episode.act` does; over `stream` where one is given."""
         way = stream or self._line
         action = await way.ask(lambda codec: codec.step(self.episode_id, self._step, observation, options))
         self._step = action.step + 1
         return action
 
     async def reward(self, amount: float, step: int | None = None) -> int:
-        """As `Episode.reward`."""
+        """Add to the reward of a step, as `Episode.reward` does."""
         return await self.rewards([(step, amount)])
 
     async def rewards(self, rewards: Iterable[tuple[int | None, float]]) -> int:
-        """As `Episode.rewards`."""
+        """Add to the rewards of steps, as `Episode.rewards` does."""
         return await self._line.do(calls.reward(self.episode_id, rewards))
 
     async def end(
@@ -94,7 +97,7 @@ class AsyncEpisode:
         final_observation: Any = None,
         reward: float | None = None,
     ) -> EpisodeResult:
-        """As `Episode.end`."""
+        """End the episode, as `Episode.end` does."""
         return await self._line.ask(
             lambda codec: codec.end(
                 self.episode_id,
@@ -106,5 +109,5 @@ class AsyncEpisode:
         )
 
     async def abandon(self) -> EpisodeResult:
-        """As `Episode.abandon`."""
+        """Abandon the episode, as `Episode.abandon` does."""
         return await self._line.do(calls.abandon(self.episode_id))

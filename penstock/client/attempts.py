@@ -1,9 +1,12 @@
-"""How often one call is sent, and how long each time: for `retry` and `retry_async` alike.
+"""The attempts of one call.
 
-    deadline_s  ├──── attempt ────┤ jitter ├──── attempt ────┤      silence is waited for half of it, then asked again
+How often it is sent and how long each may take, for threads and event loops alike.
+
+    deadline_s  ├──── attempt ────┤ jitter ├──── attempt ────┤   silence: sent again after half of it
                 ├─ refused: OVERLOADED ─┤ retry_after_ms + jitter ├─ attempt …
 
-Repeated: what nobody knows whether it was heard, and OVERLOADED where the wait fits. Nothing else.
+Only two outcomes are repeated: a call of which it is unknown whether it arrived, and OVERLOADED where the
+wait fits into the deadline.
 """
 
 import time
@@ -15,13 +18,13 @@ from penstock.rpc.call_status import is_repeatable
 from penstock.runtime.retry import full_jitter
 
 _CAP_S: Final = 1.0
-"""Longest jitter."""
+"""Longest jitter in seconds."""
 _LEAST_S: Final = 0.001
-"""No call is begun for less."""
+"""Least seconds for which an attempt is begun."""
 
 
 class Attempts:
-    """Those of one call, which begins now."""
+    """Counts the attempts of one call, which begins when this is made."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -29,11 +32,14 @@ class Attempts:
         self._last: Exception | None = None
 
     def left_s(self) -> float:
-        """Seconds until the deadline."""
+        """Return the seconds until the deadline."""
         return max(0.0, self._ends_s - time.monotonic())
 
     def timeout_s(self) -> float:
-        """Seconds for one more attempt; raises what ended the last one when there are none."""
+        """Return the seconds for one more attempt.
+
+        Without any it raises the error that ended the last one.
+        """
         left_s = self.left_s()
         if left_s <= _LEAST_S:
             raise self._last or DeadlinePassed(
@@ -42,12 +48,12 @@ class Attempts:
         return min(left_s, self._deadline_s / 2)
 
     def is_worth_another(self, error: Exception) -> bool:
-        """Whether to send the same request again after this error."""
+        """Return whether to send the same request again after this error."""
         self._last = error
         return is_repeatable(error) or (isinstance(error, Overloaded) and _told_s(error) < self.left_s())
 
     def delays(self) -> Iterator[float]:
-        """Seconds to wait after each error."""
+        """Yield the seconds to wait after each error."""
         for jitter_s in full_jitter(cap_s=_CAP_S):
             yield _told_s(self._last) + jitter_s
 

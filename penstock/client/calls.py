@@ -1,7 +1,7 @@
-"""Every call as data: the request, and how its reply is read. Knows nothing of connections or event loops.
+"""Every call as data: the request, and how its reply is read. No connection and no event loop is involved.
 
-A call that changes something carries a random `request_id`, made here once: whoever sends it again sends the
-same.
+A call that changes something carries a random `request_id`, made here once, so that a repetition carries the
+same one.
 """
 
 import secrets
@@ -48,7 +48,10 @@ class Call(Generic[T]):
     read: Callable[[Any], T]
 
     def result(self, reply: Any) -> T:
-        """What the reply says; raises the PolicyError of its refusal, BadReply when it cannot be read."""
+        """Return the content of the reply.
+
+        Raises the PolicyError of its refusal, BadReply when it cannot be read.
+        """
         try:
             refusal = Refusal.from_proto(reply.refusal) if hasattr(reply, "refusal") else None
             if refusal is None:
@@ -62,7 +65,7 @@ class Call(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An episode that was begun."""
+    """An episode that has begun."""
 
     episode_id: str
     arm: Arm | None
@@ -70,12 +73,12 @@ class Started:
 
 
 def describe(policy: str) -> Call[Description]:
-    """Describe."""
+    """Return the call Describe."""
     return Call("Describe", pb.DescribeRequest(policy=policy), _description)
 
 
 def start(policy: str, client_key: str, learned: bool) -> Call[Started]:
-    """StartEpisode."""
+    """Return the call StartEpisode."""
     request = pb.StartEpisodeRequest(
         policy=policy, request_id=_request_id(), client_key=client_key, not_learned=not learned
     )
@@ -85,7 +88,7 @@ def start(policy: str, client_key: str, learned: bool) -> Call[Started]:
 
 
 def abandon(episode_id: str) -> Call[EpisodeResult]:
-    """EndEpisode, when nobody will say what came of the last step."""
+    """Return the call EndEpisode for an episode whose last step has no known outcome."""
     request = pb.EndEpisodeRequest(
         episode_id=episode_id, request_id=_request_id(), ending=pb.ENDING_ABANDONED
     )
@@ -93,34 +96,37 @@ def abandon(episode_id: str) -> Call[EpisodeResult]:
 
 
 def reward(episode_id: str, rewards: Iterable[tuple[int | None, float]]) -> Call[int]:
-    """Reward, by index of the step, None for the newest; how many of them came late."""
+    """Return the call Reward, whose result is the number of rewards that arrived too late.
+
+    rewards: (index of the step, amount); index None: the newest step.
+    """
     steps = [pb.StepReward(step=step, amount=amount) for step, amount in rewards]
     request = pb.RewardRequest(episode_id=episode_id, request_id=_request_id(), rewards=steps)
     return Call("Reward", request, lambda reply: int(reply.late))
 
 
 class Codec:
-    """The calls that speak of observations and actions of one policy."""
+    """Makes the calls that carry observations and actions of one policy."""
 
     def __init__(self, policy: str, description: Description) -> None:
         self._policy = policy
         self._seen, self._done = description.observation_space, description.action_space
 
     def act(self, observation: Any, options: ActOptions) -> Call[Action]:
-        """Act, for one observation."""
+        """Return the call Act for one observation."""
         request = self._request(observation, options, 0)
         self._add_caller(request, options)
         return Call("Act", request, self._action)
 
     def act_batch(self, observations: Any, options: ActOptions) -> Call[ActionBatch]:
-        """Act, for B observations on a leading axis."""
+        """Return the call Act for B observations on a leading axis."""
         rows = rows_of("observation", self._seen, observations)
         request = self._request(observations, options, rows)
         self._add_caller(request, options)
         return Call("Act", request, lambda reply: self._actions(reply, rows))
 
     def step(self, episode_id: str, step: int, observation: Any, options: StepOptions) -> Call[Action]:
-        """Act, as that step of an episode."""
+        """Return the call Act for that step of an episode."""
         request = self._request(observation, options, 0)
         request.episode_id, request.step = episode_id, step
         if (earned := options.get("reward")) is not None:
@@ -140,7 +146,7 @@ class Codec:
         final_observation: Any,
         reward: float | None,
     ) -> Call[EpisodeResult]:
-        """EndEpisode; terminated wins over truncated, as there is no future to value."""
+        """Return the call EndEpisode; terminated wins over truncated, as there is no future to value."""
         if not (terminated or truncated):
             raise ValueError("say terminated=True or truncated=True, or abandon the episode")
         if not terminated and final_observation is None:

@@ -1,10 +1,10 @@
-"""One connection to one policy, twice: for threads and for an event loop.
+"""One connection to one policy, for threads and for an event loop.
 
     ask(build)  the spaces are learned when they are first needed ─► build makes the call ─► do
     do(call)    attempts until the deadline, the same request each time ─► its result or a PolicyError
 
-Where observation, request or reply do not fit the spaces, these are learned anew for the next call: another
-run may be served by now.
+Where observation, request or reply do not fit the spaces, these are read again for the next call, because
+the server may now serve another run.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 
 T = TypeVar("T")
 PLAINTEXT: Final = Credentials()
-"""On loopback and unix sockets."""
+"""Credentials for loopback and unix sockets, where plaintext is allowed."""
 _PERHAPS_OTHER_SPACES: Final = (InvalidRequest, BadReply, ValueError)
 
 
 class Line:
-    """Used by any number of threads."""
+    """A connection that any number of threads may use."""
 
     def __init__(self, address: str, credentials: Credentials, policy: str, deadline_s: float) -> None:
         self.policy = policy
@@ -40,7 +40,7 @@ class Line:
         self._codec: Codec | None = None
 
     def ask(self, build: Callable[[Codec], Call[T]]) -> T:
-        """The result of the call that `build` makes with the spaces."""
+        """Return the result of the call that `build` makes with the spaces."""
         attempts = Attempts(self._deadline_s)
         try:
             return self.do(build(self._learned(attempts)), attempts)
@@ -49,7 +49,7 @@ class Line:
             raise
 
     def do(self, call: Call[T], attempts: Attempts | None = None) -> T:
-        """The result of a call."""
+        """Return the result of a call."""
         attempts = attempts or Attempts(self._deadline_s)
         with typed(self._address):
             return retry(
@@ -61,7 +61,7 @@ class Line:
             )
 
     def close(self) -> None:
-        """End the connection and what is going on over it."""
+        """Close the connection and end the calls on it."""
         self._closed.set()
         self._channel.close()
 
@@ -85,11 +85,11 @@ class Way(Protocol):
     """How one attempt is made: as a call of its own, or over a stream."""
 
     async def __call__(self, call: Call[T], attempts: Attempts) -> T:
-        """The result; raises a PolicyError, or what `is_worth_another` judges."""
+        """Return the result; raises a PolicyError, or an error that `is_worth_another` judges."""
 
 
 class AsyncLine:
-    """Used by any number of tasks of one loop."""
+    """A connection that any number of tasks of one loop may use."""
 
     def __init__(self, address: str, credentials: Credentials, policy: str, deadline_s: float) -> None:
         self.policy, self.address = policy, address
@@ -101,7 +101,7 @@ class AsyncLine:
         self._codec: Codec | None = None
 
     async def ask(self, build: Callable[[Codec], Call[T]], way: Way | None = None) -> T:
-        """The result of the call that `build` makes with the spaces."""
+        """Return the result of the call that `build` makes with the spaces."""
         attempts = Attempts(self._deadline_s)
         try:
             return await self.do(build(await self._learned(attempts)), attempts, way)
@@ -110,7 +110,7 @@ class AsyncLine:
             raise
 
     async def do(self, call: Call[T], attempts: Attempts | None = None, way: Way | None = None) -> T:
-        """The result of a call."""
+        """Return the result of a call."""
         attempts, attempt = attempts or Attempts(self._deadline_s), way or self._attempt
         with typed(self.address):
             return await retry_async(
@@ -122,7 +122,7 @@ class AsyncLine:
             )
 
     async def close(self) -> None:
-        """End the connection and what is going on over it."""
+        """Close the connection and end the calls on it."""
         self._closed.set()
         await self._channel.close(None)
 

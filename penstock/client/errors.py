@@ -1,15 +1,15 @@
-"""What a caller of a policy server may have to handle.
+"""Errors of a call to a policy server.
 
-    PolicyError            .refusal: what the server said, None where it said nothing
+    PolicyError            .refusal: the server's refusal, None where there was no reply
       Overloaded           too busy until the deadline; .refusal.retry_after_ms
-      InvalidRequest       no repetition changes it: the request must
+      InvalidRequest       no repetition helps: the request must change
       NotAllowed           not with these credentials
       UnknownVersion       the version that was asked for is not held
       EpisodeUnknown       over, given up, or never begun: start another
       EpisodeElsewhere     another server has it, or had it: start another
       NotReady             no weights yet, or no more
-      DeadlinePassed       no answer in time; nobody knows whether the call was heard
-      Unreachable          no connection in time, or the client was closed; the same
+      DeadlinePassed       no answer in time; it is unknown whether the call arrived
+      Unreachable          no connection in time, or the client was closed; equally unknown
       BadReply             the server speaks another version of the protocol
 
 Raised before anything is sent: ValueError, for an observation or an option that the spaces do not allow.
@@ -28,7 +28,7 @@ from penstock.wire.refusal import Reason, Refusal
 
 
 class PolicyError(Exception):
-    """A call of a policy server that came to nothing."""
+    """A call to a policy server that failed; base of all errors here."""
 
     def __init__(self, message: str, refusal: Refusal | None = None) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class InvalidRequest(PolicyError):
 
 
 class NotAllowed(PolicyError):
-    """The server knows nobody by these credentials, or not as a client of this run."""
+    """The server does not know these credentials, or not as those of a client of this run."""
 
 
 class UnknownVersion(PolicyError):
@@ -64,15 +64,15 @@ class NotReady(PolicyError):
 
 
 class DeadlinePassed(PolicyError):
-    """No answer in time."""
+    """The server did not answer in time."""
 
 
 class Unreachable(PolicyError):
-    """No server at the other end, or a connection that failed."""
+    """No server was reached, or the connection failed."""
 
 
 class BadReply(PolicyError):
-    """A reply that this version cannot read."""
+    """The reply cannot be read by this version of the client."""
 
 
 _BY_REASON: Final[dict[Reason, type[PolicyError]]] = {
@@ -94,12 +94,12 @@ _BY_STATUS: Final[dict[grpc.StatusCode | None, type[PolicyError]]] = {
 
 
 def from_refusal(refusal: Refusal) -> PolicyError:
-    """The error of a refusal; a plain PolicyError for a reason that this service should not give."""
+    """Return the error of a refusal; a plain PolicyError for a reason that this service should not give."""
     return _BY_REASON.get(refusal.reason, PolicyError)(str(refusal), refusal)
 
 
 def from_status(address: str, error: Exception) -> PolicyError:
-    """The error of a call that the transport ended."""
+    """Return the error of a call that the transport ended."""
     if is_too_large(error):
         return InvalidRequest(
             f"a message to or from {address} is above its limit, here {MAX_MESSAGE_BYTES} bytes "
@@ -111,7 +111,7 @@ def from_status(address: str, error: Exception) -> PolicyError:
 
 @contextmanager
 def typed(address: str) -> Iterator[None]:
-    """Turns what ends a call into a PolicyError; those, and ValueError, pass as they are."""
+    """Turn errors of the transport into a PolicyError; PolicyError and ValueError pass unchanged."""
     try:
         yield
     except Interrupted as error:

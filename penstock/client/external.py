@@ -1,10 +1,10 @@
-"""Plays an environment that lives here with a policy that lives in a server.
+"""Play an environment in this process with a policy in a server.
 
     reset ─► start_episode ─► act ─► step ─┬─► act(reward of that step) …
                                            └─► end(reward, final observation)
 
 An episode that the server no longer has (it was restarted, or another one answers) is abandoned, and another
-begun from a fresh reset: what was played of it counts for nobody.
+begun from a fresh reset: the steps of the abandoned episode are counted nowhere.
 """
 
 from collections.abc import Iterator
@@ -15,21 +15,21 @@ from penstock.client.errors import EpisodeElsewhere, EpisodeUnknown, PolicyError
 from penstock.client.synchronous import Episode, PolicyClient
 
 _MOST_ABANDONED: Final = 3
-"""In a row; then the error goes to the caller."""
+"""Most episodes abandoned in a row; then the error goes to the caller."""
 
 
 class Environment(Protocol):
-    """What Gymnasium's environments do, among others."""
+    """The methods of an environment, as Gymnasium and others have them."""
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, Any]:
-        """First observation, and anything."""
+        """Return the first observation, and any further value."""
 
     def step(self, action: Any, /) -> tuple[Any, Any, bool, bool, Any]:
-        """Observation, reward, terminated, truncated, and anything."""
+        """Return observation, reward, terminated, truncated, and any further value."""
 
 
 class ExternalEnvironment:
-    """A player of episodes with one client."""
+    """Plays episodes with one client."""
 
     def __init__(
         self, client: PolicyClient, *, client_key: str = "", learned: bool = True, deterministic: bool = False
@@ -38,9 +38,9 @@ class ExternalEnvironment:
         self._learned, self._deterministic = learned, deterministic
 
     def run(self, environment: Environment, episodes: int, *, seed: int | None = None) -> Iterator[float]:
-        """The return of each episode, as it ends. `seed`: of the first reset.
+        """Yield the return of each episode, as it ends. `seed`: of the first reset.
 
-        Raises PolicyError where the server cannot be used, and what the environment raises.
+        Raises PolicyError where the server cannot be used, and any error that the environment raises.
         """
         played, abandoned = 0, 0
         observation, _ = environment.reset() if seed is None else environment.reset(seed=seed)
@@ -58,7 +58,10 @@ class ExternalEnvironment:
                 observation, _ = environment.reset()
 
     def _play(self, environment: Environment, observation: Any) -> float:
-        """One episode from its first observation to its end; its return as the server added it up."""
+        """Play one episode from its first observation to its end.
+
+        Returns its return as the server added it up.
+        """
         episode = self._client.start_episode(self._client_key, learned=self._learned)
         try:
             return self._play_to_the_end(environment, episode, observation)

@@ -4,10 +4,10 @@
                        ▲                                     │ any order
                        └────────── one task reads ◄──────────┘
 
-A request's deadline and OVERLOADED are as for a call of its own; silence is not asked again, as the order of
-the stream would hold the repetition behind the first. When the stream ends, for whatever reason, everybody
-who waits gets Unreachable (NotAllowed where the server says so), and so does who comes later: open another. A
-reply that nobody waits for any more is dropped.
+A request's deadline and OVERLOADED are as for a call of its own; after silence it is not sent again, as the
+order of the stream would hold the repetition behind the first. When the stream ends, for whatever reason,
+every waiting and every later request gets Unreachable (NotAllowed where the server says so): open another
+stream. A reply whose request is no longer waiting is dropped.
 """
 
 import asyncio
@@ -28,7 +28,10 @@ T = TypeVar("T")
 
 
 class ActStream:
-    """Made by `AsyncPolicyClient.act_stream`, in a running loop; also an async context manager."""
+    """Sends many requests over one call; `AsyncPolicyClient.act_stream` makes it, in a running loop.
+
+    It is also an async context manager.
+    """
 
     def __init__(self, line: AsyncLine) -> None:
         self._line = line
@@ -40,30 +43,30 @@ class ActStream:
         self._reading = asyncio.create_task(self._read(), name="act-stream")
 
     async def act(self, observation: Any, **options: Unpack[ActOptions]) -> Action:
-        """As `AsyncPolicyClient.act`."""
+        """Return the action for one observation, as `AsyncPolicyClient.act` does."""
         return await self.ask(lambda codec: codec.act(observation, options))
 
     async def act_batch(self, observations: Any, **options: Unpack[ActOptions]) -> ActionBatch:
-        """As `AsyncPolicyClient.act_batch`."""
+        """Return the actions for B observations, as `AsyncPolicyClient.act_batch` does."""
         return await self.ask(lambda codec: codec.act_batch(observations, options))
 
     async def ask(self, build: Callable[[Codec], Call[T]]) -> T:
-        """The result of the Act that `build` makes with the spaces."""
+        """Return the result of the Act that `build` makes with the spaces."""
         return await self._line.ask(build, self._attempt)
 
     async def aclose(self) -> None:
-        """Cancel the stream; who still waits gets Unreachable."""
+        """Cancel the stream; requests that still wait get Unreachable."""
         self._end("closed")
         self._reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
 
     async def __aenter__(self) -> Self:
-        """Itself."""
+        """Return the stream."""
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """Close."""
+        """Close the stream."""
         await self.aclose()
 
     async def _attempt(self, call: Call[T], attempts: Attempts) -> T:
@@ -99,7 +102,7 @@ class ActStream:
             self._end("closed")
 
     def _end(self, why: str) -> None:
-        """For good: the call is cancelled, its writer ends, everybody who waits is told."""
+        """End the stream for good: cancel the call, stop its writer, fail all waiting requests."""
         if self._ended is not None:
             return
         self._ended = why

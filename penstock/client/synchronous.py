@@ -1,7 +1,7 @@
-"""The client for code without an event loop. One connection, used by any number of threads.
+"""The client for code without an event loop: one connection, used by any number of threads.
 
 Every call returns or raises within `deadline_s`: a PolicyError (`penstock.client.errors`), or ValueError for
-what the spaces do not allow. Closing the client ends the calls of other threads with Unreachable.
+a value that the spaces do not allow. Closing the client ends the calls of other threads with Unreachable.
 """
 
 from collections.abc import Iterable
@@ -15,11 +15,18 @@ from penstock.wire.limits import CALL_DEADLINE_S
 
 
 class PolicyClient:
-    """Actions of one policy; see the package for an example. Also a context manager.
+    """Gives the actions of one policy; see the package for an example. Also a context manager.
 
-    `address`: HOST:PORT or unix:/path; plaintext beyond loopback only with `Credentials(insecure=True)`.
-    `deadline_s`: of every call, with all its repetitions. Connects when first used.
-    Raises ValueError for a malformed address or plaintext that was not asked for.
+    It connects when it is first used.
+
+    Args:
+        address: HOST:PORT or unix:/path; plaintext beyond loopback only with `Credentials(insecure=True)`.
+        credentials: certificates and token; default: none, for loopback and unix sockets.
+        policy: name of the policy.
+        deadline_s: of every call, with all its repetitions, in seconds.
+
+    Raises:
+        ValueError: the address is malformed, or plaintext was not asked for.
     """
 
     def __init__(
@@ -33,11 +40,11 @@ class PolicyClient:
         self._line = Line(address, credentials, policy, deadline_s)
 
     def describe(self) -> Description:
-        """Spaces, versions and limits, as they are now."""
+        """Return spaces, versions and limits, as they are now."""
         return self._line.do(calls.describe(self._line.policy))
 
     def act(self, observation: Any, **options: Unpack[ActOptions]) -> Action:
-        """The action for one observation, in the form of the observation space: array, dict or tuple.
+        """Return the action for one observation, in the form of the action space: array, dict or tuple.
 
         Options: `client_key`, `deterministic`, `seed`, `version`, `distribution`, `value`, `mask`, `state`;
         see ActOptions.
@@ -45,32 +52,32 @@ class PolicyClient:
         return self._line.ask(lambda codec: codec.act(observation, options))
 
     def act_batch(self, observations: Any, **options: Unpack[ActOptions]) -> ActionBatch:
-        """Actions for B observations, each leaf with a leading axis of B; options as for `act`."""
+        """Return the actions for B observations, each leaf with a leading axis of B; options as for `act`."""
         return self._line.ask(lambda codec: codec.act_batch(observations, options))
 
     def start_episode(self, client_key: str = "", *, learned: bool = True) -> "Episode":
-        """Begin an episode; `learned=False`: act, and learn nothing from it."""
+        """Begin an episode; with `learned=False` the system does not learn from it."""
         return Episode(self._line, self._line.do(calls.start(self._line.policy, client_key, learned)))
 
     def close(self) -> None:
-        """End the connection; episodes that are open are given up by the server after a while."""
+        """Close the connection; the server gives open episodes up after a while."""
         self._line.close()
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the client."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close."""
+        """Close the client."""
         self.close()
 
 
 class Episode:
-    """An episode that was begun: one caller's, one step at a time.
+    """An episode that has begun, for one caller, one step at a time.
 
-    Raises EpisodeUnknown or EpisodeElsewhere where it cannot go on. After DeadlinePassed or Unreachable
-    nobody knows whether the step was heard: `act` then asks for the same step again, and InvalidRequest says
-    that it was.
+    Its methods raise EpisodeUnknown or EpisodeElsewhere where it cannot go on. After DeadlinePassed or
+    Unreachable it is unknown whether the step arrived: `act` then asks for the same step again, and
+    InvalidRequest says that it did.
     """
 
     def __init__(self, line: Line, started: calls.Started) -> None:
@@ -79,7 +86,7 @@ class Episode:
         self._step = 0
 
     def act(self, observation: Any, **options: Unpack[StepOptions]) -> Action:
-        """The action of the next step.
+        """Return the action of the next step.
 
         Options: `reward` (of the step before), `taken_action`, `taken_log_prob`, `deterministic`, `seed`,
         `distribution`, `value`, `mask`; see StepOptions.
@@ -91,14 +98,14 @@ class Episode:
     def reward(self, amount: float, step: int | None = None) -> int:
         """Add to the reward of a step, None: the newest.
 
-        1 when it was too late to be learned from, else 0.
+        Returns 1 when it was too late to be learned from, else 0.
         """
         return self.rewards([(step, amount)])
 
     def rewards(self, rewards: Iterable[tuple[int | None, float]]) -> int:
         """Add to the rewards of steps, as (step, amount).
 
-        How many of them were too late to be learned from.
+        Returns how many of them were too late to be learned from.
         """
         return self._line.do(calls.reward(self.episode_id, rewards))
 
@@ -110,7 +117,9 @@ class Episode:
         final_observation: Any = None,
         reward: float | None = None,
     ) -> EpisodeResult:
-        """The episode is over, in its own way or cut off from outside; then `final_observation` is needed.
+        """End the episode: it terminated, or it was truncated from outside.
+
+        Then `final_observation` is needed.
 
         `reward`: of the last step.
         """
@@ -125,5 +134,5 @@ class Episode:
         )
 
     def abandon(self) -> EpisodeResult:
-        """It ends and nobody will say what came of the last step; what was before it is learned from."""
+        """End the episode without the outcome of its last step; the steps before it are learned from."""
         return self._line.do(calls.abandon(self.episode_id))

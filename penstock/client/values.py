@@ -1,4 +1,6 @@
-"""What a caller gives and gets, as frozen dataclasses; numbers are numpy, or Python's where there is one.
+"""Arguments and results of the client as frozen dataclasses.
+
+Numbers are numpy's, or Python's for single ones.
 
 `B` is the leading axis of a batch. Paths are those of `penstock.wire.spaces`: "" for a space without parts.
 """
@@ -13,7 +15,7 @@ from penstock.wire.tensor import Array
 
 
 class Arm(IntEnum):
-    """What a caller follows; the numbers of `penstock.v1.Arm`."""
+    """The weights that a caller follows; the numbers of `penstock.v1.Arm`."""
 
     LATEST = 1
     """The learner's newest weights; the only arm that is learned from."""
@@ -23,18 +25,18 @@ class Arm(IntEnum):
 
 
 class Fallback(IntEnum):
-    """Who answered because no version could; the numbers of `penstock.v1.Fallback`."""
+    """The source of an answer that no version could give; the numbers of `penstock.v1.Fallback`."""
 
     PREVIOUS = 1
     """The version before."""
     FIXED = 2
     """The action that the server's configuration names."""
     UNIFORM = 3
-    """Chance."""
+    """An action drawn uniformly."""
 
 
 class AnswerOptions(TypedDict, total=False):
-    """How an action is chosen and what is told beside it."""
+    """Options on how an action is chosen and what the answer contains beside it."""
 
     deterministic: bool
     """The most likely action instead of a drawn one."""
@@ -45,14 +47,14 @@ class AnswerOptions(TypedDict, total=False):
     value: bool
     """Fill `value`."""
     mask: Any
-    """Which choices are allowed, one bool each ([n] or [B, n]), or such a mask by the path of each Discrete part."""
+    """Allowed choices, one bool each ([n] or [B, n]), or such a mask by the path of each Discrete part."""
 
 
 class ActOptions(AnswerOptions, total=False):
     """Options of an action without an episode."""
 
     client_key: str
-    """Who asks: the same key gets the same arm."""
+    """Key of the client: the same key gets the same arm."""
     version: int
     """Exactly this version; 0: the one of the caller's arm."""
     state: Mapping[str, Array]
@@ -63,16 +65,19 @@ class StepOptions(AnswerOptions, total=False):
     """Options of a step of an episode."""
 
     reward: float | None
-    """Of the step before."""
+    """Reward of the step before."""
     taken_action: Any
-    """What the caller does instead of asking, in the form of the action space."""
+    """The action that the caller takes instead of asking, in the form of the action space."""
     taken_log_prob: float | None
-    """Log-probability with which it was chosen; without it no on-policy algorithm learns from the step."""
+    """Log-probability with which `taken_action` was chosen.
+
+    Without it no on-policy algorithm learns from the step.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What an action and a batch of them have in common."""
+    """Fields that an action and a batch of actions have in common."""
 
     action: Any
     """In the form of the action space. Writable."""
@@ -89,7 +94,7 @@ class Answer:
     fallback: Fallback | None
     """None when the arm's own version answered."""
     request_id: str
-    """What the server's logs call it."""
+    """Id of the request in the server's logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +102,7 @@ class Action(Answer):
     """One action; a Discrete part is an int."""
 
     log_prob: float | None
-    """Joint over the parts; None where the server says none, as for some fallbacks."""
+    """Joint over the parts; None where the server gives none, as for some fallbacks."""
     value: float | None
     """Of the observation; None unless asked for."""
     episode_id: str
@@ -126,7 +131,7 @@ class EpisodeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedVersion:
-    """A version that can answer, and for which arms it does."""
+    """A version that can answer, and the arms for which it does."""
 
     version: int
     update: int
@@ -136,7 +141,7 @@ class ServedVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What is served; fields as in `DescribeReply`."""
+    """A served policy; fields as in `DescribeReply`."""
 
     run: str
     policy: str

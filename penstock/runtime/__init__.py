@@ -1,1 +1,1 @@
-"""How a process lives: signals, the one retry loop, metrics, logs, health, traces."""
+"""The life of a process: signals, the one retry loop, metrics, logs, health, traces."""

@@ -15,20 +15,20 @@ _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
 
 KEPT_BYTES: Final = 64 * MIB
-"""Most that lies free at the top of the heap."""
+"""Most bytes that stay free at the top of the heap."""
 _GROWN_BYTES: Final = 8 * MIB
 _MAPPED_BYTES: Final = 32 * MIB
-"""Blocks from this size on are mapped on their own; glibc takes no larger one."""
+"""Bytes from which on a block is mapped on its own; glibc accepts no larger value."""
 ENVIRONMENT: Final = {
     "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
     "MALLOC_TOP_PAD_": str(_GROWN_BYTES),
     "MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES),
 }
-"""The same for a process that is yet to start."""
+"""The same settings as environment variables, for a process that is to be started."""
 
 
 def keep_freed_memory() -> None:
-    """Once, when the process starts; see mallopt(3)."""
+    """Tell glibc to keep freed memory, see mallopt(3); call it once, when the process starts."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return

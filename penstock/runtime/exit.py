@@ -19,4 +19,4 @@ class Fatal(Exception):
 
 
 class RunFailed(Fatal):
-    """Ends the process with exit 3: the run cannot go on until somebody changes something outside."""
+    """Ends the process with exit 3: the run cannot go on until something outside of it is changed."""

@@ -43,12 +43,15 @@ class Phase:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the thread waited for work."""
+        """Return whether the thread waited for work."""
         return self.name.endswith(WAITING)
 
 
 def read_phases(path: Path) -> list[Phase]:
-    """One phase per thread that reached a place, newest first; also of a process that is dead."""
+    """Return one phase per thread that reached a place, newest first.
+
+    Works also for a process that is dead.
+    """
     data = path.read_bytes()
     whole = len(data) // _RECORD.size  # a process that is just starting has not given the file its size
     records = (_RECORD.unpack_from(data, index * _RECORD.size) for index in range(whole))
@@ -57,7 +60,7 @@ def read_phases(path: Path) -> list[Phase]:
 
 
 class _Reached:
-    """What `failpoint` is when it is on."""
+    """`failpoint` where it is turned on."""
 
     def __init__(self, rules: str, phase_file: str) -> None:
         self._rules = _parse(rules)
@@ -68,7 +71,7 @@ class _Reached:
         self._map = _map(Path(phase_file)) if phase_file else None
 
     def __call__(self, name: str, sequence: int = 0) -> None:
-        """See `failpoint`."""
+        """Note that this thread has reached `name`, and kill or stop the process there if it is to be."""
         if self._map is not None:
             _RECORD.pack_into(self._map, self._slot(), name.encode(), sequence, time.monotonic_ns())
         if name in self._rules:
@@ -82,7 +85,7 @@ class _Reached:
                 signal.pthread_kill(threading.get_ident(), number)
 
     def _slot(self) -> int:
-        """Where this thread's record lies; threads beyond the last share it."""
+        """Return the place of this thread's record; threads beyond the last share it."""
         slot: int | None = getattr(self._own, "slot", None)
         if slot is None:
             with self._lock:
@@ -108,7 +111,7 @@ def _parse(rules: str) -> dict[str, tuple[int, signal.Signals]]:
 
 
 def _off(_name: str, _sequence: int = 0) -> None:
-    """`failpoint` in every process that nobody tests."""
+    """`failpoint` in every process that is not under a fault test."""
 
 
 def _choose(rules: str, phase_file: str) -> Callable[..., None]:
@@ -116,7 +119,7 @@ def _choose(rules: str, phase_file: str) -> Callable[..., None]:
 
 
 failpoint: Final = _choose(os.environ.get(FAILPOINTS_VARIABLE, ""), os.environ.get(PHASE_VARIABLE, ""))
-"""`failpoint(name, sequence=0)`: this thread is here.
+"""`failpoint(name, sequence=0)` notes that this thread has reached the place `name`.
 
 sequence: number of the fragment, entry or version at hand.
 """

@@ -8,16 +8,16 @@ import gc
 from typing import Final
 
 MANY_OBJECTS: Final = 20_000
-"""So many more than before, and it looks at them."""
+"""Number of new objects after which the collector runs."""
 _USUAL: Final = gc.get_threshold()
 
 
 def look_seldom() -> None:
-    """After MANY_OBJECTS: where objects live long, or hold no cycles."""
+    """Collect only after MANY_OBJECTS new objects: where objects live long, or hold no cycles."""
     gc.set_threshold(MANY_OBJECTS, *_USUAL[1:])
 
 
 def look_as_usual() -> None:
-    """Undo `look_seldom`, and nothing else: a cycle that holds much memory must not wait for long."""
+    """Undo `look_seldom` without collecting: a cycle that holds much memory must not wait for long."""
     if gc.get_threshold()[0] == MANY_OBJECTS:
         gc.set_threshold(*_USUAL)

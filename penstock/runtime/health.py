@@ -1,7 +1,7 @@
-"""Whether a process is alive, ready and making progress, and where it says so.
+"""Health of a process over HTTP: whether it is alive, ready and making progress.
 
 `/healthz` is red when something named was expected to progress and did not, or when `fail` was
-called; `/readyz` is red until `set_ready(True)` and whenever `/healthz` is. Both say why in the
+called; `/readyz` is red until `set_ready(True)` and whenever `/healthz` is. Both give the reason in the
 body. The HTTP port carries no run data and no secrets. Health is safe to use from any thread.
 """
 
@@ -25,7 +25,7 @@ from penstock.runtime.garbage_collection import look_as_usual
 
 ENDPOINT_VARIABLE: Final = "PENSTOCK_ENDPOINT_FILE"
 READER_S: Final = 60.0
-"""Who has not read the metrics for this long is not expected to."""
+"""Seconds after which a reader that has not read the metrics again is no longer waited for."""
 _MAX_READERS: Final = 16
 _LOOK_S: Final = 0.05
 
@@ -46,7 +46,7 @@ class _Watch:
 
 
 class Health:
-    """What `/healthz` and `/readyz` of one process answer."""
+    """Holds what `/healthz` and `/readyz` of one process answer; safe to use from any thread."""
 
     def __init__(self, role: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.role = role
@@ -59,7 +59,10 @@ class Health:
         metrics.set_role(role)
 
     def set_ready(self, ready: bool, why: str = "") -> None:
-        """Ready to serve, or not and why. What only a start needs is over when it is."""
+        """Declare the process ready to serve, or not ready with the reason `why`.
+
+        A process that is ready has started, so this also ends `look_seldom` (see `garbage_collection`).
+        """
         with self._lock:
             self._not_ready = None if ready else why or "not ready"
         if ready:
@@ -71,13 +74,13 @@ class Health:
             self._watches[name] = _Watch(timeout_s, self._clock())
 
     def progress(self, name: str) -> None:
-        """`name` moved; ends a suspension."""
+        """Note progress of `name`; ends a suspension."""
         with self._lock:
             watch = self._watches[name]
             watch.last_s, watch.suspended = self._clock(), False
 
     def expect(self, name: str, why: str) -> None:
-        """Progress of `name` is expected from now on, or still; `why` is said when none comes."""
+        """Expect progress of `name` from now on, or still; `why` is reported when it does not come."""
         with self._lock:
             watch = self._watches[name]
             if watch.suspended:
@@ -85,22 +88,22 @@ class Health:
             watch.why = why
 
     def has_stalled(self, name: str) -> bool:
-        """Whether `name` made no progress for longer than it may."""
+        """Return whether `name` made no progress for longer than its timeout."""
         with self._lock:
             return self._watches[name].is_over(self._clock())
 
     def suspend(self, name: str) -> None:
-        """`name` waits for good reason (paused, draining): not judged until its next progress."""
+        """Exempt `name`, which waits for good reason (paused, draining), until its next progress."""
         with self._lock:
             self._watches[name].suspended = True
 
     def fail(self, reason: str) -> None:
-        """Red for good."""
+        """Make `/healthz` red for the rest of the process's life."""
         with self._lock:
             self._failure = self._failure or reason
 
     def problem(self) -> str | None:
-        """Why `/healthz` is red, or None."""
+        """Return why `/healthz` is red, or None."""
         with self._lock:
             if self._failure:
                 return self._failure
@@ -112,7 +115,10 @@ class Health:
 
     @contextmanager
     def read_by(self, reader: str) -> Iterator[None]:
-        """Inside, somebody who calls himself so reads the metrics; whoever gives no name only looks in."""
+        """Count what happens inside the block as a reading of the metrics by `reader`.
+
+        A reader without a name is not remembered.
+        """
         began = self._clock()
         yield
         with self._lock:
@@ -121,9 +127,10 @@ class Health:
                 self._read_s[reader] = began
 
     def await_readers(self, within_s: float, over: threading.Event) -> None:
-        """Until everybody who has read the metrics lately has read them again, or `within_s`, or `over`.
+        """Wait until every recent reader of the metrics has read them again.
 
-        For a process that ends itself: what it counted last would be gone before the next look.
+        The wait ends after `within_s` seconds, or when `over` is set. A process that ends by itself calls it:
+        its last counts would be gone before the next scrape.
         """
         began = self._clock()
         with self._lock:
@@ -133,7 +140,7 @@ class Health:
                 awaited -= {who for who in awaited if self._read_s.get(who, 0.0) > began}
 
     def unready(self) -> str | None:
-        """Why `/readyz` is red, or None."""
+        """Return why `/readyz` is red, or None."""
         problem = self.problem()
         with self._lock:
             return problem or self._not_ready
@@ -142,7 +149,7 @@ class Health:
 def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServer, int]:
     """Serve /metrics, /healthz and /readyz from a daemon thread; port 0 takes a free one.
 
-    Returns the server and its port. Raises AddressInUse when it is taken.
+    Returns the server and its port. Raises AddressInUse when the port is taken.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -183,7 +190,7 @@ def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a process can be reached: one line of JSON. `server_pid`: the Redis server's own pid."""
+    """Addresses of a process as one line of JSON. `server_pid`: the Redis server's own pid."""
 
     role: str
     pid: int
@@ -197,7 +204,12 @@ def announce(
 ) -> Endpoint:
     """Write this process's endpoint to the file that the launcher named, if it named one.
 
-    rank: of several that were given one name; beyond 0 it stands behind the file's stem.
+    Args:
+        role: of the process.
+        metrics_port: port of `serve_http`.
+        address: at which the process serves gRPC, "" if it does not.
+        server_pid: pid of the Redis server that the process runs, None without one.
+        rank: of several processes that were given one file name; beyond 0 it is appended to the file's stem.
     """
     endpoint = Endpoint(
         role=role, pid=os.getpid(), metrics_port=metrics_port, address=address, server_pid=server_pid
@@ -213,7 +225,7 @@ def announce(
 
 
 def read_endpoint(path: Path) -> Endpoint | None:
-    """The endpoint in a file, or None while there is none."""
+    """Return the endpoint in a file, or None while there is none."""
     try:
         return Endpoint(**json.loads(path.read_text()))
     except FileNotFoundError:

@@ -1,11 +1,12 @@
-"""How a process is asked to end: SIGTERM, SIGINT, or the launcher's pipe closing.
+"""The end of a process: SIGTERM, SIGINT, or the launcher's pipe closing make it drain.
 
 A process installs one Lifecycle and drains when it says so. Signals and the lifeline are seen by a
 thread of their own, so a callback never runs inside a signal handler and may take locks. A second
 signal, at least a second after the first, ends the process at once with exit 130. SIGUSR1 writes
 the stacks of all threads to stderr.
-If the launcher dies by `kill -9`, the kernel closes its end of the pipe: that drains us too, and
-ends us the hard way when the drain takes longer than LIFELINE_GRACE_S.
+
+If the launcher dies by `kill -9`, the kernel closes its end of the pipe: that drains this process too, and
+ends it with a kill when the drain takes longer than LIFELINE_GRACE_S.
 """
 
 import errno
@@ -38,7 +39,7 @@ from penstock.runtime.exit import (
 
 LIFELINE_VARIABLE: Final = "PENSTOCK_LIFELINE_FD"
 LIFELINE_GRACE_S: Final = 15.0
-"""With nobody left to kill a process that hangs in its drain, it ends itself after this long."""
+"""Seconds after which a process without a launcher ends itself when it hangs in its drain."""
 CALLBACKS_S: Final = 5.0
 _SAME_SIGNAL_S: Final = 1.0
 _READ_BYTES: Final = 512
@@ -48,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Whether this process should go on.
+    """Tells a process whether it should go on; safe to use from any thread.
 
     `draining` is set once and never cleared; `reason` then says why.
     """
@@ -107,7 +108,7 @@ class Lifecycle:
 
     @contextmanager
     def calling_on_drain(self, callback: Callable[[], None]) -> Iterator[None]:
-        """`on_drain` inside the block only: afterwards the callback, and what it holds, is forgotten."""
+        """Register `callback` as `on_drain` does, inside the block only; afterwards it is released."""
         self.on_drain(callback)
         try:
             yield
@@ -117,7 +118,7 @@ class Lifecycle:
                     self._callbacks.remove(callback)
 
     def await_callbacks(self) -> None:
-        """When draining: wait until the callbacks have run, at most CALLBACKS_S."""
+        """Wait, when draining, until the callbacks have run, at most CALLBACKS_S."""
         if self.draining.is_set():
             self._called_back.wait(CALLBACKS_S)
 
@@ -178,7 +179,10 @@ def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End a process that has drained: at once, as threads held inside gRPC may hang the interpreter's end."""
+    """End a process that has drained with exit status `code`, without waiting for threads.
+
+    Threads that are held inside gRPC may hang the interpreter's own end.
+    """
     with suppress(OSError):  # a full disk must not change the exit code
         logging.shutdown()
         sys.stdout.flush()
@@ -187,7 +191,7 @@ def leave(code: int) -> NoReturn:
 
 
 def cannot_write(role: str, error: OSError) -> str:
-    """What to say of a file that cannot grow."""
+    """Return the message for a file that cannot grow."""
     return f"{role} cannot write {error.filename or 'its files'}: {error.strerror}; make room, then resume"
 
 
@@ -206,4 +210,4 @@ def _end_after(seconds: float) -> None:
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Signals are read from the wake-up pipe; a handler must exist for the pipe to be written."""
+    """Do nothing: signals are read from the wake-up pipe, which is written only where a handler exists."""

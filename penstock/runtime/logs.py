@@ -16,7 +16,7 @@ _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "
 
 
 class KeyValueFormatter(logging.Formatter):
-    """One line per record; a traceback, where there is one, follows it."""
+    """Formats one line per record; a traceback, where there is one, follows it."""
 
     converter = staticmethod(time.gmtime)
 
@@ -26,7 +26,7 @@ class KeyValueFormatter(logging.Formatter):
         self._run = run
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record."""
+        """Return the line of a record."""
         fields = _fields(record)
         if self._run:
             fields.setdefault("run", self._run)
@@ -37,11 +37,11 @@ class KeyValueFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """An object per record.
+    """Formats one JSON object per record.
 
-    Time, level, role, run (null until it is known), logger, message, then its fields.
+    Its fields are time, level, role, run (null until it is known), logger, message, then the record's own.
 
-    A traceback is the field `exception`. Of a field under a name that is taken the record's own place wins.
+    A traceback is the field `exception`. An own field whose name is taken is left out.
     """
 
     converter = staticmethod(time.gmtime)
@@ -52,7 +52,7 @@ class JsonFormatter(logging.Formatter):
         self.run = run or None
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record."""
+        """Return the line of a record."""
         own: dict[str, Any] = {
             "time": _stamp(self, record),
             "level": record.levelname.lower(),
@@ -76,21 +76,21 @@ _FORMATTERS: Final[dict[Format, type[KeyValueFormatter | JsonFormatter]]] = {
 def configure(
     role: str, run: str | None = None, *, style: Format = "text", stream: TextIO | None = None
 ) -> None:
-    """Send all records of this process to `stream` (stderr), stamped with `role` and, when known, `run`."""
+    """Send all records of this process to `stream` (stderr), with `role` and, when known, `run` in each."""
     handler = _Handler(stream or sys.stderr)
     handler.setFormatter(_FORMATTERS[style](role, run))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 def name_run(run: str) -> None:
-    """Stamp JSON lines with the run from now on: an actor learns of it with its session."""
+    """Add the run to JSON lines from now on: an actor learns of it with its session."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, JsonFormatter):
             handler.formatter.run = run
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Loses a line that its disk has no room for; every other error is told as usual."""
+    """Drops a line that its disk has no room for; every other error is reported as usual."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging names it
         if not isinstance(sys.exception(), OSError):
@@ -111,7 +111,7 @@ def _quoted(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """What JSON has a form for as it is, all else as text; NaN and infinity are text, too."""
+    """Return a value that JSON can express unchanged, anything else as text, also NaN and infinity."""
     if value is None or isinstance(value, bool | int | str):
         return value
     return value if isinstance(value, float) and math.isfinite(value) else str(value)

@@ -1,4 +1,4 @@
-"""How late the event loop of this process comes round: everything else in it is late by as much.
+"""Measures the lag of this process's event loop: everything else in the loop is late by as much.
 
 A sleeper notes by how much it oversleeps: a handler that computes for 50 ms between two awaits shows as
 50 ms here, and as 50 ms in every acknowledgement meanwhile. Each time it wakes is progress of the loop.
@@ -12,11 +12,11 @@ from penstock.runtime import metrics
 
 PERIOD_S: Final = 0.05
 WINDOW_S: Final = 10.0
-"""The gauge shows the worst of this window or the one before."""
+"""Seconds of a window; the gauge shows the worst lag of this window or the one before."""
 
 
 async def watch_loop(on_round: Callable[[], None]) -> None:
-    """For ever; `on_round` after every round."""
+    """Measure the lag until cancelled; calls `on_round` after every round."""
     loop = asyncio.get_running_loop()
     worst = before = 0.0
     turn_s = loop.time() + WINDOW_S

@@ -57,7 +57,7 @@ _LENGTHS: Final = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 50_00
 
 
 class _Declare:
-    """Declares the families of one group."""
+    """Declares the metric families of one group."""
 
     def __init__(self, group: CollectorRegistry) -> None:
         self._group = group
@@ -76,12 +76,12 @@ class _Declare:
 
 
 class _CpuSeconds(Collector):
-    """CPU time of this process and the children it has waited for, by role."""
+    """Collects CPU time of this process and the children it has waited for, by role."""
 
     role = "unknown"
 
     def collect(self) -> Iterator[Metric]:
-        """One series."""
+        """Yield one series."""
         times = os.times()
         total = times.user + times.system + times.children_user + times.children_system
         family = CounterMetricFamily(
@@ -92,15 +92,15 @@ class _CpuSeconds(Collector):
 
 
 class _CertificateExpiry(Collector):
-    """When the certificate of this process runs out; no series without one.
+    """Collects the time at which the certificate of this process expires; no series without one.
 
-    Read at every scrape: it is rotated.
+    The file is read at every scrape, because certificates are rotated.
     """
 
     path: Path | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """One series; 0, long ago, when the file cannot be read."""
+        """Yield one series; its value is 0, long ago, when the file cannot be read."""
         if self.path is None:
             return
         family = GaugeMetricFamily(
@@ -112,9 +112,9 @@ class _CertificateExpiry(Collector):
 
 
 def certificate_expiry_s(path: Path) -> float:
-    """The first moment, in seconds since 1970, at which a certificate of the PEM file's chain has run out.
+    """Return the first moment at which a certificate of the PEM file's chain expires, in seconds since 1970.
 
-    0 for no such file.
+    Returns 0 when there is no such file.
     """
     # Only processes with TLS need to load it.
     from cryptography import x509  # noqa: PLC0415
@@ -141,12 +141,15 @@ def set_role(role: str) -> None:
 
 
 def watch_certificate(path: Path | None) -> None:
-    """Tell when the certificate in this PEM file runs out; None: this process has none."""
+    """Export when the certificate in this PEM file expires; None: this process has no certificate."""
     _certificate.path = path
 
 
 def exposition(role: str | None = None) -> bytes:
-    """The text format of a role's families (this process's when None; all when the role is unknown)."""
+    """Return the families of a role in Prometheus's text format.
+
+    role: None: this process's; all families when the role is unknown.
+    """
     groups = _GROUPS.get(role or _cpu.role, _ALL)
     return b"".join(map(generate_latest, (_process, *groups)))
 

@@ -1,7 +1,7 @@
 """The one retry loop: capped exponential delay with full jitter, and a way out.
 
-Waits between attempts; `stop` ends a wait at once. Nothing is retried that the caller does not
-name as retryable, and nothing below this layer retries (gRPC and Redis clients are built without).
+Waits between attempts; `stop` ends a wait at once. Only errors that the caller names as retryable are
+retried, and nothing below this layer retries (gRPC and Redis clients are built without).
 """
 
 import asyncio
@@ -22,11 +22,11 @@ _random = random.SystemRandom()
 
 
 class Interrupted(Exception):
-    """The process drains: what was being retried is given up."""
+    """Reports that the process drains and the retried call was given up."""
 
 
 def full_jitter(base_s: float = BASE_S, cap_s: float = CAP_S) -> Iterator[float]:
-    """Endless delays in seconds, the n-th uniform in [0, min(cap, base · 2ⁿ)]."""
+    """Yield endless delays in seconds, the n-th uniform in [0, min(cap, base · 2ⁿ)]."""
     attempt = 0
     while True:
         yield _random.uniform(0.0, min(cap_s, base_s * 2**attempt))
@@ -42,10 +42,19 @@ def retry(
     give_up_s: float | None = None,
     delays: Iterator[float] | None = None,
 ) -> T:
-    """The result of the first `call` that succeeds.
+    """Return the result of the first `call` that succeeds.
 
-    `on_wait(error, delay_s)` is told before each wait. Raises the last error when it is not
-    retryable or `give_up_s` seconds have passed, Interrupted when `stop` is set.
+    Args:
+        call: the call to repeat; it must be safe to repeat.
+        retryable: tells whether an error may pass with time.
+        stop: set when the process drains; it ends a wait at once.
+        on_wait: called with (error, delay in seconds) before each wait.
+        give_up_s: seconds after which the last error is raised; None: never.
+        delays: seconds between attempts; default `full_jitter()`.
+
+    Raises:
+        Interrupted: `stop` was set.
+        Exception: the last error of `call`, when it is not retryable or `give_up_s` has passed.
     """
     delays = delays or full_jitter()
     started = time.monotonic()
@@ -71,7 +80,7 @@ async def retry_async(
     give_up_s: float | None = None,
     delays: Iterator[float] | None = None,
 ) -> T:
-    """`retry` for coroutines."""
+    """Return the result of the first `call` that succeeds, as `retry` does, for coroutines."""
     delays = delays or full_jitter()
     started = time.monotonic()
     while not stop.is_set():
@@ -88,7 +97,7 @@ async def retry_async(
 
 
 def _left_s(started: float, give_up_s: float | None) -> float:
-    """Seconds until the last attempt."""
+    """Return the seconds until the last attempt."""
     return math.inf if give_up_s is None else max(0.0, started + give_up_s - time.monotonic())
 
 

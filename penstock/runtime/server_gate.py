@@ -1,4 +1,4 @@
-"""The gate of a server as its configuration says: proof, run, accepted tokens, budgets."""
+"""Build the gate of a server from its configuration: proof, run, accepted tokens, rate limits."""
 
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.rpc.auth import Credentials, Proof
@@ -11,9 +11,16 @@ from penstock.runtime import metrics
 def build_gate(
     settings: Settings, credentials: Credentials, address: str, rates: Rates | None = None
 ) -> Gate:
-    """rates: None: those of a broker.
+    """Return the gate of a server.
 
-    Raises ConfigurationError for a server that could not tell whose callers it may serve.
+    Args:
+        settings: of the process.
+        credentials: with which the server proves itself and checks its callers.
+        address: at which it listens.
+        rates: rate limits; None: those of a broker.
+
+    Raises:
+        ConfigurationError: the server could not tell which callers it may serve.
     """
     proof = credentials.proof(address)
     if proof is not Proof.NOTHING and not settings.run:

@@ -1,4 +1,4 @@
-"""OpenTelemetry itself, for `penstock.runtime.tracing`: imported only where traces are recorded.
+"""The OpenTelemetry side of `penstock.runtime.tracing`: imported only where traces are recorded.
 
 Spans leave from a thread of the SDK, in batches; beyond its bounded queue they are dropped, with a warning.
 """
@@ -32,7 +32,7 @@ _PREFIX: Final = "penstock."
 
 
 class Spans:
-    """One process's tracer."""
+    """Records the spans of one process."""
 
     def __init__(self, section: TracingSection, role: str, run: str) -> None:
         about = {
@@ -51,21 +51,21 @@ class Spans:
         self._tracer = self._provider.get_tracer("penstock")
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
     @contextmanager
     def trace(self, name: str) -> Iterator[None]:
-        """See `tracing.trace`."""
+        """Open a span as `tracing.trace` does."""
         with self._tracer.start_as_current_span(name, context=Context()):
             yield
 
     def current(self) -> str:
-        """See `tracing.current`."""
+        """Return the header of the current span, as `tracing.current` does."""
         return _traceparent(trace.get_current_span())
 
     def describe(self, attributes: Mapping[str, Any]) -> None:
-        """See `tracing.describe`."""
+        """Add attributes to the current span, as `tracing.describe` does."""
         trace.get_current_span().set_attributes(_prefixed(attributes))
 
     def record(
@@ -79,7 +79,7 @@ class Spans:
         links: Sequence[str],
         attributes: Mapping[str, Any],
     ) -> str:
-        """See `tracing.record`."""
+        """Record a span that has ended, as `tracing.record` does."""
         end_ns = time.time_ns() - round(ago_s * _NS)
         span = self._tracer.start_span(
             name,
@@ -93,7 +93,10 @@ class Spans:
 
 
 class _Roots(Sampler):
-    """First spans: those with links always, for what they link to was sampled; others by `ratio`."""
+    """Samples first spans: always those with links, because what they link to was sampled.
+
+    Others by `ratio`.
+    """
 
     def __init__(self, ratio: Sampler) -> None:
         self._ratio = ratio
@@ -108,12 +111,12 @@ class _Roots(Sampler):
         links: Sequence[trace.Link] | None = None,
         trace_state: trace.TraceState | None = None,
     ) -> SamplingResult:
-        """The SDK's question."""
+        """Answer the SDK whether a span is sampled."""
         sampler = ALWAYS_ON if links else self._ratio
         return sampler.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 
     def get_description(self) -> str:
-        """For the SDK's messages."""
+        """Return the name of the sampler for the SDK's messages."""
         return f"links, else {self._ratio.get_description()}"
 
 
