@@ -68,11 +68,11 @@ class NumpyForward:
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
 
     def is_current(self) -> bool:
-        """False once a parameter lies elsewhere than when this was made."""
+        """Return False once a parameter lies elsewhere than when this was made."""
         return [tensor.data_ptr() for tensor in self._tensors] == self._addresses
 
     def __call__(self, observation: Mapping[str, Array]) -> Reals:
-        """Outputs [N, P]."""
+        """Return outputs [N, P] of observations by path, [N, *shape]."""
         rows = self._read(observation)
         for step in self._steps:
             if isinstance(step, tuple):
@@ -103,13 +103,13 @@ def _side_by_side(columns: Sequence[Reals]) -> Reals:
 
 
 def numpy_forward(reader: Reader, chain: Sequence[nn.Module] | None, head: nn.Linear) -> NumpyForward | None:
-    """The chain and the head behind it, or None where torch must do it.
+    """Return the chain and the head behind it, or None where torch must do it.
 
-    That is: images or a network that is no chain, another kind of layer, or not on the CPU.
+    Torch must do it for images, for a network that is no chain, for another kind of layer, or off the CPU.
     """
     if reader.images or chain is None or head.weight.device.type != "cpu":
         return None
-    # Nobody who acts drops anything.
+    # Acting drops no features.
     layers = [layer for layer in (*chain, head) if not isinstance(layer, Dropout)]
     if not all(isinstance(layer, nn.Linear) or type(layer) in _ACTIVATIONS for layer in layers):
         return None

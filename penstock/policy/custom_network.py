@@ -1,8 +1,8 @@
 """Networks of the user's: `policy.network = "module:Class"` in the place of trunks and MLP.
 
-Whoever calls `load` imports the module: a process that was told the name by somebody else asks
-`penstock.config.trusted` first. What the class makes is tried before anything is learned with it, so that
-a broken one is refused where it is written down and not by a loss that is no number an hour later.
+`load` imports the module: a process that received the name from another one calls
+`penstock.config.trusted` first. The network is tried before anything is learned with it, so that
+a broken one is refused where it is configured and not by a loss that is not finite an hour later.
 """
 
 import copy
@@ -24,29 +24,29 @@ _TOLERANCE = 1e-3
 
 
 class Network(Protocol):
-    """What the class must be, beside a `torch.nn.Module`.
+    """The contract of the class, beside that of a `torch.nn.Module`.
 
     It is constructed as `Class(reader, **policy.network_arguments)`, after torch's generator was seeded,
     and initialises itself. A policy has one for the actor and one for the critic, or one for both
-    (`policy.shared_trunk`). `reader` says what the inputs are: `reader.width` columns of vector,
+    (`policy.shared_trunk`). `reader` describes the inputs: `reader.width` columns of vector,
     `reader.columns[path]` those of a part, `reader.images` path and space of each image.
 
     In `forward` a row must not depend on its neighbours, on earlier calls or on training mode, and inputs
     are not written to: actor, π_prox and every gradient step must get the same features of the same
-    observation. `penstock.policy.layers` has dropout and batch normalisation that hold to that.
+    observation. `penstock.policy.layers` has dropout and batch normalisation that satisfy this.
     Parameters are float32 and all are trained; buffers are published and kept with them.
     """
 
     width: int
-    """F, features that come out."""
+    """F, the number of features that it returns."""
 
     def __call__(self, inputs: Inputs) -> Tensor:
-        """`Inputs` of M rows → features [M, F] in the dtype of `inputs.vector`, with gradients."""
+        """Return features [M, F] of `Inputs` of M rows, in the dtype of `inputs.vector`, with gradients."""
         ...
 
 
 class CustomBody(nn.Module):
-    """A network of the user's as a body."""
+    """Wraps a network of the user's as a body."""
 
     chain = None
 
@@ -56,13 +56,13 @@ class CustomBody(nn.Module):
         self.width = width
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[M, F]."""
+        """Return features [M, F]."""
         features: Tensor = self.network(inputs)
         return features
 
 
 def body_of(reader: Reader, section: PolicySection) -> Body | CustomBody:
-    """The network between inputs and heads.
+    """Return the network between inputs and heads.
 
     Raises ConfigurationError for a custom one that breaks its contract.
     """
@@ -78,7 +78,10 @@ def body_of(reader: Reader, section: PolicySection) -> Body | CustomBody:
 
 
 def load(name: str) -> type[nn.Module]:
-    """The class of `module:Class`; imports the module. Raises ConfigurationError that says what is wrong."""
+    """Import the module and return the class of `module:Class`.
+
+    Raises ConfigurationError that says what is wrong.
+    """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ConfigurationError(f"policy.network={name!r}: write module:Class")
@@ -125,7 +128,10 @@ def _check_weights(name: str, network: nn.Module) -> None:
 
 
 def _check_features(name: str, network: nn.Module, width: int, reader: Reader) -> None:
-    """One row and several, in evaluation and in training mode, must give the same features, and leave inputs alone."""
+    """Raise ConfigurationError unless features depend on their own row alone, in every mode.
+
+    One row and several, in evaluation and in training mode, must give the same, and leave inputs unchanged.
+    """
     inputs = _trial(reader)
     given = Inputs(inputs.vector.clone(), tuple(image.clone() for image in inputs.images))
     features = _features(name, network.eval(), inputs, width)
@@ -165,7 +171,7 @@ def _features(name: str, network: nn.Module, inputs: Inputs, width: int) -> Tens
 
 
 def _trial(reader: Reader) -> Inputs:
-    """Inputs of observations drawn within their bounds."""
+    """Return inputs of observations drawn within their bounds."""
     random = np.random.default_rng(0)
     drawn = {path: sample(leaf, _ROWS, random) for path, leaf in leaves(reader.space, "observation")}
     return reader.read({path: torch.from_numpy(array) for path, array in drawn.items()}, torch.float32)

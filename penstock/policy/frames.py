@@ -1,4 +1,4 @@
-"""Frame stacking as policy state: a frame travels once, and who needs the stack puts it together.
+"""Frame stacking as policy state: a frame travels once, and each process builds the stack itself.
 
 The stack of a step is its frame behind the `depth` − 1 before it in the same episode, oldest first; before
 there are so many the first one is repeated, as `gymnasium.wrappers.FrameStackObservation` does. Part of an
@@ -24,7 +24,11 @@ HELD: Final = "state/frames/held"
 
 
 class FrameStack:
-    """space: of the stacked observation, what the network reads.   state: leaves by path below `state`."""
+    """Builds the stacks that the network reads.
+
+    space: space of the stacked observation.
+    state: leaves of the state by path below `state`.
+    """
 
     def __init__(self, space: Space, depth: int) -> None:
         self.depth = depth
@@ -37,7 +41,7 @@ class FrameStack:
             self.state = (*kept, ("frames/held", flag))
 
     def push(self, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
-        """The stacks [N, ...] of a step by path, and the state after it.
+        """Return the stacks [N, ...] of a step by path, and the state after it.
 
         row: observation and state by path, [N, ...]; without state every slot begins an episode.
         """
@@ -58,7 +62,7 @@ class FrameStack:
         return seen, state
 
     def unroll(self, seen: Trajectory) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The stacks of every step [T, B, ...] and of the last observations [K, ...], by path."""
+        """Return the stacks of every step [T, B, ...] and of the last observations [K, ...], by path."""
         rows, lasts = self._sources(seen)
         columns = torch.arange(seen.begins.shape[1], device=seen.begins.device)
         observation, final = {}, {}
@@ -73,7 +77,7 @@ class FrameStack:
         return observation, final
 
     def _sources(self, seen: Trajectory) -> tuple[Tensor, Tensor]:
-        """Where each frame of a stack lies behind the k − 1 of the state.
+        """Return the index of each frame of a stack behind the k − 1 of the state.
 
         Rows [T, B, k], lasts [K, k − 1].
         """
@@ -89,14 +93,14 @@ class FrameStack:
 
 
 def _frame(leaf: Leaf, value: Any) -> Any:
-    """One leaf [..., *shape] without a start, and with an axis to stand side by side in."""
+    """Return one leaf [..., *shape] counted from 0, with an axis along which frames are stacked."""
     if isinstance(leaf, Discrete):
         value = value - leaf.start
     return value if leaf.shape else value[..., None]
 
 
 def _joined(leaf: Leaf, count: int) -> Leaf:
-    """The space of `count` frames behind one another."""
+    """Return the space of `count` frames behind one another."""
     match leaf:
         case Discrete():
             return MultiDiscrete((leaf.n,) * count)
@@ -109,7 +113,7 @@ def _joined(leaf: Leaf, count: int) -> Leaf:
 
 
 def _arranged(leaf: Leaf, stack: Any) -> Any:
-    """Frames [..., k, *frame] as the network reads them; arrays or tensors."""
+    """Return frames [..., k, *frame] as the network reads them; arrays or tensors."""
     shape = leaf.shape or (1,)
     *lead, depth = stack.shape[: stack.ndim - len(shape)]
     if not is_image(leaf):

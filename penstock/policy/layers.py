@@ -1,12 +1,12 @@
 """Hidden layers that act alike in actor and learner: every forward pass is one in evaluation mode.
 
 A log-probability of the actor, of π_prox and of the gradient step comes from the same function of the
-weights, so that a ratio on fresh experience is 1. What other libraries do in "training mode" happens here
-between those passes, at two places that an algorithm names:
+weights, so that a ratio on fresh experience is 1. The steps that other libraries take in "training mode"
+happen here between those passes, at two places that an algorithm names:
 
-  BatchNorm   normalises with statistics that stand still while an update runs; `measure` after its last
-              gradient step says what flowed through, `Measured.merge` takes it in, as the normaliser of
-              observations does
+  BatchNorm   normalises with statistics that are constant while an update runs; `measure` after its last
+              gradient step measures the rows, `Measured.merge` adds them to the statistics, as the
+              normaliser of observations does
   Dropout     is the identity but inside `thinned`: the learner differentiates a thinned network there,
               with the ratio from the whole one
 """
@@ -24,8 +24,8 @@ _EPSILON = 1e-5
 _NEWEST_SHARE = 0.01
 """Least weight of the newest batch in the statistics.
 
-Activations drift as the weights below them change, but no ratio holds the change that new statistics make to
-the policy: with 0.1 none of five seeds solved CartPole, with 0.03 two did.
+Activations drift as the weights below them change, but no ratio bounds the change that new statistics make
+to the policy: with 0.1 none of five seeds solved CartPole, with 0.03 two did.
 """
 
 
@@ -51,7 +51,7 @@ class BatchNorm(nn.Module):
         self.seen: Moments | None = None
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[M, F] → [M, F]; a row does not depend on its neighbours."""
+        """Return [M, F] for [M, F]; a row does not depend on its neighbours."""
         mean, variance = self.mean, self.variance
         if self.measuring is not None:
             self.seen = self.measuring(moments(rows))
@@ -63,7 +63,7 @@ class BatchNorm(nn.Module):
     def merge(self, new: Moments) -> None:
         """Move the statistics towards those of a batch.
 
-        The mean of the first hundred, then a moving average.
+        They are the mean of the first hundred batches, then a moving average.
         """
         mean, variance = self._merged(new)
         self.mean.copy_(mean)
@@ -77,16 +77,16 @@ class BatchNorm(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What flowed through each layer of batch normalisation, not yet merged."""
+    """Moments of the rows that passed each layer of batch normalisation, not yet merged."""
 
     seen: tuple[tuple[BatchNorm, Moments], ...]
 
     def checksum(self) -> Tensor:
-        """A scalar on the device that is finite exactly when everything here is."""
+        """Return a scalar on the device that is finite exactly when all moments are."""
         return torch.stack([moments.checksum() for _, moments in self.seen]).sum()
 
     def merge(self) -> None:
-        """Into the layers' statistics."""
+        """Merge the moments into the layers' statistics."""
         for layer, seen in self.seen:
             layer.merge(seen)
 
@@ -94,9 +94,14 @@ class Measured:
 def measure(
     module: nn.Module, forward: Callable[[], object], whole: Callable[[Moments], Moments] = lambda own: own
 ) -> Measured | None:
-    """Run `forward` without gradients and say what its layers of batch normalisation saw; None without any.
+    """Run `forward` without gradients and return what its layers of batch normalisation saw.
 
-    whole: from the moments of a layer's rows here to those of its rows everywhere.
+    None without any.
+
+    Args:
+        module: the network whose layers are measured.
+        forward: runs the network on the rows to measure.
+        whole: converts the moments of a layer's rows in this process to those of its rows in all ranks.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
     if not layers:
@@ -114,7 +119,10 @@ def measure(
 
 
 class Dropout(nn.Module):
-    """Zeroes a share of the features and stretches the others (Srivastava et al. 2014), inside `thinned` only."""
+    """Zeroes a share of the features and scales the others up, inside `thinned` only.
+
+    See Srivastava et al. 2014.
+    """
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -122,7 +130,7 @@ class Dropout(nn.Module):
         self.random: torch.Generator | None = None
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Any shape → the same."""
+        """Return a tensor of the same shape."""
         if self.random is None:
             return rows
         kept = torch.empty_like(rows).bernoulli_(1.0 - self.share, generator=self.random)
@@ -130,13 +138,13 @@ class Dropout(nn.Module):
 
 
 def dropouts(module: nn.Module) -> tuple[Dropout, ...]:
-    """The layers of a module that `thinned` switches on."""
+    """Return the layers of a module that `thinned` switches on."""
     return tuple(layer for layer in module.modules() if isinstance(layer, Dropout))
 
 
 @contextmanager
 def thinned(layers: Sequence[Dropout], seed: int, device: torch.device) -> Iterator[None]:
-    """Forward passes inside drop features; equal seeds drop the same ones."""
+    """Drop features in the forward passes inside the block; equal seeds drop the same ones."""
     random = torch.Generator(device).manual_seed(seed)
     for layer in layers:
         layer.random = random

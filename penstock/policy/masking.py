@@ -1,4 +1,4 @@
-"""Action masks: which outputs of a policy an observation rules out.
+"""Action masks: the outputs of a policy that an observation rules out.
 
 A mask lies beside its observation as `mask/ACTION/PATH`, bool, true where allowed
 (`penstock.wire.schema.mask_rules`).
@@ -15,7 +15,7 @@ from penstock.wire.spaces import Space, leaves
 
 
 class ActionMasks:
-    """Of an action space whose leaves' outputs lie in `cuts` of P."""
+    """Masks of an action space whose leaves' outputs lie in `cuts` of P."""
 
     def __init__(self, action_space: Space, cuts: Sequence[slice]) -> None:
         parts = zip(leaves(action_space, "action"), cuts, strict=True)
@@ -23,11 +23,13 @@ class ActionMasks:
         self._width = cuts[-1].stop
 
     def given(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The masks in a row, by the path of their action."""
+        """Return the masks in a row, by the path of their action."""
         return {path: row[name] for path, name, _ in self._parts if name in row}
 
     def forbidden(self, observation: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
-        """What the masks [..., n] of an observation rule out of M = len(rows), bool [M, P]; None: no masks.
+        """Return what the masks [..., n] of an observation rule out of M = len(rows), bool [M, P].
+
+        None: no masks.
 
         Rows behind those that have masks are free.
         """
@@ -43,10 +45,10 @@ class ActionMasks:
 
 
 def masked(parameters: Tensor, forbidden: Tensor | None) -> Tensor:
-    """Parameters [M, P] that leave what is `forbidden` (bool [M, P]) no probability.
+    """Return parameters [M, P] that leave what is `forbidden` (bool [M, P]) no probability.
 
-    The lowest finite logit: its exponential is 0 beside any other, while log-probability, entropy and their
-    gradients stay finite, as they do not with minus infinity.
+    Forbidden logits become the lowest finite number: its exponential is 0 beside any other, while
+    log-probability, entropy and their gradients stay finite, as they do not with minus infinity.
     """
     if forbidden is None:
         return parameters

@@ -1,4 +1,4 @@
-"""What a policy remembers of an episode: its state, and all that depends on there being one.
+"""The state of a policy within an episode, and all that depends on it.
 
     frames of before ─► stack ─► reader ─► body ─► recurrent core ─► head
     └──── state/frames/… ───┘                     └ state/actor/h … ┘
@@ -27,10 +27,13 @@ from penstock.wire.tensor import Array
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a trajectory shows. M = T · B rows, step by step.
+    """Inputs of a trajectory. M = T · B rows, step by step.
 
-    observation: stacked, by path, [T, B, ...].   inputs: of the rows, and with a recurrent core of the K last
-    observations behind them, which follow the step before.   lasts: inputs of those elsewhere; None: there are none.
+    observation: stacked, by path, [T, B, ...].
+    inputs: of the rows, and with a recurrent core of the K last observations behind them, which follow the
+    step
+        before.
+    lasts: inputs of the last observations where they stand elsewhere; None: there are none.
     starts: bool [T, B] with a recurrent core, see `Trajectory.starts`.
     """
 
@@ -41,7 +44,11 @@ class Look:
 
 
 class Memory(nn.Module):
-    """frames: see FrameStack.   actor_core, critic_core: of each trunk; critic_core None: shared, or no core."""
+    """Holds the parts of a policy that have state.
+
+    frames: see FrameStack.
+    actor_core, critic_core: recurrent core of each trunk; critic_core None: shared, or no core.
+    """
 
     actor_core: Core | None
     critic_core: Core | None
@@ -57,9 +64,9 @@ class Memory(nn.Module):
         self._state = list(leaves(self.state_space, "state"))
 
     def add_cores(self, width: int) -> int:
-        """Cores behind bodies of `width` features, where the section asks for them.
+        """Add cores behind bodies of `width` features, where the section asks for them.
 
-        Returns what comes out.
+        Returns the width behind them.
         """
         kind, size = self._section.recurrent, self._section.recurrent_size
         if kind == "none":
@@ -75,17 +82,21 @@ class Memory(nn.Module):
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a row's outputs depend on the rows before it beyond what it shows."""
+        """Return whether a row's outputs depend on the rows before it beyond its own stack of frames."""
         return self.actor_core is not None
 
     def initial(self, count: int) -> dict[str, Array]:
-        """The state of `count` slots in which an episode begins."""
+        """Return the state of `count` slots in which an episode begins."""
         return {path: zeros(leaf, (count,)) for path, leaf in self._state}
 
     def recall(
         self, actor: Tensor, critic: Tensor, inputs: Inputs
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Features of both trunks [M, F] → those of the wanted rows behind the cores, and the newest state."""
+        """Run the cores over features of both trunks, [M, F] each.
+
+        Returns the features of the wanted rows behind the cores, of actor and critic, and the newest state by
+        path.
+        """
         if self.actor_core is None or inputs.time is None:
             return actor, critic, {}
         actor, state = self.actor_core(actor, inputs.time)
@@ -95,7 +106,10 @@ class Memory(nn.Module):
         return actor, critic, state | more
 
     def read(self, row: Mapping[str, Tensor], reader: Reader, dtype: torch.dtype) -> Inputs:
-        """Inputs of single steps [..., *shape]; without state in `row` each is the first of an episode."""
+        """Return inputs of single steps [..., *shape].
+
+        Without state in `row` each is the first of an episode.
+        """
         rows = {path: row[path].reshape(-1, *leaf.shape) for path, leaf in self._leaves}
         some = next(iter(rows.values()))
         state = {path: self._given(path, row, some) for path, _ in self._state}
@@ -107,7 +121,7 @@ class Memory(nn.Module):
         return replace(inputs, time=single(self._of_cores(state))) if self.is_recurrent else inputs
 
     def look(self, seen: Trajectory, reader: Reader, dtype: torch.dtype) -> Look:
-        """Inputs of everything that a trajectory shows."""
+        """Return inputs of all rows and last observations of a trajectory."""
         observation, final = seen.observation, seen.final_observation
         if self.frames.depth > 1:
             observation, final = self.frames.unroll(seen)
@@ -137,7 +151,7 @@ class Memory(nn.Module):
 
 
 def begun(state: Mapping[str, Array], begins: NDArray[np.bool_] | None) -> dict[str, Array]:
-    """State [N, ...] with zeros where an episode begins; begins: bool [N], None: nowhere."""
+    """Return state [N, ...] with zeros where an episode begins; begins: bool [N], None: nowhere."""
     if begins is None or not state:
         return dict(state)
     fresh = {path: array.copy() for path, array in state.items()}

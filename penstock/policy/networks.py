@@ -1,4 +1,4 @@
-"""From raw observations to features: what the network reads, and the layers that read it.
+"""From raw observations to features: the reader of observations, and the layers behind it.
 
 `Reader` turns observation tensors into `Inputs` (no parameters but the normaliser); a `Body` turns
 `Inputs` into features. Axes: M = any number of rows, D = width of the vector part, F = features.
@@ -34,8 +34,10 @@ NORMALISATIONS: dict[str, type[nn.LayerNorm | BatchNorm]] = {"layer": nn.LayerNo
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """vector: [M, D] in the policy's dtype.   images: [M, *shape] each, raw uint8.
+    """What a network reads of M rows.
 
+    vector: [M, D] in the policy's dtype.
+    images: [M, *shape] each, raw uint8.
     forbidden: bool [m, P], outputs of the policy that an action mask rules out; None: none.
     time: how the rows follow one another, for a policy with a recurrent core.
     wanted: int64 [m], rows whose outputs are wanted; None: all.
@@ -48,24 +50,24 @@ class Inputs:
     wanted: Tensor | None = None
 
     def select(self, index: Tensor) -> "Inputs":
-        """The rows at an int64 index [m], of rows without time."""
+        """Return the rows at an int64 index [m], of rows without time."""
         images = tuple(image[index] for image in self.images)
         return Inputs(self.vector[index], images, None if self.forbidden is None else self.forbidden[index])
 
     def narrow(self, start: int, length: int) -> "Inputs":
-        """Rows [start, start + length), as views, of rows without time."""
+        """Return rows [start, start + length), as views, of rows without time."""
         rows = slice(start, start + length)
         images = tuple(image[rows] for image in self.images)
         return Inputs(self.vector[rows], images, None if self.forbidden is None else self.forbidden[rows])
 
 
 def is_image(leaf: Leaf) -> bool:
-    """A uint8 Box of rank 2 or 3."""
+    """Return whether a leaf is a uint8 Box of rank 2 or 3."""
     return isinstance(leaf, Box) and leaf.dtype == "uint8" and len(leaf.shape) in IMAGE_RANKS
 
 
 def vector_width(leaf: Leaf) -> int:
-    """Elements of the vector part that a leaf takes."""
+    """Return the number of elements of the vector part that a leaf takes."""
     match leaf:
         case Box():
             return math.prod(leaf.shape)
@@ -78,7 +80,9 @@ def vector_width(leaf: Leaf) -> int:
 
 
 class Reader(nn.Module):
-    """Which leaves are real numbers (normalised if asked), one-hot or images.
+    """Converts observations to `Inputs`.
+
+    Each leaf is real numbers (normalised if asked), one-hot, or an image.
 
     The vector part is the Box leaves in order, then the others in order.
     """
@@ -100,9 +104,9 @@ class Reader(nn.Module):
 
     @property
     def columns(self) -> dict[str, slice]:
-        """Where each part lies in `Inputs.vector`, by path.
+        """Return the columns of each part in `Inputs.vector`, by path.
 
-        Images, in the order of `images`, are not in it.
+        Images are not among them; they are listed in `images`.
         """
         parts = [*self.reals, *self.codes]
         ends = list(accumulate(vector_width(leaf) for _, leaf in parts))
@@ -110,7 +114,10 @@ class Reader(nn.Module):
         return {path: slice(start, end) for (path, _), start, end in cuts}
 
     def raw_reals(self, observation: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """The Box leaves side by side, [M, reals_width], not normalised; leading axes flattened to M."""
+        """Return the Box leaves side by side, [M, reals_width], not normalised.
+
+        Leading axes flattened to M.
+        """
         columns = []
         for path, leaf in self.reals:
             column = observation[path].reshape(-1, vector_width(leaf)).to(dtype)
@@ -118,7 +125,7 @@ class Reader(nn.Module):
         return columns[0] if len(columns) == 1 else torch.cat(columns, 1)
 
     def read(self, observation: Mapping[str, Tensor], dtype: torch.dtype) -> Inputs:
-        """Inputs of observations [..., *shape], leading axes flattened to M rows."""
+        """Return inputs of observations [..., *shape], leading axes flattened to M rows."""
         columns = []
         if self.reals:
             reals = self.raw_reals(observation, dtype)
@@ -131,7 +138,7 @@ class Reader(nn.Module):
 
 
 def codes(value: Tensor, leaf: Leaf) -> Tensor:
-    """One-hot codes of integers, bits as they are: [M, vector_width]."""
+    """Return one-hot codes of integers, and bits as they are: [M, vector_width]."""
     match leaf:
         case Discrete():
             return functional.one_hot(value.reshape(-1).long() - leaf.start, leaf.n)
@@ -155,7 +162,7 @@ class Body(nn.Module):
     """One encoder per image, their features beside the vector part, then the hidden layers.
 
     A hidden layer is linear → normalisation → non-linearity → dropout, the second and last where asked for.
-    width: F, features that come out.
+    width: F, the number of features that it returns.
     """
 
     def __init__(self, reader: Reader, section: PolicySection) -> None:
@@ -171,11 +178,11 @@ class Body(nn.Module):
 
     @property
     def chain(self) -> Sequence[nn.Module] | None:
-        """The layers one after the other, where there is nothing beside them."""
+        """Return the layers in order where the network is a plain chain, else None."""
         return None if self.images else tuple(self.layers)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[M, F]."""
+        """Return features [M, F]."""
         joined = inputs.vector
         if self.images:
             seen = [encoder(image) for encoder, image in zip(self.images, inputs.images, strict=True)]
@@ -195,7 +202,7 @@ def _hidden_layer(before: int, after: int, section: PolicySection) -> list[nn.Mo
 
 
 def initialise(module: nn.Module, gain: float, generator: torch.Generator) -> None:
-    """Orthogonal weights and zero biases in every linear and convolutional layer.
+    """Set orthogonal weights and zero biases in every linear and convolutional layer.
 
     Residual blocks begin as identities.
     """

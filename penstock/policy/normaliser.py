@@ -18,19 +18,19 @@ _VARIANCE_FLOOR = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Of n rows: count float64 [], mean float64 [D], spread float64 [D] = Σ (x − mean)²."""
+    """Moments of n rows: count float64 [], mean float64 [D], spread float64 [D] = Σ (x − mean)²."""
 
     count: Tensor
     mean: Tensor
     spread: Tensor
 
     def checksum(self) -> Tensor:
-        """A scalar on the device that is finite exactly when everything here is."""
+        """Return a scalar on the device that is finite exactly when all moments are."""
         return self.mean.sum() + self.spread.sum()
 
 
 def moments(rows: Tensor) -> Moments:
-    """Moments of rows [n, D]; of none all are 0."""
+    """Return the moments of rows [n, D]; all are 0 when n is 0."""
     wide = rows.double()
     mean = wide.sum(0).div_(max(1, len(rows)))
     count = torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device)
@@ -38,7 +38,7 @@ def moments(rows: Tensor) -> Moments:
 
 
 def combine(first: Moments, second: Moments) -> Moments:
-    """Moments of both sets of rows together."""
+    """Return the moments of both sets of rows together (Chan, Golub, LeVeque 1979)."""
     count = first.count + second.count
     delta = second.mean - first.mean
     share = second.count / count.clamp(min=1.0)
@@ -47,7 +47,7 @@ def combine(first: Moments, second: Moments) -> Moments:
 
 
 class Normaliser(nn.Module):
-    """(x − mean)/√var, clipped. Buffers: count [], mean [D], variance [D], all float64."""
+    """Computes (x − mean)/√var, clipped. Buffers: count [], mean [D], variance [D], all float64."""
 
     count: Tensor
     mean: Tensor
@@ -61,12 +61,12 @@ class Normaliser(nn.Module):
         self.register_buffer("variance", torch.ones(width, dtype=torch.float64))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows [..., D] → the same, normalised with the statistics of now."""
+        """Return rows [..., D] normalised with the current statistics."""
         scale = (self.variance + _VARIANCE_FLOOR).rsqrt().to(rows.dtype)
         return ((rows - self.mean.to(rows.dtype)) * scale).clamp(-self.clip, self.clip)
 
     def merge(self, new: Moments) -> None:
-        """Take in the rows that `new` was computed from."""
+        """Add the rows that `new` was computed from to the statistics."""
         old = Moments(self.count, self.mean, self.variance * self.count)
         both = combine(old, new)
         self.count.copy_(both.count)
@@ -75,7 +75,7 @@ class Normaliser(nn.Module):
 
 
 class NumpyNormaliser:
-    """`Normaliser.forward` for acting, rounded at the same places; reads the module's own buffers."""
+    """Computes `Normaliser.forward` in numpy, rounded at the same places; reads the module's own buffers."""
 
     def __init__(self, module: Normaliser) -> None:
         self._mean: NDArray[np.float64] = module.mean.numpy()
@@ -83,7 +83,7 @@ class NumpyNormaliser:
         self._clip = module.clip
 
     def __call__(self, rows: Reals) -> Reals:
-        """Rows [N, D], not changed."""
+        """Return rows [N, D] normalised; the argument is not changed."""
         scale = 1.0 / np.sqrt(self._variance + _VARIANCE_FLOOR)
         centred: Reals = rows - self._mean.astype(rows.dtype)
         centred *= scale.astype(rows.dtype)

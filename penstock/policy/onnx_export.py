@@ -35,17 +35,17 @@ class Exported(nn.Module):
         self._paths = input_names(policy)
 
     def forward(self, *observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Leaves [M, *shape] → parameters [M, P], value [M]."""
+        """Return parameters [M, P] and value [M] of leaves [M, *shape]."""
         rows = dict(zip(self._paths, observation, strict=True))
         outputs = self._policy.outputs(self._policy.read(rows))
         return outputs.parameters, outputs.value
 
 
 def to_onnx(policy: Policy, metadata: Mapping[str, str]) -> bytes:
-    """The model's bytes; equal in what they compute to `policy` at this moment, which is left as it is.
+    """Return an ONNX model that computes the same as `policy` at this moment; `policy` is left unchanged.
 
-    Action masks are not in it: whoever uses its `parameters` masks them. Raises ValueError for a policy with
-    state.
+    Action masks are not in it: the user of its `parameters` masks them. metadata: further entries of the
+    model's metadata. Raises ValueError for a policy with state.
     """
     if policy.state_space.spaces:
         remembered = ", ".join(path for path, _ in leaves(policy.state_space, "state"))
@@ -79,12 +79,12 @@ def to_onnx(policy: Policy, metadata: Mapping[str, str]) -> bytes:
 
 
 def input_names(policy: Policy) -> list[str]:
-    """Paths of the observation's leaves, in order."""
+    """Return the paths of the observation's leaves, in order."""
     return [path for path, _ in leaves(policy.observation_space, "observation")]
 
 
 def _heads(policy: Policy) -> list[dict[str, Any]]:
-    """Which part of the parameters is whose."""
+    """Return the part of the parameters that belongs to each action head."""
     described, start = [], 0
     for head in policy.action_heads:
         described.append({"path": head.path, "kind": type(head).__name__, "start": start, "size": head.size})

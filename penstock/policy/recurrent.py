@@ -1,4 +1,4 @@
-"""Recurrent cores, and how rows lie in time: `Unroll` says which rows follow one another.
+"""Recurrent cores, and how rows lie in time: `Unroll` tells which rows follow one another.
 
 An episode begins with zero state, so each is a sequence of its own, packed and run by torch at once, whatever
 the number of resets. Axes: M rows = T steps · B columns, step by step, then K last observations; S sequences;
@@ -30,8 +30,9 @@ Index = NDArray[np.int64]
 class Packed:
     """Sequences of one stretch of time, packed as `torch.nn.utils.rnn.PackedSequence` wants them.
 
-    order: int64 [m], the row at each place.   sizes: int64 [L] on the CPU, sequences that have a step l.
-    source: int64 [S], the column whose state a sequence goes on from; B: none, it begins with zeros.
+    order: int64 [m], the row at each place.
+    sizes: int64 [L] on the CPU, number of sequences that have a step l.
+    source: int64 [S], the column whose state a sequence goes on from; B: it begins with zeros.
     last: int64 [B], the newest sequence of each column.
     """
 
@@ -43,9 +44,11 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Unroll:
-    """stretches: one after another in time; all but the last only refresh the state, without gradients.
+    """How the rows of a trajectory follow one another.
 
-    back: int64 [M], the place of each row among all stretches.   state: by path, [B, H], before row 0.
+    stretches: one after another in time; all but the last only refresh the state, without gradients.
+    back: int64 [M], the place of each row among all stretches.
+    state: by path, [B, H], before row 0.
     """
 
     stretches: tuple[Packed, ...]
@@ -61,11 +64,14 @@ def unroll(
     final_step: Sequence[int] | Index = (),
     final_slot: Sequence[int] | Index = (),
 ) -> Unroll:
-    """How the rows of a trajectory follow one another.
+    """Return how the rows of a trajectory follow one another.
 
-    starts: bool [T, B], see `Trajectory.starts`.   state: by path, [B, H], before row 0.
-    final_step, final_slot: int64 [K], after which step of which column a last observation came.
-    burn_in: rows at the start of every column that only refresh its state (Kapturowski et al. 2019).
+    Args:
+        starts: bool [T, B], see `Trajectory.starts`.
+        state: by path, [B, H], before row 0.
+        burn_in: rows at the start of every column that only refresh its state (Kapturowski et al. 2019).
+        final_step: int64 [K], the step that each last observation follows.
+        final_slot: int64 [K], its column.
     """
     steps = len(starts)
     edges = [0, burn_in, steps] if 0 < burn_in < steps else [0, steps]
@@ -76,7 +82,7 @@ def unroll(
 
 
 def single(state: Mapping[str, Tensor]) -> Unroll:
-    """One step of M columns that go on from `state`, by path, [M, H]."""
+    """Return one step of M columns that go on from `state`, by path, [M, H]."""
     some = next(iter(state.values()))
     every = torch.arange(len(some), device=some.device)
     sizes = torch.tensor([len(some)])
@@ -84,7 +90,10 @@ def single(state: Mapping[str, Tensor]) -> Unroll:
 
 
 def _pack(starts: NDArray[np.bool_], first: int, end: int, finals: Index, device: torch.device) -> Packed:
-    """The sequences of rows first ≤ t < end, each with the last observation that followed it, if one did."""
+    """Pack the sequences of rows first ≤ t < end.
+
+    Each has behind it the last observation that followed it, if one did.
+    """
     steps, columns = starts.shape
     opens = starts[first:end].copy()
     opens[0] = True
@@ -114,7 +123,8 @@ def _pack(starts: NDArray[np.bool_], first: int, end: int, finals: Index, device
 class Core(nn.Module):
     """An LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014) between a body and its heads.
 
-    name: of its state, `state/NAME/h` and for an LSTM `state/NAME/c`, float32 [N, H].   size: H.
+    name: of its state, `state/NAME/h` and for an LSTM `state/NAME/c`, float32 [N, H].
+    size: H.
     """
 
     def __init__(self, name: str, kind: Kind, width: int, size: int) -> None:
@@ -125,12 +135,15 @@ class Core(nn.Module):
 
     @property
     def state(self) -> tuple[tuple[str, Leaf], ...]:
-        """Leaves by path below `state`."""
+        """Return the leaves of its state by path below `state`."""
         bound = np.full(self.size, np.inf, np.float32)
         return tuple((path, Box(-bound, bound)) for path in self._paths)
 
     def forward(self, features: Tensor, time: Unroll) -> tuple[Tensor, dict[str, Tensor]]:
-        """Features [M, F] → outputs [M, H], and the state after the newest row of every column, by path [B, H]."""
+        """Return outputs [M, H] of features [M, F], and the new state.
+
+        The state is that after the newest row of every column, by path, [B, H].
+        """
         state = [time.state[f"state/{path}"].to(features.dtype) for path in self._paths]
         outputs = []
         for stretch in time.stretches:
@@ -152,7 +165,7 @@ class Core(nn.Module):
         return output.data, [one.squeeze(0) for one in every]
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Orthogonal weights, one gate at a time, and zero biases."""
+        """Set orthogonal weights, one gate at a time, and zero biases."""
         with torch.no_grad():
             for name, parameter in self.rnn.named_parameters():
                 if name.startswith("bias"):

@@ -1,4 +1,4 @@
-"""What a policy with state is shown to learn from: steps in time, and what it remembered before them."""
+"""Trajectories that a policy with state learns from: steps in time, and its state before them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +13,12 @@ from torch import Tensor
 class Trajectory:
     """T rows of B columns in time, and K true last observations.
 
-    observation: by path, [T, B, ...], masks among them.   state: by path, [B, ...], before row 0.
-    begins: bool [T, B], the row is the first of an episode.   ends: bool [T, B], the episode ends with the step
-        (a row fewer will do).
-    final_observation: by path, [K, ...]; what followed row final_step[k] of column final_slot[k] (int64 [K]).
+    observation: by path, [T, B, ...], masks among them.
+    state: by path, [B, ...], before row 0.
+    begins: bool [T, B], the row is the first of an episode.
+    ends: bool [T, B], the episode ends with the step (a row fewer will do).
+    final_observation: by path, [K, ...]; the one that followed row final_step[k] of column final_slot[k]
+        (int64 [K]).
     """
 
     observation: Mapping[str, Tensor]
@@ -28,14 +30,14 @@ class Trajectory:
     final_step: Tensor
 
     def starts(self) -> NDArray[np.bool_]:
-        """Bool [T, B] on the CPU: where a row goes on from none before it, for an episode begins or ended."""
+        """Return bool [T, B] on the CPU: True where a row does not continue the one before it."""
         starts: NDArray[np.bool_] = self.begins.cpu().numpy().copy()
         starts[1:] |= self.ends[: len(starts) - 1].cpu().numpy()
         return starts
 
 
 def single_step(observation: Mapping[str, Tensor], state: Mapping[str, Tensor], held: Tensor) -> Trajectory:
-    """One row of M columns, [M, ...] each; held: bool [M], False where an episode begins."""
+    """Return one row of M columns, [M, ...] each; held: bool [M], False where an episode begins."""
     none = held.new_zeros(0, dtype=torch.int64)
     return Trajectory(
         observation={path: value.unsqueeze(0) for path, value in observation.items()},

@@ -17,14 +17,15 @@ from penstock.wire.spaces import Leaf
 
 FEATURES: Final = {"nature": 512, "small": 512, "impala": 256}
 SMALLEST: Final = {"nature": 36, "small": 1, "impala": 8}
-"""Pixels of the shorter side; impala's three poolings would leave a single one of less."""
+"""Least pixels of the shorter side; of less, impala's three poolings would leave a single one."""
 _IMPALA_CHANNELS: Final = (16, 32, 32)
 
 
 class ImageEncoder(nn.Module):
     """The trunk of one image, with its last linear layer.
 
-    width: features that come out. Raises ValueError that names `path` for an image too small for `trunk`.
+    width: number of features that it returns. Raises ValueError that names `path` for an image too small for
+    `trunk`.
     """
 
     def __init__(self, path: str, leaf: Leaf, trunk: str) -> None:
@@ -41,7 +42,7 @@ class ImageEncoder(nn.Module):
         self.layers = nn.Sequential(*convolutions, nn.Linear(flat, self.width), nn.ReLU())
 
     def forward(self, image: Tensor) -> Tensor:
-        """image: uint8 [M, *shape] → [M, width]."""
+        """Return features [M, width] of images, uint8 [M, *shape]."""
         rows = image.unsqueeze(-1) if self.rank == 2 else image
         planes = rows if self.channels_first else rows.permute(0, 3, 1, 2)
         features: Tensor = self.layers(planes.to(next(self.parameters()).dtype) / 255)
@@ -49,7 +50,7 @@ class ImageEncoder(nn.Module):
 
 
 def _planes(shape: tuple[int, ...], *, channels_first: bool) -> tuple[int, int, int]:
-    """Channels, height, width."""
+    """Return channels, height, width."""
     if len(shape) == 2:
         return 1, shape[0], shape[1]
     return (shape[0], shape[1], shape[2]) if channels_first else (shape[2], shape[0], shape[1])
@@ -98,6 +99,6 @@ class ResidualBlock(nn.Module):
         self.second = nn.Conv2d(channels, channels, 3, 1, 1)
 
     def forward(self, planes: Tensor) -> Tensor:
-        """[M, C, H, W] → the same."""
+        """Return planes of the same shape, [M, C, H, W]."""
         inner: Tensor = self.second(functional.relu(self.first(functional.relu(planes))))
         return planes + inner

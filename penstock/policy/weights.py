@@ -17,36 +17,39 @@ from torch import Tensor, nn
 from penstock.wire.tensor import Array
 
 MAX_HEADER_BYTES = 256 * 1024
-"""Names, dtypes and shapes of some two thousand tensors, such as the adapter of a model of 80 layers.
+"""Most bytes of a header: names, dtypes and shapes of some two thousand tensors.
 
-A header is parsed before anything else is checked.
+So many has the adapter of a model of 80 layers. A header is parsed before anything else is checked.
 """
 
 
 def snapshot(module: nn.Module) -> dict[str, Array]:
-    """Copies of all parameters and buffers by name, on the CPU; later updates do not change them."""
+    """Return copies of all parameters and buffers by name, on the CPU; later updates do not change them."""
     return {name: array_of(tensor) for name, tensor in module.state_dict().items()}
 
 
 def array_of(tensor: Tensor) -> Array:
-    """A copy of a tensor of any device as a contiguous array."""
+    """Return a copy of a tensor of any device as a contiguous array."""
     array: Array = tensor.detach().to("cpu", copy=True).contiguous().numpy()
     return array
 
 
 def encode(weights: nn.Module | Mapping[str, Array]) -> bytes:
-    """A module, or a `snapshot` of one, as a safetensors blob; equal weights give equal bytes."""
+    """Return a module, or a `snapshot` of one, as a safetensors blob; equal weights give equal bytes."""
     arrays = snapshot(weights) if isinstance(weights, nn.Module) else weights
     return bytes(save_arrays({name: np.asarray(arrays[name], order="C") for name in sorted(arrays)}))
 
 
 def sha256(blob: bytes) -> str:
-    """Digest of a blob, hexadecimal."""
+    """Return the digest of a blob, lower-case hexadecimal."""
     return hashlib.sha256(blob).hexdigest()
 
 
 def decode(blob: bytes) -> dict[str, Array]:
-    """Arrays by name; raises ValueError when the blob is not whole safetensors with a bounded header."""
+    """Return the arrays by name.
+
+    Raises ValueError when the blob is not whole safetensors with a bounded header.
+    """
     size = int.from_bytes(blob[:8], "little")
     if len(blob) < 8 or size > MAX_HEADER_BYTES:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Action distributions: how the network's outputs become actions, log-probabilities and entropies.
 
-A head per leaf.
+Each leaf of the action space has a head of its own.
 """
 
 import math
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def head_of(path: str, leaf: Leaf, section: PolicySection) -> ActionHead:
-    """The head of one leaf; raises ValueError that names path and space for one that has none."""
+    """Return the head of one leaf; raises ValueError that names path and space of a leaf that has none."""
     match leaf:
         case Discrete():
             kind = EpsilonGreedy if section.discrete == "epsilon_greedy" else Categorical

@@ -15,7 +15,7 @@ from penstock.wire.tensor import FEW, Array
 
 
 class Categorical(ActionHead):
-    """One of n; logits."""
+    """One of n choices; parameters are logits."""
 
     has_slope = True
 
@@ -24,16 +24,16 @@ class Categorical(ActionHead):
         self.start = space.start
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """Log-softmax at the index."""
+        """Return the log-softmax at the index, [...]."""
         return functional.log_softmax(parameters, -1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """−Σ p log p."""
+        """Return −Σ p log p, [...]."""
         log_p = functional.log_softmax(parameters, -1)
         return -(log_p.exp() * log_p).sum(-1)
 
     def slope(self, parameters: Tensor, action: Tensor, by_log_prob: Tensor, by_entropy: float) -> Tensor:
-        """∂log π(a)/∂z = 1[a] − p;  ∂H/∂z = −p (log p + H)."""
+        """Return ∂L/∂z with ∂log π(a)/∂z = 1[a] − p and ∂H/∂z = −p (log p + H)."""
         log_p = functional.log_softmax(parameters, -1)
         share, rows = log_p.exp(), by_log_prob.unsqueeze(-1)
         slope = (share * rows).neg_().scatter_add_(-1, action.unsqueeze(-1), rows)
@@ -43,7 +43,7 @@ class Categorical(ActionHead):
         return slope
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        """Gumbel-max: argmax of logits − log of exponentials."""
+        """Draw by Gumbel-max: argmax of logits − log of exponentials."""
         noise = random.standard_exponential(parameters.shape, dtype=np.float32)
         if len(noise) == 1 and self.size <= FEW:
             return self._of_one(parameters, noise)
@@ -53,15 +53,15 @@ class Categorical(ActionHead):
         return self._at(parameters, (parameters - noise).argmax(-1))
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """The largest logit."""
+        """Return the choice with the largest logit."""
         return self._at(parameters, parameters.argmax(-1))
 
     def to_environment(self, action: Array) -> Array:
-        """Counted from the space's start."""
+        """Return indices counted from the space's start."""
         return np.add(action, self.start) if self.start else action
 
     def from_environment(self, action: Array) -> Array:
-        """Counted from 0."""
+        """Return indices counted from 0; raises ValueError for one that is not in the space."""
         index = np.subtract(action, self.start, dtype=np.int64)
         if not ((index >= 0) & (index < self.size)).all():
             raise ValueError(
@@ -71,18 +71,18 @@ class Categorical(ActionHead):
         return index.astype(self.action_dtype)
 
     def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
-        """A logit of minus infinity where nothing is allowed."""
+        """Return parameters with a logit of minus infinity where a choice is not allowed."""
         if not allowed.any(-1).all():
             row = int(allowed.any(-1).argmin())
             raise ValueError(f"{self.path}: the mask of row {row} allows nothing")
         return np.where(allowed, parameters, parameters.dtype.type(-np.inf))
 
     def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """The element at the index."""
+        """Return the element of the mask at the index."""
         return allowed[np.atleast_1d(action).astype(np.intp)]
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        """Softmax."""
+        """Return the softmax as `probability`."""
         share = np.exp(parameters - parameters.max(-1, keepdims=True))
         return {"probability": share / share.sum(-1, keepdims=True)}
 
@@ -92,9 +92,9 @@ class Categorical(ActionHead):
         return index.astype(self.action_dtype, copy=False), log_p
 
     def _of_one(self, parameters: Reals, noise: Reals) -> tuple[Array, Reals]:
-        """The same but for rounding, for a single row of few choices.
+        """Draw for a single row of few choices, equal to `draw` but for rounding.
 
-        Python is done before numpy has begun.
+        For so few numbers plain Python takes less time than a call of numpy.
         """
         logits: list[float] = parameters[0].tolist()
         draws: list[float] = noise[0].tolist()
@@ -107,7 +107,7 @@ class Categorical(ActionHead):
 
 
 class MultiCategorical(ActionHead):
-    """Independent categoricals; their logits behind one another."""
+    """Independent categoricals; their logits stand behind one another."""
 
     def __init__(self, path: str, space: MultiDiscrete) -> None:
         super().__init__(path, sum(space.nvec), space.dtype)
@@ -116,43 +116,43 @@ class MultiCategorical(ActionHead):
         self.cuts = [slice(end - n, end) for end, n in zip(ends, space.nvec, strict=True)]
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """Sum over the parts."""
+        """Return the sum over the parts."""
         pieces = zip(self.parts, self.cuts, action.long().unbind(-1), strict=True)
         return torch.stack([part.log_prob(parameters[..., cut], a) for part, cut, a in pieces]).sum(0)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Sum over the parts."""
+        """Return the sum over the parts."""
         pieces = zip(self.parts, self.cuts, strict=True)
         return torch.stack([part.entropy(parameters[..., cut]) for part, cut in pieces]).sum(0)
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        """Each part on its own."""
+        """Draw each part independently."""
         pieces = zip(self.parts, self.cuts, strict=True)
         return self._join([part.draw(parameters[:, cut], random) for part, cut in pieces])
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """Each part's mode."""
+        """Return the mode of each part."""
         pieces = zip(self.parts, self.cuts, strict=True)
         return self._join([part.mode(parameters[:, cut]) for part, cut in pieces])
 
     def from_environment(self, action: Array) -> Array:
-        """Checked part by part."""
+        """Convert each part; raises ValueError for one that is not in the space."""
         columns = zip(self.parts, np.moveaxis(action, -1, 0), strict=True)
         return np.stack([part.from_environment(column) for part, column in columns], -1)
 
     def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Each choice in its own cut."""
+        """Return, for each choice, the element of its own part of the mask."""
         each: NDArray[np.bool_] = allowed[action.astype(np.intp) + [cut.start for cut in self.cuts]]
         return each
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        """The parts' softmaxes behind one another."""
+        """Return the softmaxes of the parts behind one another."""
         pieces = zip(self.parts, self.cuts, strict=True)
         shares = [part.describe(parameters[:, cut])["probability"] for part, cut in pieces]
         return {"probability": np.concatenate(shares, -1)}
 
     def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
-        """Each choice on its own."""
+        """Mask each part independently."""
         pieces = zip(self.parts, self.cuts, strict=True)
         return np.concatenate([part.masked(parameters[:, cut], allowed[:, cut]) for part, cut in pieces], -1)
 
@@ -162,36 +162,36 @@ class MultiCategorical(ActionHead):
 
 
 class Bernoulli(ActionHead):
-    """Independent bits; a logit each."""
+    """Independent bits; parameters are a logit for each."""
 
     def __init__(self, path: str, space: MultiBinary) -> None:
         super().__init__(path, space.n, space.dtype)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """Σ log σ(±logit)."""
+        """Return Σ log σ(±logit)."""
         return functional.logsigmoid(torch.where(action.bool(), parameters, -parameters)).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Σ softplus(x) − x σ(x)."""
+        """Return Σ softplus(x) − x σ(x)."""
         return (functional.softplus(parameters) - parameters * parameters.sigmoid()).sum(-1)
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        """Logit against a logistic draw."""
+        """Draw by comparing each logit with a logistic draw."""
         uniform = random.random(parameters.shape)
         return self._at(parameters, parameters > np.log(np.maximum(uniform, 1e-300)) - np.log1p(-uniform))
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """Bits whose logit is positive."""
+        """Return the bits whose logit is positive as 1."""
         return self._at(parameters, parameters > 0)
 
     def from_environment(self, action: Array) -> Array:
-        """Zeros and ones."""
+        """Return the bits; raises ValueError for other numbers than 0 and 1."""
         if not np.isin(action, (0, 1)).all():
             raise ValueError(f"{self.path}: bits are 0 or 1")
         return action
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        """Of a bit that is set."""
+        """Return the probability that each bit is set."""
         return {"probability": 1 / (1 + np.exp(-parameters))}
 
     def _at(self, parameters: Reals, bits: NDArray[np.bool_]) -> tuple[Array, Reals]:

@@ -1,4 +1,4 @@
-"""Values of choices, and how an actor explores with them."""
+"""Action values, and how an actor explores with them."""
 
 from collections.abc import Mapping
 
@@ -17,11 +17,11 @@ class EpsilonGreedy(Categorical):
 
     The network's outputs are action values, or differ from them by the same amount for all actions. ε comes
     with the weights as the scalar `epsilon`; environment i of N acts with ε^(1 + α·i/(N−1)), α the scalar
-    `epsilon_spread` (Horgan et al. 2018, section 4.1). Until something came, and for who is told nothing,
-    such as an evaluation, it is 0.
+    `epsilon_spread` (Horgan et al. 2018, section 4.1). Until the scalars arrive, and where none are given,
+    such as in an evaluation, ε is 0.
 
-    `log_prob` and `entropy` are of the softmax over values scaled to ±1. Nobody learns from them: they tell
-    by all values, and whatever ε is, which weights a policy has, for the probe.
+    `log_prob` and `entropy` are of the softmax over values scaled to ±1. No algorithm learns from them: they
+    serve the probe, which tells weights apart by all values, whatever ε is.
     """
 
     has_slope = False  # that of a choice is not of scaled values
@@ -32,12 +32,12 @@ class EpsilonGreedy(Categorical):
         self._rates: Reals = np.zeros(0, np.float32)
 
     def explore(self, scalars: Mapping[str, float], place: Place) -> None:
-        """`epsilon` and `epsilon_spread`."""
+        """Take ε and α from the scalars `epsilon` and `epsilon_spread`."""
         self._epsilon, self._spread = scalars.get("epsilon", 0.0), scalars.get("epsilon_spread", 0.0)
         self._place, self._rates = place, np.zeros(0, np.float32)
 
     def rates(self, rows: int) -> Reals:
-        """ε of each of so many rows, float32; rows beyond the last environment act as that one."""
+        """Return ε of each of so many rows, float32; rows beyond the last environment act as that one."""
         if len(self._rates) != rows:
             last = self._place.of - 1
             number = np.minimum(self._place.first + np.arange(rows), last)
@@ -46,15 +46,15 @@ class EpsilonGreedy(Categorical):
         return self._rates
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """Of the softmax over scaled values."""
+        """Return the log-probability under the softmax over scaled values."""
         return super().log_prob(_scaled(parameters), action)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Of the softmax over scaled values."""
+        """Return the entropy of the softmax over scaled values."""
         return super().entropy(_scaled(parameters))
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        """ε-greedy."""
+        """Draw ε-greedily."""
         rates, rows = self.rates(len(parameters)), len(parameters)
         # Of what may be chosen, the one with the largest draw; what is masked has no value.
         uniform = np.where(np.isfinite(parameters), random.random(parameters.shape, np.float32), -1.0)
@@ -62,15 +62,15 @@ class EpsilonGreedy(Categorical):
         return self._chosen(parameters, np.where(explores, uniform.argmax(-1), parameters.argmax(-1)))
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """The best."""
+        """Return the best action."""
         return self._chosen(parameters, parameters.argmax(-1))
 
     def chance(self, parameters: Reals, action: Array) -> Reals:
-        """Of ε-greedy."""
+        """Return the log-probability with which the ε-greedy draw gives these actions, [N]."""
         return self._chosen(parameters, action.astype(np.intp))[1]
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        """Of ε-greedy."""
+        """Return the probabilities of the ε-greedy draw."""
         allowed = np.isfinite(parameters)
         rates = self.rates(len(parameters))[:, None]
         probability = allowed * (rates / allowed.sum(-1, keepdims=True))
@@ -85,5 +85,5 @@ class EpsilonGreedy(Categorical):
 
 
 def _scaled(values: Tensor) -> Tensor:
-    """So that rounding does not grow with the values."""
+    """Scale the values to ±1, so that rounding does not grow with them."""
     return values / values.abs().amax(-1, keepdim=True).clamp(min=1.0)

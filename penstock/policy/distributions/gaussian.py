@@ -31,31 +31,31 @@ class Gaussian(ActionHead):
         self.log_std = nn.Parameter(torch.full((count,), initial_log_std))
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """Sum of the normals' log-densities."""
+        """Return the sum of the normals' log-densities."""
         raw = action.reshape(parameters.shape).to(parameters.dtype)
         scaled = (raw - parameters) * (-self.log_std).exp()
         return -0.5 * scaled.square().sum(-1) - (self.log_std.sum() + self.size * _HALF_LOG_TWO_PI)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """½ log 2πe σ², summed: the same for every observation."""
+        """Return Σ ½ log 2πe σ²: the same for every observation."""
         entropy = self.log_std.sum() + self.size * (0.5 + _HALF_LOG_TWO_PI)
         return entropy.expand(parameters.shape[:-1])
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        """Mean + σ·noise."""
+        """Draw mean + σ·noise."""
         noise = random.standard_normal(parameters.shape, dtype=np.float32)
         return self._at(parameters, parameters + np.exp(self._log_std()) * noise)
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """The mean."""
+        """Return the mean."""
         return self._at(parameters, parameters)
 
     def to_environment(self, action: Array) -> Array:
-        """Clipped to the bounds."""
+        """Clip actions to the bounds."""
         return np.minimum(np.maximum(action, self.low), self.high)
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        """Of the Gaussian, before anything is clipped or squashed."""
+        """Return `mean` and `std` of the Gaussian, before clipping or squashing."""
         std = np.broadcast_to(np.exp(self._log_std()), parameters.shape)
         return {"mean": parameters, "std": std}
 
@@ -74,18 +74,18 @@ class Gaussian(ActionHead):
 
 
 class SquashedGaussian(Gaussian):
-    """tanh of a Gaussian, stretched to the bounds; actions are kept as before the tanh.
+    """tanh of a Gaussian, stretched to the bounds; actions are stored as before the tanh.
 
     Log-probability and entropy are those of tanh(u) in (−1, 1); stretching adds a constant to both.
     """
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """Gaussian minus Σ log(1 − tanh²u)."""
+        """Return the Gaussian's log-density minus Σ log(1 − tanh²u)."""
         raw = action.reshape(parameters.shape).to(parameters.dtype)
         return super().log_prob(parameters, action) - log_tanh_slope(raw).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Gaussian entropy + Σ E[log(1 − tanh²u)], the expectation by Gauss-Hermite quadrature."""
+        """Return Gaussian entropy + Σ E[log(1 − tanh²u)], the expectation by Gauss-Hermite quadrature."""
         nodes, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE_NODES)
         node = torch.as_tensor(nodes, dtype=parameters.dtype, device=parameters.device)
         weight = torch.as_tensor(weights / weights.sum(), dtype=parameters.dtype, device=parameters.device)
@@ -93,12 +93,12 @@ class SquashedGaussian(Gaussian):
         return super().entropy(parameters) + (log_tanh_slope(drawn) * weight).sum((-1, -2))
 
     def to_environment(self, action: Array) -> Array:
-        """tanh, then from (−1, 1) to (low, high)."""
+        """Return tanh of the actions, stretched from (−1, 1) to (low, high)."""
         middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
         return np.asarray(middle + half * np.tanh(np.asarray(action, self.action_dtype)), self.action_dtype)
 
     def from_environment(self, action: Array) -> Array:
-        """Before the tanh."""
+        """Return actions before the tanh; raises ValueError for one outside the bounds."""
         middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
         inside = (np.asarray(action, self.action_dtype) - middle) / half
         if not (np.abs(inside) < 1).all():
@@ -115,9 +115,10 @@ class SquashedGaussian(Gaussian):
 
 
 class ConditionalSquashedGaussian(SquashedGaussian):
-    """A squashed Gaussian whose standard deviations are outputs of the network, too (Haarnoja et al. 2018b, appendix C).
+    """A squashed Gaussian whose standard deviations are outputs of the network as well.
 
-    Parameters are A means and A logarithms of standard deviations, held within −20..2. A = elements of the action.
+    See Haarnoja et al. 2018b, appendix C. Parameters are A means and A logarithms of standard deviations,
+    held within −20..2. A = elements of the action.
     """
 
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
@@ -130,12 +131,12 @@ class ConditionalSquashedGaussian(SquashedGaussian):
         self.initial_log_std = initial_log_std
 
     def split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and logarithms of standard deviations, [..., A] each."""
+        """Return means and logarithms of standard deviations, [..., A] each."""
         mean, log_std = parameters.split(self.count, -1)
         return mean, (log_std + self.initial_log_std).clamp(*_LOG_STD_RANGE)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """Gaussian minus Σ log(1 − tanh²u)."""
+        """Return the Gaussian's log-density minus Σ log(1 − tanh²u)."""
         mean, log_std = self.split(parameters)
         raw = action.reshape(mean.shape).to(mean.dtype)
         scaled = (raw - mean) * (-log_std).exp()
@@ -143,7 +144,7 @@ class ConditionalSquashedGaussian(SquashedGaussian):
         return -density.sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Gaussian entropy + Σ E[log(1 − tanh²u)], the expectation by Gauss-Hermite quadrature."""
+        """Return Gaussian entropy + Σ E[log(1 − tanh²u)], the expectation by Gauss-Hermite quadrature."""
         mean, log_std = self.split(parameters)
         nodes, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE_NODES)
         node = torch.as_tensor(nodes, dtype=mean.dtype, device=mean.device)
@@ -153,17 +154,17 @@ class ConditionalSquashedGaussian(SquashedGaussian):
         return (log_std + 0.5 + _HALF_LOG_TWO_PI + squashed).sum(-1)
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        """Mean + σ·noise."""
+        """Draw mean + σ·noise."""
         mean, log_std = self._split(parameters)
         noise = random.standard_normal(mean.shape, dtype=np.float32)
         return self._at(parameters, mean + np.exp(log_std) * noise)
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """The mean."""
+        """Return the mean."""
         return self._at(parameters, self._split(parameters)[0])
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        """Of the Gaussian, before it is squashed."""
+        """Return `mean` and `std` of the Gaussian, before squashing."""
         mean, log_std = self._split(parameters)
         return {"mean": mean, "std": np.exp(log_std)}
 
@@ -181,5 +182,5 @@ class ConditionalSquashedGaussian(SquashedGaussian):
 
 
 def log_tanh_slope(raw: Tensor) -> Tensor:
-    """log(1 − tanh²u) without cancellation: 2(log 2 − u − softplus(−2u))."""
+    """Return log(1 − tanh²u) without cancellation: 2(log 2 − u − softplus(−2u))."""
     return 2.0 * (math.log(2.0) - raw - functional.softplus(-2.0 * raw))
