@@ -16,7 +16,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from penstock.config.settings import TokenPPOSection
+from penstock.config.sections.token import TokenPPOSection
 from workloads.language.policy.policy_section import LanguageSection
 
 

@@ -22,7 +22,7 @@ from benchmarks.bare_language import Loop
 from benchmarks.many_actors import peak_memory
 from learner.algorithms.tokens.token_ppo import TokenPPO
 from learner.batch import Batch
-from penstock.config.settings import TokenPPOSection
+from penstock.config.sections.token import TokenPPOSection
 from workloads.language.policy.language_policy import LanguagePolicy
 from workloads.language.policy.policy_section import LanguageSection
 from workloads.language.quiet import quieten

@@ -12,14 +12,17 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from penstock.config.errors import ConfigurationError
 from penstock.config.redis_url import split_password
 from penstock.config.sections.actor import ActorSection
 from penstock.config.sections.algorithm import (
+    UNKNOWN,
     AnyAlgorithm,
     CloneSection,
     ImpalaSection,
     PPOSection,
     ReinforceSection,
+    algorithm_name,
 )
 from penstock.config.sections.algorithm_section import AlgorithmSection
 from penstock.config.sections.broker import BrokerSection
@@ -32,7 +35,6 @@ from penstock.config.sections.replay import DQNSection, ReplaySection, SACSectio
 from penstock.config.sections.section import Section
 from penstock.config.sections.security import SecuritySection
 from penstock.config.sections.serving import ServingSection
-from penstock.config.sections.token import TokenPPOSection
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -58,7 +60,6 @@ __all__ = [
     "SecuritySection",
     "ServingSection",
     "Settings",
-    "TokenPPOSection",
     "TracingSection",
     "from_environment",
     "load",
@@ -70,16 +71,6 @@ __all__ = [
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 _SECRETS = ("security.redis_password", "serving.registry", "tracing.endpoint")
-
-
-class ConfigurationError(ValueError):
-    """A configuration that cannot be used; the message names key, value and remedy."""
-
-
-def _algorithm_name(value: Any) -> str:
-    """Which section the algorithm's is; PPO's where it does not say."""
-    name = value.get("name", "ppo") if isinstance(value, Mapping) else getattr(value, "name", "ppo")
-    return str(name)
 
 
 class Settings(Section):
@@ -169,7 +160,7 @@ def load(layers: Iterable[Mapping[str, Any]]) -> Settings:
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
-        raise ConfigurationError("\n".join(_explain(dict(e)) for e in error.errors())) from error
+        raise ConfigurationError("\n".join(_explain(dict(e), merged) for e in error.errors())) from error
 
 
 def redis_layer(url: str) -> tuple[str, dict[str, Any]]:
@@ -187,17 +178,16 @@ def _without_url_password(merged: Mapping[str, Any]) -> dict[str, Any]:
     return {"broker": {"redis": shown}} | secret if secret else {}
 
 
-def _explain(error: dict[str, Any]) -> str:
+def _explain(error: dict[str, Any], merged: Mapping[str, Any]) -> str:
     place, chosen = [str(part) for part in error["loc"]], ""
     if place[0] == "algorithm" and len(place) > 1:
-        # Pydantic names the chosen member of the union there, too.
-        chosen = f" of algorithm.name={place.pop(1)!r}"
+        chosen = f" of algorithm.name={algorithm_name(merged['algorithm'])!r}"
     key = ".".join(place)
     match error["type"]:
         case "extra_forbidden":
             return f"{key}: unknown key; `penstock train --print-config` lists the known ones{chosen}"
-        case "union_tag_invalid":
-            return f"{key}.name={error['ctx']['tag']!r}: not known; use {error['ctx']['expected_tags']}"
+        case known if known == UNKNOWN:
+            return f"{key}.name={error['ctx']['name']!r}: {error['msg']}"
         case _:
             shown = "**********" if key in _SECRETS else repr(error["input"])
             return f"{key}={shown}: {error['msg']}"

@@ -4,24 +4,23 @@ Paths, not imports: each role loads only its own side, so an actor imports no le
 neither. A path is "module:function".
 """
 
-import importlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
-from typing import Any, Final
 
+from penstock.config.errors import ConfigurationError
 from penstock.config.estimate import Range, Scores
-from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.plugins import load, record_of
+from penstock.config.settings import Settings
 
-GROUP: Final = "penstock.workloads"
+__all__ = ["Progress", "Rehearsal", "Services", "Shortened", "Workload", "find", "load"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """An installed workload.
 
-    Every field but `name` and `places` is a path for `load`. What the functions take and return is described in
+    Every field but `name`, `places` and `algorithms` is a path for `load`. What the functions take and return is described in
     `workloads.plugin`, which also has those of a workload that acts by one forward pass per step.
     """
 
@@ -45,6 +44,9 @@ class Workload:
     places: tuple[str, ...] = ()
     """Keys of `environment.kwargs` and `policy.kwargs` that say where something lies or who is asked: an actor reads
     them in its own `actor.places`, never in a specification."""
+    algorithms: Mapping[str, str] = field(default_factory=dict)
+    """Paths of the settings sections (`AlgorithmSection`) of algorithms that the core does not have, by `algorithm.name`.
+    They are read by every process of a run, so their modules load no torch."""
     prepare: str = ""
     """(Settings, run folder: Path, Progress) → Settings: makes what a run needs before its processes start; "": nothing.
     Called at every start, so it keeps what it finds made."""
@@ -98,24 +100,8 @@ class Progress:
 
 
 def find(name: str) -> Workload:
-    """The installed workload of that name; raises ConfigurationError that lists the installed."""
-    installed = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in installed:
-        known = ", ".join(sorted(installed)) or "none"
-        raise ConfigurationError(f"workload={name!r}: not installed; installed: {known}")
-    workload = installed[name].load()
+    """Return the installed workload of a name; raises ConfigurationError, which lists the installed."""
+    workload = record_of(name)
     if not isinstance(workload, Workload):
-        raise ConfigurationError(f"workload={name!r}: {installed[name].value} is not a Workload record")
+        raise ConfigurationError(f"workload={name!r}: its entry point names no Workload record")
     return workload
-
-
-def load(path: str) -> Callable[..., Any]:
-    """The function at "module:function"; raises ConfigurationError that names the path."""
-    module, _, attribute = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"{path!r} cannot be loaded: {error}") from error
-    if not callable(found):
-        raise ConfigurationError(f"{path!r} is not a function")
-    return found  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from learner.algorithms.tokens.token_ppo import TokenPPO
-from penstock.config.settings import TokenPPOSection
+from penstock.config.sections.token import TokenPPOSection
 from penstock.policy import weights
 from tests.support.experience.token_experience import Response, batch_of, fragment, next_log_probs
 from tests.support.language.tiny_reward import make_base

@@ -6,7 +6,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from penstock.config.settings import ConfigurationError, Settings, TokenPPOSection
+from penstock.config.sections.token import TokenPPOSection
+from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import Workload, load
 from penstock.wire.specification import Probe
 from workloads.language.policy.language_policy import LanguagePolicy, build

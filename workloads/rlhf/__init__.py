@@ -25,6 +25,7 @@ WORKLOAD = Workload(
     crew="workloads.rlhf.response_generator:make_crew",
     player="workloads.rlhf.response_evaluation:make_player",
     places=("model", "prompts", "reward", "true_reward"),
+    algorithms={"token_ppo": "penstock.config.sections.token:TokenPPOSection"},
     prepare="workloads.rlhf.preparation:prepare",
     rehearse="workloads.rlhf.rehearsal:rehearse",
     services="workloads.rlhf.preparation:services",

@@ -34,7 +34,7 @@ from learner.algorithms.tokens.token_metrics import Trace, of_critic, of_respons
 from learner.algorithms.tokens.token_network import CRITIC, POLICY, Pass, TokenNetwork
 from learner.algorithms.tokens.token_preparation import Prepared, prepare
 from learner.batch import Batch
-from penstock.config.settings import TokenPPOSection
+from penstock.config.sections.token import TokenPPOSection
 from penstock.policy.tokens import TokenOutputs, TokenPolicy
 
 _KL_TOLERANCE: Final = 1.5

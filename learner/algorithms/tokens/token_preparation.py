@@ -16,7 +16,7 @@ from learner.algorithms.tokens.token_advantage import (
     token_gae,
     whitened,
 )
-from penstock.config.settings import TokenPPOSection
+from penstock.config.sections.token import TokenPPOSection
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,29 @@
 """How the learner learns: a section for each algorithm, chosen by `algorithm.name`.
 
-The core reads an `AlgorithmSection`; all else is between a section and its algorithm. A new algorithm
-adds its section here, to `AnyAlgorithm`, and its class to `learner.algorithms`. Those that learn from replay are in
-`penstock.config.sections.replay`, those of token sequences in `penstock.config.sections.token`.
+The core reads an `AlgorithmSection`; all else is between a section and its algorithm. A new algorithm of the core
+adds its section to `SECTIONS` and its class to `learner.algorithms`; one of a workload is named by the workload's
+record (`Workload.algorithms`). Sections of algorithms that learn from replay are in `penstock.config.sections.replay`,
+those of token sequences in `penstock.config.sections.token`.
 """
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import (
+    Field,
+    SerializeAsAny,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from penstock.config.plugins import algorithm_sections
 from penstock.config.sections.algorithm_section import AlgorithmSection
 from penstock.config.sections.on_policy import OnPolicySection
 from penstock.config.sections.replay import DQNSection, SACSection
 from penstock.config.sections.section import Fraction, NonNegative, Positive, PositiveReal
-from penstock.config.sections.token import TokenPPOSection
 
 DEFAULT_ALGORITHM: Final = "ppo"
 
@@ -132,21 +141,51 @@ class CloneSection(AlgorithmSection):
         return self.batch_steps
 
 
-def _tag(value: Any) -> str:
-    """The algorithm that a section is for, written or made."""
+SECTIONS: Final[Mapping[str, type[AlgorithmSection]]] = {
+    "ppo": PPOSection,
+    "impala": ImpalaSection,
+    "reinforce": ReinforceSection,
+    "clone": CloneSection,
+    "dqn": DQNSection,
+    "sac": SACSection,
+}
+"""The sections of the core's algorithms, by `algorithm.name`."""
+
+
+def section_of(name: str) -> type[AlgorithmSection] | None:
+    """Return the section of an algorithm of the core or of an installed workload, None where there is none.
+
+    Raises ConfigurationError for a section of a workload that cannot be imported.
+    """
+    if name in SECTIONS:
+        return SECTIONS[name]
+    return algorithm_sections().get(name)
+
+
+def algorithm_name(value: Any) -> str:
+    """Return the algorithm that a section is for, written or made; the default's where it does not say."""
     name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
     return DEFAULT_ALGORITHM if name is None else str(name)
 
 
+def _read(value: Any, handler: ValidatorFunctionWrapHandler) -> AlgorithmSection:
+    """The section that a value is, or describes by its name and its keys."""
+    if not isinstance(value, Mapping):
+        section: AlgorithmSection = handler(value)
+        return section
+    name = algorithm_name(value)
+    kind = section_of(name)
+    if kind is None:
+        known = ", ".join(map(repr, [*SECTIONS, *algorithm_sections()]))
+        raise PydanticCustomError(UNKNOWN, "not known; use {known}", {"name": name, "known": known})
+    return kind.model_validate(dict(value))
+
+
+UNKNOWN: Final = "algorithm_unknown"
+"""Type of the error for an algorithm that neither the core nor a workload has."""
 AnyAlgorithm = Annotated[
-    Annotated[PPOSection, Tag("ppo")]
-    | Annotated[ImpalaSection, Tag("impala")]
-    | Annotated[ReinforceSection, Tag("reinforce")]
-    | Annotated[CloneSection, Tag("clone")]
-    | Annotated[DQNSection, Tag("dqn")]
-    | Annotated[SACSection, Tag("sac")]
-    | Annotated[TokenPPOSection, Tag("token_ppo")],
+    SerializeAsAny[AlgorithmSection],
+    WrapValidator(_read),
     Field(description="How the learner learns; `algorithm.name` says which of the sections it is."),
-    Discriminator(_tag),
 ]
 """The section of any algorithm that there is; the default is PPO's."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from learner.algorithms.algorithm import AlgorithmState
 from learner.algorithms.tokens.token_ppo import TokenPPO
 from learner.batch import Batch
-from penstock.config.settings import TokenPPOSection
+from penstock.config.sections.token import TokenPPOSection
 from tests.support.experience.token_experience import Response, SmallTokenPolicy, batch_of, fragment, sample
 
 SMOOTH: dict[str, Any] = {"adam_epsilon": 1.0, "learning_rate": 1.0, "critic_learning_rate": 1.0}

@@ -10,7 +10,7 @@ from benchmarks import language_update
 from benchmarks.bare_language import Loop
 from learner.algorithms.tokens.responses import read_responses
 from learner.algorithms.tokens.token_ppo import TokenPPO
-from penstock.config.settings import TokenPPOSection
+from penstock.config.sections.token import TokenPPOSection
 from workloads.language.policy.language_policy import LanguagePolicy
 from workloads.language.policy.policy_section import LanguageSection
 

@@ -7,7 +7,8 @@ import pytest
 from benchmarks.peers import language
 from benchmarks.peers.language import Outcome, summarise
 from benchmarks.peers.liked import liked
-from penstock.config.settings import TokenPPOSection, load
+from penstock.config.sections.token import TokenPPOSection
+from penstock.config.settings import load
 from workloads.rlhf.defaults import for_environment
 
 

@@ -3,12 +3,13 @@ import inspect
 import itertools
 import textwrap
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from penstock.config.sections.algorithm import AnyAlgorithm
+from penstock.config.plugins import algorithm_sections
+from penstock.config.sections.algorithm import SECTIONS
 from penstock.config.settings import (
     AlgorithmSection,
     ConfigurationError,
@@ -167,10 +168,8 @@ def test_the_name_chooses_the_section_wherever_it_is_said() -> None:
 
 
 def algorithms() -> dict[str, type[AlgorithmSection]]:
-    """The section of every algorithm by its name."""
-    union, _ = get_args(AnyAlgorithm)[:2]
-    members = [get_args(member)[0] for member in get_args(union)]
-    return {member.model_fields["name"].default: member for member in members}
+    """The section of every algorithm by its name, those of installed workloads too."""
+    return {**SECTIONS, **algorithm_sections()}
 
 
 @pytest.mark.parametrize("name", algorithms())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from learner.algorithms.tokens.responses import read_responses
 from learner.algorithms.tokens.token_preparation import prepare
-from penstock.config.settings import TokenPPOSection
+from penstock.config.sections.token import TokenPPOSection
 from tests.support.experience.token_experience import Response, batch_of, fragment
 
 Kind = Literal["gae", "group", "reinforce"]

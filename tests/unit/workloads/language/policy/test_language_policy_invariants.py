@@ -12,7 +12,7 @@ from learner.algorithms.shared.hardware import Hardware
 from learner.algorithms.tokens.responses import read_responses
 from learner.algorithms.tokens.token_ppo import TokenPPO
 from learner.batch import Batch
-from penstock.config.settings import TokenPPOSection
+from penstock.config.sections.token import TokenPPOSection
 from penstock.policy import weights
 from penstock.wire.fragment import Fragment, from_proto, to_proto
 from tests.support.experience.token_experience import Response, batch_of, fragment, sample

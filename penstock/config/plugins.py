@@ -1,0 +1,75 @@
+"""Installed plug-ins: the records that entry points name, and what the paths in them point to."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from typing import Any, Final
+
+from penstock.config.errors import ConfigurationError
+from penstock.config.sections.algorithm_section import AlgorithmSection
+
+GROUP: Final = "penstock.workloads"
+"""Group of the entry points that name the records of workloads."""
+
+
+def installed() -> list[str]:
+    """Return the names of the installed workloads, sorted; imports none of them."""
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def record_of(name: str) -> Any:
+    """Return what the entry point of an installed workload names.
+
+    Raises ConfigurationError for a name that is not installed, which lists the installed, and for an entry point that
+    cannot be imported.
+    """
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            try:
+                return point.load()
+            except (ImportError, AttributeError) as error:
+                raise ConfigurationError(
+                    f"workload={name!r}: {point.value} cannot be loaded: {error}"
+                ) from error
+    raise ConfigurationError(
+        f"workload={name!r}: not installed; installed: {', '.join(installed()) or 'none'}"
+    )
+
+
+def load(path: str) -> Callable[..., Any]:
+    """Return the function or class at "module:name"; raises ConfigurationError that names the path."""
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"{path!r} cannot be loaded: {error}") from error
+    if not callable(found):
+        raise ConfigurationError(f"{path!r} is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def entries(field: str) -> Iterator[tuple[str, str, str]]:
+    """Yield workload, name and path of every entry that the installed records have in a field such as `algorithms`.
+
+    Raises ConfigurationError for a record that cannot be imported.
+    """
+    for workload in installed():
+        for name, path in getattr(record_of(workload), field, {}).items():
+            yield workload, name, path
+
+
+def algorithm_sections() -> dict[str, type[AlgorithmSection]]:
+    """Return the settings sections that the installed workloads add, by `algorithm.name`.
+
+    Raises ConfigurationError for one that cannot be imported or is no section, and where two differ under one name.
+    """
+    sections: dict[str, type[AlgorithmSection]] = {}
+    for workload, name, path in entries("algorithms"):
+        section = load(path)
+        if not (isinstance(section, type) and issubclass(section, AlgorithmSection)):
+            raise ConfigurationError(f"workload={workload!r}: {path!r} is no AlgorithmSection")
+        if sections.setdefault(name, section) is not section:
+            raise ConfigurationError(
+                f"workload={workload!r}: another workload has another section for algorithm.name={name!r}"
+            )
+    return sections

@@ -1,0 +1,113 @@
+"""What installed workloads add to the configuration, found by entry point."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.config.plugins import algorithm_sections, installed, record_of
+from penstock.config.sections.token import TokenPPOSection
+from penstock.config.settings import ConfigurationError, load
+
+RECORD = """
+from types import SimpleNamespace
+
+WORKLOAD = SimpleNamespace(algorithms={algorithms!r})
+"""
+SECTION = """
+from typing import Literal
+
+from penstock.config.sections.algorithm_section import AlgorithmSection
+
+
+class Section(AlgorithmSection):
+    name: Literal["mine"] = "mine"
+    width: tuple[int, ...] = (3,)
+
+
+class NoSection:
+    pass
+"""
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, algorithms: dict[str, str]) -> None:
+    """A package of that name with a record, as an installer leaves it."""
+    metadata = folder / f"{name}-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[penstock.workloads]\n{name} = {name}_record:WORKLOAD\n")
+    (folder / f"{name}_record.py").write_text(RECORD.format(algorithms=algorithms))
+    (folder / f"{name}_sections.py").write_text(SECTION)
+    monkeypatch.syspath_prepend(folder)
+    for module in (f"{name}_record", f"{name}_sections"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+
+def test_the_section_of_a_workload_is_read_and_written_like_one_of_the_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its own keys; unknown ones are errors that name the algorithm."""
+    install(tmp_path, monkeypatch, "outside", {"mine": "outside_sections:Section"})
+    settings = load([{"algorithm": {"name": "mine", "width": [5, 7]}}])
+    assert settings.algorithm.model_dump()["width"] == (5, 7)
+    assert load([settings.model_dump()]) == settings
+    with pytest.raises(
+        ConfigurationError, match=r"algorithm\.depth: unknown key;.* of algorithm\.name='mine'"
+    ):
+        load([{"algorithm": {"name": "mine", "depth": 1}}])
+
+
+def test_an_algorithm_that_nobody_has_is_refused_with_all_that_there_are() -> None:
+    """Those of workloads, too."""
+    with pytest.raises(
+        ConfigurationError, match=r"algorithm\.name='alchemy': not known; use 'ppo', .*'token_ppo'"
+    ):
+        load([{"algorithm": {"name": "alchemy"}}])
+
+
+def test_the_section_of_token_sequences_is_that_of_an_installed_workload() -> None:
+    """The core has none of that name."""
+    assert algorithm_sections()["token_ppo"] is TokenPPOSection
+    assert {"control", "rlhf"} <= set(installed())
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("outside_sections:NoSection", "is no AlgorithmSection"),
+        ("outside_sections:Missing", "cannot be loaded"),
+        ("nowhere:Section", "cannot be loaded"),
+    ],
+)
+def test_a_section_that_cannot_be_used_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
+) -> None:
+    """When an algorithm is asked for that is not the core's."""
+    install(tmp_path, monkeypatch, "outside", {"mine": path})
+    with pytest.raises(ConfigurationError, match=message):
+        load([{"algorithm": {"name": "mine"}}])
+    load([{"algorithm": {"name": "ppo"}}])
+
+
+def test_two_workloads_do_not_give_one_name_to_two_algorithms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One section under one name may be named twice."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    shared = {"token_ppo": "penstock.config.sections.token:TokenPPOSection"}
+    install(tmp_path / "a", monkeypatch, "first", shared)
+    assert algorithm_sections()["token_ppo"] is TokenPPOSection
+    install(tmp_path / "b", monkeypatch, "second", {"token_ppo": "second_sections:Section"})
+    with pytest.raises(ConfigurationError, match="another section for algorithm.name='token_ppo'"):
+        algorithm_sections()
+
+
+def test_a_record_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its workload and its entry point."""
+    install(tmp_path, monkeypatch, "outside", {})
+    (tmp_path / "outside_record.py").write_text("import nowhere_to_be_found\n")
+    with pytest.raises(
+        ConfigurationError, match=r"workload='outside': outside_record:WORKLOAD cannot be loaded"
+    ):
+        record_of("outside")
