@@ -25,7 +25,7 @@ from actor.serving.versions.loaded_versions import Shelf, Weights
 from actor.serving.versions.shadow_record import ShadowRecord
 from actor.specification import actor_section, environment_section, policy_maker
 from penstock.config.credentials import registry_with_password
-from penstock.config.settings import ConfigurationError, ServingSection, Settings
+from penstock.config.settings import CanarySection, ConfigurationError, ServingSection, Settings
 from penstock.config.trusted import check_trusted
 from penstock.registry.weight_files import registry_url
 from penstock.wire.specification import RunSpecification
@@ -80,8 +80,8 @@ def assemble(
 ) -> Parts:
     """Raises ConfigurationError for settings that fit neither one another nor the run."""
     section, errands = settings.serving, Errands()
-    _check_range(section)
-    traffic = _traffic(section, source, following)
+    _check_range(settings.canary)
+    traffic = _traffic(settings, source, following)
     fetch = _no_weights if following is None else following.fetch
     make_policy = policy_maker(specification, settings.actor)
     shelf = Shelf(make_policy, fetch if traffic is None else traffic.fetch, section)
@@ -90,14 +90,14 @@ def assemble(
         max_wait_s=section.max_wait_ms / 1000,
         max_delay_s=section.max_delay_ms / 1000,
     )
-    trial = Trial(section, _withdrawing(traffic, errands))
+    trial = Trial(settings.canary, _withdrawing(traffic, errands))
     episodes = Episodes(section, specification.unroll_length)
     learning = None if following is None else _learning(settings, specification, following)
     spaces = (specification.observation_space, specification.action_space)
     draws = _draws(section, specification)
     record = _record(section, source)
     desk = Desk(spaces, shelf, batcher, section, draws, make_policy().state_space, record)
-    slow_s = section.canary_slow_ms / 1000
+    slow_s = settings.canary.slow_ms / 1000
     feedback = None if traffic is None else traffic.keep_feedback
     now = asyncio.get_running_loop().time
     episode_desk = EpisodeDesk(desk, episodes, learning, feedback, trial, now)
@@ -139,13 +139,15 @@ def _record(section: ServingSection, source: Source) -> ShadowRecord | None:
     )
 
 
-def _traffic(section: ServingSection, source: Source, following: Following | None) -> Traffic | None:
-    url = registry_with_password(section)
+def _traffic(settings: Settings, source: Source, following: Following | None) -> Traffic | None:
+    url = registry_with_password(settings.registry)
     if source.run_dir is not None:
         url = registry_url(source.run_dir, url)
     elif not url:
         return None
-    return Traffic(url, section.policy, source.run_dir, None if following is None else following.fetch)
+    return Traffic(
+        url, settings.serving.policy, source.run_dir, None if following is None else following.fetch
+    )
 
 
 def _no_weights(_version: int) -> Weights | None:
@@ -172,12 +174,10 @@ def _learning(settings: Settings, specification: RunSpecification, following: Fo
     return Learning(specification, section, queue, following.wake, compress=compress, reward=reward)
 
 
-def _check_range(section: ServingSection) -> None:
-    known = section.canary_return_range
+def _check_range(section: CanarySection) -> None:
+    known = section.return_range
     if known is not None and not known[0] < known[1]:
-        raise ConfigurationError(
-            f"serving.canary_return_range={list(known)}: the first must be below the second"
-        )
+        raise ConfigurationError(f"canary.return_range={list(known)}: the first must be below the second")
 
 
 def _check_window(section: ServingSection, specification: RunSpecification) -> None:

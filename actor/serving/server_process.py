@@ -123,7 +123,7 @@ async def _serve(
         address = _listen(front, settings, listen)
         if parts.traffic is not None:
             await parts.traffic.begin(parts.shelf, parts.trial)
-            parts.errands.send(parts.traffic.follow(parts.shelf, parts.trial, settings.serving.refresh_s))
+            parts.errands.send(parts.traffic.follow(parts.shelf, parts.trial, settings.registry.refresh_s))
         if following is not None:
             apply = partial(_apply, parts, specification)
             following.start(loop, apply, partial(_set_from_thread, loop, stop))

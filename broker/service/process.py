@@ -197,7 +197,7 @@ def assemble(front: Front, settings: Settings, redis_url: str, facts: guard.Serv
     weights = WeightService(store, WeightCache(store.weights_chunk), changes, owners, leave_told)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(experience, front.server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(weights, front.server)
-    versions = Versions(registry_with_password(settings.serving), settings.serving.policy)
+    versions = Versions(registry_with_password(settings.registry), settings.serving.policy)
     control_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(store, versions), front.server)
     return Parts(store=store, changes=changes, experience=experience, versions=versions, front=front)
 

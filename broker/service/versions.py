@@ -44,7 +44,7 @@ class Versions:
         """
         if not self._url:
             text = (
-                "this broker was given no registry: set serving.registry to its URL, "
+                "this broker was given no registry: set registry.url to its URL, "
                 "or use `penstock policy` where the run's folder lies"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)

@@ -79,6 +79,9 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the resolved configuration and stop.")
     ] = False,
+    advanced: Annotated[
+        bool, typer.Option("--advanced", help="With --print-config: the advanced settings, too.")
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -110,9 +113,9 @@ def train(
     def body() -> int:
         plan = make_plan(request)
         if print_config:
-            from penstock.config.toml_text import masked
+            from penstock.config.toml_text import shown
 
-            sys.stdout.write(masked(plan.settings))
+            sys.stdout.write(shown(plan.settings, advanced=advanced))
             return 0
         if dry_run:
             from launch.dry_run import dry_run_command as command

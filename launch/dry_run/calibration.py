@@ -83,7 +83,7 @@ def shortened(plan: Plan, run_dir: Path, steps: int) -> Plan:
         "evaluation": settings.evaluation.model_copy(update={"interval_steps": None, "patience": None}),
         "metrics": settings.metrics.model_copy(update={"trackers": (), "port": 0}),
         "tracing": settings.tracing.model_copy(update={"exporter": "none"}),
-        "serving": settings.serving.model_copy(update={"registry": ""}),
+        "registry": settings.registry.model_copy(update={"url": ""}),
     }
     return replace(plan, settings=settings.model_copy(update=changes), run_dir=run_dir)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launch.run.plan import CONFIG_FILE
 from penstock.config.credentials import registry_with_password
-from penstock.config.settings import ConfigurationError, ServingSection, load, parse_toml
+from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
 from penstock.registry.errors import Conflict, RegistryError, Unavailable
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import registry_url
@@ -27,16 +27,16 @@ class Place:
 def find_place(run: str, registry: str | None, policy: str | None) -> Place:
     """What the user means; raises ConfigurationError for a folder that holds no run."""
     if "://" in run:
-        return Place(url=registry or run, policy=policy or ServingSection().policy, folder=None)
+        return Place(url=registry or run, policy=policy or Settings().serving.policy, folder=None)
     folder, config = Path(run), Path(run) / CONFIG_FILE
     if not folder.is_dir():
         raise ConfigurationError(
             f"{run}: no such folder; name a run's folder (`ls runs`) or a registry's URL"
         )
-    serving = load([parse_toml(config)]).serving if config.exists() else ServingSection()
+    settings = load([parse_run_config(config)]) if config.exists() else Settings()
     return Place(
-        url=registry or registry_url(folder, registry_with_password(serving)),
-        policy=policy or serving.policy,
+        url=registry or registry_url(folder, registry_with_password(settings.registry)),
+        policy=policy or settings.serving.policy,
         folder=folder,
     )
 

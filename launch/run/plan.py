@@ -16,7 +16,7 @@ from launch.run.local_places import places_of
 from learner.recording.recording_index import DESCRIPTION
 from penstock.config import settings as configuration
 from penstock.config import toml_text
-from penstock.config.settings import ActorSection, ConfigurationError, Section, ServingSection, Settings
+from penstock.config.settings import ActorSection, ConfigurationError, RegistrySection, Section, Settings
 from penstock.config.trusted import module_of
 from penstock.config.workload import find, load
 from penstock.wire.ids import new_run_name
@@ -24,6 +24,7 @@ from penstock.wire.ids import new_run_name
 CONFIG_FILE = "config.toml"
 LOCK_FILE = "launcher.lock"
 TRACES = "traces"
+_OF_A_SERVER = ("serving", "registry", "canary")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +70,11 @@ def make_plan(request: Request) -> Plan:
         raise ConfigurationError("--best: goes back in a run that is resumed; add --resume")
     if request.resume:
         run_dir = _resumed_folder(request)
-        settings = resolve(configuration.parse_toml(run_dir / CONFIG_FILE), request)
+        settings = resolve(configuration.parse_run_config(run_dir / CONFIG_FILE), request)
     else:
         settings = resolve(_first_layer(request.what), request)
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
-        sections = {"actor": _allowing_modules(settings), "serving": _following_the_learner(settings)}
+        sections = {"actor": _allowing_modules(settings), "registry": _following_the_learner(settings)}
         settings = settings.model_copy(update={"run": name, **sections})
         settings = settings.model_copy(update=_from_recording(settings, request.recording))
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
@@ -91,10 +92,10 @@ def make_plan(request: Request) -> Plan:
     )
 
 
-def _following_the_learner(settings: Settings) -> ServingSection:
+def _following_the_learner(settings: Settings) -> RegistrySection:
     """Clients of a run that learns from them stay on its newest weights, unless the user has said otherwise."""
-    section = settings.serving
-    if not section.listen or "activate_first" in section.model_fields_set:
+    section = settings.registry
+    if not settings.serving.listen or "activate_first" in section.model_fields_set:
         return section
     return section.model_copy(update={"activate_first": False})
 
@@ -142,7 +143,7 @@ def local_settings(run_dir: Path, assignments: tuple[str, ...] = ()) -> Settings
     said = [configuration.parse_assignment(one) for one in assignments]
     if not config.exists():
         return configuration.load(said)
-    settings = configuration.load([configuration.parse_toml(config), *said])
+    settings = configuration.load([configuration.parse_run_config(config), *said])
     actor = settings.actor.model_copy(update={"places": places_of(settings)})
     return settings.model_copy(update={"actor": actor})
 
@@ -179,19 +180,26 @@ def _serving_layer(run_dir: Path | None) -> dict[str, Any]:
     if run_dir is None or not (run_dir / CONFIG_FILE).exists():
         return {}
     local = local_settings(run_dir)
+    written = configuration.parse_run_config(run_dir / CONFIG_FILE)
     return {
         "run": local.run,
         "actor": {"allow_modules": local.actor.allow_modules, "places": local.actor.places},
-        "serving": configuration.parse_toml(run_dir / CONFIG_FILE).get("serving", {}),
+        **{name: written[name] for name in _OF_A_SERVER if name in written},
     }
 
 
 def _service_layers(
     config: Path | None, assignments: tuple[str, ...], secret: Mapping[str, Any] | None
 ) -> list[Mapping[str, Any]]:
-    file = [configuration.parse_toml(config)] if config else []
+    file = [_parse(config)] if config else []
     said = [configuration.parse_assignment(text) for text in assignments]
     return [*file, configuration.from_environment(), *said, secret or {}]
+
+
+def _parse(config: Path) -> dict[str, Any]:
+    """A file that was named; a run's own, which the launcher's lock lies beside, may hold keys of an earlier version."""
+    of_a_run = config.name == CONFIG_FILE and (config.parent / LOCK_FILE).exists()
+    return configuration.parse_run_config(config) if of_a_run else configuration.parse_toml(config)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
     learner = ("learner", "--redis", redis_url, "--run-dir", str(plan.run_dir), *config)
     registry = (
         "--set",
-        f"serving.registry={registry_url(plan.run_dir, plan.settings.serving.registry)}",
+        f"registry.url={registry_url(plan.run_dir, plan.settings.registry.url)}",
     )
     loss = ("--allow-loss",) if plan.allow_loss else ()
     resume = ("--resume", *loss, *(("--best",) if plan.best else ()))

@@ -18,7 +18,7 @@ from launch.policy.policy_view import traffic_json, version_json
 from launch.policy.registry_place import find_place, opened
 from launch.run.plan import CONFIG_FILE, LOCK_FILE
 from launch.run.summary import SUMMARY_FILE
-from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
+from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
 from penstock.runtime.exit import Fatal
 
 MAX_RUNS: Final = 500
@@ -192,7 +192,7 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 def _settings(folder: Path) -> Settings:
     """Of another version of the program, or a file that only looks like ours: what is the default."""
     try:
-        return load([parse_toml(folder / CONFIG_FILE)])
+        return load([parse_run_config(folder / CONFIG_FILE)])
     except ConfigurationError:
         return Settings()
 

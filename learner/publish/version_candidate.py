@@ -47,11 +47,11 @@ def lineage_of(settings: Settings, run_dir: Path, progress: Progress) -> Lineage
         run=settings.run,
         policy=settings.serving.policy,
         run_dir=run_dir,
-        url=registry_url(run_dir, registry_with_password(settings.serving)),
+        url=registry_url(run_dir, registry_with_password(settings.registry)),
         configuration=configuration_hash(settings),
         parent=progress.log.version if progress.log is not None else None,
         keep_every=settings.learner.keep_every_updates,
-        activate_first=settings.serving.activate_first,
+        activate_first=settings.registry.activate_first,
     )
 
 

@@ -2,7 +2,7 @@
 
 from urllib.parse import quote
 
-from penstock.config.settings import ConfigurationError, SecuritySection, ServingSection
+from penstock.config.settings import ConfigurationError, RegistrySection, SecuritySection
 from penstock.rpc.auth import Credentials
 from penstock.rpc.tls_files import TlsFiles
 
@@ -39,22 +39,22 @@ def redis_password(section: SecuritySection) -> str | None:
         raise ConfigurationError(f"security.redis_password_file: {error}") from error
 
 
-def registry_with_password(section: ServingSection) -> str:
-    """`serving.registry` as whoever connects needs it, "" where none is set; not to be shown.
+def registry_with_password(section: RegistrySection) -> str:
+    """`registry.url` with its password, as a connection needs it, "" where none is set; not to be shown.
 
     Raises ConfigurationError for a password file that cannot be read, or that the URL has no place for.
     """
-    file, (scheme, mark, place) = section.registry_password_file, section.registry.partition("://")
-    if file is None or not section.registry:
-        return section.registry
+    file, (scheme, mark, place) = section.password_file, section.url.partition("://")
+    if file is None or not section.url:
+        return section.url
     if not scheme.startswith("postgres"):
         raise ConfigurationError(
-            f"serving.registry_password_file={file}: only a postgresql:// registry has a password; leave it out"
+            f"registry.password_file={file}: only a postgresql:// registry has a password; leave it out"
         )
     try:
         password = file.read_text().strip()
     except OSError as error:
-        raise ConfigurationError(f"serving.registry_password_file: {error}") from error
+        raise ConfigurationError(f"registry.password_file: {error}") from error
     server, slash, database = place.partition("/")
     user, _, host = server.rpartition("@")
     return f"{scheme}{mark}{user}:{quote(password, safe='')}@{host}{slash}{database}"

@@ -1,9 +1,11 @@
 """The one configuration model: TOML, then environment, then `--set`; unknown keys are errors.
 
-Every knob has a line of help and, where it has one, a unit. Environment variables are
+Every setting has a line of help and, where it has one, a unit. Environment variables are
 `PENSTOCK_SECTION__KEY`. Values that are None are chosen by the workload's defaults or the machine.
 """
 
+import functools
+import logging
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -13,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from penstock.config.errors import ConfigurationError
+from penstock.config.moved_keys import MOVED, with_new_keys
 from penstock.config.redis_url import split_password
 from penstock.config.sections.actor import ActorSection
 from penstock.config.sections.algorithm import (
@@ -26,11 +29,13 @@ from penstock.config.sections.algorithm import (
 )
 from penstock.config.sections.algorithm_section import AlgorithmSection
 from penstock.config.sections.broker import BrokerSection
+from penstock.config.sections.canary import CanarySection
 from penstock.config.sections.environment import EnvironmentSection
 from penstock.config.sections.learner import EvaluationSection, LearnerSection
 from penstock.config.sections.observability import LogsSection, MetricsSection, TracingSection
 from penstock.config.sections.on_policy import OnPolicySection
 from penstock.config.sections.policy import PolicySection
+from penstock.config.sections.registry import RegistrySection
 from penstock.config.sections.replay import DQNSection, ReplaySection, SACSection
 from penstock.config.sections.section import Section
 from penstock.config.sections.security import SecuritySection
@@ -41,6 +46,7 @@ __all__ = [
     "ActorSection",
     "AlgorithmSection",
     "BrokerSection",
+    "CanarySection",
     "CloneSection",
     "ConfigurationError",
     "DQNSection",
@@ -53,6 +59,7 @@ __all__ = [
     "OnPolicySection",
     "PPOSection",
     "PolicySection",
+    "RegistrySection",
     "ReinforceSection",
     "ReplaySection",
     "SACSection",
@@ -65,12 +72,15 @@ __all__ = [
     "load",
     "merge",
     "parse_assignment",
+    "parse_run_config",
     "parse_toml",
     "redis_layer",
 ]
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
-_SECRETS = ("security.redis_password", "serving.registry", "tracing.endpoint")
+_SECRETS = ("security.redis_password", "registry.url", "tracing.endpoint")
+
+log = logging.getLogger(__name__)
 
 
 class Settings(Section):
@@ -89,6 +99,8 @@ class Settings(Section):
     broker: BrokerSection = BrokerSection()
     learner: LearnerSection = LearnerSection()
     evaluation: EvaluationSection = EvaluationSection()
+    registry: RegistrySection = RegistrySection()
+    canary: CanarySection = CanarySection()
     serving: ServingSection = ServingSection()
     security: SecuritySection = SecuritySection()
     metrics: MetricsSection = MetricsSection()
@@ -104,6 +116,24 @@ def parse_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: {error.strerror}; give a TOML file that can be read") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path}: not TOML: {error}") from error
+
+
+def parse_run_config(path: Path) -> dict[str, Any]:
+    """The content of the `config.toml` that `penstock train` wrote into a run's folder, under the keys of today.
+
+    Keys that have moved since it was written are noted in one line of the log, once per file and process.
+    Raises ConfigurationError as `parse_toml` does.
+    """
+    content, old_keys = with_new_keys(parse_toml(path))
+    if old_keys:
+        _note_old_keys(path, old_keys)
+    return content
+
+
+@functools.cache
+def _note_old_keys(path: Path, old_keys: tuple[str, ...]) -> None:
+    moves = ", ".join(f"{key} is now {MOVED[key]}" for key in old_keys)
+    log.warning("%s was written by an earlier version: %s", path, moves)
 
 
 def parse_assignment(text: str) -> dict[str, Any]:
@@ -178,14 +208,22 @@ def _without_url_password(merged: Mapping[str, Any]) -> dict[str, Any]:
     return {"broker": {"redis": shown}} | secret if secret else {}
 
 
+def _variable(key: str) -> str:
+    return ENVIRONMENT_PREFIX + key.upper().replace(".", "__")
+
+
 def _explain(error: dict[str, Any], merged: Mapping[str, Any]) -> str:
     place, chosen = [str(part) for part in error["loc"]], ""
     if place[0] == "algorithm" and len(place) > 1:
         chosen = f" of algorithm.name={algorithm_name(merged['algorithm'])!r}"
     key = ".".join(place)
     match error["type"]:
+        case "extra_forbidden" if key in MOVED:
+            return f"{key}: has moved, write {MOVED[key]}; in the environment {_variable(MOVED[key])}"
         case "extra_forbidden":
-            return f"{key}: unknown key; `penstock train --print-config` lists the known ones{chosen}"
+            return (
+                f"{key}: unknown key; `penstock train --print-config --advanced` lists the known ones{chosen}"
+            )
         case known if known == UNKNOWN:
             return f"{key}.name={error['ctx']['name']!r}: {error['msg']}"
         case _:

@@ -3,11 +3,11 @@
 Unset values are left out (the reader's default is the same). Secrets are never written.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from pydantic import SecretStr
 
 from penstock.config.settings import Section, Settings
@@ -15,22 +15,34 @@ from penstock.config.settings import Section, Settings
 
 def dump(settings: Settings) -> str:
     """All settings but the unset and the secret; `settings.load([parse_toml(...)])` reads them back."""
-    plain = _plain(settings)
-    top = [f"{key} = {_value(value)}" for key, value in plain.items() if not isinstance(value, Mapping)]
-    blocks = [
-        "\n".join([f"[{name}]", *(f"{key} = {_value(value)}" for key, value in section.items())])
-        for name, section in plain.items()
-        if isinstance(section, Mapping) and section
-    ]
-    return "\n\n".join(["\n".join(top), *blocks]) + "\n"
+    return tomli_w.dumps(_plain(settings))
 
 
-def masked(settings: Settings) -> str:
-    """`dump` with secrets shown as stars, for `--print-config`."""
-    text = dump(settings)
-    if settings.security.redis_password is None:
-        return text
-    return text.replace("[security]\n", '[security]\nredis_password = "**********"\n')
+def shown(settings: Settings, *, advanced: bool) -> str:
+    """The settings for `--print-config`, as TOML; secrets are stars.
+
+    advanced: with the advanced settings that stand at their defaults, which are counted in a comment else.
+    """
+    content = _plain(settings)
+    if settings.security.redis_password is not None:
+        content["security"]["redis_password"] = "**********"  # noqa: S105 - stars
+    if advanced:
+        return tomli_w.dumps(content)
+    hidden = _hide_advanced(settings, content)
+    return f"{tomli_w.dumps(content)}\n# {hidden} advanced settings stand at their defaults; --advanced shows them.\n"
+
+
+def _hide_advanced(section: Section, content: dict[str, Any]) -> int:
+    """Take the advanced settings out of `content` that stand at their defaults; how many there are, the unset too."""
+    hidden = 0
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            hidden += _hide_advanced(value, content[name])
+        elif section.is_advanced(name) and value == field.default:
+            content.pop(name, None)
+            hidden += 1
+    return hidden
 
 
 def _plain(section: Section) -> dict[str, Any]:
@@ -43,18 +55,14 @@ def _plain(section: Section) -> dict[str, Any]:
 
 
 def _plain_value(value: object) -> object:
-    if isinstance(value, Section):
-        return _plain(value)
-    return [_plain_value(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
-    if isinstance(value, str | Path):
-        return json.dumps(str(value), ensure_ascii=False)
-    return repr(value)
+    match value:
+        case Section():
+            return _plain(value)
+        case list() | tuple():
+            return [_plain_value(item) for item in value]
+        case Mapping():
+            return {key: _plain_value(item) for key, item in value.items()}
+        case Path():
+            return str(value)
+        case _:
+            return value

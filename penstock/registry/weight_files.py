@@ -1,6 +1,6 @@
 """Weights of registered versions as files of a run's folder, so that they can be served without a broker.
 
-    runs/NAME/registry.sqlite                 the versions (unless `serving.registry` names another one)
+    runs/NAME/registry.sqlite                 the versions (unless `registry.url` names another one)
     runs/NAME/policies/VERSION.safetensors    the bytes of each that is kept
     runs/NAME/policies/policy.json            the run's specification, from its start on
     runs/NAME/policies/learner.lock           held by the learner of the run while it lives
@@ -29,7 +29,7 @@ _LOCK: Final = "learner.lock"
 def registry_url(run_dir: Path, configured: str = "") -> str:
     """Return the URL of a run's registry.
 
-    `configured` (`serving.registry`), or where that is empty a file of the folder.
+    `configured` (`registry.url`), or where that is empty a file of the folder.
     """
     return configured or f"sqlite:///{run_dir.resolve() / 'registry.sqlite'}"
 

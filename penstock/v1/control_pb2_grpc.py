@@ -123,7 +123,7 @@ class ControlServiceServicer:
 
     def ListVersions(self, request, context):
         """Versions that the registry holds, and who gets which. This call and those below need a broker that
-        was given a registry (`serving.registry`), else they end as FAILED_PRECONDITION.
+        was given a registry (`registry.url`), else they end as FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,7 @@ class ControlServiceStub:
     """The learner writes and commits a checkpoint after the update in hand."""
     ListVersions: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListVersionsRequest, _control_pb2.ListVersionsReply]
     """Versions that the registry holds, and who gets which. This call and those below need a broker that
-    was given a registry (`serving.registry`), else they end as FAILED_PRECONDITION.
+    was given a registry (`registry.url`), else they end as FAILED_PRECONDITION.
     """
     Promote: _grpc.UnaryUnaryMultiCallable[_control_pb2.PromoteRequest, _control_pb2.PromoteReply]
     """Make a version canary or active; the active one of before becomes the standby. Safe to repeat."""
@@ -71,7 +71,7 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """The learner writes and commits a checkpoint after the update in hand."""
     ListVersions: _aio.UnaryUnaryMultiCallable[_control_pb2.ListVersionsRequest, _control_pb2.ListVersionsReply]  # type: ignore[assignment]
     """Versions that the registry holds, and who gets which. This call and those below need a broker that
-    was given a registry (`serving.registry`), else they end as FAILED_PRECONDITION.
+    was given a registry (`registry.url`), else they end as FAILED_PRECONDITION.
     """
     Promote: _aio.UnaryUnaryMultiCallable[_control_pb2.PromoteRequest, _control_pb2.PromoteReply]  # type: ignore[assignment]
     """Make a version canary or active; the active one of before becomes the standby. Safe to repeat."""
@@ -130,7 +130,7 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ListVersionsReply, _abc.Awaitable[_control_pb2.ListVersionsReply]]:
         """Versions that the registry holds, and who gets which. This call and those below need a broker that
-        was given a registry (`serving.registry`), else they end as FAILED_PRECONDITION.
+        was given a registry (`registry.url`), else they end as FAILED_PRECONDITION.
         """
 
     @_abc_1.abstractmethod

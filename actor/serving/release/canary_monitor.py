@@ -11,7 +11,7 @@ from typing import Final
 
 from actor.serving.calls.request_handler import Answered
 from actor.serving.episodes.episodes import Episode
-from penstock.config.settings import ServingSection
+from penstock.config.settings import CanarySection
 from penstock.registry import safety
 from penstock.registry.bounds import Bounds, Outcome, observed_range
 from penstock.registry.cohort import Cohort
@@ -28,7 +28,7 @@ _JUDGED: Final = (Arm.ACTIVE, Arm.CANARY)
 class Trial:
     """One event loop uses it. `withdraw` is told version and reason."""
 
-    def __init__(self, section: ServingSection, withdraw: Callable[[int, str], None]) -> None:
+    def __init__(self, section: CanarySection, withdraw: Callable[[int, str], None]) -> None:
         self._section, self._withdraw = section, withdraw
         self._pair: tuple[int, int] | None = None
         self._bounds: Bounds | None = None
@@ -77,21 +77,21 @@ class Trial:
             total_return=None,
             answers=1,
             errors=int(bool(answered.fallback)),
-            slow=int(answered.seconds > self._section.canary_slow_ms / 1000),
+            slow=int(answered.seconds > self._section.slow_ms / 1000),
             not_finite=int(answered.not_finite),
         )
         self._observe(answered.arm, self._cohorts[answered.arm].begin(), outcome)
 
     def _bounds_of(self, evaluation: Evaluation | None) -> Bounds:
-        given = self._section.canary_return_range
+        given = self._section.return_range
         known = given or (None if evaluation is None else observed_range(evaluation))
         self._has_range = known is not None
         low, high = known or (0.0, 1.0)
         return Bounds(
             low=low,
             high=high,
-            horizon=self._section.canary_horizon,
-            false_alarm=self._section.canary_false_alarm,
+            horizon=self._section.horizon,
+            false_alarm=self._section.false_alarm,
         )
 
     def _observe(self, arm: Arm, ticket: int, outcome: Outcome | None) -> None:

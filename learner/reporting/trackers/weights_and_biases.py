@@ -49,5 +49,10 @@ def open_tracker(place: Place) -> WandbRun:
 
 def told(settings: Settings) -> dict[str, Any]:
     """The configuration as far as it may leave this machine."""
-    kept_back: dict[str, Any] = {"security": True, "broker": {"redis"}, "serving": {"registry", "listen"}}
+    kept_back: dict[str, Any] = {
+        "security": True,
+        "broker": {"redis"},
+        "registry": {"url"},
+        "serving": {"listen"},
+    }
     return settings.model_dump(mode="json", exclude=kept_back)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.config.sections.section import Positive, Section
+from penstock.config.sections.section import ADVANCED, Positive, Section
 from penstock.wire.limits import MAX_STEPS
 
 
@@ -16,7 +16,7 @@ class ActorSection(Section):
     """Rollout workers that the launcher starts, and that open round 0 in lock-step; 0: only clients act, see `serving.listen`."""
     unroll_length: Annotated[int, Field(gt=0, le=MAX_STEPS)] = 32
     """Steps per slot of a fragment (T); the run's, not an actor's."""
-    outbox_fragments: Positive = 8
+    outbox_fragments: Annotated[Positive, ADVANCED] = 8
     """Fragments kept until acknowledged; when full the environment waits. An actor may set its own."""
     compress: Literal["off", "lz4"] = "off"
     """Compression of observation tensors; the run's, not an actor's."""
@@ -26,7 +26,7 @@ class ActorSection(Section):
     """Modules that a run specification may make this actor import, beside Gymnasium's and installed workloads; an actor's own."""
     places: dict[str, str] = {}
     """Where this machine has what a workload's kwargs name, such as `{model = "/models/small"}`; an actor's own."""
-    stall_timeout_s: Positive = 120
+    stall_timeout_s: Annotated[Positive, ADVANCED] = 120
     """Health turns red when the environment makes no step for this long, in seconds; an actor may set its own."""
     ack_journal: Path | None = None
     """Folder in which each actor records what was acknowledged to it, for `penstock audit`; none: no record. An actor's own."""

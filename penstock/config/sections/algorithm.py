@@ -23,7 +23,7 @@ from penstock.config.plugins import algorithm_sections
 from penstock.config.sections.algorithm_section import AlgorithmSection
 from penstock.config.sections.on_policy import OnPolicySection
 from penstock.config.sections.replay import DQNSection, SACSection
-from penstock.config.sections.section import Fraction, NonNegative, Positive, PositiveReal
+from penstock.config.sections.section import ADVANCED, Fraction, NonNegative, Positive, PositiveReal
 
 DEFAULT_ALGORITHM: Final = "ppo"
 
@@ -35,9 +35,9 @@ class PPOSection(OnPolicySection):
     """Which algorithm, a choice."""
     epochs: Positive = 4
     """Passes over each batch, which is trained once: the most uses of a step."""
-    stale_epochs: Positive | None = None
+    stale_epochs: Annotated[Positive | None, ADVANCED] = None
     """Passes over those of its steps that are more than `staleness` updates old; none: as many."""
-    mask_after: Positive | None = None
+    mask_after: Annotated[Positive | None, ADVANCED] = None
     """Steps older than this many updates are left out of the losses, their fragments count as trained; none: off, see `stale_after`."""
     minibatches: Positive = 4
     """Gradient steps per epoch."""
@@ -45,25 +45,25 @@ class PPOSection(OnPolicySection):
     """How advantages and value targets are estimated, once per batch with the current critic; a choice."""
     objective: Literal["decoupled", "coupled"] = "decoupled"
     """A choice. decoupled: clip around the policy at batch start (Hilton et al. 2021); coupled: around the behaviour policy."""
-    rho_clip: NonNegative = 1.0
+    rho_clip: Annotated[NonNegative, ADVANCED] = 1.0
     """ρ̄ of V-trace, a ratio of probabilities."""
-    c_clip: NonNegative = 1.0
+    c_clip: Annotated[NonNegative, ADVANCED] = 1.0
     """c̄ of V-trace, a ratio of probabilities."""
-    behaviour_weight_cap: NonNegative = 5.0
+    behaviour_weight_cap: Annotated[NonNegative, ADVANCED] = 5.0
     """Largest π_prox/μ of the decoupled objective, a ratio of probabilities."""
     clip_range: NonNegative = 0.2
     """ε of the surrogate, a ratio of probabilities."""
     clip_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the clip range over `learner.total_steps` environment steps, a choice; linear and cosine end at 0."""
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    dual_clip: Annotated[Annotated[float, Field(gt=1.0)] | None, ADVANCED] = None
     """Where the advantage is negative the surrogate stays above this multiple of it (Ye et al. 2020), a ratio such as 3; none: off."""
-    value_clip: NonNegative | None = None
+    value_clip: Annotated[NonNegative | None, ADVANCED] = None
     """Largest change of a value in one update, in the unit of the scaled return; none: off."""
     target_kl: NonNegative | None = None
     """Stop the epochs of an update when KL(π_prox‖π_θ) exceeds 1.5 times this, in nats; none: off."""
-    adaptive_kl: PositiveReal | None = None
+    adaptive_kl: Annotated[PositiveReal | None, ADVANCED] = None
     """Raise or lower the learning rate after each update to keep its KL(π_prox‖π_θ) near this, in nats; none: off."""
-    learning_rate_range: tuple[PositiveReal, PositiveReal] = (1e-6, 1e-2)
+    learning_rate_range: Annotated[tuple[PositiveReal, PositiveReal], ADVANCED] = (1e-6, 1e-2)
     """Lowest and highest learning rate that `adaptive_kl` may choose, per gradient step."""
 
     @field_validator("adaptive_kl")
@@ -123,7 +123,7 @@ class CloneSection(AlgorithmSection):
     """Share of the recording's fragments that is never trained on, and measured after every update."""
     learning_rate: NonNegative = 1e-3
     """Step size of Adam."""
-    adam_epsilon: NonNegative = 1e-8
+    adam_epsilon: Annotated[NonNegative, ADVANCED] = 1e-8
     """ε of Adam."""
     max_gradient_norm: NonNegative = 0.0
     """Gradients are scaled down to this norm; 0: off."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.config.sections.section import NonNegative, Positive, PositiveReal, Section
+from penstock.config.sections.section import ADVANCED, NonNegative, Positive, PositiveReal, Section
 from penstock.wire.limits import MAX_EPISODES_PER_REPORT
 
 
@@ -24,9 +24,9 @@ class LearnerSection(Section):
     """Committed checkpoints kept on disk."""
     keep_best: bool = False
     """Make a checkpoint whenever an evaluation is asked for, and keep that of the best one however old; `penstock train --resume RUN --best` goes on from it."""
-    prefetch_batches: Positive = 2
+    prefetch_batches: Annotated[Positive, ADVANCED] = 2
     """Batches read ahead of the update."""
-    lease_ttl_s: PositiveReal = 15.0
+    lease_ttl_s: Annotated[PositiveReal, ADVANCED] = 15.0
     """Another learner may take over this long after the last renewal, in seconds of Redis time."""
     threads: Positive = 1
     """Threads of the update."""
@@ -38,21 +38,21 @@ class LearnerSection(Section):
     """Compile the networks of an update with torch.compile: the first updates take minutes."""
     ranks: Positive = 1
     """Processes of this machine that share each update; under torchrun, which then says how many, 1."""
-    rank_timeout_s: PositiveReal = 120.0
+    rank_timeout_s: Annotated[PositiveReal, ADVANCED] = 120.0
     """Ranks that do not meet, or a rank that does not answer another, end the learner after this long, in seconds."""
-    plaintext_ranks: bool = False
+    plaintext_ranks: Annotated[bool, ADVANCED] = False
     """Allow ranks on several machines, which exchange gradients and weights unencrypted."""
-    stall_timeout_s: Positive = 300
+    stall_timeout_s: Annotated[Positive, ADVANCED] = 300
     """Longest time without an update while not paused, in seconds: health turns red, and the run ends as failed."""
     keep_every_updates: Positive | None = None
     """Register the version that follows every so many updates, beside the best and the last; none: only those two."""
     record: Path | None = None
     """Record what the learner consumes in this folder, to be replayed by `penstock train --from`; none: not."""
-    record_max_bytes: Positive = 8 * 1024**3
+    record_max_bytes: Annotated[Positive, ADVANCED] = 8 * 1024**3
     """Most bytes of a recording: it ends there, and learning goes on."""
-    feed_from: Path | None = None
+    feed_from: Annotated[Path | None, ADVANCED] = None
     """Learn from the recording in this folder and not from actors; `penstock train --from` sets it."""
-    probe_tolerance: NonNegative = 1e-3
+    probe_tolerance: Annotated[NonNegative, ADVANCED] = 1e-3
     """Most that an actor's answer to the probe may differ from the learner's answer r, times 1 + |r|."""
 
 
@@ -73,5 +73,5 @@ class EvaluationSection(Section):
     """End the run after so many evaluations in a row without an improvement, and publish the best version again as the newest; needs `interval_steps`. None: neither."""
     min_improvement: NonNegative = 0.0
     """Least by which a mean return must exceed the best one to be an improvement, in units of return."""
-    timeout_s: Positive = 600
+    timeout_s: Annotated[Positive, ADVANCED] = 600
     """Give up waiting for an evaluation after this long, in seconds."""

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from penstock.config.sections.algorithm_section import AlgorithmSection
-from penstock.config.sections.section import Count, Fraction, NonNegative, Positive
+from penstock.config.sections.section import ADVANCED, Count, Fraction, NonNegative, Positive
 
 
 class OnPolicySection(AlgorithmSection):
@@ -19,7 +19,7 @@ class OnPolicySection(AlgorithmSection):
     """Environment steps of one update (B)."""
     staleness: Count = 1
     """Updates that experience may lag behind when it is begun (S); 0: lock-step."""
-    stale_after: Positive | None = None
+    stale_after: Annotated[Positive | None, ADVANCED] = None
     """Fragments older than this many updates at their turn are dropped as stale (H); default 4(S+1)."""
     gae_lambda: Fraction = 0.95
     """λ of GAE and V-trace, per step."""
@@ -29,7 +29,7 @@ class OnPolicySection(AlgorithmSection):
     """Weight of the entropy bonus, per nat."""
     entropy_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """The weight of the entropy bonus is multiplied by this after every update, a ratio; 1: constant."""
-    entropy_floor: NonNegative = 0.0
+    entropy_floor: Annotated[NonNegative, ADVANCED] = 0.0
     """The decaying weight of the entropy bonus stays at or above this, per nat."""
     normalise_advantages: bool = True
     """Standardise the advantages of each batch over its valid steps; yes or no."""
@@ -41,7 +41,7 @@ class OnPolicySection(AlgorithmSection):
     """Course of the learning rate over `learner.total_steps` environment steps, a choice; linear and cosine end at 0."""
     warmup_updates: Count = 0
     """Updates over which the learning rate rises from 0, whatever its schedule."""
-    adam_epsilon: NonNegative = 1e-5
+    adam_epsilon: Annotated[NonNegative, ADVANCED] = 1e-5
     """ε of Adam, in the unit of a gradient."""
     max_gradient_norm: NonNegative = 0.5
     """Gradients are scaled down to this norm, in the unit of a gradient; 0: off."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from penstock.config.sections.section import Count, NonNegative, Positive, Section
+from penstock.config.sections.section import ADVANCED, Count, NonNegative, Positive, Section
 
 
 class PolicySection(Section):
@@ -14,7 +14,7 @@ class PolicySection(Section):
     """Network between observations and heads as `module:Class`, see docs/policies.md; empty: trunks and an MLP."""
     network_arguments: dict[str, Any] = {}
     """Arguments of that class."""
-    kwargs: dict[str, Any] = {}
+    kwargs: Annotated[dict[str, Any], ADVANCED] = {}
     """What a workload with a policy of its own kind must know of it, such as the language model to train."""
     hidden_sizes: tuple[Positive, ...] = (64, 64)
     """Widths of the hidden layers of the MLP."""
@@ -30,17 +30,17 @@ class PolicySection(Section):
     """True: actor and critic share all but their last layer."""
     normalise_observations: bool = False
     """Keep a running mean and variance of the observations as part of the weights."""
-    observation_clip: NonNegative = 10.0
+    observation_clip: Annotated[NonNegative, ADVANCED] = 10.0
     """Normalised observations are clipped to ± this many standard deviations."""
     continuous: Literal["clipped", "squashed"] = "clipped"
     """clipped: diagonal Gaussian, actions clipped to the bounds by the environment side; squashed: tanh of a Gaussian."""
-    initial_log_std: float = 0.0
+    initial_log_std: Annotated[float, ADVANCED] = 0.0
     """Initial log standard deviation of Gaussian actions."""
-    state_dependent_std: bool = False
+    state_dependent_std: Annotated[bool, ADVANCED] = False
     """Standard deviations of squashed Gaussian actions are outputs of the network; false: parameters of their own. SAC sets it."""
-    discrete: Literal["categorical", "epsilon_greedy"] = "categorical"
+    discrete: Annotated[Literal["categorical", "epsilon_greedy"], ADVANCED] = "categorical"
     """What outputs for a choice of n are. categorical: logits; epsilon_greedy: action values, the best is taken but for a share ε. DQN sets it."""
-    dueling: bool = False
+    dueling: Annotated[bool, ADVANCED] = False
     """Action values are the critic's value plus advantages (Wang et al. 2016); with `shared_trunk` both are read from one trunk."""
     recurrent: Literal["none", "lstm", "gru"] = "none"
     """A recurrent core between the hidden layers and what comes out; with separate trunks one for each."""

@@ -1,10 +1,10 @@
 """How the learner learns from replay: a section each for DQN and SAC, chosen by `algorithm.name`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from penstock.config.sections.algorithm_section import AlgorithmSection
 from penstock.config.sections.policy import PolicySection
-from penstock.config.sections.section import Fraction, NonNegative, Positive, PositiveReal
+from penstock.config.sections.section import ADVANCED, Fraction, NonNegative, Positive, PositiveReal
 
 
 class ReplaySection(AlgorithmSection):
@@ -34,7 +34,7 @@ class ReplaySection(AlgorithmSection):
     """Step size of Adam."""
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate over `learner.total_steps`."""
-    adam_epsilon: NonNegative = 1e-8
+    adam_epsilon: Annotated[NonNegative, ADVANCED] = 1e-8
     """ε of Adam."""
     max_gradient_norm: NonNegative = 0.0
     """Gradients are scaled down to this norm; 0: off."""

@@ -1,7 +1,8 @@
 """What every section of the configuration has in common, and the kinds of numbers it holds."""
 
 import json
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,10 +14,23 @@ NonNegative = Annotated[float, Field(ge=0.0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """Marks a field that hardly any run sets: `--print-config` shows it on request, or where it is set."""
+
+
+ADVANCED: Final = Advanced()
+
+
 class Section(BaseModel):
     """A part of the configuration: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def is_advanced(cls, field: str) -> bool:
+        """Whether the field of this name is marked as `ADVANCED`."""
+        return ADVANCED in cls.model_fields[field].metadata
 
     def canonical_json(self) -> str:
         """Keys sorted, no spaces: equal sections have equal text."""

@@ -141,7 +141,7 @@ def test_nothing_becomes_active_by_itself_where_an_operator_is_to_promote(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
     """Versions are kept all the same."""
-    run(redis_url, tmp_path, given(serving={"activate_first": False, "policy": "other"}), (10.0,))
+    run(redis_url, tmp_path, given(registry={"activate_first": False}, serving={"policy": "other"}), (10.0,))
     assert registry().active("other") is None
     assert registry().pinned("other")
     assert not registry().list(POLICY)

@@ -140,8 +140,8 @@ def control(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., control_pb
     learner = open_run(redis_url)
     brokers = []
 
-    def start(**serving: str) -> control_pb2_grpc.ControlServiceStub:
-        broker = launch(redis_url, tmp_path, settings={"run": "run-a", "serving": serving})
+    def start(**registry: str) -> control_pb2_grpc.ControlServiceStub:
+        broker = launch(redis_url, tmp_path, settings={"run": "run-a", "registry": registry})
         brokers.append(broker)
         eventually(broker.is_ready, "readiness of the broker", within_s=60)
         channel = open_channel(broker.address, Credentials())
@@ -169,7 +169,7 @@ def test_a_broker_without_a_registry_says_what_to_set(
             call()
         code, text = code_of(caught.value)
         assert (name, code) == (name, grpc.StatusCode.FAILED_PRECONDITION)
-        assert "set serving.registry" in text
+        assert "set registry.url" in text
         assert "penstock policy" in text
 
 
@@ -179,7 +179,7 @@ def test_what_the_registry_refuses_ends_a_call_in_words(
     """Each with the status that says whose move it is; traffic is replaced by who has read it last."""
     url = f"sqlite:///{tmp_path / 'registry.sqlite'}"
     Registry.open(url, migrate=True).close()
-    stub = control(registry=url)
+    stub = control(url=url)
     traffic = stub.ListVersions(control_pb2.ListVersionsRequest(), timeout=10).traffic
     traffic.latest_share = 0.5
     done = stub.SetTraffic(control_pb2.SetTrafficRequest(traffic=traffic, reason="half"), timeout=10)

@@ -144,7 +144,7 @@ class ServedRun:
 def serving(
     folder: Path, run_dir: Path, name: str = "server", *words: str, **section: Any
 ) -> Iterator[BrokerProcess]:
-    """`penstock serve` over a run's folder, ready; killed at the end. section: settings of `serving`."""
+    """`penstock serve` over a run's folder, ready; killed at the end. section: settings of `serving`, or `section.key`."""
     with _started(folder, name, f"--run={run_dir}", *words, **section) as server:
         yield server
 
@@ -161,8 +161,9 @@ def serve_live(folder: Path, broker: str, **section: Any) -> Iterator[BrokerProc
 def _started(folder: Path, name: str, *words: str, **section: Any) -> Iterator[BrokerProcess]:
     folder.mkdir(parents=True, exist_ok=True)
     endpoint_file, log = folder / f"{name}.json", folder / f"{name}.log"
-    given = {"refresh_s": REFRESH_S, **section}
-    settings = [f"--set=serving.{key}={json.dumps(value)}" for key, value in given.items()]
+    named = {key if "." in key else f"serving.{key}": value for key, value in section.items()}
+    given = {"registry.refresh_s": REFRESH_S, **named}
+    settings = [f"--set={key}={json.dumps(value)}" for key, value in given.items()]
     environment = {**os.environ, ENDPOINT_VARIABLE: str(endpoint_file), "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -22,7 +22,7 @@ from actor.serving.versions.loaded_versions import Shelf, Weights
 from actor.serving.versions.shadow_record import ShadowRecord
 from actor.specification import policy_maker
 from learner.batch import check_meaning
-from penstock.config.settings import ActorSection, PolicySection, ServingSection
+from penstock.config.settings import ActorSection, CanarySection, PolicySection, ServingSection
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode
 from penstock.v1 import policy_pb2 as pb
@@ -126,10 +126,11 @@ class Stand:
         *,
         learns: bool = True,
         record: ShadowRecord | None = None,
+        canary: Mapping[str, Any] | None = None,
         **serving: Any,
     ) -> None:
         self.specification = made or specification()
-        self.section = ServingSection(**serving)
+        self.section, judging = ServingSection(**serving), CanarySection(**(canary or {}))
         self.now_s = 0.0
         self.weights: dict[int, Weights] = {}
         self.fetched: list[int] = []
@@ -138,7 +139,7 @@ class Stand:
         self.batcher = Batcher(max_rows=256, max_wait_s=0.0, max_delay_s=FAR)
         self.queue = Queue(self.section.outbox_fragments, self.specification.hard_staleness)
         self.episodes = Episodes(self.section, self.specification.unroll_length)
-        self.trial = Trial(self.section, lambda version, why: self.withdrawn.append((version, why)))
+        self.trial = Trial(judging, lambda version, why: self.withdrawn.append((version, why)))
         self.learning = self._learning() if learns else None
         spaces = (self.specification.observation_space, self.specification.action_space)
         draws = {"uniform": fallback.uniform(spaces[1])}
@@ -146,7 +147,7 @@ class Stand:
             draws["fixed"] = fallback.fixed(spaces[1], self.section)
         state = policy_maker(self.specification)().state_space
         self.desk = Desk(spaces, self.shelf, self.batcher, self.section, draws, state, record)
-        slow_s = self.section.canary_slow_ms / 1000
+        slow_s = judging.slow_ms / 1000
         now = lambda: self.now_s  # noqa: E731 - two uses
         self.turns = Turns(self.desk, self.episodes, self.learning, slow_s, now)
         self.episode_desk = EpisodeDesk(self.desk, self.episodes, self.learning, None, self.trial, now)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from actor.serving.assembly import Source, _check_range, _check_window, _record
-from penstock.config.settings import ConfigurationError, ServingSection
+from penstock.config.settings import CanarySection, ConfigurationError, ServingSection
 from tests.support.run.small_run import specification
 
 RUN = replace(specification(), hard_staleness=8, update_steps=2000)
@@ -41,5 +41,5 @@ def test_shadows_are_recorded_where_there_is_a_place_for_it(tmp_path: Path) -> N
 
 def test_a_range_of_returns_must_rise() -> None:
     """Rather than ending the server with the first canary."""
-    with pytest.raises(ConfigurationError, match="canary_return_range"):
-        _check_range(ServingSection(canary_return_range=(1.0, 0.0)))
+    with pytest.raises(ConfigurationError, match=r"canary\.return_range"):
+        _check_range(CanarySection(return_range=(1.0, 0.0)))

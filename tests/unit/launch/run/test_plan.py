@@ -58,7 +58,7 @@ def test_defaults_of_one_algorithm_are_not_laid_under_another(
 def test_the_configuration_of_every_algorithm_reads_back_equal(name: str, tmp_path: Path) -> None:
     """As `--print-config` shows it and services read it."""
     settings = make_plan(Request(what="CartPole-v1", assignments=(f"algorithm.name={name}",))).settings
-    assert f'name = "{name}"' in toml_text.masked(settings)
+    assert f'name = "{name}"' in toml_text.shown(settings, advanced=False)
     file = tmp_path / "config.toml"
     file.write_text(toml_text.dump(settings))
     assert service_settings(file, ()) == settings
@@ -199,8 +199,8 @@ def test_the_written_configuration_reads_back_equal_and_holds_no_secret(tmp_path
     file = tmp_path / "config.toml"
     file.write_text(toml_text.dump(settings))
     assert "hunter2" not in file.read_text()
-    assert "hunter2" not in toml_text.masked(settings)
-    assert 'redis_password = "****' in toml_text.masked(settings)
+    assert "hunter2" not in toml_text.shown(settings, advanced=False)
+    assert 'redis_password = "****' in toml_text.shown(settings, advanced=False)
     without = settings.security.model_copy(update={"redis_password": None})
     assert load([parse_toml(file)]) == settings.model_copy(update={"security": without})
 
@@ -227,7 +227,7 @@ def test_a_password_in_the_redis_url_is_written_and_shown_nowhere(tmp_path: Path
     prepare_folder(plan)
     commands = [part for spec in service_specs(plan, tmp_path) for part in spec.command]
     assert "redis://user@far:6379/0" in commands
-    shown = [plan.config.read_text(), toml_text.masked(plan.settings), repr(plan), *commands]
+    shown = [plan.config.read_text(), toml_text.shown(plan.settings, advanced=True), repr(plan), *commands]
     assert not any("hunter2" in text for text in shown)
     password = plan.settings.security.redis_password
     assert password is not None

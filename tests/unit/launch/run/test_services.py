@@ -59,12 +59,12 @@ def test_a_broker_is_given_the_registry_of_the_run(tmp_path: Path) -> None:
     """The file in the run's folder, or the one that was named; nobody else needs it on the command line."""
     for assignments, url in (
         ((), f"sqlite:///{tmp_path}/run/registry.sqlite"),
-        (("serving.registry=postgresql://ada@db/penstock",), "postgresql://ada@db/penstock"),
+        (("registry.url=postgresql://ada@db/penstock",), "postgresql://ada@db/penstock"),
     ):
         plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "run", assignments=assignments))
         commands = {spec.name: spec.command for spec in service_specs(plan, tmp_path)}
-        assert commands["broker"][-2:] == ("--set", f"serving.registry={url}")
-        assert not any("serving.registry" in word for word in commands["actor-0"])
+        assert commands["broker"][-2:] == ("--set", f"registry.url={url}")
+        assert not any("registry.url" in word for word in commands["actor-0"])
 
 
 def test_a_learner_that_is_started_again_does_not_go_back_once_more(tmp_path: Path) -> None:

@@ -5,33 +5,33 @@ from pathlib import Path
 import pytest
 
 from penstock.config.credentials import registry_with_password
-from penstock.config.settings import ConfigurationError, ServingSection
+from penstock.config.settings import ConfigurationError, RegistrySection
 
 
 def test_the_registry_s_password_comes_from_its_file(tmp_path: Path) -> None:
     """Quoted, so that no character of it ends the address."""
     file = tmp_path / "password"
     file.write_text("a/b@c:d \n")
-    section = ServingSection(registry="postgresql://penstock@db:5432/versions", registry_password_file=file)
+    section = RegistrySection(url="postgresql://penstock@db:5432/versions", password_file=file)
     assert registry_with_password(section) == "postgresql://penstock:a%2Fb%40c%3Ad@db:5432/versions"
 
 
 def test_without_a_file_the_url_is_what_it_was(tmp_path: Path) -> None:
     """And where no registry is set, the file is not asked for."""
     url = "postgresql://penstock@db/versions"
-    assert registry_with_password(ServingSection(registry=url)) == url
-    assert registry_with_password(ServingSection(registry_password_file=tmp_path / "absent")) == ""
+    assert registry_with_password(RegistrySection(url=url)) == url
+    assert registry_with_password(RegistrySection(password_file=tmp_path / "absent")) == ""
 
 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgresql://penstock@db/versions", "serving.registry_password_file: .*absent"),
+        ("postgresql://penstock@db/versions", "registry.password_file: .*absent"),
         ("sqlite:////tmp/registry.sqlite", "only a postgresql:// registry has a password; leave it out"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, url: str, message: str) -> None:
     """With the remedy."""
-    section = ServingSection(registry=url, registry_password_file=tmp_path / "absent")
+    section = RegistrySection(url=url, password_file=tmp_path / "absent")
     with pytest.raises(ConfigurationError, match=message):
         registry_with_password(section)

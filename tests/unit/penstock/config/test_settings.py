@@ -1,13 +1,17 @@
 import ast
 import inspect
 import itertools
+import logging
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from penstock.config import toml_text
+from penstock.config.moved_keys import MOVED
 from penstock.config.plugins import algorithm_sections
 from penstock.config.sections.algorithm import SECTIONS
 from penstock.config.settings import (
@@ -21,6 +25,7 @@ from penstock.config.settings import (
     load,
     merge,
     parse_assignment,
+    parse_run_config,
     parse_toml,
 )
 
@@ -91,8 +96,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no section of an algorithm": ({"algorithm": 3}, r"algorithm=3: .*dictionary"),
     "password in a URL": (
-        {"serving": {"registry": "postgresql://ada:hunter2@db/penstock"}},
-        r"serving\.registry=\*+: .*leave the password out of the URL; give it in PGPASSWORD",
+        {"registry": {"url": "postgresql://ada:hunter2@db/penstock"}},
+        r"registry\.url=\*+: .*leave the password out of the URL; give it in PGPASSWORD",
     ),
     "password for a collector": (
         {"tracing": {"endpoint": "https://ada:hunter2@collector/v1/traces"}},
@@ -134,6 +139,99 @@ def test_a_file_is_read_and_its_faults_are_named(tmp_path: Path) -> None:
         parse_toml(path)
     with pytest.raises(ConfigurationError, match=r"absent\.toml: No such file"):
         parse_toml(tmp_path / "absent.toml")
+
+
+def value_at(settings: Settings, key: str) -> object:
+    """What stands at section.key."""
+    section, name = key.split(".")
+    return getattr(getattr(settings, section), name)
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED.items())
+def test_a_moved_key_given_anew_is_refused_with_its_new_name(old: str, new: str) -> None:
+    """On the command line, in a file and in the environment; the value, which may be a secret, is not shown."""
+    variable = "PENSTOCK_" + old.upper().replace(".", "__")
+    wanted = rf"^{old}: has moved, write {new}; in the environment PENSTOCK_{new.upper().replace('.', '__')}$"
+    for layer in (parse_assignment(f"{old}=hunter2"), from_environment({variable: "hunter2"})):
+        with pytest.raises(ConfigurationError, match=wanted):
+            load([layer])
+
+
+def test_a_run_folder_with_moved_keys_is_read_with_one_line_of_notice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every moved key has its value at its new place; the second reading of the file says nothing more."""
+    values = {
+        "registry": "'sqlite:////tmp/r.sqlite'", "registry_password_file": "'/p'", "activate_first": "false",
+        "refresh_s": "2.5", "canary_horizon": "7", "canary_false_alarm": "0.1", "canary_slow_ms": "80.0",
+        "canary_return_range": "[0.0, 9.0]",
+    }  # fmt: skip
+    assert {f"serving.{key}" for key in values} == set(MOVED)
+    file = tmp_path / "config.toml"
+    lines = [f"{key} = {value}" for key, value in values.items()]
+    file.write_text("\n".join(["[serving]", "policy = 'mine'", *lines, "[canary]", "horizon = 8", ""]))
+    with caplog.at_level(logging.INFO):
+        settings = load([parse_run_config(file)])
+        parse_run_config(file)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    for old, new in MOVED.items():
+        assert f"{old} is now {new}" in record.getMessage()
+    found = {new: value_at(settings, new) for new in MOVED.values()}
+    assert found == {
+        "registry.url": "sqlite:////tmp/r.sqlite", "registry.password_file": Path("/p"),
+        "registry.activate_first": False, "registry.refresh_s": 2.5, "canary.false_alarm": 0.1,
+        "canary.slow_ms": 80.0, "canary.return_range": (0.0, 9.0),
+        "canary.horizon": 8,  # the new key counts where a file holds both
+    }  # fmt: skip
+    assert settings.serving.policy == "mine"
+
+
+def test_moved_keys_lead_to_keys_that_exist_and_from_keys_that_do_not() -> None:
+    """Else a run folder of yesterday could not be read."""
+    for old, new in MOVED.items():
+        value_at(Settings(), new)
+        section, name = old.split(".")
+        assert name not in type(getattr(Settings(), section)).model_fields
+
+
+def advanced_fields(section: type[Section]) -> list[str]:
+    """Names of the advanced fields of a section and of those in it."""
+    found = []
+    for name, field in section.model_fields.items():
+        kind = PPOSection if name == "algorithm" else field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            found += [f"{name}.{inner}" for inner in advanced_fields(kind)]
+        elif section.is_advanced(name):
+            found.append(name)
+    return found
+
+
+def test_advanced_settings_are_shown_on_request_or_where_they_are_set() -> None:
+    """By default a comment counts those that are hidden; what is shown is TOML that reads back."""
+    settings = load([{"broker": {"max_connections": 7}, "policy": {"dueling": False}}])
+    short, whole = (toml_text.shown(settings, advanced=advanced) for advanced in (False, True))
+    assert tomllib.loads(whole) == tomllib.loads(toml_text.dump(settings))
+    parsed = tomllib.loads(short)
+    assert parsed["broker"]["max_connections"] == 7
+    assert "dueling" not in parsed["policy"]
+    assert load([parsed]) == settings
+    assert f"# {len(advanced_fields(Settings)) - 1} advanced settings stand at their defaults" in short
+
+
+def test_most_settings_that_are_shown_are_for_users() -> None:
+    """At most 112 by default."""
+    shown = (
+        sum(
+            len(PPOSection.model_fields if name == "algorithm" else kind.model_fields)
+            for name, kind in sections().items()
+            if "." not in name
+        )
+        + len(PPOSection.model_fields)
+        + 3
+        - len(advanced_fields(Settings))
+    )
+    assert shown <= 112
 
 
 @pytest.mark.parametrize("key", ["learner.lease_ttl_s", "broker.session_timeout_s"])

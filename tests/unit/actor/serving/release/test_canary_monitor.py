@@ -18,14 +18,14 @@ from tests.support.serving.server_parts import Stand, broken, policy_of, seen
 ACTIVE, CANARY = 1, 2
 
 
-async def on_trial(policy: Policy | None = None, **serving: Any) -> Stand:
+async def on_trial(policy: Policy | None = None, **canary: Any) -> Stand:
     """Half of the clients get the canary; returns are between 0 and 1."""
     given: dict[str, Any] = {
-        "canary_return_range": (0.0, 1.0),
-        "canary_slow_ms": 1e6,
-        "canary_horizon": 60,
+        "return_range": (0.0, 1.0),
+        "slow_ms": 1e6,
+        "horizon": 60,
     }
-    stand = Stand(**(given | serving))
+    stand = Stand(canary=given | canary)
     stand.keep(ACTIVE)
     stand.keep(CANARY, policy=policy)
     await steer(stand, CANARY)
@@ -188,7 +188,7 @@ async def test_a_canary_that_is_still_there_is_withdrawn_again() -> None:
 @pytest.mark.parametrize("known", [True, False])
 async def test_without_a_range_returns_do_not_count(known: bool) -> None:
     """A range is declared, or comes from the active version's evaluation."""
-    stand = await on_trial(canary_return_range=None)
+    stand = await on_trial(return_range=None)
     if not known:
         stand.trial.steer(None, None, None)
         stand.trial.steer(ACTIVE, CANARY, None)
@@ -199,7 +199,7 @@ async def test_without_a_range_returns_do_not_count(known: bool) -> None:
 
 async def test_slow_answers_count_against_the_canary() -> None:
     """As late as the configuration calls slow."""
-    stand = await on_trial(canary_slow_ms=1e-6, canary_horizon=10)
+    stand = await on_trial(slow_ms=1e-6, horizon=10)
     for client in range(40):
         await play(stand, client)
     # Slow on both arms is nothing that the canary does worse.
