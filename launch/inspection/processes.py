@@ -7,7 +7,6 @@ younger than what was announced is another one.
 
 import http.client
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from launch.run.child_process import probe
@@ -24,11 +24,12 @@ from penstock.runtime.health import Endpoint
 ENDPOINTS_FILE: Final = "endpoints.json"
 _TIMEOUT_S: Final = 1.0
 _AT_ONCE: Final = 16
-_START_FIELD: Final = 19
-"""Of /proc/PID/stat behind the name: when the process began, in clock ticks since the machine did."""
 _CLOCKS_S: Final = 5.0
 """What the clocks of files and processes may differ by."""
-_STATES: Final = {"T": "stands still: stopped by a signal", "t": "stands still: held by a debugger"}
+_STANDSTILL: Final = {
+    psutil.STATUS_STOPPED: "stands still: stopped by a signal",
+    psutil.STATUS_TRACING_STOP: "stands still: held by a debugger",
+}
 
 Sample = tuple[str, Mapping[str, str], float]
 
@@ -81,7 +82,7 @@ def look(name: str, endpoint: Endpoint, announced_at: float) -> Sight:
     ended = replace(seen, ended=True, problem="has ended")
     if not is_alive(endpoint.pid):
         return ended
-    standstill = _STATES.get(_state(endpoint.pid))
+    standstill = _STANDSTILL.get(_status(endpoint.pid))
     problem, samples = (standstill, ()) if standstill else _ask(endpoint)
     if not samples:
         return ended if _is_younger(endpoint.pid, announced_at) else replace(seen, problem=problem)
@@ -92,32 +93,25 @@ def look(name: str, endpoint: Endpoint, announced_at: float) -> Sight:
 
 def is_alive(pid: int) -> bool:
     """Whether a process of this number runs; a zombie does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return _state(pid) != "Z"
+    return _status(pid) not in {"", psutil.STATUS_ZOMBIE}
 
 
-def _state(pid: int) -> str:
-    """The letter of /proc/PID/stat; "" where there is none."""
+def _status(pid: int) -> str:
+    """One of psutil's STATUS_ names; "" where there is no such process, "hidden" where it is another user's secret."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
         return ""
+    except psutil.AccessDenied:
+        return "hidden"
 
 
 def _is_younger(pid: int, unix_s: float) -> bool:
-    """Whether a process began after that time; False where there is no /proc."""
+    """Whether a process began after that time; False where it has ended or is hidden."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        up_s = float(Path("/proc/uptime").read_text().split()[0])
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).create_time() > unix_s + _CLOCKS_S
+    except psutil.Error:
         return False
-    age_s = up_s - int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
-    return time.time() - age_s > unix_s + _CLOCKS_S
 
 
 def _ask(endpoint: Endpoint) -> tuple[str, tuple[Sample, ...]]:

@@ -1,7 +1,8 @@
 """Memory: what the processes of a run need at most, and what this machine has left for them.
 
 The kernel keeps the peak of each process (VmHWM). Pages of files, such as libraries, are in it for every process that
-maps them and in memory once: of several processes all peaks are added and these pages counted once.
+maps them and in memory once: of several processes all peaks are added and these pages counted once. psutil tells
+neither the peak nor a container's limit, and takes two to three times as long to find out who has started whom.
 """
 
 import math
