@@ -1,1 +1,1 @@
-"""Several ranks of one learner: how they meet, what they say to one another, and what rank 0 alone does."""
+"""Several ranks of one learner: how they meet, how they communicate, and what rank 0 alone does."""

@@ -1,8 +1,8 @@
 """`Group` of several processes, by torch.distributed: gloo between CPUs, NCCL between GPUs.
 
 Rows are put where a single rank has them and added up over the ranks, all others being 0: exact, and one
-kind of collective for everything. A rank that is gone ends the others here, with Fatal: a gloo connection
-that closes is noticed at once, whatever else within the group's timeout.
+kind of collective for everything. When a rank ends, the others end here with Fatal: at once where a gloo
+connection closes, otherwise within the group's timeout.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from penstock.runtime.exit import Fatal
 
 
 class TorchGroup:
-    """`Group` of the ranks of a process group, in the thread of the loop."""
+    """Implements `Group` for the ranks of a process group, in the thread of the loop."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -28,7 +28,7 @@ class TorchGroup:
         self.size = dist.get_world_size(group)
 
     def share(self, steps: Tensor) -> Share:
-        """Every rank learns which steps are chosen on all of them."""
+        """Exchange which steps are chosen on all ranks, and return this rank's rows of them."""
         whole, first = self._side_by_side(steps)
         # Row numbers of a single rank: chosen steps, oldest first, then by column.
         numbers = (whole.flatten().cumsum(0) - 1).view_as(whole)
@@ -37,11 +37,11 @@ class TorchGroup:
         return _Part(self, steps, int(whole.sum()), own, send(own, steps.device))
 
     def columns(self, values: Tensor) -> Tensor:
-        """See `Group`."""
+        """Return the columns of all ranks side by side, see `Group`."""
         return self._side_by_side(values)[0]
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """See `Group`."""
+        """Add up over the ranks in place, see `Group`; raises Fatal when a rank is gone."""
         with metrics.RANK_EXCHANGE_SECONDS.time():
             try:
                 dist.all_reduce(tensor, group=self._group)
@@ -50,7 +50,7 @@ class TorchGroup:
         return tensor
 
     def moments(self, own: Moments) -> Moments:
-        """Combined in the order of the ranks, so that all get equal bits."""
+        """Combine moments in the order of the ranks, so that all get equal bits."""
         row = torch.cat([own.count.reshape(1), own.mean, own.spread])
         every = row.new_zeros((self.size, len(row)))
         every[self.rank] = row
@@ -61,13 +61,13 @@ class TorchGroup:
         return whole
 
     def placed(self, rows: Tensor, places: Tensor, total: int) -> Tensor:
-        """Rows [..., n] at int64 places [n] of [..., total], the other ranks' at theirs."""
+        """Return rows [..., n] at int64 places [n] of [..., total], with the other ranks' rows at theirs."""
         whole = rows.new_zeros((*rows.shape[:-1], total))
         whole.index_copy_(-1, places, rows)
         return self.sum_(whole)
 
     def _side_by_side(self, values: Tensor) -> tuple[Tensor, int]:
-        """The columns of all ranks on the CPU, and which is the first of this one's."""
+        """Return the columns of all ranks on the CPU, and the index of the first of this one's."""
         shapes = torch.zeros((self.size, 2), dtype=torch.int64)
         shapes[self.rank] = torch.tensor(values.shape)
         self.sum_(shapes)
@@ -80,7 +80,7 @@ class TorchGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """numbers: of this rank's rows, int64 [n] on the CPU, rising; places: the same on the device."""
+    """This rank's rows. numbers: int64 [n] on the CPU, rising; places: the same on the device."""
 
     group: TorchGroup
     steps: Tensor
@@ -118,7 +118,7 @@ class _Dealt:
 
 
 def lost(error: RuntimeError) -> Fatal:
-    """The end of a rank whose group has fallen apart."""
+    """Return the error that ends a rank whose group has fallen apart."""
     return Fatal(f"another rank of this learner is gone, so this one ends: {str(error).splitlines()[0]}")
 
 

@@ -1,13 +1,14 @@
-"""Which fragments of a batch go to which rank."""
+"""Division of a batch's fragments among the ranks."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 
 def divide(charges: Sequence[int], ranks: int) -> list[slice]:
-    """Neighbouring fragments for each rank, in order, of nearly equal charge; a rank may get none.
+    """Return neighbouring fragments for each rank, in order, of nearly equal charge; a rank may get none.
 
-    A fragment goes to the rank in whose part of the whole its middle lies.
+    A fragment goes to the rank in whose part of the whole its middle lies. charges: environment steps of
+    each.
     """
     total, before = sum(charges), 0
     of = []

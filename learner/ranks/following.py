@@ -1,10 +1,10 @@
-"""Every rank of a learner but rank 0: computes its share of each update and keeps nothing.
+"""The loop of every rank of a learner but rank 0: it computes its part of each update and keeps nothing.
 
-    hear "state" → become it → [hear "update" → own part of the batch → update → agree] → hear "end"
+    hear "state" → restore it → [hear "update" → own part of the batch → update → agree] → hear "end"
 
 It connects to Redis to read payloads and writes nothing there. Asked to end by a signal it tells rank 0 with
 the next update, and ends with it; when rank 0 is gone it ends at once, with exit 1. Health watches that an
-update that has begun is made; waiting for rank 0 is no fault of this one.
+update that has begun is made; waiting for rank 0 is not counted as a stall.
 """
 
 import logging
@@ -43,7 +43,16 @@ def follow(
     health: Health,
     connect: Callable[[], LearnerLog],
 ) -> int:
-    """Until rank 0 ends; exit code. Raises Fatal when it has failed or is gone."""
+    """Make updates until rank 0 ends; returns the exit code. Raises Fatal when rank 0 has failed or is gone.
+
+    Args:
+        lifecycle: of this process.
+        settings: of the run, the same on every rank.
+        meeting: the ranks together.
+        model: policy and algorithm of this rank.
+        health: watches the updates.
+        connect: opens the log, from which payloads are read.
+    """
     words, data = meeting.turns.hear()
     if words["what"] == "end":
         return _ended(words)
@@ -87,7 +96,7 @@ def _hear(meeting: Meeting) -> dict[str, Any]:
 
 
 def _take(feed: FollowingFeed) -> Staged:
-    """Rank 0 has this batch, so it is there or on its way."""
+    """Return the batch, which is ready or on its way because rank 0 has it."""
     while (staged := feed.take(_TAKE_S)) is None:
         pass
     return staged
@@ -101,9 +110,10 @@ def _ended(words: dict[str, Any]) -> int:
 
 
 def _ending_all(body: Callable[[], None]) -> Callable[[], None]:
-    """The main thread may be waiting for rank 0, which waits for this one.
+    """Return a body that ends the process when it raises.
 
-    Nobody else can end the process.
+    The main thread may be waiting for rank 0, which waits for this thread, so that only it can end the
+    process.
     """
 
     def run() -> None:

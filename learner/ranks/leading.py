@@ -1,4 +1,4 @@
-"""What the learner's loop does for its other ranks; nothing where there are none.
+"""The calls of the learner's loop to its other ranks; they do nothing where there are none.
 
 Rank 0 holds the lease, reads the log, publishes and writes checkpoints as a single rank does. All others
 get its state at the start, are told of every update before it begins, and end when it ends.
@@ -23,44 +23,44 @@ class Ranks(Protocol):
     """The ranks of this learner, seen from rank 0."""
 
     def start(self, algorithm: Algorithm) -> None:
-        """Give all the state that `algorithm` has now."""
+        """Send the current state of `algorithm` to all ranks."""
         ...
 
     def payloads(self, own: Payloads) -> Payloads:
-        """Where the feed finds payloads."""
+        """Return the source from which the feed takes payloads; `own`: that of this rank alone."""
         ...
 
     def turn(self, progress: float) -> None:
-        """An update begins; before it."""
+        """Announce an update before it begins. progress: share of the run that is done, 0 to 1."""
         ...
 
     def agree(self, algorithm: Algorithm, update: Update) -> None:
-        """It was made; raises Fatal when the ranks have drifted apart."""
+        """Compare the ranks after an update; raises Fatal when they have drifted apart."""
         ...
 
     def end(self, *, failed: bool) -> None:
-        """Let the others end."""
+        """Let the other ranks end. failed: whether they end with a failure."""
         ...
 
 
 class SingleRank:
-    """A learner of one process."""
+    """A learner of one process: there is no other rank to call."""
 
     def start(self, algorithm: Algorithm) -> None:
-        """Nobody to give it to."""
+        """Do nothing."""
 
     def payloads(self, own: Payloads) -> Payloads:
-        """All of them."""
+        """Return `own`."""
         return own
 
     def turn(self, progress: float) -> None:
-        """Nobody to tell."""
+        """Do nothing."""
 
     def agree(self, algorithm: Algorithm, update: Update) -> None:
-        """With itself."""
+        """Do nothing."""
 
     def end(self, *, failed: bool) -> None:
-        """Nobody waits."""
+        """Do nothing."""
 
 
 class LeadingRank:
@@ -71,25 +71,25 @@ class LeadingRank:
         self._drain = drain
 
     def start(self, algorithm: Algorithm) -> None:
-        """See `Ranks`."""
+        """Send the current state of `algorithm` to all ranks."""
         state = algorithm.state()
         self._meeting.turns.say({"what": "state", "numbers": state.numbers}, save(state.tensors))
 
     def payloads(self, own: Payloads) -> Payloads:
-        """Divided among the ranks."""
+        """Return a source that divides payloads among the ranks."""
         return SharedPayloads(own, self._meeting.feed)
 
     def turn(self, progress: float) -> None:
-        """See `Ranks`."""
+        """Announce an update before it begins."""
         self._meeting.turns.say({"what": "update", "progress": progress})
 
     def agree(self, algorithm: Algorithm, update: Update) -> None:
-        """See `Ranks`."""
+        """Compare the ranks after an update; raises Fatal when they have drifted apart."""
         if self._meeting.agree(algorithm, update, draining=False):
             self._drain("another rank was asked to end")
 
     def end(self, *, failed: bool) -> None:
-        """See `Ranks`; others that are gone already need not be told."""
+        """Let the other ranks end; ranks that are gone already are skipped."""
         try:
             self._meeting.turns.say({"what": "end", "failed": failed})
         except Fatal as error:

@@ -1,7 +1,7 @@
-"""How the processes of one learner find one another: by what torchrun puts into their environment.
+"""The meeting of the processes of one learner, by the variables that torchrun puts into their environment.
 
-`penstock train --ranks N` and `learner.ranks` put the same there (`launch.ranks`). Ranks that do not meet
-within `learner.rank_timeout_s`, or were given different configurations, end with the cause.
+`penstock train --ranks N` and `learner.ranks` set the same variables (`launch.run.ranks`). Ranks that do not
+meet within `learner.rank_timeout_s`, or were given different configurations, end with the cause.
 """
 
 import os
@@ -38,7 +38,10 @@ _INTEGERS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """rank: of `size`. on_host: the same among those of this machine."""
+    """The place of a process among the ranks.
+
+    rank: of `size`. on_host: the same among those of this machine.
+    """
 
     rank: int = 0
     size: int = 1
@@ -47,12 +50,12 @@ class Place:
 
     @property
     def spans_machines(self) -> bool:
-        """Whether other ranks are elsewhere."""
+        """Return whether other ranks are on other machines."""
         return self.size > self.size_on_host
 
 
 def place_of(environ: Mapping[str, str]) -> Place:
-    """What torchrun says; rank 0 of one without it."""
+    """Return the place that torchrun's variables in `environ` name; rank 0 of one without them."""
     size = int(environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return Place()
@@ -65,7 +68,7 @@ def place_of(environ: Mapping[str, str]) -> Place:
 
 
 class Meeting:
-    """The ranks together. turns: rank 0 speaks of updates. feed: and here of payloads."""
+    """The ranks together. turns: line on which rank 0 announces updates. feed: line for payloads."""
 
     def __init__(self, place: Place, group: TorchGroup, turns: Line, feed: Line) -> None:
         self.place = place
@@ -74,7 +77,10 @@ class Meeting:
         self.feed = feed
 
     def agree(self, algorithm: Algorithm, update: Update, *, draining: bool) -> bool:
-        """After an update: whether any rank was asked to end. Raises Fatal when ranks have drifted apart."""
+        """Return, after an update, whether any rank was asked to end.
+
+        Raises Fatal when ranks have drifted apart.
+        """
         every = torch.zeros((self.place.size, 4), dtype=torch.int64)
         own = [int(update.applied), update.steps, _checksum(algorithm), int(draining)]
         every[self.place.rank] = torch.tensor(own)
@@ -90,7 +96,17 @@ class Meeting:
 
 
 def meet(place: Place, settings: Settings, device: torch.device) -> Meeting:
-    """Wait for the other ranks; raises Fatal when they do not come, ConfigurationError when they differ."""
+    """Wait for the other ranks.
+
+    Args:
+        place: of this process.
+        settings: of the run; every rank must have the same.
+        device: of this rank's computation.
+
+    Raises:
+        Fatal: ranks do not come within `learner.rank_timeout_s`.
+        ConfigurationError: the ranks' configurations differ.
+    """
     _check_network(place, settings)
     timeout_s = settings.learner.rank_timeout_s
     timeout = timedelta(seconds=timeout_s)
@@ -119,11 +135,11 @@ def meet(place: Place, settings: Settings, device: torch.device) -> Meeting:
 
 
 def _agreed(store: Store, place: Place, timeout_s: float) -> Store:
-    """A part of the store that only the processes of this attempt use.
+    """Return a part of the store that only the processes of this attempt use.
 
     torchrun keeps one store over all its restarts, with what dead ranks have left there, and its agents on
-    several machines do not count restarts alike. So rank 0 draws a name and says who has answered to it;
-    whoever finds himself not among these has read a name from before.
+    several machines do not count restarts alike. So rank 0 draws a name and lists the ranks that have
+    answered to it; a rank that is not in the list has read the name of an earlier attempt.
     """
     me, deadline = secrets.token_hex(8), time.monotonic() + timeout_s
     if place.rank == 0:
@@ -144,7 +160,10 @@ def _agreed(store: Store, place: Place, timeout_s: float) -> Store:
 
 
 def _check_network(place: Place, settings: Settings) -> None:
-    """Ranks speak in plaintext, so beyond this machine somebody must have said that they may."""
+    """Raise ConfigurationError for ranks on several machines where plaintext is not allowed.
+
+    Ranks speak in plaintext.
+    """
     if not place.spans_machines:
         names = {name for _, name in socket.if_nameindex()}
         if _LOOPBACK in names:
@@ -168,7 +187,7 @@ def _check_same(group: TorchGroup, settings: Settings) -> None:
 
 
 def _checksum(algorithm: Algorithm) -> int:
-    """Of all weights, exact and in any order: their bits as whole numbers, added up modulo 2⁶⁴."""
+    """Return the sum of all weights' bits as whole numbers modulo 2⁶⁴: exact, and independent of order."""
     return sum(_bits(module) for module in algorithm.published_modules().values())
 
 

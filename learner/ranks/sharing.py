@@ -1,7 +1,7 @@
-"""A batch's payloads, divided among the ranks: rank 0 says who reads which, each fetches its own.
+"""Division of a batch's payloads among the ranks: rank 0 assigns entries, each rank fetches its own.
 
-    rank 0   check → "check" numbers of each rank → all answer, added up → what became of every entry
-             batch → "batch" numbers of each rank → every rank puts its own together, nobody waits
+    rank 0   check → "check" numbers of each rank → all answer, added up → the state of every entry
+             batch → "batch" numbers of each rank → every rank assembles its own; no rank waits
 
 Runs in the feed's thread of every rank, over a line of its own. A rank whose queue is full does not answer,
 which holds rank 0's feed up as well.
@@ -29,14 +29,17 @@ _COLUMNS: Final = 5
 
 
 class SharedPayloads:
-    """`Payloads` of rank 0."""
+    """Implements `Payloads` on rank 0."""
 
     def __init__(self, own: Payloads, line: Line) -> None:
         self._own = own
         self._line = line
 
     def check(self, entries: Sequence[LogEntry]) -> list[Found]:
-        """Each rank checks a part; nobody holds what another one checked."""
+        """Let each rank check a part of the entries, and return all results.
+
+        Each rank keeps only its own payloads.
+        """
         mine = entries[self._divided("check", entries)[0]]
         numbers = torch.zeros((len(entries), _COLUMNS), dtype=torch.int64)
         for row, found in zip(numbers, self._own.check(mine), strict=False):
@@ -44,11 +47,11 @@ class SharedPayloads:
         return [_found(*row) for row in self._line.add_up(numbers).tolist()]
 
     def batch(self, entries: Sequence[LogEntry]) -> Staged:
-        """Rank 0's own part."""
+        """Assign the entries, and return rank 0's own part."""
         return self._own.batch(entries[self._divided("batch", entries)[0]])
 
     def _divided(self, what: str, entries: Sequence[LogEntry]) -> list[slice]:
-        """Tell every rank its part: the number of its first entry among all, and its numbers."""
+        """Send every rank its part: the index of its first entry among all, and its numbers."""
         charges = [0 if entry.header is None else entry.header.charge for entry in entries]
         parts = divide(charges, self._line.size)
         numbers = [[entry.number for entry in entries[part]] for part in parts]
@@ -63,7 +66,7 @@ class SharedPayloads:
 
 
 class FollowingFeed:
-    """The feed of any other rank: `run` in a thread, `take` from its main one."""
+    """The feed of any other rank: call `run` in a thread, `take` from the main one."""
 
     def __init__(
         self, learner_log: LearnerLog, own: Payloads, line: Line, *, prefetch: int, stop: threading.Event
@@ -75,7 +78,7 @@ class FollowingFeed:
         self._queue: queue.Queue[Staged] = queue.Queue(maxsize=prefetch)
 
     def take(self, timeout_s: float) -> Staged | None:
-        """This rank's part of the next batch; None when there is none within `timeout_s`."""
+        """Return this rank's part of the next batch; None when there is none within `timeout_s`."""
         try:
             staged = self._queue.get(timeout=timeout_s)
         except queue.Empty:
@@ -84,7 +87,7 @@ class FollowingFeed:
         return staged
 
     def run(self) -> None:
-        """Do what rank 0 asks for until `stop`."""
+        """Execute rank 0's requests until `stop`."""
         while not self._stop.is_set():
             words, _ = self._line.hear()
             numbers = [int(number) for number in words["numbers"][self._line.rank]]
@@ -94,7 +97,7 @@ class FollowingFeed:
                 self._put(self._own.batch(self._all(numbers)))
 
     def _check(self, numbers: list[int], first: int, of: int) -> None:
-        """An entry that is not there any more is missing as its payload would be."""
+        """Check entries; an entry that is no longer there counts as missing, as its payload would."""
         entries = self._entries(numbers)
         found = dict(zip([entry.number for entry in entries], self._own.check(entries), strict=True))
         answer = torch.zeros((of, _COLUMNS), dtype=torch.int64)
@@ -109,7 +112,7 @@ class FollowingFeed:
         return entries
 
     def _entries(self, numbers: list[int]) -> list[LogEntry]:
-        """In the order of `numbers`."""
+        """Return the entries in the order of `numbers`."""
         by_number = {entry.number: entry for entry in self._log.entries(numbers) if entry.header is not None}
         return [by_number[number] for number in numbers if number in by_number]
 

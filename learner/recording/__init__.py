@@ -1,1 +1,1 @@
-"""Recordings: what a learner consumed, on disk, to be replayed bit by bit or learned from offline."""
+"""Recordings: batches that a learner consumed, on disk, to be replayed bit by bit or learned from offline."""

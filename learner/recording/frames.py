@@ -1,6 +1,6 @@
-"""A frame: one record of a recording's file. What a crash tore or a disk changed is told from what is whole.
+"""A frame: one record of a recording's file. Frames that a crash tore or a disk changed are recognised.
 
-    "PSTK" · kind u8 · length of head u32 · length of body u32 · CRC-32 u32 · head · body        (little endian)
+    "PSTK" · kind u8 · length of head u32 · length of body u32 · CRC-32 u32 · head · body     (little endian)
 
 The checksum covers kind, lengths, head and body. A fragment's head is its encoded header and its body the
 payload as it came; a batch's head is JSON and names nothing but numbers.
@@ -18,13 +18,13 @@ _MAGIC: Final = b"PSTK"
 _PREFIX: Final = struct.Struct("<4sBII")
 _CHECKSUM: Final = struct.Struct("<I")
 FRAME_BYTES: Final = _PREFIX.size + _CHECKSUM.size
-"""What a frame takes beside head and body."""
+"""Bytes of a frame beside head and body."""
 MAX_PART_BYTES: Final = MAX_MESSAGE_BYTES
-"""No fragment is larger than a message; a length beyond it is damage, not a reason to take memory."""
+"""No fragment is larger than a message; a length beyond it is damage, for which no memory is allocated."""
 
 
 class Kind(IntEnum):
-    """What a frame holds."""
+    """The content of a frame."""
 
     FRAGMENT = 1
     BATCH = 2
@@ -32,12 +32,12 @@ class Kind(IntEnum):
 
 
 class Torn(ValueError):
-    """A frame that is not whole; the message says why."""
+    """Reports a frame that is not whole; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """See the module."""
+    """One record of a recording's file, see the module."""
 
     kind: Kind
     head: bytes
@@ -45,17 +45,20 @@ class Frame:
 
     @property
     def size(self) -> int:
-        """Bytes of the frame in its file."""
+        """Return the bytes of the frame in its file."""
         return FRAME_BYTES + len(self.head) + len(self.body)
 
     def encode(self) -> bytes:
-        """The frame as it stands in the file."""
+        """Return the frame as it stands in the file."""
         prefix = _PREFIX.pack(_MAGIC, self.kind, len(self.head), len(self.body))
         return b"".join((prefix, _CHECKSUM.pack(_sum(prefix, self.head, self.body)), self.head, self.body))
 
 
 def read_frame(file: BinaryIO) -> Frame | None:
-    """The frame at the file's position; None at its end. Raises Torn, the position then means nothing."""
+    """Return the frame at the file's position; None at its end.
+
+    Raises Torn, the position then means nothing.
+    """
     start = file.read(FRAME_BYTES)
     if not start:
         return None

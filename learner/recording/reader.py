@@ -1,7 +1,7 @@
-"""Reads a recording: who made it, and its fragments by place.
+"""Reads a recording: its maker, and its fragments by place.
 
-Nothing of it is trusted: every frame is checked against its checksum, every fragment against the schema of
-the recording, and whatever is wrong is an error that names file and offset.
+Its content is not trusted: every frame is checked against its checksum, every fragment against the schema of
+the recording, and each fault is an error that names file and offset.
 """
 
 import base64
@@ -26,14 +26,14 @@ Loaded = tuple[FragmentHeader, Mapping[str, Array]]
 
 @dataclass(frozen=True, slots=True)
 class RecordedBatch:
-    """Fragments that were consumed as one batch, in its order. place: of the frame that says so."""
+    """Fragments that were consumed as one batch, in its order. place: of the frame that records the batch."""
 
     place: Place
     fragments: tuple[Place, ...]
 
 
 class Recording:
-    """A recording that is not being written; raises ConfigurationError for a folder that holds none."""
+    """Reads a recording that is not being written; raises ConfigurationError for a folder that holds none."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,12 +55,12 @@ class Recording:
 
     @cached_property
     def fragments(self) -> tuple[Place, ...]:
-        """All of them, in order."""
+        """Return the places of all fragments, in order."""
         return tuple(place for place in self._places if place.kind == Kind.FRAGMENT)
 
     @cached_property
     def batches(self) -> tuple[RecordedBatch, ...]:
-        """Those that a learner consumed; () where the recording was made without one."""
+        """Return the batches that a learner consumed; () where the recording was made without one."""
         found: list[RecordedBatch] = []
         since: list[Place] = []
         for place in self._places:
@@ -81,7 +81,7 @@ class Recording:
             )
 
     def load(self, places: Sequence[Place]) -> list[Loaded]:
-        """Checked fragments; raises Fatal for one that is damaged or does not follow the schema."""
+        """Return checked fragments; raises Fatal for one that is damaged or does not follow the schema."""
         return [self._open(place) for place in places]
 
     def _open(self, place: Place) -> Loaded:

@@ -1,11 +1,12 @@
-"""From a recording to batches: what the loop takes in place of the log's feed. Reads ahead in its own thread.
+"""From a recording to batches: the loop's feed in place of the log's. Reads ahead in its own thread.
 
-    a learner's recording    its batches, once, as they were consumed: equal settings learn equal weights, bit by bit
+    a learner's recording    its batches, once, as they were consumed: equal settings learn equal weights
     a policy's recording     its fragments, once, in batches of the algorithm's own
-    an `Imitator`            so many passes, each in an order drawn from the run's seed, without what it validates on
+    an `Imitator`            several passes, each in an order drawn from the run's seed, without the
+                             fragments that it validates on
 
-No log entry is consumed, so nothing is booked: the run's ledger holds what actors sent, and none did. What
-has been taken is counted by batches and kept in checkpoints.
+No log entry is consumed, so nothing is accounted: the run's ledger holds what actors sent, and none did.
+Batches that were taken are counted, and the count is kept in checkpoints.
 """
 
 import itertools
@@ -29,7 +30,7 @@ from penstock.runtime import metrics
 
 _PUT_WAIT_S: Final = 0.2
 _VALIDATION_STEPS: Final = 8192
-"""Most steps that are held out: they are looked at after every update."""
+"""Most steps that are held out: they are evaluated after every update."""
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class _Planned:
 
 
 class RecordedFeed:
-    """`run` in a thread, `take` from the loop."""
+    """A feed from a recording: call `run` in a thread, `take` from the loop."""
 
     def __init__(
         self,
@@ -56,7 +57,17 @@ class RecordedFeed:
         taken: int,
         stop: threading.Event,
     ) -> None:
-        """taken: batches that an earlier process of the run has consumed."""
+        """Prepare to read.
+
+        Args:
+            recording: the recording to read.
+            algorithm: decides the batches where the recording has none.
+            seed: of the order of an `Imitator`'s passes.
+            device: to which batches are moved.
+            prefetch: batches that are read ahead.
+            taken: batches that an earlier process of the run has consumed.
+            stop: ends `run`.
+        """
         self._recording = recording
         self._algorithm = algorithm
         self._seed = seed
@@ -89,7 +100,7 @@ class RecordedFeed:
     # ---- the loop's side
 
     def take(self, timeout_s: float) -> Delivery | None:
-        """The next batch in order; None when there is none within `timeout_s`, or none any more."""
+        """Return the next batch in order; None when there is none within `timeout_s`, or at the end."""
         if self.exhausted:
             return None
         try:
@@ -103,12 +114,12 @@ class RecordedFeed:
         return delivery
 
     def skipped(self) -> None:
-        """Nothing is judged by whose turn it is."""
+        """Do nothing: a recording has no fragments of a later turn to judge."""
 
     # ---- the thread
 
     def run(self) -> None:
-        """Read until the recording is at its end, or `stop`."""
+        """Read until the recording is at its end, or `stop` is set."""
         batches = self._recording.batches
         if batches and batches[0].place.update:
             words = {"first_update": batches[0].place.update}
@@ -148,7 +159,7 @@ class RecordedFeed:
             yield from self._formed([places[index] for index in order])
 
     def _formed(self, places: Sequence[Place]) -> Iterator[_Planned]:
-        """Batches as the algorithm takes them; the last may be smaller."""
+        """Yield batches as the algorithm takes them; the last may be smaller."""
         waiting: list[Place] = []
         for place in places:
             waiting.append(place)

@@ -1,11 +1,11 @@
-"""Where everything lies in a recording's folder, and the index that is read instead of all of it.
+"""The files of a recording's folder, and the index that is read instead of all of them.
 
-    recording.json    whose it is: format, the encoded run specification, who made it
+    recording.json    format, the encoded run specification, its maker
     000001.frames …   the frames, in order, in files of FILE_BYTES or little more
-    index.jsonl       a line per frame: what it is and where
+    index.jsonl       a line per frame: its kind and its place
 
-The index follows the frames: what it does not name yet is found by reading on from its last line, so a crash
-between the two costs nothing. Whole frames in order are the recording; the first torn one ends it.
+The index follows the frames: frames that it does not name yet are found by reading on from its last line, so
+a crash between the two costs nothing. Whole frames in order are the recording; the first torn one ends it.
 """
 
 import json
@@ -26,7 +26,7 @@ FILE_BYTES: Final = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A frame, and what is known of it without reading it.
+    """The place of a frame, and the facts about it that are known without reading it.
 
     file, offset, size: where it lies, in bytes.   charge: T·N of a fragment.
     position: last log entry that a batch consumed; update: updates made before it; round: of lock-step;
@@ -45,17 +45,17 @@ class Place:
 
     @property
     def end(self) -> int:
-        """Offset of what follows."""
+        """Return the offset behind the frame."""
         return self.offset + self.size
 
 
 def frames_file(folder: Path, number: int) -> Path:
-    """The file of that number, from 1."""
+    """Return the path of the file of that number, from 1."""
     return folder / f"{number:06d}.frames"
 
 
 def place_of(frame: Frame, file: int, offset: int) -> Place:
-    """Raises ValueError for a head that cannot be read."""
+    """Return the place of a frame; raises ValueError for a head that cannot be read."""
     where: dict[str, Any] = {"kind": int(frame.kind), "file": file, "offset": offset, "size": frame.size}
     if frame.kind is Kind.FRAGMENT:
         return Place(**where, charge=parse_header(frame.head).charge)
@@ -65,12 +65,15 @@ def place_of(frame: Frame, file: int, offset: int) -> Place:
 
 
 def index_line(place: Place) -> str:
-    """A line of the index."""
+    """Return a line of the index."""
     return json.dumps(asdict(place)) + "\n"
 
 
 def find_places(folder: Path) -> list[Place]:
-    """Every whole frame, in order: by the index as far as the files bear it out, then by reading on."""
+    """Return the place of every whole frame, in order.
+
+    By the index as far as the files agree, then by reading on.
+    """
     places = list(_indexed(folder))
     while places and not _is_whole(folder, places[-1]):
         # A power cut may keep the index and lose what it names.
@@ -88,7 +91,7 @@ def find_places(folder: Path) -> list[Place]:
 
 
 def cut(folder: Path, places: list[Place]) -> None:
-    """Remove everything behind the last of `places` from the files, and write the index anew."""
+    """Remove everything behind the last of `places` from the files, and write the index again."""
     file, end = (places[-1].file, places[-1].end) if places else (1, 0)
     for path in folder.glob("*.frames"):
         if path > frames_file(folder, file):
@@ -123,7 +126,7 @@ def _is_whole(folder: Path, place: Place) -> bool:
 
 
 def _read_on(stream: Any, file: int, offset: int) -> tuple[list[Place], bool]:
-    """Whole frames to the end of a file, and whether the file ends with one."""
+    """Return the whole frames up to the end of a file, and whether the file ends with one."""
     found: list[Place] = []
     while True:
         try:

@@ -1,8 +1,9 @@
 """Writes a recording: append-only, whole frames, a bound on its bytes.
 
-`consumed` writes what the loop has just consumed, `sync` makes it survive loss of power: called before a
-checkpoint is committed, so that a learner that resumes finds everything up to its position and cuts off what
-lies behind, which it will consume again. At the bound the recording ends, with a batch, and learning goes on.
+`consumed` writes the batch that the loop has just consumed, `sync` makes it survive loss of power. `sync` is
+called before a checkpoint is committed, so that a learner that resumes finds everything up to its position
+and cuts off the rest, which it will consume again. At the bound the recording ends, with a batch, and
+learning goes on.
 """
 
 import base64
@@ -53,7 +54,7 @@ class Consumed:
 
 
 class RecordingWriter:
-    """Used by one thread. Make one with `begin` or `go_on`."""
+    """Writes a recording; used by one thread. Make one with `begin` or `go_on`."""
 
     def __init__(
         self, folder: Path, places: list[Place], max_bytes: int, file_bytes: int = FILE_BYTES
@@ -70,7 +71,14 @@ class RecordingWriter:
     def begin(
         cls, folder: Path, specification: RunSpecification, maker: Maker, max_bytes: int
     ) -> "RecordingWriter":
-        """A new recording; raises ConfigurationError where the folder holds one."""
+        """Return the writer of a new recording; raises ConfigurationError where the folder holds one.
+
+        Args:
+            folder: folder of the recording.
+            specification: of the run.
+            maker: who makes it: a learner or a policy.
+            max_bytes: bound at which the recording ends.
+        """
         if (folder / DESCRIPTION).exists():
             raise ConfigurationError(f"{folder}: holds a recording already; choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +91,7 @@ class RecordingWriter:
 
     @classmethod
     def go_on(cls, folder: Path, position: int, max_bytes: int) -> "RecordingWriter":
-        """Behind the batch that ends with `position`; what was recorded later is cut off.
+        """Return a writer behind the batch that ends with `position`; later records are cut off.
 
         A recording that ended before (it was full) stays as it is.
         """
@@ -113,13 +121,13 @@ class RecordingWriter:
         return not self.is_full
 
     def sync(self) -> None:
-        """What was appended survives loss of power."""
+        """Make everything that was appended survive loss of power."""
         for file in (self._frames, self._index):
             file.flush()
             os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Synced."""
+        """Sync and close the files."""
         self.sync()
         self._frames.close()
         self._index.close()
@@ -154,7 +162,7 @@ class RecordingWriter:
 
 
 def _through(places: list[Place], position: int) -> list[Place]:
-    """Up to the last batch that ends with `position` or before it."""
+    """Return the places up to the last batch that ends with `position` or before it."""
     count = 0
     for index, place in enumerate(places, 1):
         if place.kind == Kind.BATCH and place.position <= position:

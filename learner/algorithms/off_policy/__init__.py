@@ -1,1 +1,1 @@
-"""DQN and SAC: transitions are kept and learned from again."""
+"""DQN and SAC: algorithms that keep transitions in replay and learn from each several times."""

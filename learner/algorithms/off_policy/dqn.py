@@ -32,12 +32,12 @@ METRICS = ("value_loss", "mean_error", "mean_value", "gradient_norm")
 
 
 class DQN(OffPolicy):
-    """An `Algorithm` for one choice of n."""
+    """Deep Q-network: an `Algorithm` for one choice of n."""
 
     section: DQNSection
 
     def __init__(self, policy: Policy, section: DQNSection, *, seed: int) -> None:
-        """Raises ConfigurationError for a policy whose outputs are not the values of one choice of n."""
+        """Raise ConfigurationError for a policy whose outputs are not the values of one choice of n."""
         super().__init__(policy, section, seed=seed)
         if [type(head) for head in policy.action_heads] != [EpsilonGreedy]:
             raise ConfigurationError(
@@ -50,14 +50,14 @@ class DQN(OffPolicy):
         self._target = Target(policy, self._optimiser, period=section.target_period, rate=section.target_rate)
 
     def scalars(self, progress: float) -> dict[str, float]:
-        """`epsilon` and `epsilon_spread` (`penstock.policy.distributions.EpsilonGreedy`)."""
+        """Return `epsilon` and `epsilon_spread` (see `penstock.policy.distributions.EpsilonGreedy`)."""
         return {
             "epsilon": epsilon(self.section, progress),
             "epsilon_spread": self.section.epsilon_spread,
         }
 
     def gradient_step(self, sample: Sample, rate: float) -> Stepped:
-        """See the module."""
+        """Take the gradient step of the module's docstring."""
         rows = sample.transitions
         target = self._targets(rows)
         outputs = self._network.outputs(self.policy.read(rows.observation))
@@ -73,7 +73,7 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def _targets(self, rows: Transitions) -> Tensor:
-        """y, [n]."""
+        """Return y, [n]."""
         inputs = self.policy.read(rows.following)
         following = self._target.module.outputs(inputs).parameters
         chosen = self._network.outputs(inputs).parameters if self.section.double else following
@@ -81,28 +81,28 @@ class DQN(OffPolicy):
         return rows.reward.to(value.dtype) + rows.discount.to(value.dtype) * value
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """The network and the one that follows it."""
+        """Return the network and its target network."""
         return {"policy": self.policy, "target": self._target.module}
 
     def optimisers(self) -> Mapping[str, FlatAdam]:
-        """Of the network."""
+        """Return the optimiser of the network."""
         return {"policy": self._optimiser}
 
     def targets(self) -> Mapping[str, Target[Any]]:
-        """The one."""
+        """Return the target network."""
         return {"target": self._target}
 
 
 def epsilon(section: DQNSection, progress: float) -> float:
-    """ε: falls linearly from its first value to its last over a share of the run."""
+    """Return ε, which falls linearly from its first value to its last over a share of the run."""
     share = min(1.0, progress / section.epsilon_fraction) if section.epsilon_fraction > 0 else 1.0
     return section.epsilon_initial + share * (section.epsilon_final - section.epsilon_initial)
 
 
 def huber(error: Tensor, weight: Tensor) -> Sloped:
-    """Mean w · (½ δ² where |δ| ≤ 1, else |δ| − ½), and its slope by δ.
+    """Return mean w · (½ δ² where |δ| ≤ 1, else |δ| − ½), and its slope by δ.
 
-    W · clip(δ, −1, 1) / n (Huber 1964).
+    The slope is w · clip(δ, −1, 1) / n (Huber 1964).
     """
     clipped = error.clamp(-1.0, 1.0)
     # For |δ| ≤ 1 that is δ² − ½ δ²; beyond, |δ| − ½.

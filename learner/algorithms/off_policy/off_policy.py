@@ -1,12 +1,12 @@
-"""What algorithms that learn from replay have in common: everything but the gradient step.
+"""The common part of algorithms that learn from replay: everything but the gradient step.
 
-One `update` takes the fragments of one delivery into replay and then makes as many gradient steps as the rate
-limiter allows, each from a sample of its own. Sequence of an update:
+One `update` inserts the fragments of one delivery into replay and then takes as many gradient steps as the
+rate limiter allows, each on a sample of its own. Sequence of an update:
 
     insert → [limiter allows: sample → gradient step → priorities] → finite? → merge normaliser
-                                                                       └ no: everything back, and the fragments out again
+                                                    └ no: restore everything, and withdraw the fragments
 
-What happens follows from the order of the log alone: a resumed learner makes the same samples and steps.
+The order of the log alone determines it: a resumed learner makes the same samples and steps.
 """
 
 import math
@@ -36,9 +36,9 @@ from penstock.wire.schema import TensorRule
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What a gradient step leaves behind, on the device. errors: [n], of each transition, for its priority.
+    """The result of a gradient step, on the device.
 
-    metrics: scalars by name.
+    errors: [n], of each transition, for its priority. metrics: scalars by name.
     """
 
     errors: Tensor
@@ -53,9 +53,9 @@ class _Backup:
 
 
 class OffPolicy(ABC):
-    """An `Algorithm` but for what a subclass adds.
+    """An `Algorithm` that learns from replay; a subclass adds the gradient step.
 
-    Owns the policy's weights: do not convert or move the policy.
+    It owns the policy's weights: do not convert or move the policy.
     """
 
     lock_step = False
@@ -93,53 +93,54 @@ class OffPolicy(ABC):
 
     @abstractmethod
     def modules(self) -> Mapping[str, nn.Module]:
-        """Everything with weights, by the name that a checkpoint gives it."""
+        """Return everything with weights, by the name that a checkpoint gives it."""
 
     @abstractmethod
     def optimisers(self) -> Mapping[str, FlatAdam]:
-        """By the name of the module that each one optimises."""
+        """Return the optimisers by the name of the module that each one optimises."""
 
     @abstractmethod
     def targets(self) -> Mapping[str, Target[Any]]:
-        """By name."""
+        """Return the target networks by name."""
 
     @abstractmethod
     def scalars(self, progress: float) -> dict[str, float]:
-        """Numbers sent to actors with every version."""
+        """Return the numbers that are sent to actors with every version."""
 
     def generators(self) -> Mapping[str, torch.Generator]:
-        """Of random numbers, beside that of replay."""
+        """Return the generators of random numbers, beside that of replay."""
         return {}
 
     # ---- what the loop asks
 
     @property
     def updates(self) -> int:
-        """Applied updates in this model's own lineage."""
+        """Return the number of applied updates in this model's own lineage."""
         return self._updates
 
     def requires(self) -> tuple[TensorRule, ...]:
-        """Nothing beyond the standard tensors."""
+        """Return (): the standard tensors suffice."""
         return ()
 
     def budget(self, fragment_charge: int) -> int:
-        """max(2F, the limiter's error bound).
+        """Return max(2F, the limiter's error bound), in environment steps.
 
-        Raises ValueError with the figures where the limiter would block for good.
+        fragment_charge: F, steps of one fragment. Raises ValueError with the figures where the limiter would
+        block for good.
         """
         self.limiter.check(insertion=fragment_charge, capacity=self.section.capacity)
         return max(2 * fragment_charge, self.limiter.buffer_steps)
 
     def take(self, pending: Sequence[Charged]) -> int:
-        """One fragment after the other."""
+        """Return 1, or 0 when no fragment is pending: a batch is one fragment."""
         return min(1, len(pending))
 
     def published_modules(self) -> dict[str, nn.Module]:
-        """The policy, as `default`."""
+        """Return the policy, as `default`."""
         return {"default": self.policy}
 
     def update(self, batch: Batch, *, progress: float) -> Update:
-        """Take a batch into replay and make the gradient steps that it allows."""
+        """Insert a batch into replay and take the gradient steps that it allows."""
         steps = int(batch.valid.sum())
         if steps == 0:
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
@@ -184,14 +185,14 @@ class OffPolicy(ABC):
         return made
 
     def _correction(self, progress: float) -> float:
-        """β of the importance weights."""
+        """Return β of the importance weights."""
         start = self.section.importance_exponent
         return start + (1.0 - start) * progress
 
     def _is_due(self) -> bool:
-        """Whether enough gradient steps were made since the last publication.
+        """Return whether enough gradient steps were taken since the last publication.
 
-        Counts from anew when they were.
+        If so, the count begins again.
         """
         due = self._unpublished >= self.section.publish_period
         if due:
@@ -201,7 +202,10 @@ class OffPolicy(ABC):
     # ---- the end of an update
 
     def _measure(self, made: Sequence[Stepped], observed: Moments | None) -> tuple[bool, dict[str, float]]:
-        """The one read of the device: is everything finite, and the means over gradient steps."""
+        """Return whether everything is finite, and the means over gradient steps.
+
+        This is the one read of the device.
+        """
         tensors = {
             name: torch.stack([step.metrics[name] for step in made]).mean().double()
             for name in (made[0].metrics if made else ())
@@ -233,9 +237,9 @@ class OffPolicy(ABC):
         )
 
     def _restore(self, backup: _Backup, batch: Batch) -> None:
-        """Weights as before, and the batch out of replay.
+        """Restore the weights, and withdraw the batch from replay.
 
-        It is booked `nan`, so it must not be learned from.
+        It is counted as dropped with reason `nan`, so it must not be learned from.
         """
         for name, optimiser in self.optimisers().items():
             optimiser.restore(backup.optimisers[name])
@@ -248,11 +252,11 @@ class OffPolicy(ABC):
     # ---- the log and checkpoints
 
     def retain_from(self) -> int | None:
-        """Number of the oldest entry in replay."""
+        """Return the number of the oldest entry in replay."""
         return self.replay.retain_from()
 
     def retains(self, fragment_bytes: int) -> Retained:
-        """`capacity_bytes`, and as many entries as steps: each holds at least one."""
+        """Return `capacity_bytes`, and as many entries as steps: each holds at least one."""
         section = self.section
         if fragment_bytes > section.capacity_bytes:
             raise ValueError(
@@ -269,14 +273,14 @@ class OffPolicy(ABC):
                 self.replay.recall(source.number, new)
 
     def end_recall(self) -> int:
-        """Entries that did not come; where too few are left to sample from, the limiter begins anew."""
+        """Return how many entries did not come; where too few are left to sample from, reset the limiter."""
         lost = self.replay.end_recall()
         if self.replay.size < self.section.learning_starts <= self.limiter.counts.inserted:
             self.limiter.restart()
         return lost
 
     def state(self) -> AlgorithmState:
-        """Weights, moments, generators, and which entries replay holds with which priorities; copies."""
+        """Return copies of weights, moments, generators, and replay's entry numbers and priorities."""
         tensors: dict[str, Tensor] = {}
         for name, module in self.modules().items():
             tensors |= copies(name, module)
@@ -297,7 +301,7 @@ class OffPolicy(ABC):
         )
 
     def load(self, state: AlgorithmState) -> None:
-        """Become what `state` was taken from, but for what replay holds: that is recalled from the log.
+        """Restore `state`, except for the content of replay, which is read again from the log.
 
         Raises ValueError that names what is missing or misshapen.
         """
@@ -325,10 +329,7 @@ class OffPolicy(ABC):
 
 
 def _check(policy: Policy, name: str) -> None:
-    """Raise ConfigurationError for policies that replay cannot train.
-
-    It samples single steps, one at a time.
-    """
+    """Raise ConfigurationError for policies that replay cannot train: it samples single steps."""
     if policy.state_space.spaces:
         raise ConfigurationError(
             f"algorithm.name={name!r}: replay holds single steps, and policy.recurrent or policy.frame_stack "

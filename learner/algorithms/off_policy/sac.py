@@ -1,17 +1,18 @@
 """Soft actor-critic from replay (Haarnoja et al. 2018b).
 
-A squashed Gaussian, twin critics, a temperature that tunes itself.
+It has a squashed Gaussian, twin critics, and a temperature that tunes itself.
 
 A gradient step for a sample of transitions s, a, R, γ', s', in this order:
 
     temperature   L = −log α · mean(log π(ã|s) + H̄)                        eq. 18, by log α; H̄ = −dim(a)
     critics       y = R + γ' (min_i Q_target,i(s', ã') − α log π(ã'|s'))    eq. 5
                   L = ½ Σ_i mean w (Q_i(s, a) − y)²
-    actor         L = mean(α log π(ã|s) − min_i Q_i(s, ã))                  eq. 9, ã = tanh(mean + std · noise)
+    actor         L = mean(α log π(ã|s) − min_i Q_i(s, ã))                  eq. 9
+                  ã = tanh(mean + std · noise)
     targets       θ' ← (1 − τ) θ' + τ θ
 
 α is the one from before the step. Only the actor is published; it has no critic of its own, so the value it
-tells is 0. Actions in fragments are those before the tanh; critics see them after it.
+returns is 0. Actions in fragments are those before the tanh; critics see them after it.
 """
 
 import math
@@ -42,24 +43,24 @@ Losses of critics and actor, −log π in nats, α, |y − Q|, Q(s, a) and the n
 
 
 class Temperature(nn.Module):
-    """α, as its logarithm."""
+    """Holds α as its logarithm."""
 
     def __init__(self, start: float) -> None:
         super().__init__()
         self.log = nn.Parameter(torch.tensor([math.log(start)]))
 
     def forward(self) -> Tensor:
-        """α, a scalar that carries no gradient."""
+        """Return α, a scalar without gradient."""
         return self.log.detach().exp().squeeze(0)
 
 
 class SAC(OffPolicy):
-    """An `Algorithm` for continuous actions between bounds."""
+    """Soft actor-critic: an `Algorithm` for continuous actions between bounds."""
 
     section: SACSection
 
     def __init__(self, policy: Policy, section: SACSection, *, seed: int) -> None:
-        """Raises ConfigurationError for a policy that does not act by squashed Gaussians of its own width."""
+        """Raise ConfigurationError for a policy that does not act by squashed Gaussians of its own width."""
         super().__init__(policy, section, seed=seed)
         self._heads = tuple(
             head for head in policy.action_heads if isinstance(head, ConditionalSquashedGaussian)
@@ -89,11 +90,11 @@ class SAC(OffPolicy):
         self._noise = torch.Generator().manual_seed(seed)
 
     def scalars(self, progress: float) -> dict[str, float]:
-        """None: the actor's own distribution explores."""
+        """Return {}: the actor's own distribution explores."""
         return {}
 
     def gradient_step(self, sample: Sample, rate: float) -> Stepped:
-        """See the module."""
+        """Take the gradient step of the module's docstring."""
         rows = sample.transitions
         inputs = self.policy.read(rows.observation)
         action, log_prob = self._draw(inputs)
@@ -110,7 +111,10 @@ class SAC(OffPolicy):
         return Stepped(error, metrics)
 
     def _draw(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Actions [n, A] in (−1, 1) of the policy as it is now and their log-probabilities [n], differentiable."""
+        """Draw actions [n, A] in (−1, 1) of the current policy.
+
+        Returns them and their log-probabilities [n], differentiable.
+        """
         parameters = self.policy.outputs(inputs).parameters
         raws, start = [], 0
         for head in self._heads:
@@ -122,14 +126,14 @@ class SAC(OffPolicy):
         return torch.cat(raws, 1).tanh(), self.policy.joint_log_prob(parameters, drawn)
 
     def _tune(self, log_prob: Tensor, rate: float) -> None:
-        """One step of the temperature; its loss is linear in log α, so the gradient is a mean."""
+        """Take one step of the temperature; its loss is linear in log α, so the gradient is a mean."""
         gradient = self._temperature_optimiser.flat_gradient
         gradient.copy_(-(log_prob + self._target_entropy).mean())
         self._temperature_optimiser.step(gradient, rate, 0.0)
 
     @torch.no_grad()
     def _targets(self, rows: Transitions, temperature: Tensor) -> Tensor:
-        """y, [n]."""
+        """Return y, [n]."""
         inputs = self.policy.read(rows.following)
         action, log_prob = self._draw(inputs)
         value: Tensor = self._target.module(inputs, action).amin(0) - temperature * log_prob
@@ -138,9 +142,10 @@ class SAC(OffPolicy):
     def _learn_values(
         self, inputs: Inputs, sample: Sample, target: Tensor, rate: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One step of the critics.
+        """Take one step of the critics.
 
-        Loss, mean error of both [n], mean value of both [n], norm of the gradient.
+        Returns the loss, the mean error of both [n], the mean value of both [n], and the norm of the
+        gradient.
         """
         taken = sample.transitions.action
         raws = [taken[head.path].reshape(len(target), -1).to(target.dtype) for head in self._heads]
@@ -154,7 +159,7 @@ class SAC(OffPolicy):
         return optimiser.step(optimiser.gradient_of(loss), rate, self.section.max_gradient_norm)
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """Actor, critics, the critics that follow, temperature."""
+        """Return actor, critics, target critics and temperature."""
         return {
             "policy": self.policy,
             "critics": self._critics,
@@ -163,7 +168,7 @@ class SAC(OffPolicy):
         }
 
     def optimisers(self) -> Mapping[str, FlatAdam]:
-        """One each; the temperature's stands still where it is not tuned."""
+        """Return an optimiser for each; the temperature's makes no step where it is not tuned."""
         return {
             "policy": self._actor_optimiser,
             "critics": self._critic_optimiser,
@@ -171,9 +176,9 @@ class SAC(OffPolicy):
         }
 
     def targets(self) -> Mapping[str, Target[Any]]:
-        """Of the critics."""
+        """Return the target critics."""
         return {"target": self._target}
 
     def generators(self) -> Mapping[str, torch.Generator]:
-        """Of the noise of actions."""
+        """Return the generator of the noise of actions."""
         return {"noise": self._noise}

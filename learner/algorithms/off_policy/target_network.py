@@ -1,4 +1,4 @@
-"""A network that follows another one slowly, so that what is learned from does not move with every step."""
+"""A network that follows another one slowly, so that the targets of learning do not move with every step."""
 
 import copy
 from typing import Generic, TypeVar
@@ -11,14 +11,14 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Target(Generic[M]):
-    """θ' ← (1 − τ) θ' + τ θ at every `period`-th gradient step.
+    """Moves θ' ← (1 − τ) θ' + τ θ at every `period`-th gradient step.
 
     τ = 1 copies (Mnih et al. 2015), a small τ with period 1 is Polyak averaging (Lillicrap et al. 2016). Only
     parameters follow; inputs are read, and so normalised, by the network that is learned.
     """
 
     def __init__(self, module: M, online: FlatAdam, *, period: int, rate: float) -> None:
-        """module: what `online` optimises, copied here."""
+        """Copy `module`, which `online` optimises. rate: τ."""
         self.module: M = copy.deepcopy(module).requires_grad_(requires_grad=False)
         self._flat = flatten(self.module)
         self._online = online
@@ -26,14 +26,14 @@ class Target(Generic[M]):
         self._rate = rate
 
     def follow(self) -> None:
-        """A gradient step was made."""
+        """Count a gradient step, and move if it is time."""
         if self._online.steps % self._period == 0:
             self._flat.lerp_(self._online.parameters, self._rate)
 
     def backup(self) -> Tensor:
-        """A copy to go back to."""
+        """Return a copy of the parameters."""
         return self._flat.clone()
 
     def restore(self, backup: Tensor) -> None:
-        """Back to a copy."""
+        """Restore such a copy."""
         self._flat.copy_(backup)

@@ -1,8 +1,8 @@
 """The replay memory: a ring of transitions that enter and leave by whole log entries, oldest first.
 
-The log is the storage: a checkpoint holds which entries are here and their priorities, never a payload. After
-`load` the entries are awaited; `recall` puts each back where it was, from the fragment that was read again,
-so that what is sampled next is what would have been sampled. Lives on the learner's device; random numbers
+The log is the storage: a checkpoint holds the numbers and priorities of the entries, never a payload. After
+`load` the entries are awaited; `recall` puts each back in its place, from the fragment that was read again,
+so that the next sample is the same as without the restart. Lives on the learner's device; random numbers
 are drawn on the CPU, so that one seed gives one order everywhere. Used by one thread.
 """
 
@@ -20,7 +20,7 @@ from learner.algorithms.off_policy.replay.transitions import Transitions
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """number: of the log entry. rows: transitions of it. size: bytes of its payload."""
+    """A log entry in replay. number: of the entry. rows: its transitions. size: bytes of its payload."""
 
     number: int
     rows: int
@@ -45,7 +45,7 @@ class Prioritisation:
 
 
 class Replay:
-    """At most `capacity` transitions, of at most `capacity_bytes` of payloads in the log."""
+    """Holds at most `capacity` transitions, of at most `capacity_bytes` of payloads in the log."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Replay:
         device: torch.device,
         prioritisation: Prioritisation | None = None,
     ) -> None:
-        """prioritisation: None for uniform sampling."""
+        """Make an empty memory. prioritisation: None for uniform sampling."""
         self.capacity = capacity
         self.capacity_bytes = capacity_bytes
         self._device = device
@@ -75,11 +75,11 @@ class Replay:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """What is here, oldest first."""
+        """Return the entries, oldest first."""
         return tuple(self._entries)
 
     def retain_from(self) -> int | None:
-        """Number of the oldest log entry that is here or awaited; None: there is none."""
+        """Return the number of the oldest log entry that is here or awaited; None: there is none."""
         # Entries are recalled oldest first: those that are awaited are younger than those that are here.
         oldest = next(iter(self._entries), None) or next((entry for entry, _ in self._awaited), None)
         return None if oldest is None else oldest.number
@@ -87,7 +87,10 @@ class Replay:
     # ---- in and out
 
     def insert(self, number: int, size: int, new: Transitions) -> None:
-        """Take an entry in, with the largest priority there was; the oldest make room for it."""
+        """Insert an entry with the largest priority so far; the oldest entries make room for it.
+
+        Raises ValueError for an entry that does not fit. new: its transitions. size: bytes of its payload.
+        """
         if len(new) == 0:
             return
         if len(new) > self.capacity or size > self.capacity_bytes:
@@ -103,7 +106,7 @@ class Replay:
             self._tree.set(index, self._largest.expand(len(new)))
 
     def withdraw(self, number: int) -> None:
-        """Take the newest entry back out, if it is of that number."""
+        """Remove the newest entry, if it has that number."""
         if self._entries and self._entries[-1].number == number:
             entry = self._entries.pop()
             self._bytes -= entry.size
@@ -111,7 +114,7 @@ class Replay:
             self._clear(self._ring(self.size, entry.rows))
 
     def _append(self, entry: Entry, new: Transitions) -> Tensor:
-        """Write the rows behind the newest; their places in the ring."""
+        """Write the rows behind the newest; returns their places in the ring."""
         if self._rows is None:
             self._rows = _room(new, self.capacity, self._device)
         index = self._ring(self.size, entry.rows)
@@ -134,17 +137,18 @@ class Replay:
             self._tree.set(index, torch.zeros(len(index), dtype=torch.float64, device=self._device))
 
     def _ring(self, start: int, count: int) -> Tensor:
-        """Places of `count` rows from the one that is `start` behind the oldest."""
+        """Return the places of `count` rows from the one that is `start` behind the oldest."""
         places = torch.arange(self._first + start, self._first + start + count, device=self._device)
         return places % self.capacity
 
     # ---- sampling
 
     def sample(self, count: int, *, correction: float) -> Sample:
-        """`count` transitions, with replacement. correction: β of the importance weights, 0..1.
+        """Return `count` transitions, drawn with replacement. correction: β of the importance weights, 0..1.
 
         Uniform: every transition alike, weights 1. Prioritised: one draw from each of `count` equal parts of
-        the total (appendix B.2.1), weights (N·P(i))^−β divided by the batch's largest (section 3.4).
+        the total (appendix B.2.1), weights (N·P(i))^−β divided by the batch's largest (section 3.4). Raises
+        ValueError when the memory is empty.
         """
         if self.size == 0:
             raise ValueError("replay: nothing to sample from; the rate limiter lets steps in first")
@@ -160,7 +164,7 @@ class Replay:
         return Sample(self.rows(index), index, (weight / weight.max()).float())
 
     def rows(self, index: Tensor) -> Transitions:
-        """The transitions at places int64 [n] of the ring."""
+        """Return the transitions at places int64 [n] of the ring."""
         assert self._rows is not None, "nothing was inserted"
         kept = self._rows
         return Transitions(
@@ -172,7 +176,7 @@ class Replay:
         )
 
     def set_errors(self, index: Tensor, error: Tensor) -> None:
-        """The temporal-difference errors [n] of a sample decide its priorities from now on."""
+        """Set the priorities of a sample by its temporal-difference errors [n]."""
         if self._tree is None or self._how is None:
             return
         # An error that is not finite ends the update; it must not stay in the tree.
@@ -184,7 +188,7 @@ class Replay:
     # ---- checkpoints
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and numbers that `load` takes; entries that are still awaited are part of it."""
+        """Return tensors and numbers that `load` takes; entries that are still awaited are part of it."""
         held = [*self._entries, *(entry for entry, _ in self._awaited)]
         columns = [[entry.number, entry.rows, entry.size] for entry in held]
         tensors = {
@@ -220,7 +224,7 @@ class Replay:
         self._first = int(numbers["first"]) % self.capacity
 
     def awaits(self, number: int) -> bool:
-        """Whether an entry is awaited next; entries before it will not come any more."""
+        """Return whether an entry is awaited next; entries before it will not come any more."""
         while self._awaited and self._awaited[0][0].number < number:
             self._awaited.popleft()
             self._lost += 1
@@ -240,7 +244,7 @@ class Replay:
             self._tree.set(index, priorities.to(self._device))
 
     def end_recall(self) -> int:
-        """Wait no longer; how many of the entries that were awaited did not come."""
+        """Stop waiting; returns how many of the awaited entries did not come."""
         lost, self._lost = self._lost + len(self._awaited), 0
         self._awaited.clear()
         return lost
@@ -258,7 +262,7 @@ def _pairs(kept: Transitions, new: Transitions) -> list[tuple[Tensor, Tensor]]:
 
 
 def _room(like: Transitions, capacity: int, device: torch.device) -> Transitions:
-    """Rows for `capacity` transitions; the system gives pages as they are written."""
+    """Return uninitialised rows for `capacity` transitions; the system provides pages as they are written."""
 
     def empty(rows: Tensor) -> Tensor:
         return torch.empty((capacity, *rows.shape[1:]), dtype=rows.dtype, device=device)

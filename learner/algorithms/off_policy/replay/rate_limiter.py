@@ -1,4 +1,4 @@
-"""How many samples are drawn for every step that enters replay, with bounds on how far it may be off.
+"""Bounds on the ratio of samples drawn to steps inserted into replay.
 
 The rule of Reverb's `SampleToInsertRatio` (Cassirer et al. 2021, section 3.4). With `error` = inserted ·
 samples_per_insert − sampled, and the middle `minimum` · samples_per_insert:
@@ -6,8 +6,8 @@ samples_per_insert − sampled, and the middle `minimum` · samples_per_insert:
     a draw of b samples needs    size ≥ minimum   and   error − b ≥ middle − buffer
     an insertion of n steps needs                        error + n · samples_per_insert ≤ middle + buffer
 
-The learner draws as long as it may and then inserts, so what it does follows from the log alone and a resumed
-one does the same. What lies in the log and is not inserted yet is bounded by `budget`.
+The learner draws as long as it may and then inserts, so the order of the log alone determines its steps, also
+after a restart. Steps in the log that are not inserted yet are bounded by `budget`.
 """
 
 import math
@@ -23,12 +23,16 @@ class Counts:
 
 
 class SampleToInsertRatio:
-    """Counts of one replay memory, and what they allow."""
+    """Counts insertions and draws of one replay memory, and tells what they allow."""
 
     def __init__(self, *, samples_per_insert: float, draw: int, minimum: int, buffer_steps: int) -> None:
-        """draw: samples of a gradient step.
+        """Make a limiter.
 
-        minimum: steps before the first. buffer_steps: bound of the error, in steps.
+        Args:
+            samples_per_insert: the ratio to hold.
+            draw: samples of a gradient step.
+            minimum: steps before the first gradient step.
+            buffer_steps: bound of the error, in steps.
         """
         self._ratio = samples_per_insert
         self._draw = draw
@@ -40,35 +44,38 @@ class SampleToInsertRatio:
 
     @property
     def error(self) -> float:
-        """Samples that are owed for what was inserted."""
+        """Return the samples that are due for the inserted steps."""
         return self.counts.inserted * self._ratio - self.counts.sampled
 
     def may_draw(self, size: int) -> bool:
-        """Whether a gradient step may be made from a memory of `size` steps."""
+        """Return whether a gradient step may be taken from a memory of `size` steps."""
         return size >= self._minimum and self.error - self._draw >= self._middle - self._buffer
 
     def may_insert(self, steps: int) -> bool:
-        """Whether so many steps may enter."""
+        """Return whether so many steps may be inserted."""
         return self.error + steps * self._ratio <= self._middle + self._buffer
 
     def inserted(self, steps: int) -> None:
-        """Steps have entered; raises RuntimeError where they might not, which `check` has ruled out."""
+        """Count inserted steps; raises RuntimeError where they were not allowed.
+
+        `check` has ruled that out.
+        """
         if not self.may_insert(steps):
             raise RuntimeError(f"rate limiter: {steps} steps entered at an error of {self.error:g} samples")
         self.counts.inserted += steps
 
     def drawn(self) -> None:
-        """A gradient step was made."""
+        """Count a gradient step."""
         self.counts.sampled += self._draw
 
     def restart(self) -> None:
-        """Begin as with an empty memory: what it held was lost."""
+        """Begin as with an empty memory, because its content was lost."""
         self.counts = Counts()
 
     def check(self, *, insertion: int, capacity: int) -> None:
-        """Raise ValueError, with the figures, where a time would come at which neither side may go on.
+        """Raise ValueError, with the figures, for limits at which at some time neither side may go on.
 
-        insertion: most steps that enter at once. capacity: of the memory, in steps.
+        insertion: most steps that are inserted at once. capacity: of the memory, in steps.
         """
         if capacity < self._minimum + insertion:
             raise ValueError(
@@ -76,7 +83,7 @@ class SampleToInsertRatio:
                 f"steps and a fragment of {insertion} beside them, or nothing would ever be sampled; give at "
                 f"least {self._minimum + insertion}"
             )
-        # Whatever enters needs room below the upper bound after draws down to the lower one.
+        # An insertion needs room below the upper bound after draws down to the lower one.
         needed = math.ceil(max(insertion, (insertion + self._draw / self._ratio) / 2))
         if self.buffer_steps < needed:
             raise ValueError(

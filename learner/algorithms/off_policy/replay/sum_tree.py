@@ -3,8 +3,8 @@
 Draw an index in proportion to its priority, change priorities, both in O(log n).
 
 Schaul et al. 2016, appendix B.2.1. A complete binary tree in one tensor: node 1 is the root, node i has the
-children 2i and 2i+1, the leaves are the last half. Every inner node is the sum of its children, computed anew
-and never adjusted, so that rounding does not gather. All operations are of whole batches, on the tree's
+children 2i and 2i+1, the leaves are the last half. Every inner node is computed as the sum of its children
+and never adjusted, so that rounding does not accumulate. All operations are of whole batches, on the tree's
 device.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class SumTree:
-    """`capacity` leaves of priority ≥ 0, float64; 0 at first."""
+    """Holds `capacity` leaves of priority ≥ 0, float64; 0 at first."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity = capacity
@@ -23,15 +23,15 @@ class SumTree:
 
     @property
     def total(self) -> Tensor:
-        """Sum of all priorities, a scalar on the device."""
+        """Return the sum of all priorities, a scalar on the device."""
         return self._nodes[1]
 
     def get(self, index: Tensor) -> Tensor:
-        """Priorities [n] of leaves int64 [n]."""
+        """Return the priorities [n] of leaves int64 [n]."""
         return self._nodes[self._first + index]
 
     def set(self, index: Tensor, priority: Tensor) -> None:
-        """Give leaves int64 [n] the priorities [n]; where an index comes twice, so must its priority."""
+        """Set the priorities [n] of leaves int64 [n]; an index that occurs twice must have one priority."""
         node = self._first + index
         self._nodes[node] = priority.to(self._nodes)
         for _ in range(self._depth):
@@ -39,9 +39,10 @@ class SumTree:
             self._nodes[node] = self._nodes[2 * node] + self._nodes[2 * node + 1]
 
     def find(self, mass: Tensor) -> Tensor:
-        """The leaf int64 [n] in which each `mass` float64 [n] of 0..total falls, all priorities laid end to end.
+        """Return the leaf int64 [n] in which each `mass`, float64 [n] of 0..total, falls.
 
-        Never a leaf of priority 0 while any is above 0, whatever rounding does to `mass`.
+        All priorities lie end to end. It never returns a leaf of priority 0 while any is above 0, even when
+        `mass` is rounded.
         """
         rest = mass.clone()
         node = torch.ones_like(mass, dtype=torch.int64)

@@ -4,9 +4,9 @@ A transition of step t is (o_t, a_t, Σ_{k<m} γ^k r_{t+k}, γ^m or 0, o_{t+m}) 
 all m steps are of the same episode and in the same fragment (Sutton 1988; Hessel et al. 2018, section
 "multi-step learning"):
 
-    the episode *terminated* with step t+m−1  →  the discount is 0, nothing follows
-    it was *truncated* there                  →  o_{t+m} is the true final observation, with γ^m
-    the fragment ends, or the next step is not experience  →  o_{t+m} is the observation that is there, with γ^m
+    the episode *terminated* with step t+m−1               →  the discount is 0, nothing follows
+    it was *truncated* there                               →  o_{t+m}: the true final observation, γ^m
+    the fragment ends, or the next step is not experience  →  o_{t+m}: the observation after the step, γ^m
 
 So the last n−1 steps of a fragment look less far ahead than the others. That costs nothing in correctness,
 since every target is an m-step target of its own; it keeps a transition inside one entry of the log, which
@@ -25,9 +25,11 @@ from learner.batch import Batch, Source
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """observation, action, following: by path, [M, *shape], raw, with action masks.   reward, discount: float32 [M].
+    """M transitions, by time and then by column.
 
-    reward: discounted sum over the steps looked ahead.   discount: what the value of `following` is multiplied by.
+    observation, action, following: by path, [M, *shape], raw, with action masks.
+    reward: float32 [M], discounted sum over the steps looked ahead.
+    discount: float32 [M], the factor of the value of `following`.
     """
 
     observation: dict[str, Tensor]
@@ -37,12 +39,12 @@ class Transitions:
     following: dict[str, Tensor]
 
     def __len__(self) -> int:
-        """Number of transitions (M)."""
+        """Return the number of transitions, M."""
         return len(self.reward)
 
 
 def fragments(batch: Batch) -> Iterator[tuple[Source, Batch]]:
-    """Each fragment of a batch by itself, without what pads it: views."""
+    """Yield each fragment of a batch by itself, without padding, as views."""
     start = 0
     for source in batch.sources:
         columns = slice(start, start + source.columns)
@@ -69,7 +71,7 @@ def _cut(batch: Batch, columns: slice, steps: int) -> Batch:
 
 
 def transitions(fragment: Batch, *, discount: float, steps: int) -> Transitions:
-    """The n-step transitions of one fragment, n = `steps`."""
+    """Return the n-step transitions of one fragment, n = `steps`."""
     ahead = look_ahead(fragment, discount=discount, steps=steps)
     rows = fragment.valid.flatten().nonzero().squeeze(1)
     following = ahead.following.flatten()[rows]
@@ -86,7 +88,10 @@ def transitions(fragment: Batch, *, discount: float, steps: int) -> Transitions:
 
 
 def _finals(fragment: Batch, path: str) -> Tensor:
-    """Of a path, [K, *shape]; nobody acts at a final observation, so its masks allow everything."""
+    """Return the final observations of a path, [K, *shape].
+
+    No action follows them, so masks allow everything.
+    """
     if path in fragment.final_observation:
         return fragment.final_observation[path]
     part = fragment.observation[path]
@@ -95,7 +100,11 @@ def _finals(fragment: Batch, path: str) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """reward, discount: float32 [T, N].   following: int64 [T, N], row of [(T+1)·N observations, K final ones]."""
+    """The outcome of looking ahead from each step.
+
+    reward, discount: float32 [T, N].
+    following: int64 [T, N], row of [(T+1)·N observations, K final ones].
+    """
 
     reward: Tensor
     discount: Tensor
@@ -103,7 +112,7 @@ class Ahead:
 
 
 def look_ahead(fragment: Batch, *, discount: float, steps: int) -> Ahead:
-    """What each step leads to, up to `steps` ahead."""
+    """Return discounted reward, discount and following observation of each step, up to `steps` ahead."""
     length = len(fragment.valid)
     ended = fragment.terminated | fragment.truncated
     goes_on = torch.zeros_like(fragment.valid)
@@ -125,7 +134,10 @@ def look_ahead(fragment: Batch, *, discount: float, steps: int) -> Ahead:
 
 
 def _after(fragment: Batch) -> Tensor:
-    """Row of the observation that follows each step, the true final one where the episode ended."""
+    """Return the row of the observation that follows each step.
+
+    It is the true final one where the episode ended.
+    """
     length, columns = fragment.valid.shape
     rows = torch.arange(length * columns, device=fragment.valid.device) + columns
     after = rows.view(length, columns)
