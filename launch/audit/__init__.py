@@ -1,1 +1,1 @@
-"""`penstock audit RUN`: where every acknowledged fragment of a run went, from records that were kept independently."""
+"""`penstock audit RUN`: account for every acknowledged fragment of a run, from independent records."""

@@ -1,4 +1,4 @@
-"""`penstock audit RUN`: reads the records, closes the books, prints the verdict.
+"""`penstock audit RUN`: reads the records, balances the accounts, prints the verdict.
 
 Exit 1 when anything is wrong.
 """
@@ -20,7 +20,7 @@ from launch.audit.lineage import Lineage, read_lineage
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 
 SHOWN: Final = 50
-"""Problems listed; `--json` has them all."""
+"""Number of problems that are listed; `--json` has all of them."""
 
 
 def main(
@@ -31,9 +31,16 @@ def main(
     assignments: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Audit the run in `run_dir`.
+    """Audit the run in `run_dir`, print the verdict, and return the exit code.
 
-    0: every acknowledged fragment is where one record says, and in one place.
+    It is 0 when every acknowledged fragment is where one record says, and in one place.
+
+    Args:
+        run_dir: folder of the run.
+        redis: URL of the run's Redis; None: the run's own.
+        journals: folders of the actors' records; (): the run's own.
+        assignments: `SECTION.KEY=VALUE` over the run's configuration.
+        as_json: print JSON instead of a table.
     """
     verdict = audit(run_dir, redis=redis, journals=journals, assignments=assignments)
     if as_json:
@@ -54,7 +61,10 @@ def audit(
     journals: tuple[Path, ...] = (),
     assignments: tuple[str, ...] = (),
 ) -> Verdict:
-    """The verdict. Journals are read first: what is acknowledged while we read is no loss."""
+    """Return the verdict; arguments as of `main`.
+
+    Journals are read first: a fragment that is acknowledged while the audit reads is no loss.
+    """
     where = sources.find(run_dir, redis, journals, assignments)
     recorded = read_journals(where.journals, where.settings.run)
     log, log_text = sources.held_log(where)
@@ -77,7 +87,7 @@ def audit(
 
 
 def show(verdict: Verdict, console: Console) -> None:
-    """The account as a table, then the list."""
+    """Print the account as a table, then the list of problems."""
     table = Table(show_header=False, box=None)
     table.add_row("run", verdict.run)
     for name, text in verdict.sources.items():

@@ -1,12 +1,12 @@
-"""The books of a run: every fragment that a record names, and the one place where it went.
+"""The accounts of a run: every fragment that a record names, and the one place where it went.
 
     journals (acknowledged to an actor) ─┐
     lineage (trained, dropped: why)      ├─► per session, sequence numbers as ranges ─► problems, or none
     log (resident; lost with Redis)      ┘
 
 A fragment is in one place of lineage and log. It is lost when it was acknowledged and is in none: a journal
-has it, or its session went on behind it. What a Redis that went back in time has lost is excused only by
-that Redis's own record of which sequences these were, and counted as `log_lost`.
+has it, or its session went on behind it. A loss by a Redis that went back in time is excused only by
+that Redis's own record of the sequences, and counted as `log_lost`.
 """
 
 from collections import Counter, defaultdict
@@ -32,17 +32,17 @@ _FOREVER: Final = 2**53
 
 @dataclass(slots=True)
 class Place:
-    """Where the fragments of one session are: place → ranges, one for each record that says so."""
+    """The places of one session's fragments: place → ranges, one for each record that names it."""
 
     of: defaultdict[str, Ranges] = field(default_factory=lambda: defaultdict(list))
 
     def all_ranges(self) -> Ranges:
-        """Of every place but the shadow stream."""
+        """Return the ranges of every place but the shadow stream."""
         return [one for place, found in self.of.items() if place != SHADOW for one in found]
 
 
 class Books:
-    """Build from the three records, then `check`; `fragments` and `journalled` say where everything is."""
+    """Accounts built from the three records: call `check`, then read `fragments` and `journalled`."""
 
     def __init__(self, journals: Journals, lineage: Lineage, log: HeldLog | None) -> None:
         self._journals, self._lineage, self._log = journals, lineage, log
@@ -54,7 +54,7 @@ class Books:
         self._note_log()
 
     def check(self) -> Iterator[Problem]:
-        """Everything that is wrong; fills `fragments` and `journalled`."""
+        """Yield every problem; fills `fragments` and `journalled`."""
         yield from self._journals.problems
         yield from self._lineage.problems
         for session in sorted({*self._places, *self._journals.sessions}):
@@ -94,7 +94,7 @@ class Books:
         held = ranges.merge(found)
         shadow = ranges.merge([*place.of[SHADOW], *_runs(journal.shadow if journal else ())])
         acked = ranges.subtract(_runs(journal.digests), shadow) if journal else []
-        # A session's log holds 1..s in order, so whatever lies before a known one was acknowledged as well.
+        # A session's log holds 1..s in order, so every sequence before a known one was acknowledged as well.
         through = max((last for _, last in [*held, *acked]), default=0)
         absent = ranges.subtract(ranges.subtract([(1, through)] if through else [], held), shadow)
         excuses = self._lost_with_redis(session)
@@ -121,7 +121,10 @@ class Books:
         self.fragments[SHADOW] += ranges.count(shadow)
 
     def _lost_with_redis(self, session: int) -> Ranges:
-        """What Redis knows to have lost of a session, and what a resume gave up with --allow-loss."""
+        """Return the sequences of a session that Redis recorded as lost, or a resume gave up.
+
+        Only a resume with --allow-loss gives sequences up.
+        """
         found = list(self._excuses.get(session, []))
         if self._log is not None and any(one.first <= session <= one.last for one in self._log.lost_sessions):
             found.append((1, _FOREVER))
@@ -174,7 +177,10 @@ class Books:
     # ---- the log behind the position
 
     def _check_retained(self, log: HeldLog) -> Iterator[Problem]:
-        """Entries kept for a resume must be in the lineage; none may be in the log twice."""
+        """Yield a problem for entries kept for a resume that the lineage lacks.
+
+        Also for any entry that the log has twice.
+        """
         twice = [key for key, found in _by_name(log.entries).items() if len(found) > 1]
         for session, sequence in twice:
             yield Problem(
@@ -194,7 +200,7 @@ class Books:
 
 
 def _excuses(lineage: Lineage, log: HeldLog | None) -> dict[int, Ranges]:
-    """Session → sequences that Redis recorded as lost, or that a resume with --allow-loss gave up."""
+    """Return session → sequences that Redis recorded as lost, or that a resume with --allow-loss gave up."""
     found: defaultdict[int, Ranges] = defaultdict(list)
     for one in log.lost_fragments if log is not None else ():
         found[one.session].append((one.first, _FOREVER if one.last is None else one.last))
@@ -223,7 +229,7 @@ def _check_experience(entries: Iterable[HeldEntry], updates: dict[int, int]) -> 
 
 
 def _check_counters(log: HeldLog, lineage: Lineage) -> Iterator[Problem]:
-    """What the scripts counted against what lies there, and the commit against its line."""
+    """Compare the counters of the scripts with the entries, and the commit with its line."""
     counters, position = log.counters, lineage.position
     if counters["acked"] != counters["number"] + counters["log_lost"]:
         what = (
@@ -251,7 +257,10 @@ def _check_counters(log: HeldLog, lineage: Lineage) -> Iterator[Problem]:
 
 
 def _check_holes(log: HeldLog, position: int) -> Iterator[Problem]:
-    """Entries that are gone behind the position, unless a marker ends the hole (see `open_log.lua`)."""
+    """Yield a problem for entries that are missing behind the position.
+
+    A hole that ends with a marker is none (see `open_log.lua`).
+    """
     last = position
     for entry in log.entries:
         if entry.number <= position:

@@ -1,4 +1,4 @@
-"""What an audit found: problems of a few kinds, and the account of where everything went."""
+"""The result of an audit: problems of a few kinds, and the account of all fragments."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -9,7 +9,7 @@ from launch.audit.ranges import Ranges
 
 
 class Kind(StrEnum):
-    """What is wrong."""
+    """The kind of a problem."""
 
     LOST = "lost"
     """Acknowledged, and nowhere to be found."""
@@ -20,12 +20,12 @@ class Kind(StrEnum):
     CHANGED = "changed"
     """A payload that is not the one acknowledged."""
     ORDER = "order"
-    """Something that only rises went back, or a number was used twice."""
+    """A number that only rises went back, or was used twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One finding. session, first, last: the fragments it is about; session 0: not about fragments."""
+    """One finding. session, first, last: the fragments it concerns; session 0: it concerns no fragments."""
 
     kind: Kind
     what: str
@@ -34,7 +34,7 @@ class Problem:
     last: int = 0
 
     def __str__(self) -> str:
-        """A line of the list."""
+        """Return a line of the list."""
         if not self.session:
             return f"{self.kind}: {self.what}"
         sequences = f"{self.first}" if self.first == self.last else f"{self.first}..{self.last}"
@@ -42,16 +42,17 @@ class Problem:
 
 
 def problems_of(kind: Kind, session: int, ranges: Ranges, what: str) -> Iterable[Problem]:
-    """One problem for each range of sequence numbers."""
+    """Yield one problem for each range of sequence numbers."""
     return (Problem(kind=kind, session=session, first=first, last=last, what=what) for first, last in ranges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The whole audit.
+    """The result of the whole audit.
 
-    sources: which records there were, and in which state. fragments: place → how many, over everything that
-    log and lineage name. journalled: the same over what the actors recorded; empty without journals.
+    sources: the records that were found, and their state. fragments: place → number, over all fragments that
+    log and lineage name. journalled: the same over all fragments that actors recorded; empty without
+    journals.
     """
 
     run: str
@@ -63,15 +64,15 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Nothing is lost, doubled or unaccounted."""
+        """Return True when nothing is lost, doubled or unaccounted."""
         return not self.problems
 
     def tally(self) -> dict[str, int]:
-        """Kind → how many problems."""
+        """Return kind → number of problems."""
         return {kind.value: sum(one.kind is kind for one in self.problems) for kind in Kind}
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return the object that `--json` prints."""
         return {
             "run": self.run,
             "clean": self.clean,

@@ -14,7 +14,10 @@ _SHADOW = "shadow"
 
 @dataclass(slots=True)
 class JournalSession:
-    """What one session's actor saw acknowledged: sequence → first bytes of the payload's digest."""
+    """The acknowledgements that one session's actor received.
+
+    Sequence → first bytes of the payload's digest.
+    """
 
     actor: str
     digests: dict[int, bytes] = field(default_factory=dict)
@@ -23,7 +26,10 @@ class JournalSession:
 
 @dataclass(slots=True)
 class Journals:
-    """All of them. files, lines, torn: how many. updates: version → update of weights that acted."""
+    """All records of actors.
+
+    files, lines, torn: how many. updates: version → update of weights that acted.
+    """
 
     sessions: dict[int, JournalSession] = field(default_factory=dict)
     files: int = 0
@@ -34,7 +40,7 @@ class Journals:
 
 
 def read_journals(folders: Sequence[Path], run: str) -> Journals:
-    """Every line of `run` in the folders; "": of any run."""
+    """Read every line of `run` in the folders; "": of any run."""
     journals = Journals()
     for path in journal_files(folders):
         journals.files += 1
@@ -73,7 +79,7 @@ def _note(journals: Journals, line: Acknowledged) -> None:
 
 
 def check_versions(updates: dict[int, int], weights: Sequence[tuple[int, int]]) -> Iterator[Problem]:
-    """Note which update each version is of; a version of two updates was used twice."""
+    """Note the update of each version; yields a problem for a version of two updates."""
     for version, update in weights:
         known = updates.setdefault(version, update)
         if known != update:
@@ -96,7 +102,7 @@ class Course:
     def follow(
         self, sequence: int, slots: Sequence[Beginning], weights: Sequence[tuple[int, int]]
     ) -> Iterator[Problem]:
-        """The next fragment; a problem where it repeats experience or its weights went back."""
+        """Check the next fragment; yields a problem where it repeats experience or its weights went back."""
         for slot, episode, step in slots:
             at_episode, at_step, at = self._reached.get(slot, (-1, -1, 0))
             if (episode, step) <= (at_episode, at_step):
@@ -119,7 +125,10 @@ class Course:
 
 
 class Twins:
-    """The same payload made at the same moment by the same actor, under two names: sent again, renumbered."""
+    """Finds the same payload made at the same moment by the same actor under two names.
+
+    Sent again, renumbered.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int, str], tuple[int, int]] = {}
@@ -127,7 +136,7 @@ class Twins:
     def look(
         self, actor: str, session: int, sequence: int, created_us: int, sha256: str
     ) -> Iterator[Problem]:
-        """The next fragment of any session."""
+        """Check the next fragment of any session."""
         if not created_us or not sha256:
             return
         other = self._seen.setdefault((actor, created_us, sha256[:16]), (session, sequence))

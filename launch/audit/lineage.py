@@ -1,7 +1,7 @@
 """`lineage.jsonl`, read for an audit: the chain of parents behind the newest committed checkpoint.
 
-A line says which log entries a checkpoint added to its parent's, and of which sessions they were. Lines off
-the chain belong to checkpoints that were never committed, or that a resume fell back behind.
+A line names the log entries that a checkpoint added to its parent's, and their sessions. Lines off the chain
+belong to checkpoints that were never committed, or that a resume fell back behind.
 """
 
 import json
@@ -21,9 +21,11 @@ _LINE: Final = TypeAdapter(LineageEntry)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """lines: of the chain, oldest first. others: every other line. torn: lines that a crash cut.
+    """The lines of a file.
 
-    names_fragments: every line of the chain says which sessions it consumed (older versions did not).
+    lines: of the chain, oldest first. others: every other line. torn: lines that a crash cut.
+
+    names_fragments: every line of the chain names the sessions that it consumed (older versions did not).
     """
 
     lines: tuple[LineageEntry, ...] = ()
@@ -34,7 +36,7 @@ class Lineage:
 
     @property
     def position(self) -> int:
-        """Last entry that the newest checkpoint has consumed."""
+        """Return the last entry that the newest checkpoint has consumed."""
         return self.lines[-1].last if self.lines else 0
 
 
@@ -49,7 +51,7 @@ class _File:
 
 
 def read_lineage(path: Path, head: str) -> Lineage:
-    """The chain that ends with checkpoint `head`; "": no checkpoint was committed."""
+    """Return the chain that ends with checkpoint `head`; "": no checkpoint was committed."""
     file = _read(path)
     chain = _chain(file, head)
     on_chain = {line.checkpoint for line in chain}
@@ -85,7 +87,7 @@ def _read(path: Path) -> _File:
 
 
 def _check_names(line: LineageEntry) -> None:
-    """Raise ValueError for sessions that are no numbers and digests that are none, or of nobody."""
+    """Raise ValueError for sessions that are not numbers, and digests that are malformed or of no session."""
     for session in (*line.sessions, *(name for of in line.left_out.values() for name in of)):
         int(session)
     for session, digests in line.digests.items():
@@ -123,7 +125,7 @@ def _chain(file: _File, head: str) -> list[LineageEntry]:
 
 
 def _before(file: _File, missing: str, chain: list[LineageEntry]) -> LineageEntry | None:
-    """The newest line that may have come before a missing one."""
+    """Return the newest line that may have come before a missing one."""
     first = chain[-1].first if chain else None
     older = [
         name for name, line in file.lines.items() if name < missing and (first is None or line.last < first)
@@ -132,7 +134,7 @@ def _before(file: _File, missing: str, chain: list[LineageEntry]) -> LineageEntr
 
 
 def _check(chain: list[LineageEntry]) -> Iterator[Problem]:
-    """Each line by itself and against its parent."""
+    """Check each line by itself and against its parent."""
     before = LineageEntry(checkpoint="", parent="", first=0, last=0, trained=0, env_steps=0, exceptions={})
     for line in chain:
         yield from _check_follows(before, line)
@@ -146,7 +148,8 @@ def _check_follows(before: LineageEntry, line: LineageEntry) -> Iterator[Problem
     if line.first != before.last + 1:
         yield Problem(
             kind=Kind.UNACCOUNTED,
-            what=f"checkpoint {line.checkpoint} begins at entry {line.first}, its parent ends at {before.last}",
+            what=f"checkpoint {line.checkpoint} begins at entry {line.first}, "
+            f"its parent ends at {before.last}",
         )
     if line.checkpoint <= before.checkpoint or line.version < before.version:
         yield Problem(
@@ -172,7 +175,8 @@ def _check_adds_up(before: LineageEntry, line: LineageEntry) -> Iterator[Problem
     if named != entries - dropped:
         yield Problem(
             kind=Kind.UNACCOUNTED,
-            what=f"checkpoint {line.checkpoint}: {entries - dropped} entries trained, {named} fragments named",
+            what=f"checkpoint {line.checkpoint}: {entries - dropped} entries trained, "
+            f"{named} fragments named",
         )
     for reason, of in line.exceptions.items():
         left_out = sum(ranges.count(these) for these in line.left_out.get(reason, {}).values())

@@ -8,7 +8,7 @@ Ranges = list[Range]
 
 
 def merge(ranges: Iterable[Sequence[int]]) -> Ranges:
-    """The numbers in any of `ranges`."""
+    """Return the numbers in any of `ranges`."""
     merged: Ranges = []
     for first, last in sorted((first, last) for first, last in ranges):
         if merged and first <= merged[-1][1] + 1:
@@ -19,12 +19,12 @@ def merge(ranges: Iterable[Sequence[int]]) -> Ranges:
 
 
 def of_numbers(numbers: Iterable[int]) -> Ranges:
-    """The numbers as ranges."""
+    """Return the numbers as ranges."""
     return merge((number, number) for number in numbers)
 
 
 def overlaps(ranges: Iterable[Sequence[int]]) -> Ranges:
-    """The numbers that are in more than one of `ranges`."""
+    """Return the numbers that are in more than one of `ranges`."""
     found: Ranges = []
     reached = 0
     for first, last in sorted((first, last) for first, last in ranges):
@@ -35,7 +35,7 @@ def overlaps(ranges: Iterable[Sequence[int]]) -> Ranges:
 
 
 def subtract(ranges: Ranges, other: Ranges) -> Ranges:
-    """The numbers in `ranges` that are not in `other`."""
+    """Return the numbers in `ranges` that are not in `other`."""
     left: Ranges = []
     at = 0
     for first, last in ranges:
@@ -54,16 +54,16 @@ def subtract(ranges: Ranges, other: Ranges) -> Ranges:
 
 
 def intersect(ranges: Ranges, other: Ranges) -> Ranges:
-    """The numbers in both."""
+    """Return the numbers in both."""
     return subtract(ranges, subtract(ranges, other))
 
 
 def count(ranges: Iterable[Sequence[int]]) -> int:
-    """How many numbers there are."""
+    """Return how many numbers there are."""
     return sum(last - first + 1 for first, last in ranges)
 
 
 def numbers(ranges: Iterable[Sequence[int]]) -> Iterator[int]:
-    """Every number, in order."""
+    """Yield every number, in order."""
     for first, last in ranges:
         yield from range(first, last + 1)

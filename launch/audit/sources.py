@@ -1,7 +1,8 @@
-"""Where the records of a run lie, and a private server for the log of a run that has ended.
+"""Find the records of a run, and start a private server for the log of a run that has ended.
 
-Redis is asked where it runs: the URL given, the run's own configuration, or the embedded server of a live
-run. The embedded server of an ended run is started again on a copy of its files; the originals are only read.
+A live Redis is read where it runs: at the URL given, by the run's own configuration, or the embedded server
+of a live run. The embedded server of an ended run is started again on a copy of its files; the originals are
+only read.
 """
 
 import fcntl
@@ -33,7 +34,7 @@ _APPEND_ONLY: Final = ("appendonly.aof", "appendonlydir")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Where a run's records are to be looked for. url: of Redis, "" for the run's own."""
+    """The places of a run's records. url: of Redis, "" for the run's own."""
 
     folder: Path
     settings: Settings
@@ -42,12 +43,12 @@ class Where:
 
     @property
     def lineage(self) -> Path:
-        """The learner's record."""
+        """Return the path of the learner's record."""
         return self.folder / LINEAGE_FILE
 
 
 def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignments: tuple[str, ...]) -> Where:
-    """Places given by the user; else the run's folder `journals`, else where the configuration put them.
+    """Return the places given by the user; else the run's folder `journals`, else those of the configuration.
 
     Raises ConfigurationError for a folder without a run.
     """
@@ -69,7 +70,10 @@ def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignment
 
 
 def newest_checkpoint(folder: Path) -> str:
-    """Id of the newest one on disk, "" without one: committed or not, nobody but Redis knows."""
+    """Return the id of the newest checkpoint on disk, "" without one.
+
+    Only Redis knows whether it was committed.
+    """
     checkpoints = folder / "checkpoints"
     manifests = checkpoints.glob("*/manifest.json") if checkpoints.is_dir() else ()
     names = (path.parent.name for path in manifests)
@@ -80,7 +84,7 @@ def newest_checkpoint(folder: Path) -> str:
 
 
 def held_log(where: Where) -> tuple[HeldLog | None, str]:
-    """What Redis holds, None for nothing, and which Redis that is.
+    """Return what Redis holds, None for nothing, and which Redis that is.
 
     Raises Fatal for a Redis that should answer and does not, ConfigurationError for that of another run.
     """
@@ -116,7 +120,7 @@ def _said(log: HeldLog | None, text: str, *, is_copy: bool = False) -> tuple[Hel
 
 
 def _live_address(run_dir: Path) -> str | None:
-    """URL of the embedded server when it answers."""
+    """Return the URL of the embedded server when it answers."""
     try:
         content = json.loads((run_dir / "endpoints.json").read_text())
         address = str(content["redis"]["address"])
@@ -128,7 +132,7 @@ def _live_address(run_dir: Path) -> str | None:
 
 @contextmanager
 def _copied_server(folder: Path) -> Iterator[str | None]:
-    """URL of a server on a copy of the append-only file in `folder`; None when there is none."""
+    """Yield the URL of a server on a copy of the append-only file in `folder`; None when there is none."""
     if not any((folder / name).exists() for name in _APPEND_ONLY):
         yield None
         return
@@ -146,7 +150,7 @@ def _copied_server(folder: Path) -> Iterator[str | None]:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Nobody writes in the folder meanwhile; raises Fatal when a server does."""
+    """Lock the folder against writers inside the block; raises Fatal when a server has it."""
     lock = folder / _LOCK_FILE
     if not lock.exists():
         yield
@@ -163,7 +167,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _server(folder: Path) -> Iterator[str]:
-    """A server on the files in `folder`, for us alone."""
+    """Yield the URL of a private server on the files in `folder`."""
     socket = folder / "audit.sock"
     options = ("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700", "--dir", str(folder))
     durability = ("--save", "", "--appendonly", "yes", "--appendfsync", "no", "--maxmemory", "0")

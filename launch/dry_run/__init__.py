@@ -1,10 +1,12 @@
-"""`penstock train CONFIG --dry-run`: what a run will take, from short runs of the very same processes.
+"""`penstock train CONFIG --dry-run`.
 
-command      the order of things: rehearse the preparation, calibrate twice, predict, refuse, print, store
-calibration  one short run in a folder that is thrown away, and what is measured of it
+Predict what a run will take, from short runs of the very same processes.
+
+command      the order of steps: rehearse the preparation, calibrate twice, predict, refuse, print, store
+calibration  one short run in a folder that is thrown away, and its measurements
 pace         seconds per step from the lines of a run: pure
 prediction   time, memory and disk of the whole run from calibrations: pure
-limits       what this machine has, and what does not fit: pure but for the looking
+limits       the resources of this machine, and which prediction exceeds them: pure but for reading them
 stored       where a prediction waits for its run, and how the two compare
-report       all of it for people
+report       the results for people
 """

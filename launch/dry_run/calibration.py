@@ -1,8 +1,9 @@
 """A calibration: the run itself, ended after a few updates, in a folder that is thrown away.
 
-Same processes, same configuration but for what reaches outside or ends it early: no trackers, no traces, one
-evaluation and one checkpoint at the end, which are measured apart. `measure` then reads what any run leaves:
-`metrics.jsonl`, `learner.json`, the accounts of the processes, the folder.
+The processes and the configuration are the run's, except for what reaches outside or ends it early: no
+trackers, no traces, one evaluation and one checkpoint at the end, which are measured apart. `measure` then
+reads the files that any run leaves: `metrics.jsonl`, `learner.json`, the accounts of the processes, the
+folder.
 """
 
 import json
@@ -35,10 +36,10 @@ _NEVER_S: Final = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was measured of one. Sizes in bytes; disk: by what lies in the run's folder.
+    """Measurements of one calibration. Sizes in bytes; disk: by entries of the run's folder.
 
     startup_seconds: until the first experience. training_seconds: from there to the learner's last line, with
-    evaluation and checkpoint. ending_seconds: from there until all processes were gone. pace: None where it
+    evaluation and checkpoint. ending_seconds: from there until all processes had ended. pace: None where it
     was too short.
     """
 
@@ -56,7 +57,7 @@ class Calibration:
 
     @property
     def all_memory(self) -> Memory:
-        """Of all processes."""
+        """Return the memory of all processes together."""
         return together(self.memory.values())
 
 
@@ -68,7 +69,10 @@ class _Course:
 
 
 def shortened(plan: Plan, run_dir: Path, steps: int) -> Plan:
-    """The same run, ended after so many steps, in another folder, which reaches nobody else."""
+    """Return the plan of the same run, ended after so many steps, in another folder.
+
+    It has no effect outside of that folder.
+    """
     settings = plan.settings
     learner = {
         "total_steps": steps,
@@ -89,7 +93,10 @@ def shortened(plan: Plan, run_dir: Path, steps: int) -> Plan:
 
 
 def calibrate(plan: Plan, lifecycle: Lifecycle, view: View) -> Calibration:
-    """Run it to its end and measure it; raises Interrupted, and Fatal or ConfigurationError when it fails."""
+    """Run the plan to its end and measure it.
+
+    Raises Interrupted, and Fatal or ConfigurationError when it fails.
+    """
     prepare_folder(plan)
     sockets = private_folder()
     redis = RedisFacts(version="", durability=plan.settings.broker.durability)
@@ -117,9 +124,9 @@ def calibrate(plan: Plan, lifecycle: Lifecycle, view: View) -> Calibration:
 
 
 def with_artefacts(plan: Plan, calibration: Calibration) -> Calibration:
-    """With what the workload leaves at the end.
+    """Add the files that the workload leaves at the end.
 
-    Behind the last calibration: what it loads is in no run's memory.
+    This happens after the last calibration: the memory it takes is in no run.
     """
     path = find(plan.settings.workload).artefacts
     if not path:
@@ -130,7 +137,7 @@ def with_artefacts(plan: Plan, calibration: Calibration) -> Calibration:
 
 
 def measure(run_dir: Path, course: _Course) -> Calibration:
-    """What a run that has ended tells of itself."""
+    """Return the measurements of a run that has ended."""
     rows = read_rows(run_dir / "metrics.jsonl")
     last = rows[-1]
     first_s = last["time"] - last["training_seconds"]
@@ -157,11 +164,11 @@ def measure(run_dir: Path, course: _Course) -> Calibration:
 
 
 def _last_start(endpoints: Path) -> float:
-    """When the last process said where it can be reached, as `time`."""
+    """Return when the last process announced its endpoint, as `time`."""
     return max((file.stat().st_mtime for file in endpoints.glob("*.json")), default=0.0)
 
 
 def _returns(checkpoints: Path) -> list[float]:
-    """Of the last training episodes, which the newest checkpoint holds."""
+    """Return the returns of the last training episodes, which the newest checkpoint holds."""
     states = sorted(checkpoints.glob("*/state.json"))
     return list(json.loads(states[-1].read_text())["episodes"].get("returns", ())) if states else []

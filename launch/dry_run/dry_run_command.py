@@ -1,7 +1,7 @@
-"""`penstock train CONFIG --dry-run`: what the run will take, before it is begun.
+"""`penstock train CONFIG --dry-run`: predict what the run will take, before it is begun.
 
-    rehearse the preparation → calibrate until the pace is known → predict → print → store → refuse what will
-    not fit
+    rehearse the preparation → calibrate until the pace is known → predict → print → store → refuse what
+    will not fit
 
 Everything is made in one folder beside the run's, which is removed however this ends. Exit 0 where it fits, 1
 where it does not or a calibration failed, 130 when it was interrupted.
@@ -37,9 +37,9 @@ from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 
 MEASURED_S: Final = 20.0
-"""How long the pace should be measured."""
+"""Seconds for which the pace should be measured."""
 ENOUGH_S: Final = 10.0
-"""How long is enough; slow updates reach it with a few."""
+"""Seconds that suffice; slow updates reach them with a few."""
 ENOUGH_UPDATES: Final = 2
 FIRST_UPDATES: Final = 5
 SECOND_UPDATES: Final = 8
@@ -51,7 +51,7 @@ _FOLDER_PREFIX: Final = ".penstock-dry-run-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
-    """plan: with everything named that was made.
+    """The result of the rehearsal. plan: with every file named that was made.
 
     seconds: of the whole preparation of the run. size: bytes on disk.
     """
@@ -63,7 +63,10 @@ class _Prepared:
 
 
 def check(plan: Plan, *, recording: bool, ui: bool) -> None:
-    """Raise ConfigurationError for what a dry run cannot tell anything of."""
+    """Raise ConfigurationError for runs that a dry run cannot predict.
+
+    recording, ui: whether the user asked for a recording or the page.
+    """
     if plan.resume:
         raise ConfigurationError(
             "--dry-run --resume: a run that has begun says itself what it takes, see its summary.json; "
@@ -90,7 +93,13 @@ def check(plan: Plan, *, recording: bool, ui: bool) -> None:
 
 
 def main(plan: Plan, *, named: bool, as_json: bool) -> int:
-    """Returns the exit code. named: the user said which folder the run shall have."""
+    """Predict the run and print the result; returns the exit code.
+
+    Args:
+        plan: of the run.
+        named: whether the user said which folder the run shall have.
+        as_json: print JSON instead of lines.
+    """
     lifecycle = Lifecycle("launcher")
     lifecycle.install()
     file = stored.place_of(plan, named=named)
@@ -113,7 +122,7 @@ def main(plan: Plan, *, named: bool, as_json: bool) -> int:
 
 @contextmanager
 def _scratch(run_dir: Path) -> Iterator[Path]:
-    """A folder in the file system of the run's, whose speed is part of what is measured."""
+    """Yield a folder in the file system of the run's, whose speed is part of the measurement."""
     place = next(folder for folder in run_dir.parents if folder.is_dir())
     folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=place))
     try:
@@ -153,7 +162,10 @@ def _dry_run(plan: Plan, folder: Path, lifecycle: Lifecycle, *, as_json: bool) -
 
 
 def _rehearse(plan: Plan, folder: Path, lifecycle: Lifecycle, *, as_json: bool) -> _Prepared:
-    """What the run's workload makes first, in short; without a rehearsal of its own, as it is."""
+    """Rehearse the preparation of the run's workload in short.
+
+    Without a rehearsal of its own, do all of it.
+    """
     workload, began_s = find(plan.settings.workload), time.monotonic()
     folder.mkdir()
     rehearsal = Rehearsal(settings=plan.settings)
@@ -177,7 +189,7 @@ def _rehearse(plan: Plan, folder: Path, lifecycle: Lifecycle, *, as_json: bool) 
 
 
 def _calibrate(plan: Plan, folder: Path, lifecycle: Lifecycle, *, as_json: bool) -> list[Calibration]:
-    """A short one that finds the pace roughly, and another that is long enough to measure it."""
+    """Run a short calibration that finds the pace roughly, and another that is long enough to measure it."""
     stream = sys.stderr if as_json else sys.stdout
     total_steps = plan.settings.learner.total_steps or 0
     steps = min(first_steps(plan), total_steps)
@@ -201,16 +213,16 @@ def _check_pace(last: Calibration, total_steps: int) -> None:
 
 
 def first_steps(plan: Plan) -> int:
-    """A few updates of any algorithm."""
+    """Return the environment steps of a few updates of any algorithm."""
     algorithm = plan.settings.algorithm
     steps = algorithm.steps_before_updates + FIRST_UPDATES * algorithm.update_steps
     return max(steps, _LEAST_STEPS if not algorithm.update_steps else 0)
 
 
 def is_enough(found: Sequence[Calibration]) -> bool:
-    """Whether the pace of the last can be relied on.
+    """Return whether the pace of the last calibration can be relied on.
 
-    Of a single one nobody knows what grows with the steps.
+    A single one does not tell what grows with the steps.
     """
     pace = found[-1].pace
     if len(found) < LEAST_CALIBRATIONS or pace is None or not pace.settled:
@@ -219,7 +231,7 @@ def is_enough(found: Sequence[Calibration]) -> bool:
 
 
 def next_steps(one: Calibration) -> int:
-    """So many that the pace is measured for MEASURED_S, by what is known of it."""
+    """Return as many steps as take MEASURED_S at the pace known so far."""
     pace = one.pace
     if pace is None:
         return 4 * one.steps

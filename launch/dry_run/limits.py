@@ -1,4 +1,4 @@
-"""What this machine has for a run, and which prediction does not fit."""
+"""The resources of this machine for a run, and the predictions that exceed them."""
 
 import shutil
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from launch.run.memory import Room, available, device_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Room for it, before anything of it was started. device: None without a GPU."""
+    """Resources that were free before the run started. device: None without a GPU."""
 
     memory: Room
     disk: Room
@@ -21,9 +21,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """refused: why it will not fit, likely as things are.
+    """The comparison of a prediction with the limits.
 
-    doubtful: why it may not, should things come out high.
+    refused: why it is likely not to fit. doubtful: why it may not fit if it takes the upper estimate.
     """
 
     refused: tuple[str, ...]
@@ -31,7 +31,7 @@ class Verdict:
 
 
 def look(run_dir: Path) -> Limits:
-    """What there is now, for a run in that folder."""
+    """Return the current limits, for a run in that folder."""
     place = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
     devices = device_memory()
     return Limits(
@@ -42,7 +42,7 @@ def look(run_dir: Path) -> Limits:
 
 
 def judge(prediction: Prediction, limits: Limits) -> Verdict:
-    """Each figure beside its limit."""
+    """Compare each figure with its limit."""
     figures = [
         (
             "memory",

@@ -1,11 +1,12 @@
 """The pace of a run from the lines of its `metrics.jsonl`.
 
-    first experience ─ warm-up ─┬─ block ─┬─ block ─┬─ … ─┬─ last line of learning ─ evaluation, checkpoint ─ last line
+    first experience ─ warm-up ─┬─ block ─┬─ block ─┬─ … ─┬─ last line of learning ─ evaluation,
+                                                                                     checkpoint ─ last line
 
-The warm-up is what lies before the second update is done, compilation, caches, first allocations, and before
-the last process of the run has started: until then it takes its share of the processors. The rest is cut into
-blocks of equal steps: their spread is that of the pace. Time spent on checkpoints is taken out and told
-apart.
+The warm-up lasts until the second update is done, which contains compilation, caches and first allocations,
+and until the last process of the run has started, which takes its share of the processors. The rest is cut
+into blocks of equal steps: their spread is that of the pace. Time spent on checkpoints is subtracted and
+reported separately.
 """
 
 from collections.abc import Sequence
@@ -21,12 +22,12 @@ _LEAST_POINTS: Final = 2
 
 
 class TooShort(ValueError):
-    """A calibration in which not enough was learned to tell a pace."""
+    """Reports a calibration with too few updates to tell a pace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a run was: training seconds without those of checkpoints, steps, updates."""
+    """The state of a run at one line: training seconds without those of checkpoints, steps, updates."""
 
     seconds: float
     steps: int
@@ -35,9 +36,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """warmup_seconds were spent until warmup_steps.
-
-    After that a step takes seconds_per_step, of measured_seconds.
+    """The pace of a run: warmup_seconds until warmup_steps, then seconds_per_step, over measured_seconds.
 
     settled_seconds: of training when the last process had started. settled: whether the pace is that of the
     time behind it. evaluation_seconds: of the one at the end. checkpoint_seconds: of one checkpoint.
@@ -61,14 +60,14 @@ class Pace:
 
     @property
     def steps_per_update(self) -> float:
-        """Over the whole calibration."""
+        """Return the steps of an update over the whole calibration."""
         return self.steps / max(self.updates, 1)
 
 
 def pace_of(rows: Sequence[dict[str, Any]], started_s: float) -> Pace:
-    """Of a run that was trained to its last step; started_s: when its last process had, as `time`.
+    """Return the pace of a run that was trained to its last step.
 
-    Raises TooShort.
+    Raises TooShort. rows: lines of `metrics.jsonl`. started_s: when its last process had started, as `time`.
     """
     *_, last = rows or [{}]
     learning = _points(rows)
@@ -110,12 +109,12 @@ def _points(rows: Sequence[dict[str, Any]]) -> list[Point]:
 
 
 def _growing(points: Sequence[Point]) -> list[Point]:
-    """Those at which steps have been added since the one before."""
+    """Return the points at which steps have been added since the one before."""
     return [*points[:1]] + [later for earlier, later in pairwise(points) if later.steps > earlier.steps]
 
 
 def _blocks(points: Sequence[Point]) -> list[float]:
-    """Seconds per step of up to BLOCKS stretches of about as many steps."""
+    """Return seconds per step of up to BLOCKS stretches of about as many steps."""
     whole = points[-1].steps - points[0].steps
     cuts = [points[0]]
     for point in points[1:]:

@@ -1,12 +1,12 @@
 """Time, memory and disk of a whole run, from calibrations of it. No clock, no file: numbers in, numbers out.
 
     time     preparation + start + warm-up + steps · seconds per step + evaluations + checkpoints + end
-    memory   peaks of the processes, and what experience that is kept adds to them
-    disk     what lay in the folder, and what grew with the steps
+    memory   peaks of the processes, and the experience that is kept
+    disk     the files that lay in the folder, and those that grew with the steps
 
 Each is for all of `learner.total_steps`: a run that reaches its target, or loses its patience, ends sooner.
-low and high are the lowest and highest that was measured, with `estimate.MARGIN` beyond; what could be both
-nothing and everything, such as an evaluation beside the training, is likely half of it.
+low and high are the lowest and highest that was measured, with `estimate.MARGIN` beyond; a part that may take
+nothing or all, such as an evaluation beside the training, is estimated as half.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from launch.dry_run.pace import Pace
 from penstock.config.estimate import Range, total
 
 AOF_REWRITE_BYTES: Final = 64 * 1024 * 1024
-"""Redis writes its append-only file anew once it is this large and has doubled."""
+"""Redis rewrites its append-only file once it is this large and has doubled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What of the configuration decides.
+    """The parts of the configuration that determine a prediction.
 
     longest_episode: None: not known. remembered_steps: kept to learn from again.
     """
@@ -40,11 +40,12 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """time: seconds of each part, in order.
+    """The prediction for one run.
 
+    time: seconds of each part, in order.
     memory: bytes of all processes together; roles: likely, of each kind.
-
-    device_memory: bytes on GPUs, None without one. disk: bytes of each thing in the run's folder.
+    device_memory: bytes on GPUs, None without one.
+    disk: bytes of each entry of the run's folder.
     """
 
     time: Mapping[str, Range]
@@ -56,12 +57,12 @@ class Prediction:
 
     @property
     def seconds(self) -> Range:
-        """From the start of the command to the end of the last process."""
+        """Return the seconds from the start of the command to the end of the last process."""
         return total(self.time.values())
 
     @property
     def disk_bytes(self) -> Range:
-        """Of the run's folder at its end."""
+        """Return the bytes of the run's folder at its end."""
         return total(self.disk.values())
 
 
@@ -72,11 +73,14 @@ def predict(
     prepared_bytes: int,
     device_memory: int | None,
 ) -> Prediction:
-    """calibrations: at least one, the longest last; preparation: seconds.
+    """Return the prediction.
 
-    Prepared_bytes: what that leaves on disk.
-
-    device_memory: most bytes on GPUs that were seen.
+    Args:
+        facts: of the configuration.
+        calibrations: at least one, the longest last.
+        preparation: seconds.
+        prepared_bytes: bytes that the preparation leaves on disk.
+        device_memory: most bytes on GPUs that were seen; None without one.
     """
     last = calibrations[-1]
     per_step = _seconds_per_step(calibrations)
@@ -107,9 +111,9 @@ def predict(
 
 
 def _seconds_per_step(calibrations: Sequence[Calibration]) -> Range:
-    """As the last one found it, with the spread of all whose processes had started.
+    """Return the pace of the last calibration, with the spread of all whose processes had started.
 
-    A machine is busier now and then.
+    A machine is busier at some times than at others.
     """
     last = calibrations[-1]
     if last.pace is None:
@@ -123,7 +127,7 @@ def _seconds_per_step(calibrations: Sequence[Calibration]) -> Range:
 
 
 def _learning(facts: Facts, last: Calibration, per_step: Range) -> tuple[Range, Range]:
-    """Of the updates, and of the checkpoints between them and behind the last."""
+    """Return the seconds of the updates, and of the checkpoints between them and behind the last."""
     if last.pace is None:
         # All of the run was its calibration.
         return Range.of([last.training_seconds]), Range.exactly(0.0)
@@ -134,7 +138,7 @@ def _learning(facts: Facts, last: Calibration, per_step: Range) -> tuple[Range, 
 
 
 def _checkpoints(facts: Facts, pace: Pace, seconds: float) -> int:
-    """How many the clock makes; with an interval of 0 each update makes one."""
+    """Return the number of checkpoints in that time; with an interval of 0 each update makes one."""
     updates = int(facts.total_steps / pace.steps_per_update)
     return (
         min(updates, int(seconds / facts.checkpoint_interval_s)) if facts.checkpoint_interval_s else updates
@@ -142,7 +146,10 @@ def _checkpoints(facts: Facts, pace: Pace, seconds: float) -> int:
 
 
 def _evaluation(facts: Facts, calibrations: Sequence[Calibration]) -> Range:
-    """As measured, up to where every episode is as long as it can become while a policy learns."""
+    """Return the measured seconds as the low estimate.
+
+    The high one assumes that every episode becomes as long as it can.
+    """
     if calibrations[-1].pace is None:
         return Range.exactly(0.0)
     paces = [one.pace for one in calibrations if one.pace is not None]
@@ -165,9 +172,9 @@ def _memory(facts: Facts, calibrations: Sequence[Calibration]) -> Range:
 
 
 def _log_growth(facts: Facts, last: Calibration, pace: Pace) -> float:
-    """Experience stays in Redis for two checkpoints, or as long as it is remembered.
+    """Return the bytes by which the log grows beyond the calibration's.
 
-    The calibration had some of it.
+    Experience stays in Redis for two checkpoints, or as long as it is remembered.
     """
     between = 2 * facts.checkpoint_interval_s / max(pace.seconds_per_step.likely, 1e-9)
     kept = min(facts.total_steps, max(between, facts.remembered_steps))
@@ -175,7 +182,10 @@ def _log_growth(facts: Facts, last: Calibration, pace: Pace) -> float:
 
 
 def _remembered_growth(facts: Facts, calibrations: Sequence[Calibration]) -> float:
-    """What is remembered lies in the learner as well; how much a step takes there two calibrations tell."""
+    """Return the bytes by which the learner's memory of steps grows.
+
+    Two calibrations tell what a step takes.
+    """
     first, last = calibrations[0], calibrations[-1]
     if not facts.remembered_steps or last.steps <= first.steps:
         return 0.0
@@ -204,7 +214,10 @@ def _disk(facts: Facts, calibrations: Sequence[Calibration], evaluations: int) -
 
 
 def _append_only_file(facts: Facts, last: Calibration, grown: Range) -> Range:
-    """It grows until Redis writes it anew, which leaves what Redis holds, and while it does so there are both."""
+    """Return the bytes of the append-only file.
+
+    It grows until Redis rewrites it, which leaves what Redis holds; during the rewrite both files exist.
+    """
     held = (last.pace.log_bytes_per_step if last.pace else 0.0) * max(last.steps, facts.remembered_steps)
     held += 2 * last.version_bytes
     most = max(AOF_REWRITE_BYTES, 2 * held)
@@ -214,7 +227,7 @@ def _append_only_file(facts: Facts, last: Calibration, grown: Range) -> Range:
 
 
 def _grown(facts: Facts, calibrations: Sequence[Calibration], name: str) -> float:
-    """Bytes at the end, where what grew between the calibrations goes on growing as it did."""
+    """Return the bytes at the end, where growth between the calibrations continues at its rate."""
     first, last = calibrations[0], calibrations[-1]
     if last.steps <= first.steps:
         return last.disk[name]

@@ -18,9 +18,9 @@ from penstock.config.estimate import Range, Scores
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """All that a dry run found.
+    """The results of a dry run.
 
-    scores: of what the preparation was made from, and of the last calibration.
+    scores: of the starting point that the preparation made, and of the last calibration.
     """
 
     plan: Plan
@@ -32,7 +32,7 @@ class DryRun:
 
 
 def to_json(found: DryRun) -> dict[str, Any]:
-    """What is stored and printed with --json. Seconds and bytes."""
+    """Return the object that is stored, and printed with --json. Seconds and bytes."""
     prediction, limits, settings = found.prediction, found.limits, found.plan.settings
     return {
         "made": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -86,7 +86,7 @@ def _calibration(one: Calibration) -> dict[str, Any]:
 
 
 def essentials(plan: Plan) -> dict[str, Any]:
-    """What of the configuration decides most of what a run takes."""
+    """Return the settings that determine most of what a run takes."""
     settings = plan.settings
     return {
         "algorithm": settings.algorithm.name,
@@ -107,7 +107,7 @@ def essentials(plan: Plan) -> dict[str, Any]:
 
 
 def lines(found: DryRun, file: Path) -> list[str]:
-    """For people. file: where it was stored."""
+    """Return lines for people. file: where the prediction was stored."""
     prediction, settings, limits = found.prediction, found.plan.settings, found.limits
     device = prediction.device_memory
     text = [
@@ -147,7 +147,7 @@ def _scores(scores: Scores) -> str:
 
 
 def _wrapped(title: str, words: Sequence[str], width: int = 110) -> list[str]:
-    """Words behind a title, over as many lines as they need."""
+    """Return words behind a title, over as many lines as they need."""
     rows: list[str] = [""]
     for word in words:
         joined = f"{rows[-1]}, {word}" if rows[-1] else word

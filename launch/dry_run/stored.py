@@ -18,20 +18,20 @@ from penstock.config.settings import ConfigurationError, Settings
 FILE: Final = "dry-run.json"
 SHELF: Final = "dry-runs"
 _ELSEWHERE: Final = {"run", "security", "metrics", "logs"}
-"""What names a run or says where it lies; it changes nothing of what the run takes."""
+"""Settings that name a run or its place; they do not change what the run takes."""
 _FIGURES: Final = {
     "time": ("seconds", "wall_seconds"),
     "memory": ("memory_bytes", "peak_memory_bytes"),
     "device_memory": ("device_memory_bytes", "device_memory_bytes"),
     "disk": ("disk_bytes", "disk_bytes"),
 }
-"""What is compared: key of the prediction, key of the summary."""
+"""The figures that are compared: key of the prediction, key of the summary."""
 _OF_ALL_STEPS: Final = ("time", "disk")
 ALL_STEPS: Final = "steps"
 
 
 def fingerprint(settings: Settings) -> str:
-    """Of what a run does."""
+    """Return a digest of the settings that determine what a run does."""
     told = settings.model_dump(mode="json", exclude=_ELSEWHERE)
     told["tracing"]["folder"] = None
     told["actor"]["ack_journal"] = settings.actor.ack_journal is not None
@@ -40,7 +40,7 @@ def fingerprint(settings: Settings) -> str:
 
 
 def place_of(plan: Plan, *, named: bool) -> Path:
-    """Where a prediction is kept. named: the user said which folder the run shall have."""
+    """Return the path of a prediction. named: the user said which folder the run shall have."""
     if named:
         return plan.run_dir / FILE
     return _shelved(plan)
@@ -51,7 +51,7 @@ def _shelved(plan: Plan) -> Path:
 
 
 def write(file: Path, prediction: dict[str, Any]) -> None:
-    """In one step."""
+    """Write the file in one step, so that readers see the whole of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(".tmp")
     temporary.write_text(json.dumps(prediction, indent=2) + "\n")
@@ -59,11 +59,10 @@ def write(file: Path, prediction: dict[str, Any]) -> None:
 
 
 def find(plan: Plan) -> dict[str, Any] | None:
-    """The prediction for this run, which then lies in its folder.
+    """Return the prediction for this run and move it into the run's folder.
 
-    None where there is none of this configuration.
-
-    Raises ConfigurationError for a file that holds something else.
+    Returns None where there is none of this configuration. Raises ConfigurationError for a file that holds
+    something else.
     """
     for file in (plan.run_dir / FILE, _shelved(plan)):
         if not file.is_file():
@@ -84,13 +83,15 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def compare(prediction: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
-    """Each figure as predicted and as it came.
+    """Return each figure as predicted and as measured.
 
-    Error: how much higher the prediction was, as a share of what came.
+    error: by how much the prediction was higher, as a share of the measurement.
 
     A run that ended before all its steps were done is compared by the seconds that a step took: its time and
-    its folder are not those that were predicted. Nothing is said of the time of a process that was not there
-    from the start.
+    its folder are not those that were predicted. The time of a process that was not there from the start is
+    left out.
+
+    prediction, summary: JSON objects of `dry-run.json` and `summary.json`.
     """
     early = summary["ending"] != ALL_STEPS
     found: dict[str, Any] = {
@@ -105,7 +106,10 @@ def compare(prediction: dict[str, Any], summary: dict[str, Any]) -> dict[str, An
 
 
 def _per_step(prediction: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any] | None:
-    """Seconds of learning for each of the steps that were done, of which the warm-up is a larger part than of all."""
+    """Return seconds of learning per step that was done.
+
+    The warm-up is a larger part of them than of all steps.
+    """
     steps, rate = summary["env_steps"], summary["env_steps_per_second"]
     if not steps or not rate:
         return None

@@ -1,1 +1,4 @@
-"""What a run is doing, measured from outside: for the terminal and the browser alike. Reads, never steers."""
+"""The state of a run, measured from outside, for the terminal and the browser alike.
+
+Reads and never steers.
+"""

@@ -1,8 +1,8 @@
-"""Which stage of a run sets its pace: one pure judgement of measured figures.
+"""The stage of a run that limits its pace: one pure judgement of measured figures.
 
-Whoever waits points at the one waited for: a learner that waits for experience at the actors, actors that
-wait for leave at the learner, actors that wait for acknowledgements at the broker. A stage that does not move
-at all goes before all shares, since nobody measures a share of something that stands still.
+A stage that waits points at the one it waits for: a learner that waits for experience at the actors, actors
+that wait for credit at the learner, actors that wait for acknowledgements at the broker. A stage that makes
+no progress at all comes before all shares, since its share of time cannot be measured.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from enum import StrEnum
 from typing import Final
 
 WAITS: Final = 0.2
-"""A smaller share of waiting is no bottleneck."""
+"""Share of waiting below which there is no bottleneck."""
 _CLEARLY: Final = 2.0
-"""Of two that wait for one another, the one that waits this much longer is the one kept waiting."""
+"""Of two stages that wait for one another, the one that waits this much longer is the one kept waiting."""
 
 
 class Bound(StrEnum):
-    """What sets the pace."""
+    """The stage that limits the pace."""
 
     ACTOR = "actor-bound"
     LEARNER = "learner-bound"
@@ -29,7 +29,7 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What was measured over a window. Shares are of time, 0 to 1; None: not measured.
+    """Measurements over a window. Shares are of time, 0 to 1; None: not measured.
 
     halted: why nothing is to be expected ("paused", "starting"), "" while the run should go on. Problems name
     the process that does not answer, is red or is gone. starved: actors that may not begin another fragment.
@@ -51,9 +51,9 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The stage, and the figures behind it.
+    """The limiting stage, and the figures behind it.
 
-    stands_still: it does not move at all, and somebody should look.
+    stands_still: it makes no progress at all and needs attention.
     """
 
     bound: Bound
@@ -62,19 +62,19 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         return f"{self.bound.value}: {self.reason}"
 
 
 def judge(figures: Figures) -> Verdict:
-    """Name the bottleneck."""
+    """Return the bottleneck."""
     if figures.halted:
         return Verdict(Bound.UNKNOWN, figures.halted)
     return _of_problems(figures) or _of_standstill(figures) or _of_waiting(figures)
 
 
 def _of_problems(figures: Figures) -> Verdict | None:
-    """In the order in which a failure spreads: without its broker a healthy learner starves."""
+    """Judge in the order in which a failure spreads: without its broker a healthy learner starves."""
     problems = (
         (Bound.BROKER, figures.broker_problem),
         (Bound.LEARNER, figures.learner_problem),
@@ -87,7 +87,7 @@ def _of_problems(figures: Figures) -> Verdict | None:
 
 
 def _of_standstill(figures: Figures) -> Verdict | None:
-    """No update in the window: do the actors have leave to go on or not?"""
+    """Judge a window without an update, by whether the actors have credit."""
     if figures.updates != 0 or figures.actors == 0:
         return None
     if figures.starved == figures.actors:
@@ -122,7 +122,7 @@ def _who(learner: float, leave: float, acks: float) -> Bound:
 
 
 def _standing(figures: Figures) -> list[str]:
-    """What stands still, in words."""
+    """Return in words which stages make no progress."""
     found = []
     if figures.since_update_s is not None and figures.updates == 0:
         found.append(f"no update for {figures.since_update_s:,.0f} s")

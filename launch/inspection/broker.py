@@ -1,4 +1,4 @@
-"""The one call behind `penstock status`: ask a broker how its run is."""
+"""The one call behind `penstock status`: ask a broker for the status of its run."""
 
 import grpc
 
@@ -13,7 +13,10 @@ from penstock.wire.limits import CALL_DEADLINE_S
 def ask(
     address: str, credentials: Credentials, *, timeout_s: float = CALL_DEADLINE_S
 ) -> control_pb2.StatusReply:
-    """The broker's reply; raises Fatal when it does not answer, ConfigurationError for a bad address."""
+    """Return the broker's reply.
+
+    Raises Fatal when it does not answer, ConfigurationError for a bad address.
+    """
     try:
         with open_channel(address, credentials) as channel:
             stub = control_pb2_grpc.ControlServiceStub(channel)

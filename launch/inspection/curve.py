@@ -1,8 +1,8 @@
 """A run's `metrics.jsonl` as a curve: at most MAX_POINTS points, however long the run.
 
-Read as it grows, for a picture at the end as for a page that looks every second. When there are too many
-points every second one goes, and of what follows only as many are taken; the newest line always stands at the
-end. A resumed learner does some steps again: what it did the second time counts. A line that is still being
+Read as it grows, for a picture at the end as for a page that reads every second. When there are too many
+points every second one is removed, and of later ones only as many are taken; the newest line always stands at
+the end. A resumed learner does some steps again: the second time counts. A line that is still being
 written is read next time.
 """
 
@@ -34,14 +34,14 @@ class Point:
 
 
 class Curve:
-    """The points of one file; a missing file is an empty one."""
+    """Reads the points of one file; a missing file is an empty one."""
 
     def __init__(self, path: Path, max_points: int = MAX_POINTS) -> None:
         self._path, self._max = path, max_points
         self._begin()
 
     def poll(self) -> list[Point]:
-        """Every point so far, oldest first, steps rising."""
+        """Return every point so far, oldest first, steps rising."""
         for line in self._new_lines():
             # A crash may have torn one; the learner begins another below it.
             if line.startswith(b"{") and line.endswith(b"}"):
@@ -85,9 +85,9 @@ class Curve:
 
 
 def rates(points: Sequence[Point]) -> list[float | None]:
-    """Environment steps per second of training, each over the stretch that ends at its point.
+    """Return environment steps per second of training, each over the stretch that ends at its point.
 
-    None at the first.
+    The first is None.
     """
     found: list[float | None] = [None] * min(1, len(points))
     for before, after in itertools.pairwise(points):

@@ -1,8 +1,8 @@
-"""The way of a fragment in figures: what passed each hop between two observations, and who waited.
+"""The way of a fragment in figures: the rate at each hop between two observations, and the waits.
 
-Counters are compared only within one process, so a process that was started again counts from its second look
-on. A wait that has not ended is in no counter yet: an actor that made no step and may not begin another
-fragment has waited all the time, and so has a learner that made no update while an actor may go on.
+Counters are compared only within one process, so a process that was started again counts from its second
+observation on. A wait that has not ended is in no counter yet: an actor that made no step and may not begin
+another fragment has waited all the time, and so has a learner that made no update while an actor may go on.
 """
 
 from collections.abc import Iterable
@@ -44,12 +44,12 @@ class Flow:
     version: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Return a JSON object."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
 class Change:
-    """What counters of processes of some roles did between two observations."""
+    """The change of counters of processes of some roles between two observations."""
 
     def __init__(self, before: Observation, after: Observation, *roles: str) -> None:
         known = {(sight.name, sight.pid): sight for sight in before.of_role(*roles)}
@@ -60,7 +60,7 @@ class Change:
         ]
 
     def rate(self, name: str, **labels: str) -> float | None:
-        """Sum over the processes of the rise per second."""
+        """Return the rise per second, summed over the processes."""
         return _sum(
             rise / (now.at_s - then.at_s)
             for then, now in self.pairs
@@ -68,19 +68,19 @@ class Change:
         )
 
     def rise(self, name: str, **labels: str) -> float | None:
-        """Sum over the processes of the rise."""
+        """Return the rise, summed over the processes."""
         return _sum(
             rise for then, now in self.pairs if (rise := _rise(then, now, name, **labels)) is not None
         )
 
     def mean(self, name: str) -> float | None:
-        """Mean of what a histogram or summary saw."""
+        """Return the mean of the new values of a histogram or summary."""
         count, total = self.rise(f"{name}_count"), self.rise(f"{name}_sum")
         return total / count if count and total is not None else None
 
 
 def flow_between(before: Observation, after: Observation) -> Flow:
-    """What passed each hop."""
+    """Return the rates and times of each hop between two observations."""
     actors, brokers = Change(before, after, "actor", "server"), Change(before, after, "broker")
     learners, status = Change(before, after, "learner"), after.status
     return Flow(
@@ -109,7 +109,7 @@ def flow_between(before: Observation, after: Observation) -> Flow:
 
 
 def figures_between(before: Observation, after: Observation) -> Figures:
-    """What the judgement of the bottleneck needs; of one observation alone, only who is not well."""
+    """Return the figures for the judgement of the bottleneck; of one observation alone, only the problems."""
     names = starved(after)
     since = after.learnt.update_at if after.learnt else None
     standing = Figures(
@@ -139,13 +139,13 @@ def _measured(standing: Figures, before: Observation, after: Observation, names:
 
 
 def rollout_actors(observation: Observation) -> frozenset[str]:
-    """Ids of the actors with an open session that generate experience at their own pace."""
+    """Return the ids of the actors with an open session that generate experience at their own pace."""
     rows = observation.status.sessions if observation.status else ()
     return frozenset(row.actor_id for row in rows if row.role == _ROLLOUT)
 
 
 def starved(observation: Observation) -> frozenset[str]:
-    """Those of them that have handed over all they had leave for."""
+    """Return those of them that have used all their credit."""
     rows = observation.status.sessions if observation.status else ()
     return frozenset(
         row.actor_id for row in rows if row.role == _ROLLOUT and row.sequence >= row.begin_through
@@ -169,13 +169,16 @@ def _problem(after: Observation, *roles: str) -> str:
 
 
 def _actor_problem(after: Observation) -> str:
-    """Only when no actor is left that works: the others' share is measured."""
+    """Return a problem only when no working actor is left: the others' share is measured."""
     actors = after.of_role("actor")
     return _problem(after, "actor") if actors and all(sight.problem for sight in actors) else ""
 
 
 def _updates_written(before: Observation, after: Observation) -> int | None:
-    """By the learner's lines, where its port says nothing: the newest count less the one before."""
+    """Return the updates by the learner's lines, where its port is silent.
+
+    The newest count less the one before.
+    """
     if before.learnt is None or after.learnt is None:
         return None
     return max(0, int(after.learnt.row.get("updates", 0)) - int(before.learnt.row.get("updates", 0)))
@@ -192,7 +195,7 @@ def _learner_wait_share(learner: Change, updates: int | None, *, is_fed: bool) -
 
 
 def _wait_share(before: Observation, after: Observation, names: frozenset[str], cause: str) -> float | None:
-    """Mean over the actors of the share of the window that each waited for `cause`."""
+    """Return the mean over the actors of the share of the window that each waited for `cause`."""
     shares = []
     for then, now in Change(before, after, "actor").pairs:
         window_s, waited = now.at_s - then.at_s, _rise(then, now, "actor_wait_seconds_total", cause=cause)

@@ -1,7 +1,6 @@
-"""What can be seen of a run at one moment: its processes, what its broker says, the learner's newest lines.
+"""The visible state of a run at one moment: its processes, its broker's status, the learner's newest lines.
 
-Every source may be silent; what it would have said is then missing, and nothing here waits longer than a
-second or two.
+Every source may be silent; its part is then missing, and no source is waited for longer than a second or two.
 """
 
 import json
@@ -39,7 +38,7 @@ class Learnt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A moment.
+    """The visible state of a run at one moment.
 
     status: the broker's reply, None with `silence` when it gave none. learnt: None before the first line.
     """
@@ -52,12 +51,15 @@ class Observation:
     learnt: Learnt | None = field(default=None, repr=False)
 
     def of_role(self, *roles: str) -> tuple[Sight, ...]:
-        """The processes of some roles."""
+        """Return the processes of some roles."""
         return tuple(sight for sight in self.sights if sight.role in roles)
 
 
 def observe(run_dir: Path, ask: Ask) -> Observation:
-    """Look at a run now. ask: calls the broker's Status; raises Fatal when it does not answer."""
+    """Return the current state of a run.
+
+    ask: calls the broker's Status; raises Fatal when it does not answer.
+    """
     sights = look_at_all(run_dir)
     status, silence = _asked(ask, sights)
     return Observation(
@@ -71,7 +73,7 @@ def observe(run_dir: Path, ask: Ask) -> Observation:
 
 
 def is_going_on(run_dir: Path) -> bool:
-    """Whether any process that the run has announced still lives."""
+    """Return whether any process that the run has announced still lives."""
     alive = {name: one for name, one in read_endpoints(run_dir).items() if is_alive(one.pid)}
     if not alive:
         return False
@@ -80,7 +82,7 @@ def is_going_on(run_dir: Path) -> bool:
 
 
 def read_learnt(path: Path) -> Learnt | None:
-    """From the end of a `metrics.jsonl`; None while it is missing or empty."""
+    """Return the newest line, from the end of a `metrics.jsonl`; None while it is missing or empty."""
     rows = _last_rows(path)
     if not rows:
         return None
@@ -102,7 +104,10 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _asked(ask: Ask, sights: tuple[Sight, ...]) -> tuple[control_pb2.StatusReply | None, str]:
-    """A broker that is known to stand still is not asked: that would only take time."""
+    """Return the broker's reply.
+
+    A broker that is known to stand still is not called, which would only take time.
+    """
     brokers = [sight for sight in sights if sight.role == "broker"]
     if brokers and all(sight.problem and not sight.samples for sight in brokers):
         return None, f"{brokers[0].name} {brokers[0].problem}"

@@ -1,8 +1,8 @@
-"""One look at each process of a run: is it there, is it well, what has it counted.
+"""Examine each process of a run: whether it runs, whether it is healthy, and its counters.
 
 Asks the HTTP port that the process has announced in the run's `endpoints.json`. Port and pid of a process
-that has ended may be another's by now: an answer in another role is none, and a silent process that is
-younger than what was announced is another one.
+that has ended may belong to another one by now: an answer in another role does not count, and a silent
+process that is younger than the announcement is another one.
 """
 
 import http.client
@@ -25,7 +25,7 @@ ENDPOINTS_FILE: Final = "endpoints.json"
 _TIMEOUT_S: Final = 1.0
 _AT_ONCE: Final = 16
 _CLOCKS_S: Final = 5.0
-"""What the clocks of files and processes may differ by."""
+"""Seconds by which the clocks of files and processes may differ."""
 _STANDSTILL: Final = {
     psutil.STATUS_STOPPED: "stands still: stopped by a signal",
     psutil.STATUS_TRACING_STOP: "stands still: held by a debugger",
@@ -36,7 +36,10 @@ Sample = tuple[str, Mapping[str, str], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """A process at a moment. problem: why it is not well, "" when it is. samples: name, labels, value."""
+    """A process at one moment.
+
+    problem: why it is not healthy, "" when it is. samples: name, labels, value.
+    """
 
     name: str
     role: str
@@ -47,7 +50,7 @@ class Sight:
     samples: tuple[Sample, ...] = field(default=(), repr=False)
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Sum of the samples `penstock_NAME` with these labels; None when there is none."""
+        """Return the sum of the samples `penstock_NAME` with these labels; None when there is none."""
         found = [
             value
             for sample, has, value in self.samples
@@ -57,7 +60,7 @@ class Sight:
 
 
 def read_endpoints(run_dir: Path) -> dict[str, Endpoint]:
-    """The processes that the launcher has seen come up, by name; empty before the first."""
+    """Return the processes that the launcher has seen come up, by name; empty before the first."""
     try:
         content = json.loads((run_dir / ENDPOINTS_FILE).read_text())
     except FileNotFoundError:
@@ -66,7 +69,7 @@ def read_endpoints(run_dir: Path) -> dict[str, Endpoint]:
 
 
 def look_at_all(run_dir: Path) -> tuple[Sight, ...]:
-    """All processes of a run at once: one that is silent costs its timeout once."""
+    """Examine all processes of a run at once: one that is silent costs its timeout once."""
     endpoints = read_endpoints(run_dir)
     if not endpoints:
         return ()
@@ -77,7 +80,7 @@ def look_at_all(run_dir: Path) -> tuple[Sight, ...]:
 
 
 def look(name: str, endpoint: Endpoint, announced_at: float) -> Sight:
-    """One process. announced_at: Unix time at which it was known to live."""
+    """Examine one process. announced_at: Unix time at which it was known to live."""
     seen = Sight(name=name, role=endpoint.role, pid=endpoint.pid, at_s=time.monotonic())
     ended = replace(seen, ended=True, problem="has ended")
     if not is_alive(endpoint.pid):
@@ -92,12 +95,15 @@ def look(name: str, endpoint: Endpoint, announced_at: float) -> Sight:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this number runs; a zombie does not."""
+    """Return whether a process of this number runs; a zombie does not."""
     return _status(pid) not in {"", psutil.STATUS_ZOMBIE}
 
 
 def _status(pid: int) -> str:
-    """One of psutil's STATUS_ names; "" where there is no such process, "hidden" where it is another user's secret."""
+    """Return one of psutil's STATUS_ names; "" where there is no such process.
+
+    "hidden" is returned for a process of another user that may not be read.
+    """
     try:
         return psutil.Process(pid).status()
     except psutil.NoSuchProcess:
@@ -107,7 +113,7 @@ def _status(pid: int) -> str:
 
 
 def _is_younger(pid: int, unix_s: float) -> bool:
-    """Whether a process began after that time; False where it has ended or is hidden."""
+    """Return whether a process began after that time; False where there is no /proc."""
     try:
         return psutil.Process(pid).create_time() > unix_s + _CLOCKS_S
     except psutil.Error:
@@ -115,7 +121,7 @@ def _is_younger(pid: int, unix_s: float) -> bool:
 
 
 def _ask(endpoint: Endpoint) -> tuple[str, tuple[Sample, ...]]:
-    """Why it is not well, "" when it is, and what it has counted: nothing when it does not answer."""
+    """Return why the process is not healthy, "" when it is, and its samples: none when it does not answer."""
     problem = probe(endpoint, "/healthz") or ""
     try:
         return problem, _scrape(endpoint)

@@ -1,4 +1,4 @@
-"""Bytes and seconds as people read them."""
+"""Format bytes and seconds for people."""
 
 from typing import Final
 
@@ -11,12 +11,12 @@ _HOUR_S: Final = 3600
 
 
 def size(count: float) -> str:
-    """Bytes."""
+    """Return bytes as text."""
     return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / _MIB:.1f} MiB"
 
 
 def span(seconds: float) -> str:
-    """Seconds, in the largest two units that they fill."""
+    """Return seconds as text, in the largest two units that they fill."""
     if seconds < 2 * _MINUTE_S:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -26,10 +26,10 @@ def span(seconds: float) -> str:
 
 
 def sizes(given: Range) -> str:
-    """Likely bytes, with low and high."""
+    """Return likely bytes, with low and high, as text."""
     return f"{size(given.likely)} ({size(given.low)} – {size(given.high)})"
 
 
 def spans(given: Range) -> str:
-    """Likely seconds, with low and high."""
+    """Return likely seconds, with low and high, as text."""
     return f"{span(given.likely)} ({span(given.low)} – {span(given.high)})"

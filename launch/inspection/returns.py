@@ -1,4 +1,4 @@
-"""Returns as people read them: one decimal where they are hundreds, three where they are between −1 and 1."""
+"""Format returns for people: one decimal where they are hundreds, three where they are between −1 and 1."""
 
 import math
 from typing import Final
@@ -7,7 +7,7 @@ _SMALL: Final = 10.0
 
 
 def shown(value: float | None, like: float | None = None) -> str:
-    """A return, or with `like` a spread of returns around that one; "–" where there is none, or NaN."""
+    """Return a return as text, or with `like` a spread of returns around that one; "–" for None and NaN."""
     if value is None or math.isnan(value):
         return "–"
     digits = 3 if abs(value if like is None else like) < _SMALL else 1

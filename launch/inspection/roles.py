@@ -1,4 +1,4 @@
-"""A line per role of a run: how many there are, how fast, how far behind, with which version, how well."""
+"""A line per role of a run: number of processes, rates, lag, weight version, health."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ _SESSION_ROLES: Final = {"actor": "rollout", "server": "server", "evaluator": "e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleRow:
-    """Texts for people. healthy, of: processes that are well, and all. problems: who is not and why."""
+    """Texts for people. healthy, of: processes that are healthy, and all. problems: which are not and why."""
 
     role: str
     healthy: int
@@ -26,12 +26,12 @@ class RoleRow:
     problems: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Return a JSON object."""
         return asdict(self)
 
 
 def role_rows(now: Observation, flow: Flow) -> list[RoleRow]:
-    """In the order in which a fragment passes them."""
+    """Return a row for each role, in the order in which a fragment passes them."""
     found = {sight.role for sight in now.sights}
     return [_row(role, now, flow) for role in _ORDER if role in found]
 
@@ -86,7 +86,10 @@ def _version(role: str, now: Observation) -> str:
 
 
 def _versions_behind(role: str, now: Observation) -> str:
-    """An evaluator plays the version that it was asked for: it is not behind."""
+    """Return the lag in versions as text.
+
+    An evaluator plays the version that it was asked for and has none.
+    """
     applied = _applied(role, now) if role != "evaluator" else []
     if not applied or now.status is None:
         return ""

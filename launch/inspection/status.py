@@ -1,6 +1,6 @@
-"""`penstock status`: what a run is doing and what sets its pace, as a live table, once, or as JSON.
+"""`penstock status`: the state of a run and its bottleneck, as a live table, once, or as JSON.
 
-Of a run's folder every process is looked at; by a broker's address alone only what the broker knows is shown.
+In a run's folder every process is examined; by a broker's address alone only the broker's reply is shown.
 """
 
 import json
@@ -29,7 +29,7 @@ from penstock.wire.messages import RunState
 
 _MIB: Final = 1024 * 1024
 _WINDOW_S: Final = 1.0
-"""Between the two looks of `--once`."""
+"""Seconds between the two looks of `--once`."""
 _PIPE_COLUMNS: Final = 200
 _REFRESHES_PER_SECOND: Final = 4
 
@@ -44,9 +44,18 @@ def main(
     once: bool,
     interval_s: float,
 ) -> int:
-    """Show a run until Ctrl-C or its end; once where `once` or `as_json` is said or stdout is no terminal.
+    """Show a run until Ctrl-C or its end; once where `once` or `as_json` is given or stdout is no terminal.
 
-    config: with the TLS files of section `security`; default: that of the run asked for in its folder.
+    Returns the exit code.
+
+    Args:
+        run: folder of the run; None with `broker`.
+        broker: address of a broker; None with `run`.
+        config: file with the TLS files of section `security`; default: that of the run in its folder.
+        assignments: `SECTION.KEY=VALUE` over that configuration.
+        as_json: print one JSON object.
+        once: print one table.
+        interval_s: seconds between two tables.
     """
     if broker is not None:
         reply = ask(broker, credentials(service_settings(config, assignments).security))
@@ -64,7 +73,7 @@ def main(
 
 
 def look_parts(look: Look) -> list[RenderableType]:
-    """The bottleneck in one line, a table per role, and what the broker says."""
+    """Return the bottleneck in one line, a table per role, and the broker's reply."""
     table = Table(
         "role", "well", "rate", "lag", "version", "restarts", "health", box=None, header_style="dim"
     )
@@ -91,7 +100,7 @@ def _live(watch: Watch, goes_on: Callable[[], bool], console: Console, interval_
 
 
 def _look_twice(watch: Watch) -> Look:
-    """Rates need two looks."""
+    """Look twice, because rates need two observations."""
     watch.look()
     threading.Event().wait(_WINDOW_S)
     return watch.look()
@@ -110,7 +119,7 @@ def _reply_json(reply: control_pb2.StatusReply) -> dict[str, Any]:
 
 
 def _reply_parts(reply: control_pb2.StatusReply) -> list[RenderableType]:
-    """Two tables: the run, its sessions."""
+    """Return two tables: the run, its sessions."""
     table = Table(show_header=False, box=None)
     for name, value in _facts(reply):
         table.add_row(name, value)
@@ -140,7 +149,7 @@ def _text(value: Any) -> str:
 
 
 def _print(parts: list[RenderableType]) -> None:
-    """A pipe has no width: there no column is broken."""
+    """Print the parts; a pipe has no width, so there no column is broken."""
     console = Console()
     width = console.width if console.is_terminal else _PIPE_COLUMNS
     Console(width=width).print(*parts, sep="\n")

@@ -1,6 +1,6 @@
-"""Looks at one run again and again: the newest observation, compared with one from some seconds before.
+"""Observe one run repeatedly, comparing the newest observation with one from some seconds before.
 
-Safe to use from several threads; a look that is younger than `MIN_INTERVAL_S` is given to all who ask.
+Safe to use from several threads; callers share a look that is younger than `MIN_INTERVAL_S`.
 """
 
 import math
@@ -25,16 +25,16 @@ from penstock.runtime.exit import Fatal
 from penstock.v1 import control_pb2
 
 WINDOW_S: Final = 5.0
-"""Rates and shares are means over about this long."""
+"""Seconds over which rates and shares are means."""
 MIN_INTERVAL_S: Final = 0.5
 _FORGOTTEN_S: Final = 2 * WINDOW_S
-"""After a longer pause what was seen before it says nothing about now."""
+"""Seconds of pause after which earlier observations are dropped."""
 _DEADLINE_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What was seen, and what it means. Rates in `flow` are None in the first look."""
+    """An observation and its interpretation. Rates in `flow` are None in the first look."""
 
     now: Observation
     flow: Flow
@@ -42,7 +42,7 @@ class Look:
     rows: list[RoleRow]
 
     def as_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Return a JSON object."""
         return {
             "bottleneck": asdict(self.verdict),
             "roles": [row.as_json() for row in self.rows],
@@ -59,7 +59,7 @@ class Watch:
         self._lock = threading.Lock()
 
     def look(self) -> Look:
-        """See how the run is now."""
+        """Return the current look at the run."""
         with self._lock:
             age_s = time.monotonic() - self._seen[-1].at_s if self._seen else math.inf
             if age_s > _FORGOTTEN_S:
@@ -76,7 +76,10 @@ class Watch:
 
 
 def comparable(seen: Sequence[Observation]) -> Observation:
-    """The oldest in which every process has answered that answers in the newest; else the oldest."""
+    """Return the oldest observation with an answer of every process that answers in the newest.
+
+    Else the oldest.
+    """
     answering = _answering(seen[-1])
     whole = (one for one in seen if one is not seen[-1] and answering <= _answering(one))
     return next(whole, seen[0])
@@ -87,14 +90,17 @@ def _answering(observation: Observation) -> set[tuple[str, int]]:
 
 
 def watch_folder(run_dir: Path, config: Path | None = None, assignments: tuple[str, ...] = ()) -> Watch:
-    """Watch the run of a folder, with the credentials that `config` names (default: the run's own)."""
+    """Watch the run of a folder, with the credentials that `config` names (default: the run's own).
+
+    assignments: `SECTION.KEY=VALUE` over that configuration.
+    """
     known = config or run_dir / CONFIG_FILE
     security = service_settings(known if known.exists() else None, assignments).security
     return Watch(run_dir, lambda: ask_folder(run_dir, credentials(security)))
 
 
 def ask_folder(run_dir: Path, said: Credentials) -> control_pb2.StatusReply:
-    """The reply of the broker of a run; raises Fatal when it has none yet or does not answer."""
+    """Return the reply of the broker of a run; raises Fatal when it has none yet or does not answer."""
     address = _broker(read_endpoints(run_dir))
     if not address:
         raise Fatal("no broker has come up yet")

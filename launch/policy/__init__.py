@@ -1,1 +1,1 @@
-"""`penstock policy`: versions that a run has registered, and who is served which."""
+"""`penstock policy`: the versions that a run has registered, and the traffic between them."""

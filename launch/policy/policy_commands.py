@@ -1,4 +1,4 @@
-"""`penstock policy`: the versions that a run has registered, and who is served which.
+"""`penstock policy`: the versions that a run has registered, and the traffic between them.
 
 Works on the registry of a run's folder, whether the run goes on or not, or on any registry by its URL. Arms
 are moved here and training is not: the learner and the policy servers of the run follow within seconds.
@@ -124,7 +124,7 @@ def retire(
     policy: PolicyName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let go of a version's weights: nobody can be served it any more."""
+    """Release a version's weights: no client can be served it any more."""
 
     def body() -> int:
         from launch.policy.policy_steering import retire
@@ -157,7 +157,7 @@ def traffic(
     policy: PolicyName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who of the clients gets which version, or change it."""
+    """Show which clients get which version, or change it."""
 
     def body() -> int:
         from launch.policy.policy_steering import Wish, traffic

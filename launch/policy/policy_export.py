@@ -1,4 +1,7 @@
-"""`penstock policy export`: a version as a file that others can read, made from the run's folder alone."""
+"""`penstock policy export`: write a version to a file for other programs.
+
+The run's folder alone is read.
+"""
 
 import sys
 from pathlib import Path
@@ -12,7 +15,16 @@ from penstock.runtime.exit import EXIT_OK, Fatal
 
 
 def export(place: Place, version: int | None, *, kind: str, output: Path) -> int:
-    """Write a version, or the active one; raises ConfigurationError for one whose weights are not here."""
+    """Write a version, or the active one, and return the exit code.
+
+    Raises ConfigurationError for a version whose weights are not here.
+
+    Args:
+        place: the policy and its registry.
+        version: number; None: the active version.
+        kind: format of the file.
+        output: file to write.
+    """
     if kind not in ("safetensors", "onnx"):
         raise ConfigurationError(f"--format {kind!r}: use safetensors or onnx")
     if place.folder is None:

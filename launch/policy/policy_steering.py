@@ -19,15 +19,15 @@ from penstock.registry.weight_files import forget_kept, hold, read_kept, write_k
 from penstock.runtime.exit import EXIT_OK
 
 LEAP: Final = 2**20
-"""As a log that is opened again leaps at least.
+"""Distance above every registered number, as when a log is opened again.
 
-Behind its newest registered version a run publishes fewer.
+A run publishes fewer versions behind its newest registered one.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What of the traffic shall change; None: stays. pins: CLIENT=VERSION."""
+    """The changes of the traffic; None: unchanged. pins: CLIENT=VERSION."""
 
     canary_share: float | None = None
     latest_share: float | None = None
@@ -40,7 +40,7 @@ class Wish:
 def promote(
     place: Place, version: int, *, to: str, canary_share: float | None, reason: str, as_json: bool
 ) -> int:
-    """Make a version active or canary."""
+    """Make a version active or canary; returns the exit code."""
     if to not in ("active", "canary"):
         raise ConfigurationError(f"--to {to!r}: use active or canary")
     with opened(place) as registry:
@@ -52,7 +52,7 @@ def promote(
 
 
 def retire(place: Place, version: int, *, reason: str, as_json: bool) -> int:
-    """Let go of a version's weights."""
+    """Release a version's weights; returns the exit code."""
     with opened(place) as registry:
         done = registry.retire(place.policy, version, reason, by=operator())
     _forget(place, done)
@@ -61,7 +61,7 @@ def retire(place: Place, version: int, *, reason: str, as_json: bool) -> int:
 
 
 def rollback(place: Place, version: int | None, *, reason: str, as_json: bool) -> int:
-    """Withdraw the canary or the active version."""
+    """Withdraw the canary or the active version; returns the exit code."""
     with opened(place) as registry:
         done = registry.rollback(place.policy, reason, by=operator(), version=version)
         note = ""
@@ -83,7 +83,7 @@ def rollback(place: Place, version: int | None, *, reason: str, as_json: bool) -
 
 
 def traffic(place: Place, wish: Wish, *, reason: str, as_json: bool) -> int:
-    """Show who gets which version, or change it."""
+    """Show the traffic, or change it; returns the exit code."""
     with opened(place) as registry:
         now = registry.traffic(place.policy)
         if wish != Wish():
@@ -93,7 +93,7 @@ def traffic(place: Place, wish: Wish, *, reason: str, as_json: bool) -> int:
 
 
 def _renumbered(registry: Registry, place: Place) -> PolicyVersion | None:
-    """The copy under a new number; None where there is nothing to copy, or a learner will do it."""
+    """Return the copy under a new number; None where there is nothing to copy, or a learner will do it."""
     original = registry.awaiting_number(place.policy)
     if original is None or place.folder is None:
         return None
@@ -111,7 +111,7 @@ def _renumbered(registry: Registry, place: Place) -> PolicyVersion | None:
 
 
 def _forget(place: Place, retired: PolicyVersion) -> None:
-    """Remove the weights of a retired version; where a learner of the run lives it does."""
+    """Remove the weights of a retired version; where a learner of the run lives, it removes them."""
     lock = None if place.folder is None else hold(place.folder)
     if place.folder is None or lock is None:
         return

@@ -15,7 +15,7 @@ _HEADINGS = ("version", "status", "origin", "update", "evaluation", "parent", "r
 
 
 def show_versions(place: Place, *, as_json: bool) -> int:
-    """Print every version of the policy, and its traffic."""
+    """Print every version of the policy, and its traffic; returns the exit code."""
     with opened(place) as registry:
         versions, traffic = registry.list(place.policy), registry.traffic(place.policy)
     if as_json:
@@ -27,7 +27,7 @@ def show_versions(place: Place, *, as_json: bool) -> int:
 
 
 def show_version(place: Place, version: int, *, as_json: bool) -> int:
-    """Print a version, whether its weights are here, and its events, oldest first."""
+    """Print a version, whether its weights are here, and its events, oldest first; returns the exit code."""
     with opened(place) as registry:
         found = registry.get(place.policy, version)
         told = [one for one in registry.events(place.policy, MAX_EVENTS) if one.version == version][::-1]
@@ -43,13 +43,13 @@ def show_version(place: Place, version: int, *, as_json: bool) -> int:
 
 
 def version_line(version: PolicyVersion) -> str:
-    """One line on a version."""
+    """Return one line on a version."""
     standby = ", standby" if version.standby else ""
     return f"version {version.version} of {version.policy}: {version.status.value}{standby}"
 
 
 def traffic_line(traffic: Traffic) -> str:
-    """One line on who gets which."""
+    """Return one line on the traffic."""
     rest = 1.0 - traffic.canary_share - traffic.latest_share
     parts = [
         f"canary {traffic.canary_share:g}, latest {traffic.latest_share:g}, active {rest:g} of the clients"
@@ -61,7 +61,7 @@ def traffic_line(traffic: Traffic) -> str:
 
 
 def version_json(version: PolicyVersion) -> dict[str, Any]:
-    """A JSON object."""
+    """Return a version as a JSON object."""
     return asdict(version) | {
         "origin": version.origin.value,
         "status": version.status.value,
@@ -72,14 +72,14 @@ def version_json(version: PolicyVersion) -> dict[str, Any]:
 
 
 def traffic_json(traffic: Traffic) -> dict[str, Any]:
-    """A JSON object."""
+    """Return the traffic as a JSON object."""
     names = ("policy", "revision", "experiment", "canary_share", "latest_share", "shadow")
     changed = None if traffic.changed is None else traffic.changed.isoformat()
     return {name: getattr(traffic, name) for name in names} | {"pins": dict(traffic.pins), "changed": changed}
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns."""
+    """Return lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

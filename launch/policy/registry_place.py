@@ -1,4 +1,4 @@
-"""Which registry a command of `penstock policy` means, and what its refusals mean for the exit code."""
+"""Find the registry that a command of `penstock policy` means, and map its errors to exit codes."""
 
 import getpass
 from collections.abc import Iterator
@@ -25,7 +25,13 @@ class Place:
 
 
 def find_place(run: str, registry: str | None, policy: str | None) -> Place:
-    """What the user means; raises ConfigurationError for a folder that holds no run."""
+    """Return the policy that the user means; raises ConfigurationError for a folder that holds no run.
+
+    Args:
+        run: folder of a run, or "" with `registry`.
+        registry: URL of a registry; None: the run's own.
+        policy: name of the policy; None: the run's own.
+    """
     if "://" in run:
         return Place(url=registry or run, policy=policy or Settings().serving.policy, folder=None)
     folder, config = Path(run), Path(run) / CONFIG_FILE
@@ -43,7 +49,10 @@ def find_place(run: str, registry: str | None, policy: str | None) -> Place:
 
 @contextmanager
 def opened(place: Place) -> Iterator[Registry]:
-    """The registry; what it refuses becomes a ConfigurationError, and Fatal where trying again may help."""
+    """Open the registry inside the block.
+
+    Its errors become ConfigurationError, or Fatal where trying again may help.
+    """
     _check_file(place)
     try:
         with Registry.open(place.url) as registry:
@@ -55,7 +64,7 @@ def opened(place: Place) -> Iterator[Registry]:
 
 
 def operator() -> str:
-    """Whom the audit names."""
+    """Return the name of the operator for the audit."""
     try:
         return f"operator/{getpass.getuser()}"
     except (KeyError, OSError):

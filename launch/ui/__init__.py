@@ -1,1 +1,1 @@
-"""The page on which a person watches runs in a browser: reads, never steers."""
+"""A page that shows runs in a browser; it reads and never steers."""

@@ -1,7 +1,7 @@
 """The page as an ASGI application: four kinds of JSON, and the files of the page itself.
 
-There is no authentication, so there is nothing but GET, and answers go to a browser on this machine alone:
-whoever asks under another host's name (a page elsewhere whose name was made to lead here) is refused.
+There is no authentication, so the page offers only GET, and answers go to a browser on this machine alone:
+a request under another host's name (a page elsewhere whose name was made to lead here) is refused.
 Everything the page loads comes from here; the content policy forbids the rest.
 """
 
@@ -37,7 +37,7 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def make_app(catalogue: Catalogue, *, any_host: bool = False) -> FastAPI:
-    """any_host: the page is meant to be reached under other names than loopback's."""
+    """Return the application. any_host: allow the page to be reached under other names than loopback's."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     _guard(app, any_host=any_host)
     _serve_page(app)
@@ -65,7 +65,10 @@ def _guard(app: FastAPI, *, any_host: bool) -> None:
 
 
 def _serve_page(app: FastAPI) -> None:
-    """The files are read once; their names are known, so no path is ever built from a request."""
+    """Serve the files, which are read once.
+
+    Their names are known, so no path is ever built from a request.
+    """
     for file in (resources.files("launch.ui") / "static").iterdir():
         suffix = "." + file.name.rpartition(".")[2]
         if suffix in _TYPES:
@@ -80,23 +83,23 @@ def _file(content: bytes, media_type: str) -> Callable[[], Response]:
 def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
     @app.get("/api/runs")
     def runs() -> Response:
-        """Every run, newest first."""
+        """Return every run, newest first."""
         listed = [asdict(run.facts()) for run in catalogue.runs()]
         return _json({"folder": catalogue.folder, "runs": listed})
 
     @app.get("/api/runs/{name}")
     def detail(name: str) -> Response:
-        """One run: where it stands, what it is doing, how it ended."""
+        """Return one run: its progress, its current activity, its end."""
         return _json(catalogue.find(name).detail())
 
     @app.get("/api/runs/{name}/curve")
     def curve(name: str) -> Response:
-        """Its curve as columns."""
+        """Return its curve as columns."""
         return _json(catalogue.find(name).curve())
 
     @app.get("/api/runs/{name}/versions")
     def versions(name: str) -> Response:
-        """Versions of its policy that were kept, newest first."""
+        """Return the versions of its policy that were kept, newest first."""
         return _json(catalogue.find(name).versions())
 
 
@@ -105,7 +108,7 @@ def _json(content: Any) -> Response:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity."""
+    """Replace NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

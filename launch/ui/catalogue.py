@@ -1,7 +1,7 @@
 """The runs of a folder, as the page shows them.
 
 A name from the browser is looked up among the names found, and never made into a path. Files are read as they
-are while a run writes them; what is missing, or half written, is not known yet.
+are while a run writes them; parts that are missing or half written are treated as not known yet.
 """
 
 import json
@@ -22,13 +22,13 @@ from penstock.config.settings import ConfigurationError, Settings, load, parse_r
 from penstock.runtime.exit import Fatal
 
 MAX_RUNS: Final = 500
-"""Of more, the newest are shown."""
+"""Most runs that are shown, the newest."""
 _CURVE_POINTS: Final = 600
 _SIGNS: Final = (METRICS_FILE, ENDPOINTS_FILE, LOCK_FILE)
 
 
 class UnknownRun(KeyError):
-    """No run of this name is in the folder."""
+    """Reports that no run of this name is in the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class RunFacts:
 
 
 class Catalogue:
-    """`folder`: holds runs, or is one. Safe to use from several threads."""
+    """The runs of `folder`, which holds runs or is one. Safe to use from several threads."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
@@ -59,11 +59,11 @@ class Catalogue:
 
     @property
     def folder(self) -> str:
-        """Its name, for people; where it lies is nobody's business."""
+        """Return the folder's name for display; its path is not disclosed."""
         return self._folder.name
 
     def runs(self) -> list["ShownRun"]:
-        """Newest first."""
+        """Return the runs, newest first."""
         single = [self._folder] if _is_run(self._folder) else []
         folders = single or [path for path in _children(self._folder) if _is_run(path)]
         folders = sorted(folders, key=_begun, reverse=True)[:MAX_RUNS]
@@ -72,7 +72,7 @@ class Catalogue:
             return list(self._known.values())
 
     def find(self, name: str) -> "ShownRun":
-        """The run of this name; raises UnknownRun."""
+        """Return the run of this name; raises UnknownRun."""
         for run in self.runs():
             if run.name == name:
                 return run
@@ -80,7 +80,7 @@ class Catalogue:
 
 
 class ShownRun:
-    """One run of the list, with what was read of it so far."""
+    """One run of the list, with the data read of it so far."""
 
     def __init__(self, folder: Path) -> None:
         self.name = folder.name
@@ -91,7 +91,7 @@ class ShownRun:
         self._facts: tuple[tuple[Any, ...], RunFacts] | None = None
 
     def facts(self) -> RunFacts:
-        """Where it stands; read again when a file has changed."""
+        """Return its row of the list; read again when a file has changed."""
         going_on = is_going_on(self._folder)
         names = (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE)
         seal = (going_on, *(_stamp(self._folder / name) for name in names))
@@ -101,13 +101,13 @@ class ShownRun:
             return self._facts[1]
 
     def detail(self) -> dict[str, Any]:
-        """The facts, and of a run that goes on what it is doing now."""
+        """Return the facts, and of a run that goes on its current activity."""
         facts = self.facts()
         now = self._look() if facts.state == "running" else None
         return {"run": asdict(facts), "now": now, "summary": _json_file(self._folder / SUMMARY_FILE)}
 
     def curve(self) -> dict[str, list[Any]]:
-        """Columns of equal length, thinned, oldest first."""
+        """Return columns of equal length, thinned, oldest first."""
         with self._lock:
             points = self._curve.poll()
         columns = ("env_steps", "seconds", "mean_return", "staleness", "version")
@@ -115,7 +115,7 @@ class ShownRun:
         return found | {"rate": rates(points)}
 
     def versions(self) -> dict[str, Any]:
-        """What the registry holds of its policy; `note` says why there is nothing."""
+        """Return the versions of its policy in the registry; `note` says why there are none."""
         try:
             place = find_place(str(self._folder), None, None)
             with opened(place) as registry:
@@ -190,7 +190,10 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 
 def _settings(folder: Path) -> Settings:
-    """Of another version of the program, or a file that only looks like ours: what is the default."""
+    """Return the run's settings.
+
+    The defaults for a file of another version, or one that only looks like ours.
+    """
     try:
         return load([parse_run_config(folder / CONFIG_FILE)])
     except ConfigurationError:

@@ -1,7 +1,7 @@
 """Serves the page: in the foreground for `penstock ui`, beside the supervisor for `penstock train --ui`.
 
-Plain HTTP and no authentication, so it binds to loopback unless `--insecure` is said. Beside a run it lives
-in a thread of the launcher that the run does not wait for: whatever happens to the page, the run goes on.
+Plain HTTP and no authentication, so it binds to loopback unless `--insecure` is given. Beside a run it lives
+in a thread of the launcher that the run does not wait for: a failure of the page does not affect the run.
 """
 
 import logging
@@ -70,7 +70,10 @@ class Page:
 
 
 def main(folder: Path, address: str, *, insecure: bool) -> int:
-    """`penstock ui`: serve until asked to end."""
+    """Run `penstock ui`: serve until asked to end; returns the exit code.
+
+    Raises ConfigurationError as `Page` does.
+    """
     if not folder.is_dir():
         raise ConfigurationError(f"{folder}: no such folder; name the one that holds runs, as `runs`")
     lifecycle = Lifecycle("ui")
