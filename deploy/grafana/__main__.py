@@ -1,4 +1,4 @@
-"""Write every dashboard, or with --check say which files are not what this writes."""
+"""Write every dashboard, or with --check list the files that differ from what this would write."""
 
 import argparse
 import sys
@@ -14,14 +14,14 @@ FOLDER: Final = Path(__file__).parent
 
 
 def documents() -> Mapping[Path, str]:
-    """Path and text of every dashboard."""
+    """Return path and text of every dashboard."""
     boards = {module.BOARD: module.board() for module in (training, flow, serving, fleet)}
     encoder = JSONEncoder(sort_keys=True, indent=2)
     return {FOLDER / f"{name}.json": encoder.encode(board.build()) + "\n" for name, board in boards.items()}
 
 
 def main() -> int:
-    """0: written, or nothing to write."""
+    """Return 0 when the files were written, or need no writing."""
     parser = argparse.ArgumentParser(prog="python -m deploy.grafana", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file differs")
     check = parser.parse_args().check

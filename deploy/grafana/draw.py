@@ -1,8 +1,8 @@
-"""Pictures of the dashboards from the same queries, where no Grafana is at hand.
+"""Pictures of the dashboards from the same queries, without a Grafana.
 
     python -m deploy.grafana.draw --port 9090 --minutes 10 --out docs/images
 
-What Grafana shows, as far as a page of paper can: the same grid, curves, limits, units and legends.
+The pictures show what Grafana shows, as far as paper can: the same grid, curves, limits, units and legends.
 """
 
 import argparse
@@ -29,7 +29,7 @@ WIDTH_IN, ROW_IN, TOP_IN = 18.0, 0.36, 0.6
 DPI: Final = 75
 POINTS: Final = 240
 SCRAPES: Final = 4
-"""Grafana's own $__rate_interval holds as many."""
+"""Number of scrapes in a window, as in Grafana's own $__rate_interval."""
 COLOURS: Final = {"green": "#3a9d5d", "orange": "#e8912d", "red": "#d64550", "blue": "#3274d9"}
 _MOST_LEGENDS: Final = 8
 _STYLE: Final[Any] = {
@@ -41,7 +41,7 @@ _STYLE: Final[Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What is looked at. Unix times in seconds; run: a regular expression."""
+    """The time and the run that are shown. Unix times in seconds; run: a regular expression."""
 
     prometheus: Prometheus
     began_s: float
@@ -51,11 +51,11 @@ class View:
 
     @property
     def step_s(self) -> float:
-        """Between two points of a curve."""
+        """Return the seconds between two points of a curve."""
         return max(self.scrape_s, (self.ended_s - self.began_s) / POINTS)
 
     def series(self, panel: Panel) -> list[tuple[str, Series]]:
-        """Legend and values of every curve."""
+        """Return legend and values of every curve."""
         window = f"{math.ceil(max(SCRAPES * self.scrape_s, self.step_s))}s"
         found: list[tuple[str, Series]] = []
         for query in panel.queries:
@@ -66,13 +66,16 @@ class View:
 
 
 def legend(template: str, labels: Mapping[str, str]) -> str:
-    """As Grafana fills it in, but for the run: a picture shows one."""
+    """Return the legend as Grafana fills it in, but without the run: a picture shows one."""
     shown = {**labels, "run": ""}
     return re.sub(r"\{\{(\w+)\}\}", lambda match: shown.get(match[1], ""), template).strip()
 
 
 def formatter(unit: str) -> Callable[[float], str]:
-    """Grafana's units, those that the dashboards use; what they name in words stands beside the title."""
+    """Return a formatter for those of Grafana's units that the dashboards use.
+
+    Units that are words stand beside the title.
+    """
     if unit == "percentunit":
         return lambda value: f"{100 * value:.3g}%"
     if unit == "s":
@@ -103,7 +106,7 @@ def _scaled(value: float, base: int, names: tuple[str, ...]) -> str:
 
 
 def draw(file: Path, view: View) -> Figure:
-    """A dashboard as a picture."""
+    """Draw a dashboard as a picture."""
     panels = list(queries.panels(file))
     height = max(panel.place.get("y", 0) + panel.place["h"] for panel in panels)
     size = (WIDTH_IN, height * ROW_IN + TOP_IN)
@@ -118,7 +121,7 @@ def draw(file: Path, view: View) -> Figure:
 
 
 def _axes(figure: Figure, panel: Panel, size: tuple[float, float]) -> Axes:
-    """The panel's place in the grid, less the room for its words."""
+    """Return axes at the panel's place in the grid, less the room for its words."""
     place, column = panel.place, WIDTH_IN / COLUMNS
     room = (0.15, 0.15, 0.3, 0.1) if panel.kind == "stat" else (0.75, 0.78, 0.32, 0.2)
     left, bottom, top, right = room
@@ -145,7 +148,7 @@ def _panel(axes: Axes, panel: Panel, view: View) -> None:
 
 
 def _points(series: Series, began_s: float) -> tuple[list[float], list[float]]:
-    """Minutes since the beginning, and values."""
+    """Return minutes since the beginning, and values."""
     pairs = [(float(at), float(text)) for at, text in series["values"]]
     return [(at - began_s) / 60 for at, _ in pairs], [value for _, value in pairs]
 
@@ -193,7 +196,10 @@ def _stack(axes: Axes, view: View, found: list[tuple[str, Series]]) -> None:
 
 
 def _heat(axes: Axes, view: View, found: list[tuple[str, Series]]) -> None:
-    """Buckets are cumulative: a cell is what its bucket has more than the one below."""
+    """Draw a heat map.
+
+    Buckets are cumulative, so a cell is the difference of its bucket and the one below.
+    """
     buckets = sorted(found, key=lambda one: float(one[0]))
     curves = [dict(zip(*_points(series, view.began_s), strict=True)) for _, series in buckets]
     minutes = sorted(set.intersection(*(set(curve) for curve in curves)))
@@ -231,7 +237,7 @@ def _finish(axes: Axes, panel: Panel, view: View) -> None:
 
 
 def save(view: View, folder: Path) -> list[Path]:
-    """`dashboard-NAME.png` of every dashboard."""
+    """Write `dashboard-NAME.png` of every dashboard; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with mpl.rc_context(_STYLE):
@@ -243,7 +249,7 @@ def save(view: View, folder: Path) -> list[Path]:
 
 
 def main() -> int:
-    """0: written."""
+    """Write the pictures and return 0."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.grafana.draw", description=__doc__.partition("\n")[0]
     )

@@ -1,4 +1,4 @@
-"""The processes and Redis."""
+"""The dashboard of the processes and Redis."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -18,9 +18,11 @@ _NOW: Final[Sequence[Panel]] = [
            ("count by (run) (up{RUN}) - sum by (run) (up{RUN})", "{{run}}")),
     number("Alerts", "Those that fire now, of deploy/prometheus/alerts.yml.", "none", above(1, 3),
            ('count(ALERTS{RUN, alertstate="firing"}) or vector(0)', "firing")),
-    number("CPU", "Cores that all processes together keep busy; Redis is not among them.", "suffix: cores", above(64),
+    number("CPU", "Cores that all processes together keep busy; Redis is not among them.", "suffix: cores",
+           above(64),
            (rate("process_cpu_seconds_total"), "{{run}}")),
-    number("Memory", "Resident, all processes together; Redis is not among them.", "bytes", above(64e9, 256e9),
+    number("Memory", "Resident, all processes together; Redis is not among them.", "bytes",
+           above(64e9, 256e9),
            ("sum by (run) (process_resident_memory_bytes{RUN})", "{{run}}")),
     number("Redis", "Memory of its `maxmemory`.", "percentunit", above(0.7, 0.9),
            ((
@@ -42,37 +44,42 @@ _PROCESSES: Final[Sequence[Panel]] = [
           ("process_resident_memory_bytes{RUN}", "{{instance}} {{run}}")),
     lines("Open files", "File descriptors by process, of what it may have.", "percentunit", above(0.5, 0.8),
           ("process_open_fds{RUN} / process_max_fds{RUN}", "{{instance}} {{run}}")),
-    lines("Sessions and retries", "Sessions that actors opened and calls to a broker that failed and were retried, in ten minutes.", "none", above(10, 100),
+    lines("Sessions and retries",
+          "Sessions that actors opened and calls to a broker that failed and were retried, in ten minutes.",
+          "none", above(10, 100),
           ("sum by (run) (increase(penstock_sessions_opened_total{RUN}[10m]))", "sessions {{run}}"),
           ("sum by (run) (increase(penstock_reconnects_total{RUN}[10m]))", "retries {{run}}")),
-    lines("Calls being held", "WatchLatest calls at the brokers: one for each actor.", "none", above(4000, 8000),
+    lines("Calls being held", "WatchLatest calls at the brokers: one for each actor.", "none",
+          above(4000, 8000),
           ("sum by (run) (penstock_watchers{RUN})", "{{run}}")),
-    lines("Event loops", "The latest that the event loop of a broker or server came round.", "s", above(0.05, 0.5),
+    lines("Event loops", "The latest that the event loop of a broker or server came round.", "s",
+          above(0.05, 0.5),
           ("max by (run, instance) (penstock_loop_lag_worst_seconds{RUN})", "{{instance}} {{run}}")),
 ]  # fmt: skip
 
 _REDIS: Final[Sequence[Panel]] = [
     lines("Memory of Redis", "Used, and `maxmemory`.", "bytes", above(1.8e9, 2e9),
-          ("max by (run) (penstock_redis_memory_bytes{RUN})", "used {{run}}"), ("max by (run) (penstock_redis_memory_limit_bytes{RUN})", "limit {{run}}")),
+          ("max by (run) (penstock_redis_memory_bytes{RUN})", "used {{run}}"),
+          ("max by (run) (penstock_redis_memory_limit_bytes{RUN})", "limit {{run}}")),
     lines("Commands", "That Redis runs in a second.", "suffix: /s", above(50_000, 100_000),
           ("max by (run) (penstock_redis_operations_per_second{RUN})", "{{run}}")),
     lines("Connections", "To Redis, of brokers and learner.", "none", above(1000, 8000),
           ("max by (run) (penstock_redis_clients{RUN})", "{{run}}")),
     lines("Redis serves", "1 while it answers and takes writes.", "none", below(1),
           ("min by (run) (penstock_redis_up{RUN})", "{{run}}")),
-    lines("What is wrong with Redis", (
-        "1 while the log waits for the learner to re-open it, the append-only file cannot be written, or not "
-        "rewritten."
-    ),
+    lines("What is wrong with Redis",
+          "1 while the log waits for the learner to re-open it, the append-only file cannot be written, or "
+          "not rewritten.",
           "none", above(1), ("max by (run) (penstock_log_closed{RUN})", "log closed {{run}}"),
           ("max by (run) (penstock_redis_write_failing{RUN})", "cannot write {{run}}"),
           ("max by (run) (penstock_redis_rewrite_failing{RUN})", "cannot rewrite {{run}}")),
-    lines("Certificates", "How long the certificate of a process still holds; no curve without TLS.", "s", ((None, "red"), (7 * _DAY_S, "green")),
+    lines("Certificates", "How long the certificate of a process still holds; no curve without TLS.", "s",
+          ((None, "red"), (7 * _DAY_S, "green")),
           ("penstock_certificate_expiry_timestamp_seconds{RUN} - time()", "{{instance}} {{run}}")),
 ]  # fmt: skip
 
 
 def board() -> Dashboard:
-    """The dashboard."""
+    """Return the dashboard."""
     text = "Processes, restarts, CPU, memory and Redis."
     return dashboard(BOARD, "Fleet", text, {"Now": _NOW, "Processes": _PROCESSES, "Redis": _REDIS})

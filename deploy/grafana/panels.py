@@ -1,6 +1,4 @@
-"""What the dashboards are built from.
-
-Three kinds of panel, each with unit, legend, description and thresholds.
+"""Parts of the dashboards: three kinds of panel, each with unit, legend, description and thresholds.
 
 In an expression `RUN` stands for the matcher of the runs chosen at the top of a dashboard and `WINDOW` for a
 range that holds several scrapes at any zoom. Expressions keep the label `run` where they can, so that runs
@@ -63,19 +61,19 @@ AnyPanel = TypeVar("AnyPanel", timeseries.Panel, stat.Panel, heatmap.Panel)
 
 
 def below(low: float, colour: str = "red") -> Limits:
-    """Something is wrong below `low`."""
+    """Return limits for a value that is wrong below `low`."""
     return ((None, colour), (low, "green"))
 
 
 def above(warning: float, wrong: float | None = None) -> Limits:
-    """Worth a look from `warning` on, wrong from `wrong` on."""
+    """Return limits for a value that needs attention from `warning` on and is wrong from `wrong` on."""
     return ((None, "green"), (warning, "orange"), *([] if wrong is None else [(wrong, "red")]))
 
 
 def lines(
     title: str, text: str, unit: str, limits: Limits, *queries: Query, stacked: bool = False, wide: int = 1
 ) -> timeseries.Panel:
-    """Curves over time. wide: how many panels' room it takes."""
+    """Return a panel of curves over time. wide: number of panels whose room it takes."""
     style = GraphTresholdsStyleMode.DASHED if not stacked else GraphTresholdsStyleMode.OFF
     panel = (
         timeseries.Panel()
@@ -96,7 +94,7 @@ def lines(
 
 
 def number(title: str, text: str, unit: str, limits: Limits, query: Query) -> stat.Panel:
-    """The last value, large, its colour by the limits."""
+    """Return a panel with the last value, large, its colour by the limits."""
     panel = (
         stat.Panel()
         .reduce_options(ReduceDataOptions().calcs(["lastNotNull"]).fields("").values(False))
@@ -108,7 +106,7 @@ def number(title: str, text: str, unit: str, limits: Limits, query: Query) -> st
 
 
 def heat(title: str, text: str, unit: str, limits: Limits, buckets: str) -> heatmap.Panel:
-    """How a histogram's buckets fill over time. buckets: their increase, by `le`."""
+    """Return a panel of a histogram's buckets over time. buckets: their increase, by `le`."""
     panel = (
         heatmap.Panel()
         .calculate(False)
@@ -163,7 +161,7 @@ def _legend() -> VizLegendOptions:
 
 
 def dashboard(name: str, title: str, text: str, rows: Mapping[str, Sequence[Panel]]) -> Dashboard:
-    """A dashboard `penstock-NAME`: rows of panels, the choice of data source and runs, links to the others."""
+    """Return a dashboard `penstock-NAME`: rows of panels, the choice of data source and runs, links."""
     board = (
         Dashboard(title)
         .uid(f"penstock-{name}")

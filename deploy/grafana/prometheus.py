@@ -1,4 +1,4 @@
-"""A Prometheus, asked over its HTTP interface."""
+"""A client of Prometheus's HTTP interface."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ Series = Mapping[str, Any]
 
 
 class QueryError(ValueError):
-    """Prometheus does not take a question; the message says why."""
+    """Reports that Prometheus does not accept a query; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,23 +26,23 @@ class Prometheus:
     port: int = 9090
 
     def query(self, expression: str) -> list[Series]:
-        """The series now; raises QueryError, OSError."""
+        """Return the current series; raises QueryError, OSError."""
         return list(self.get("query", query=expression)["result"])
 
     def query_range(self, expression: str, began_s: float, ended_s: float, step_s: float) -> list[Series]:
-        """The series between two Unix times; raises QueryError, OSError."""
+        """Return the series between two Unix times; raises QueryError, OSError."""
         parameters = {"start": str(began_s), "end": str(ended_s), "step": str(step_s)}
         return list(self.get("query_range", query=expression, **parameters)["result"])
 
     def get(self, path: str, **parameters: str) -> Any:
-        """The `data` of an answer of /api/v1; raises QueryError, OSError."""
+        """Return the `data` of an answer of /api/v1; raises QueryError, OSError."""
         status, body = self.fetch(f"/api/v1/{path}?{urlencode(parameters)}")
         if status != HTTPStatus.OK:
             raise QueryError(f"{parameters}: {body.decode()}")
         return json.loads(body)["data"]
 
     def fetch(self, path: str) -> tuple[int, bytes]:
-        """Status and body; raises OSError when nobody listens."""
+        """Return status and body; raises OSError when no server listens."""
         connection = HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
         try:
             connection.request("GET", path)

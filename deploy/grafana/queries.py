@@ -18,13 +18,13 @@ class Query:
     legend: str
 
     def asked(self, *, run: str = ALL_RUNS, window: str) -> str:
-        """The PromQL that Grafana sends. run: a regular expression. window: such as "1m"."""
+        """Return the PromQL that Grafana sends. run: a regular expression. window: such as "1m"."""
         return self.expression.replace("$run", run).replace("$__rate_interval", window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """What a dashboard shows in one place. limits: (value, colour), the first value None."""
+    """One panel of a dashboard. limits: (value, colour), the first value None."""
 
     dashboard: str
     title: str
@@ -38,19 +38,19 @@ class Panel:
 
 
 def files() -> list[Path]:
-    """The dashboards' files."""
+    """Return the dashboards' files."""
     return sorted(FOLDER.glob("*.json"))
 
 
 def panels(file: Path) -> Iterator[Panel]:
-    """The panels of a file from top to bottom."""
+    """Yield the panels of a file from top to bottom."""
     for panel in json.loads(file.read_text())["panels"]:
         if panel["type"] != "row":
             yield _panel(file.stem, panel)
 
 
 def rows(file: Path) -> list[tuple[str, int]]:
-    """Title of each row of panels, and where it begins in the grid."""
+    """Return the title of each row of panels, and its beginning in the grid."""
     found = [panel for panel in json.loads(file.read_text())["panels"] if panel["type"] == "row"]
     return [(row["title"], row["gridPos"].get("y", 0)) for row in found]
 

@@ -1,1 +1,1 @@
-"""What Prometheus is told of Penstock."""
+"""Configuration of Prometheus for Penstock: rules and alerts."""

@@ -18,7 +18,7 @@ HEAD: Final = "# Written by `make dashboards` from deploy/prometheus: change it 
 
 
 def manifest() -> str:
-    """The text of the manifest."""
+    """Return the text of the manifest."""
     groups: list[Any] = []
     for source in SOURCES:
         groups += yaml.safe_load(source.read_text())["groups"]
@@ -32,7 +32,7 @@ def manifest() -> str:
 
 
 def main() -> int:
-    """0: written, or as it should be."""
+    """Return 0 when the manifest was written, or is up to date."""
     parser = argparse.ArgumentParser(prog="python -m deploy.prometheus.operator", description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 when the manifest differs"
