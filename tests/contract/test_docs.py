@@ -48,6 +48,19 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
     assert sorted(path for path in named - written if not (ROOT / path).exists()) == []
 
 
+@pytest.mark.parametrize("page", CURRENT, ids=_named)
+def test_every_diff_has_its_place(page: Path) -> None:
+    """What a page has its reader replace is in the file, once."""
+    diffs = re.findall(r"^```diff\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for diff in diffs:
+        name, *hunks = re.split(r"^@@.*\n", diff, flags=re.MULTILINE)
+        source = (ROOT / name.split("+++ b/")[1].strip()).read_text()
+        old = [
+            "".join(line[1:] for line in hunk.splitlines(keepends=True) if line[0] != "+") for hunk in hunks
+        ]
+        assert [(lines, source.count(lines)) for lines in old] == [(lines, 1) for lines in old]
+
+
 def test_the_glossary_holds_thirty_words_at_most() -> None:
     """Whatever is not in it has its usual meaning, so a new word replaces one."""
     words = re.findall(r"^\| \*(.+?)\* \|", (ROOT / "docs" / "glossary.md").read_text(), flags=re.MULTILINE)
