@@ -1,7 +1,8 @@
-"""Every metric of the system, declared once: prefix `penstock_`, unit in the name, help text.
+"""Every metric of the core, declared once: prefix `penstock_`, unit in the name, help text.
 
 Labels come from small enumerations only (role, reason, phase, cause): never an actor's name or a
-session. Each process imports this module and serves the families of its own role.
+session. Each process imports this module and serves the families of its own role. The service of a workload declares
+its own with `declare`.
 """
 
 import os
@@ -24,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from penstock.wire.refusal import Reason
 
-_ALL: Final = tuple(CollectorRegistry() for _ in range(11))
+_ALL: Final = [CollectorRegistry() for _ in range(10)]
 (
     _ACTING,
     _UNROLLING,
@@ -36,9 +37,8 @@ _ALL: Final = tuple(CollectorRegistry() for _ in range(11))
     _LEARNING,
     _RANKING,
     _LAUNCHING,
-    _SCORING,
 ) = _ALL
-_GROUPS: Final = {
+_GROUPS: Final[dict[str, tuple[CollectorRegistry, ...]]] = {
     "actor": (_ACTING, _UNROLLING, _EXCHANGE),
     "evaluator": (_ACTING, _EXCHANGE),
     "broker": (_EXCHANGE, _LOG, _SERVING, _LOOPING),
@@ -46,33 +46,56 @@ _GROUPS: Final = {
     "learner": (_LOG, _LEARNING, _RANKING),
     "rank": (_RANKING,),
     "launcher": (_LAUNCHING,),
-    "reward": (_EXCHANGE, _LOOPING, _SCORING),
     "redis": (),
 }
 
-_LATENCY: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+LATENCY_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+"""Buckets of a latency, in seconds."""
 _COUNTS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _AGES: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 300, 1_000)
 _LENGTHS: Final = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 50_000)
 
 
-class _Declare:
-    """Declares the metric families of one group."""
+class Families:
+    """Declares the metric families of one group; `penstock_` is put before their names.
+
+    name: with its unit, without `penstock_`. text: help. labels: names of labels, each with few values.
+    """
 
     def __init__(self, group: CollectorRegistry) -> None:
         self._group = group
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """Declare a number that only rises."""
         return Counter(f"penstock_{name}", text, labels, registry=self._group)
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """Declare a number that rises and falls."""
         return Gauge(f"penstock_{name}", text, labels, registry=self._group)
 
     def summary(self, name: str, text: str, *labels: str) -> Summary:
+        """Declare a count and a sum of observations."""
         return Summary(f"penstock_{name}", text, labels, registry=self._group)
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        """Declare observations counted by upper bounds, the buckets."""
         return Histogram(f"penstock_{name}", text, labels, buckets=buckets, registry=self._group)
+
+
+def declare(role: str) -> Families:
+    """Return what declares the metrics of a workload's service.
+
+    A process of this role serves them beside those of its gRPC server: refusals, calls, the lag of its event loop.
+    Raises ValueError for a role that has its metrics already.
+    """
+    if role in _GROUPS:
+        raise ValueError(
+            f"role={role!r}: has its metrics already; declare them once, in a module of their own"
+        )
+    group = CollectorRegistry()
+    _ALL.append(group)
+    _GROUPS[role] = (_EXCHANGE, _LOOPING, group)
+    return Families(group)
 
 
 class _CpuSeconds(Collector):
@@ -155,7 +178,7 @@ def exposition(role: str | None = None) -> bytes:
 
 
 # Actor that unrolls
-_unrolling = _Declare(_UNROLLING)
+_unrolling = Families(_UNROLLING)
 WEIGHT_VERSION_APPLIED = _unrolling.gauge("weight_version_applied", "Weight version the worker acts with")
 ENV_STEPS = _unrolling.counter("environment_steps", "Environment steps that are experience")
 FRAGMENTS_BUILT = _unrolling.counter("fragments_built", "Fragments cut from unrolls")
@@ -168,7 +191,7 @@ FRAGMENTS_ABANDONED = _unrolling.counter(
 for _reason in ("drain", "expired", "gap", "invalid"):
     FRAGMENTS_ABANDONED.labels(_reason)
 ACK_LATENCY_SECONDS = _unrolling.histogram(
-    "ack_latency_seconds", "From fragment built to acknowledged", _LATENCY
+    "ack_latency_seconds", "From fragment built to acknowledged", LATENCY_S
 )
 OUTBOX_FRAGMENTS = _unrolling.gauge("outbox_fragments", "Fragments that wait for their ack")
 ACTOR_WAIT_SECONDS = _unrolling.counter(
@@ -180,29 +203,29 @@ EPISODE_RETURN = _unrolling.summary("episode_return", "Undiscounted return of fi
 EPISODE_LENGTH_STEPS = _unrolling.histogram("episode_length_steps", "Length of finished episodes", _LENGTHS)
 
 # Any actor, an evaluating one too
-_acting = _Declare(_ACTING)
+_acting = Families(_ACTING)
 SESSIONS_OPENED = _acting.counter("sessions_opened", "Sessions this actor opened")
 RECONNECTS = _acting.counter("reconnects", "Calls to the broker that failed and were retried")
 EPISODES = _acting.counter("episodes", "Episodes finished", "evaluation")
 WEIGHT_APPLY_SECONDS = _acting.histogram(
-    "weight_apply_seconds", "From learning of weights to acting with them", _LATENCY
+    "weight_apply_seconds", "From learning of weights to acting with them", LATENCY_S
 )
 
 # Between actor and broker, counted on each side
-_exchange = _Declare(_EXCHANGE)
+_exchange = Families(_EXCHANGE)
 REFUSALS = _exchange.counter("refusals", "Requests refused, by reason", "reason")
 for _reason in (*(reason.label for reason in Reason), "malformed", "unauthenticated", "denied", "budget"):
     REFUSALS.labels(_reason)
 
 # Log, seen by broker and learner
-_log = _Declare(_LOG)
+_log = Families(_LOG)
 OUTSTANDING_STEPS = _log.gauge("outstanding_steps", "Steps behind the settled position or with leave")
 SETTLED_STEPS = _log.gauge("settled_steps", "Steps up to the settled position")
 LOG_ENTRIES = _log.gauge("log_entries", "Entries in the log")
 LOG_BYTES = _log.gauge("log_bytes", "Payload bytes in the log, in bytes")
 
 # Broker
-_serving = _Declare(_SERVING)
+_serving = Families(_SERVING)
 FRAGMENTS_APPENDED = _serving.counter("fragments_appended", "Fragments appended to the log")
 FRAGMENT_BYTES_APPENDED = _serving.counter(
     "fragment_appended_bytes", "Payload bytes appended to the log, in bytes"
@@ -210,7 +233,7 @@ FRAGMENT_BYTES_APPENDED = _serving.counter(
 FRAGMENTS_REPEATED = _serving.counter(
     "fragments_repeated", "Fragments acknowledged again, already in the log"
 )
-APPEND_SECONDS = _serving.histogram("append_seconds", "Append call in the broker", _LATENCY)
+APPEND_SECONDS = _serving.histogram("append_seconds", "Append call in the broker", LATENCY_S)
 STAGED_BYTES = _serving.gauge("staged_bytes", "Payload bytes staged and not yet appended, in bytes")
 SESSIONS_OPEN = _serving.gauge("sessions_open", "Open sessions", "role")
 WEIGHT_VERSION_SERVED = _serving.gauge("weight_version_served", "Newest weight version handed out")
@@ -233,26 +256,26 @@ REDIS_REWRITE_FAILING = _serving.gauge(
     "redis_rewrite_failing", "1 while the last rewrite of Redis's append-only file failed: the file grows"
 )
 # What serves from an event loop
-_looping = _Declare(_LOOPING)
-LOOP_LAG_SECONDS = _looping.histogram("loop_lag_seconds", "How late the event loop came round", _LATENCY)
+_looping = Families(_LOOPING)
+LOOP_LAG_SECONDS = _looping.histogram("loop_lag_seconds", "How late the event loop came round", LATENCY_S)
 LOOP_LAG_WORST_SECONDS = _looping.gauge(
     "loop_lag_worst_seconds", "Latest that the event loop came round in the last 10 to 20 seconds"
 )
 
 # Policy server
-_answering = _Declare(_ANSWERING)
+_answering = Families(_ANSWERING)
 POLICY_CALLS = _answering.counter("policy_calls", "Calls of clients, by RPC", "call")
 ANSWERS = _answering.counter(
     "policy_answers", "Actions answered, by the client's arm and by who stood in", "arm", "fallback"
 )
 ANSWER_SECONDS = _answering.histogram(
-    "policy_answer_seconds", "From request to answer in the server", _LATENCY
+    "policy_answer_seconds", "From request to answer in the server", LATENCY_S
 )
 SERVING_BATCH_ROWS = _answering.histogram(
     "policy_batch_rows", "Observations that shared a forward pass", (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 )
 SERVING_QUEUE_SECONDS = _answering.histogram(
-    "policy_queue_seconds", "How long the first request of a forward pass waited for it", _LATENCY
+    "policy_queue_seconds", "How long the first request of a forward pass waited for it", LATENCY_S
 )
 SERVING_VERSION = _answering.gauge("policy_version", "Version that an arm answers with; 0: none", "arm")
 ARM_RETURN = _answering.summary("policy_episode_return", "Undiscounted return of clients' episodes", "arm")
@@ -273,7 +296,7 @@ SHADOW_UNRECORDED = _answering.counter(
 )
 
 # Learner
-_learning = _Declare(_LEARNING)
+_learning = Families(_LEARNING)
 UPDATES = _learning.counter("updates", "Updates made")
 RUN_FINISHED = _learning.gauge(
     "run_finished", "1 once the run has ended as it should and its learner only stays"
@@ -285,7 +308,7 @@ TRAINED_STEPS = _learning.counter("trained_steps", "Valid environment steps trai
 LEARNER_WAIT_SECONDS = _learning.counter(
     "learner_wait_seconds", "Time without a batch to learn from, in seconds"
 )
-UPDATE_SECONDS = _learning.histogram("update_seconds", "Parts of an update", _LATENCY, "phase")
+UPDATE_SECONDS = _learning.histogram("update_seconds", "Parts of an update", LATENCY_S, "phase")
 STALENESS_UPDATES = _learning.histogram(
     "staleness_updates", "Learner's update minus the fragment's, at its turn", _COUNTS
 )
@@ -336,7 +359,7 @@ LEDGER_RESIDENT = _learning.gauge(
 )
 CHECKPOINTS = _learning.counter("checkpoints", "Checkpoints committed")
 CHECKPOINT_SECONDS = _learning.histogram(
-    "checkpoint_seconds", "Writing and committing a checkpoint", _LATENCY
+    "checkpoint_seconds", "Writing and committing a checkpoint", LATENCY_S
 )
 CHECKPOINTS_REFUSED = _learning.counter(
     "checkpoints_refused", "Checkpoints found damaged or unknown on resume"
@@ -361,7 +384,7 @@ IMITATION_ACCURACY = _learning.gauge(
 LEASE_EPOCH = _learning.gauge("lease_epoch", "Epoch of this learner's lease")
 
 # Every rank of a learner; those beyond rank 0 tell nothing else
-_ranking = _Declare(_RANKING)
+_ranking = Families(_RANKING)
 RANKS = _ranking.gauge("ranks", "Ranks of the learner that this process is one of")
 RANK = _ranking.gauge("rank", "Which rank this process is")
 RANK_UPDATES = _ranking.counter("rank_updates", "Updates of which this rank beyond 0 has computed its share")
@@ -374,16 +397,5 @@ RANK_EXCHANGE_SECONDS = _ranking.summary(
 )
 
 # Launcher
-_launching = _Declare(_LAUNCHING)
+_launching = Families(_LAUNCHING)
 RESTARTS = _launching.counter("restarts", "Services started again after they died", "role")
-
-# Reward service
-_scoring = _Declare(_SCORING)
-REWARDS = _scoring.counter("rewards", "Responses that were scored")
-REWARD_VALUE = _scoring.summary("reward_value", "Scores, as the reward model gives them")
-REWARD_BATCH_ROWS = _scoring.histogram(
-    "reward_batch_rows", "Responses that were scored together", (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
-)
-REWARD_PASS_SECONDS = _scoring.histogram(
-    "reward_pass_seconds", "How long it took to score such a batch", _LATENCY
-)

@@ -35,10 +35,6 @@ MAX_ATTRIBUTES_BYTES: Final = KIB
 MAX_FRAGMENTS_PER_APPEND: Final = 256
 MAX_EPISODES_PER_REPORT: Final = 4096
 MAX_PROBE_ANSWERS: Final = 64
-MAX_REWARD_SAMPLES: Final = 1024
-"""Most samples of one call of the reward service."""
-MAX_SAMPLE_BYTES: Final = MIB
-"""Most bytes of text in a sample: no tokenizer is shown more."""
 MAX_WATCH_WAIT_MS: Final = 30_000
 
 APPEND_DEADLINE_S: Final = 10.0

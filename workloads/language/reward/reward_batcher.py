@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.runtime import metrics
 from penstock.wire.refusal import Reason, Refusal, Refused
+from workloads.language.reward import reward_metrics
 
 log = logging.getLogger(__name__)
 
@@ -100,12 +100,12 @@ class Batcher:
     def _timed(self, rows: Rows) -> Scores:
         began = time.perf_counter()
         scores = self._score(rows)
-        metrics.REWARD_PASS_SECONDS.observe(time.perf_counter() - began)
-        metrics.REWARD_BATCH_ROWS.observe(len(rows))
-        metrics.REWARDS.inc(len(rows))
+        reward_metrics.REWARD_PASS_SECONDS.observe(time.perf_counter() - began)
+        reward_metrics.REWARD_BATCH_ROWS.observe(len(rows))
+        reward_metrics.REWARDS.inc(len(rows))
         for score in scores:
             if score is not None:
-                metrics.REWARD_VALUE.observe(score)
+                reward_metrics.REWARD_VALUE.observe(score)
         return scores
 
     def _passed(self, batch: Sequence[_Waiting], done: "asyncio.Future[Scores]") -> None:

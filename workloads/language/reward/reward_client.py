@@ -18,9 +18,14 @@ from penstock.rpc.channel import open_channel
 from penstock.runtime.retry import Interrupted, full_jitter, retry
 from penstock.v1 import reward_pb2 as pb
 from penstock.v1.reward_pb2_grpc import RewardServiceStub
-from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_REWARD_SAMPLES, MESSAGE_OVERHEAD_BYTES
+from penstock.wire.limits import MAX_MESSAGE_BYTES, MESSAGE_OVERHEAD_BYTES
 from penstock.wire.refusal import Reason, Refusal, Refused
-from workloads.language.reward.reward_messages import model_from_proto, rewards_from_proto, sample_to_proto
+from workloads.language.reward.reward_messages import (
+    MAX_REWARD_SAMPLES,
+    model_from_proto,
+    rewards_from_proto,
+    sample_to_proto,
+)
 from workloads.language.reward.reward_source import (
     BadReward,
     BadSample,

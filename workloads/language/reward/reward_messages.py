@@ -4,11 +4,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.v1 import reward_pb2 as pb
-from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_REWARD_SAMPLES, MAX_SAMPLE_BYTES
+from penstock.wire.limits import MAX_MESSAGE_BYTES, MIB
 from penstock.wire.outline import Unfit, fields
 from workloads.language.prompt import Prompt, Turn
 from workloads.language.reward.reward_source import BadReward, Rewards, Sample, ScoredBy, checked
 
+MAX_REWARD_SAMPLES: Final = 1024
+"""Most samples of one call of the reward service."""
+MAX_SAMPLE_BYTES: Final = MIB
+"""Most bytes of text in a sample: no tokenizer is shown more."""
 MAX_FIELDS: Final = 4096
 """Fields of one sample: the messages of its conversation."""
 MAX_TURNS: Final = 2**15

@@ -27,22 +27,23 @@ from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.loop_lag import watch_loop
 from penstock.runtime.server_gate import build_gate
 from penstock.v1 import reward_pb2 as pb
-from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_REWARD_SAMPLES
+from penstock.wire.limits import MAX_MESSAGE_BYTES
 from penstock.wire.refusal import Reason, Refusal, Refused
 from workloads.language.reward.reward_batcher import Batcher
 from workloads.language.reward.reward_messages import (
+    MAX_REWARD_SAMPLES,
     check_outline,
     model_to_proto,
     reply_to_proto,
     sample_from_proto,
 )
+from workloads.language.reward.reward_metrics import ROLE
 from workloads.language.reward.reward_model import RewardModel
 from workloads.language.reward.reward_source import BadReward
 
 log = logging.getLogger(__name__)
 
 NAME: Final = "penstock.v1.RewardService"
-ROLE: Final = "reward"
 EVENT_LOOP: Final = "event loop"
 SCORING: Final = "scoring"
 STALL_S: Final = 120.0

@@ -112,3 +112,15 @@ def test_times_and_sizes_carry_their_unit() -> None:
             assert "_seconds" in name, name
         if ", in bytes" in words:
             assert "_bytes" in name, name
+
+
+def test_the_service_of_a_workload_serves_families_of_its_own() -> None:
+    """Under its role alone, beside those of its server; a role has them once."""
+    declared = metrics.declare("tested")
+    declared.counter("tested_calls", "Calls that a test made").inc(3)
+    assert "penstock_tested_calls_total 3.0" in metrics.exposition("tested").decode()
+    assert "penstock_refusals_total" in metrics.exposition("tested").decode()
+    assert "penstock_tested_calls" not in metrics.exposition("learner").decode()
+    for role in ("tested", "learner"):
+        with pytest.raises(ValueError, match=f"role='{role}': has its metrics already"):
+            metrics.declare(role)

@@ -19,12 +19,12 @@ from penstock.rpc.channel import open_channel
 from penstock.runtime import metrics
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.v1 import reward_pb2 as pb
-from penstock.wire.limits import MAX_REWARD_SAMPLES
 from penstock.wire.refusal import Reason, Refused
 from tests.support.language.tiny_reward import make_reward_model, samples
 from workloads.language.reward import reward_batcher
 from workloads.language.reward.reward_batcher import Batcher
 from workloads.language.reward.reward_client import RewardClient
+from workloads.language.reward.reward_messages import MAX_REWARD_SAMPLES
 from workloads.language.reward.reward_service import main
 from workloads.language.reward.reward_source import BadSample, Sample, Unavailable
 
