@@ -25,24 +25,22 @@ from actor.serving.calls.policy_service import NAME
 from actor.serving.experience.run_follower import Following
 from actor.serving.versions.loaded_versions import Weights
 from actor.specification import probe_answer
-from penstock.config.credentials import credentials
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.registry.weight_files import read_specification
+from penstock.rpc.boundary import Boundary
 from penstock.rpc.rate_limits import Rates
-from penstock.rpc.server import Front, bind, build_server
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.garbage_collection import look_seldom
-from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.health import Health, serve_http
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.runtime.loop_lag import watch_loop
-from penstock.runtime.server_gate import build_gate
+from penstock.runtime.loop_lag import EVENT_LOOP, watch_loop
+from penstock.runtime.server_frame import ServerFrame, setter
 from penstock.wire.ids import check_id, to_id
 from penstock.wire.specification import RunSpecification
 
 log = logging.getLogger(__name__)
 
 ROLE: Final = "server"
-EVENT_LOOP: Final = "event loop"
 DRAIN_GRACE_S: Final = 5.0
 """A call takes milliseconds; what is still there after this long is a stream whose client does not hang up."""
 STREAMS_PER_CONNECTION: Final = 1024
@@ -115,43 +113,45 @@ async def _serve(
     listen: str,
 ) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    lifecycle.on_drain(partial(_set_from_thread, loop, stop))
+    lifecycle.on_drain(setter(stop))
     parts = assemble(settings, source, specification, following)
-    front = _front(settings, listen)
-    parts.service.add_to(front.server)
+    frame = ServerFrame(
+        ROLE,
+        (NAME,),
+        settings,
+        listen,
+        boundary=Boundary(),
+        rates=_rates(settings),
+        streams_per_connection=STREAMS_PER_CONNECTION,
+    )
+    parts.service.add_to(frame.server)
     try:
-        address = _listen(front, settings, listen)
+        address = frame.bind()
         if parts.traffic is not None:
             await parts.traffic.begin(parts.shelf, parts.trial)
             parts.errands.send(parts.traffic.follow(parts.shelf, parts.trial, settings.registry.refresh_s))
         if following is not None:
             apply = partial(_apply, parts, specification)
-            following.start(loop, apply, partial(_set_from_thread, loop, stop))
+            following.start(loop, apply, setter(stop))
         parts.errands.send(_sweep(parts))
         parts.errands.send(watch_loop(partial(health.progress, EVENT_LOOP)))
         health.watch(EVENT_LOOP, settings.broker.stall_timeout_s)
-        await front.server.start()
-        await front.set_serving(serving=True)
-        announce(ROLE, metrics_port=metrics_port, address=address)
+        await frame.begin(metrics_port=metrics_port)
         health.set_ready(True)
         # The steps of open episodes are many small objects that live for seconds and hold no cycles.
         look_seldom()
         log.info("serving", extra={"address": address, "run_name": specification.run})
         await _until(stop, parts)
         health.set_ready(False, "draining")
-        await _drain(front, parts, following, lifecycle)
+        await _drain(frame, parts, following, lifecycle)
     finally:
         for task in parts.errands.tasks:
             task.cancel()
-        await front.server.stop(0)
+        await frame.close()
         parts.batcher.close()
         if parts.record is not None:
             parts.record.close()
     return EXIT_OK
-
-
-def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    loop.call_soon_threadsafe(event.set)
 
 
 def _rates(settings: Settings) -> Rates:
@@ -160,26 +160,6 @@ def _rates(settings: Settings) -> Rates:
         bytes=settings.broker.max_bytes_per_s,
         settings="serving.max_calls_per_s, broker.max_bytes_per_s",
     )
-
-
-def _front(settings: Settings, listen: str) -> Front:
-    section = settings.broker
-    return build_server(
-        (NAME,),
-        interceptors=[build_gate(settings, credentials(settings.security), listen, _rates(settings))],
-        maximum_concurrent_rpcs=section.max_concurrent_calls,
-        max_connections=section.max_connections,
-        max_connection_age_s=section.max_connection_age_s,
-        streams_per_connection=STREAMS_PER_CONNECTION,
-    )
-
-
-def _listen(front: Front, settings: Settings, listen: str) -> str:
-    """Address of the server."""
-    try:
-        return bind(front.server, listen, credentials(settings.security))
-    except (ValueError, OSError) as error:
-        raise ConfigurationError(str(error)) from error
 
 
 async def _apply(parts: Parts, specification: RunSpecification, weights: Weights) -> tuple[float, ...]:
@@ -210,10 +190,9 @@ async def _until(stop: asyncio.Event, parts: Parts) -> None:
         task.result()
 
 
-async def _drain(front: Front, parts: Parts, following: Following | None, lifecycle: Lifecycle) -> None:
+async def _drain(frame: ServerFrame, parts: Parts, following: Following | None, lifecycle: Lifecycle) -> None:
     """Say so, finish what is in flight, hand over what was learned."""
-    await front.set_serving(serving=False)
-    await front.server.stop(DRAIN_GRACE_S)
+    await frame.drain(DRAIN_GRACE_S)
     for episode in parts.episodes:
         parts.episode_desk.abandon(episode)
     if parts.learning is not None:

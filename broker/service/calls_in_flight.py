@@ -14,7 +14,7 @@ from penstock.runtime.failpoint import failpoint
 _HELD: Final = frozenset({"WatchLatest"})
 
 
-class Presence:
+class CallsInFlight:
     """The calls of one event loop."""
 
     def __init__(self) -> None:

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from broker.log.records import ControlAction, SessionRow, Status
 from broker.log.store import Store
-from broker.service.boundary import Malformed
 from broker.service.session_owners import caller_name
 from broker.service.version_messages import traffic_from_proto, traffic_to_proto, version_to_proto
 from broker.service.versions import Versions
 from penstock.registry.records import Status as VersionStatus
+from penstock.rpc.boundary import Malformed
 from penstock.v1 import control_pb2 as pb
 from penstock.v1 import weights_pb2
 from penstock.v1.control_pb2_grpc import ControlServiceServicer

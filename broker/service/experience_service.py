@@ -17,11 +17,12 @@ from broker.log.guard import ServerFacts
 from broker.log.records import Appended, AppendItem
 from broker.log.store import Store, StoreUnavailable
 from broker.service.admission import Admission, Admitted
-from broker.service.boundary import Malformed, check_number, redis_down
+from broker.service.call_rules import check_number, redis_down
 from broker.service.last_credit import Told
 from broker.service.session_owners import Ownership, caller_name
 from broker.service.staging import StagingBudget
 from broker.service.traces import trace_append
+from penstock.rpc.boundary import Malformed
 from penstock.runtime import metrics, tracing
 from penstock.runtime.failpoint import failpoint
 from penstock.v1 import experience_pb2 as pb

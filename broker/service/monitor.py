@@ -20,13 +20,13 @@ from penstock.config.settings import BrokerSection
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Health
+from penstock.runtime.loop_lag import EVENT_LOOP
 from penstock.wire.messages import Role
 
 LOGGER = logging.getLogger(__name__)
 INTERVAL_S: Final = 1.0
-EVENT_LOOP: Final = "event loop"
 LOOKS: Final = "looks at redis"
-"""What health watches."""
+"""What health watches beside the event loop."""
 
 
 class Monitor:

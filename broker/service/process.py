@@ -24,27 +24,25 @@ from broker.log import guard
 from broker.log.connection import connect_async, is_unavailable, without_password
 from broker.log.store import Store
 from broker.service.admission import Admission
-from broker.service.boundary import Boundary
+from broker.service.call_rules import build_boundary
 from broker.service.changes import Changes
 from broker.service.control_service import ControlService
 from broker.service.experience_service import ExperienceService
 from broker.service.last_credit import Told
-from broker.service.monitor import EVENT_LOOP, LOOKS, Monitor
+from broker.service.monitor import LOOKS, Monitor
 from broker.service.session_owners import Ownership
 from broker.service.staging import StagingBudget
 from broker.service.versions import Versions
 from broker.service.weight_cache import WeightCache
 from broker.service.weight_service import WeightService
-from penstock.config.credentials import credentials, redis_password, registry_with_password, tls_files
+from penstock.config.credentials import redis_password, registry_with_password, tls_files
 from penstock.config.settings import ConfigurationError, SecuritySection, Settings
-from penstock.rpc.auth import Credentials
-from penstock.rpc.server import Front, bind, build_server
 from penstock.runtime.exit import EXIT_OK, Fatal
-from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.health import Health, serve_http
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.runtime.loop_lag import watch_loop
+from penstock.runtime.loop_lag import EVENT_LOOP, watch_loop
 from penstock.runtime.retry import Interrupted, retry_async
-from penstock.runtime.server_gate import build_gate
+from penstock.runtime.server_frame import ServerFrame, setter
 from penstock.v1 import control_pb2_grpc, experience_pb2_grpc, weights_pb2_grpc
 
 LOGGER = logging.getLogger(__name__)
@@ -72,25 +70,22 @@ class Parts:
     changes: Changes
     experience: ExperienceService
     versions: Versions
-    front: Front
+    frame: ServerFrame
 
 
 async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, listen: str) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    lifecycle.on_drain(lambda: _set_from_thread(loop, stop))
+    lifecycle.on_drain(setter(stop))
     health = Health(ROLE)
-    own = credentials(settings.security)
-    front = build_front(settings, own, listen)
+    frame = build_frame(settings, listen)
     inspector = connect_inspector(redis_url, settings.security)
     try:
-        metrics_port, address = _listen(front, health, settings, own, listen)
+        _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+        address = frame.bind()
         examine = _examiner(inspector, redis_url, settings)
         facts = await wait_for_redis(examine, redis_url, settings.broker.redis_wait_s, stop)
-        parts = assemble(front, settings, redis_url, facts)
-        await front.server.start()
-        await front.set_serving(serving=True)
-        announce(ROLE, metrics_port=metrics_port, address=address)
+        parts = assemble(frame, settings, redis_url, facts)
+        await frame.begin(metrics_port=metrics_port)
         LOGGER.info("serving", extra={"address": address, "redis": facts.version})
         monitor = Monitor(
             parts.store, health, settings.broker, examine, parts.experience.note_facts, settings.run
@@ -100,36 +95,14 @@ async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, liste
     except Interrupted:
         LOGGER.info("asked to end while waiting for redis")
     finally:
-        await front.server.stop(0)
+        await frame.close()
         await inspector.aclose()
     return EXIT_OK
 
 
-def build_front(settings: Settings, own: Credentials, listen: str) -> Front:
-    """The server without services: gate and boundary before every handler, its limits set."""
-    section = settings.broker
-    return build_server(
-        SERVICES,
-        interceptors=[build_gate(settings, own, listen), Boundary()],
-        maximum_concurrent_rpcs=section.max_concurrent_calls,
-        max_connections=section.max_connections,
-        max_connection_age_s=section.max_connection_age_s,
-    )
-
-
-def _listen(
-    front: Front, health: Health, settings: Settings, own: Credentials, listen: str
-) -> tuple[int, str]:
-    """Port of the metrics and address of the server."""
-    try:
-        _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
-        return metrics_port, bind(front.server, listen, own)
-    except (ValueError, OSError) as error:
-        raise ConfigurationError(str(error)) from error
-
-
-def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    loop.call_soon_threadsafe(event.set)
+def build_frame(settings: Settings, listen: str) -> ServerFrame:
+    """The server without services."""
+    return ServerFrame(ROLE, SERVICES, settings, listen, boundary=build_boundary())
 
 
 def connect_inspector(redis_url: str, section: SecuritySection) -> "redis_asyncio.Redis":
@@ -179,7 +152,7 @@ def _examiner(inspector: "redis_asyncio.Redis", redis_url: str, settings: Settin
     return examine
 
 
-def assemble(front: Front, settings: Settings, redis_url: str, facts: guard.ServerFacts) -> Parts:
+def assemble(frame: ServerFrame, settings: Settings, redis_url: str, facts: guard.ServerFacts) -> Parts:
     """Put the services on the server."""
     section = settings.broker
     store = Store.connect(
@@ -195,11 +168,11 @@ def assemble(front: Front, settings: Settings, redis_url: str, facts: guard.Serv
         leave_told,
     )
     weights = WeightService(store, WeightCache(store.weights_chunk), changes, owners, leave_told)
-    experience_pb2_grpc.add_ExperienceServiceServicer_to_server(experience, front.server)
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(weights, front.server)
+    experience_pb2_grpc.add_ExperienceServiceServicer_to_server(experience, frame.server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(weights, frame.server)
     versions = Versions(registry_with_password(settings.registry), settings.serving.policy)
-    control_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(store, versions), front.server)
-    return Parts(store=store, changes=changes, experience=experience, versions=versions, front=front)
+    control_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(store, versions), frame.server)
+    return Parts(store=store, changes=changes, experience=experience, versions=versions, frame=frame)
 
 
 async def _run(
@@ -251,9 +224,7 @@ async def _cancel(tasks: "set[asyncio.Task[None]]") -> None:
 
 async def _drain(parts: Parts) -> None:
     """Say so, answer the held calls, finish what has begun, close."""
-    await parts.front.set_serving(serving=False)
-    parts.changes.close()
-    await parts.front.server.stop(DRAIN_GRACE_S)
+    await parts.frame.drain(DRAIN_GRACE_S, release=parts.changes.close)
     await parts.experience.finish_appends()
     parts.versions.close()
     await parts.store.aclose()

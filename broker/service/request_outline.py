@@ -1,8 +1,7 @@
 """How much a request unfolds to, judged from its bytes before they are parsed.
 
 A parser makes an object of every empty sub-message, two bytes on the wire: 8 MiB of them unfold to more
-than 200 MiB. So every RPC has a largest request of its own, and an Append is walked over first: what it
-nests is counted, and what no actor ever sends (rows of a header above 1 KiB, groups) is refused. Payloads
+than 200 MiB. So an Append, the one large request, is walked over first: what it nests is counted, and what no actor ever sends (rows of a header above 1 KiB, groups) is refused. Payloads
 are stepped over, headers below `UNCOUNTED_BYTES` too: the usual Append costs some steps per fragment.
 """
 
@@ -12,18 +11,12 @@ from penstock.v1 import experience_pb2, fragment_pb2
 from penstock.wire.limits import (
     KIB,
     MAX_FRAGMENTS_PER_APPEND,
-    MAX_MESSAGE_BYTES,
     MAX_ROWS_PER_APPEND,
     MAX_SLOTS,
     MAX_TENSORS,
 )
 from penstock.wire.outline import Unfit, fields
 
-APPEND: Final = "Append"
-LARGEST_BYTES: Final = {APPEND: MAX_MESSAGE_BYTES, "ReportEpisodes": 256 * KIB}
-"""Largest request by RPC. 256 KiB hold the largest report."""
-LARGEST_CALL_BYTES: Final = 16 * KIB
-"""Largest request of every other RPC."""
 UNCOUNTED_BYTES: Final = 2 * KIB
 MAX_ROW_BYTES: Final = KIB
 MAX_FIELDS: Final = 1024
@@ -38,16 +31,8 @@ _ROWS: Final = {
 }
 
 
-def check_outline(name: str, data: bytes) -> None:
-    """Raise Unfit when a request of RPC `name` is too large, would unfold to too much, or is cut off."""
-    largest = LARGEST_BYTES.get(name, LARGEST_CALL_BYTES)
-    if len(data) > largest:
-        raise Unfit(f"{name}: message of {len(data)} bytes, at most {largest}; send less at once")
-    if name == APPEND:
-        _check_append(data)
-
-
-def _check_append(data: bytes) -> None:
+def check_outline(data: bytes) -> None:
+    """Raise Unfit when the bytes of an Append would unfold to too much, or are cut off."""
     fragments = rows = 0
     for number, _, begin, end in fields(data, 0, len(data), MAX_FIELDS):
         if number != _FRAGMENTS:

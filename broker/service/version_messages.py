@@ -2,8 +2,8 @@
 
 from datetime import datetime
 
-from broker.service.boundary import Malformed
 from penstock.registry.records import PolicyVersion, Traffic
+from penstock.rpc.boundary import Malformed
 from penstock.v1 import control_pb2 as pb
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
-from broker.service.boundary import Absent, Malformed
 from penstock.registry.errors import RegistryError, Unavailable, UnknownVersion
+from penstock.rpc.boundary import Absent, Malformed
 
 if TYPE_CHECKING:
     from penstock.registry.registry import Registry

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from broker.log.store import Store, StoreUnavailable
-from broker.service.boundary import Absent, Malformed, check_number, redis_down
+from broker.service.call_rules import check_number, redis_down
 from broker.service.changes import Changes
 from broker.service.last_credit import Told
 from broker.service.session_owners import Ownership
 from broker.service.weight_cache import WeightCache
+from penstock.rpc.boundary import Absent, Malformed
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.v1 import weights_pb2 as pb

@@ -10,6 +10,8 @@ from typing import Final
 
 from penstock.runtime import metrics
 
+EVENT_LOOP: Final = "event loop"
+"""Its name among what health watches."""
 PERIOD_S: Final = 0.05
 WINDOW_S: Final = 10.0
 """Seconds of a window; the gauge shows the worst lag of this window or the one before."""

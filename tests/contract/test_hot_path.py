@@ -104,7 +104,7 @@ def rollout() -> Rollout:
 
 def admit(raw: bytes, run: RunSpecification) -> None:
     """What a broker does before it speaks to Redis."""
-    check_outline("Append", raw)
+    check_outline(raw)
     assert check_all(1, append.parse(raw).fragments, run).refusal is None
 
 
@@ -182,7 +182,7 @@ async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
         learns=False,
         on_answer=stand.trial.answered,
     )
-    return service.act_on_bytes()
+    return service.act_on_bytes
 
 
 @pytest.mark.parametrize(("asked", "most"), [({}, 105), ({"client_key": "ada"}, 150)])

@@ -1,14 +1,11 @@
 """PolicyService on gRPC: deadlines, streams, and refusals as replies.
 
-Bytes that are no request end as INVALID_ARGUMENT, an error that nobody foresaw as INTERNAL with a number that
-stands in the log beside its cause: no text of an exception leaves the process.
+Bytes that are no request, and errors that were not foreseen, are the boundary's (`penstock.rpc.boundary`).
 """
 
 import asyncio
-import logging
 import math
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
@@ -21,15 +18,13 @@ from actor.serving.calls.request_handler import Answered, Desk
 from actor.serving.codec.replies import ARMS
 from actor.serving.episodes.episodes import Episodes
 from penstock.config.settings import ServingSection
-from penstock.rpc.unary import unary, unforeseen
+from penstock.rpc.boundary import Malformed, read_request
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire import spaces
 from penstock.wire.limits import MAX_MESSAGE_BYTES
 from penstock.wire.refusal import Refused
 from penstock.wire.spaces import Space
-
-log = logging.getLogger(__name__)
 
 NAME: Final = "penstock.v1.PolicyService"
 
@@ -73,18 +68,23 @@ class PolicyService:
         }
         handlers: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(
-                unary(name, request, body), response_serializer=reply.SerializeToString
+                body,
+                request_deserializer=request.FromString,
+                response_serializer=reply.SerializeToString,
             )
             for name, (request, reply, body) in calls.items()
         }
-        # Their replies are bytes.
-        handlers["Act"] = grpc.unary_unary_rpc_method_handler(self.act_on_bytes())
+        # From bytes to bytes.
+        handlers["Act"] = grpc.unary_unary_rpc_method_handler(self.act_on_bytes)
         handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(self.act_stream)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
 
-    def act_on_bytes(self) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        """`act`, from bytes to bytes."""
-        return unary("Act", pb.ActRequest, self.act, plain=self._act_plainly)
+    async def act_on_bytes(self, data: bytes, context: Context) -> bytes:
+        """`act`, from bytes to bytes; raises Malformed for bytes that are no request."""
+        reply = await self._act_plainly(data, context)
+        if reply is not None:
+            return reply
+        return await self.act(read_request("Act", pb.ActRequest.FromString, data), context)
 
     async def act(self, request: pb.ActRequest, context: Context) -> bytes:
         """See policy.proto."""
@@ -127,14 +127,8 @@ class PolicyService:
         """See policy.proto. Ends, with all that it has begun, when its caller goes away."""
         try:
             await ActStream(self._desk, self._answer, self._on_answer).serve(requests, context)
-        except DecodeError:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "ActStream: bytes that are no ActRequest")
-        except grpc.aio.AbortError:
-            raise
-        except Exception:
-            number = secrets.token_hex(4)
-            log.exception("ActStream failed", extra={"request_id": number})
-            await context.abort(grpc.StatusCode.INTERNAL, unforeseen("ActStream", number))
+        except DecodeError as error:
+            raise Malformed("ActStream: bytes that are no ActRequest") from error
 
     async def start(self, request: pb.StartEpisodeRequest, _context: Context) -> pb.StartEpisodeReply:
         """See policy.proto."""

@@ -21,8 +21,16 @@ _SAMPLES: Final = pb.ScoreRequest.SAMPLES_FIELD_NUMBER
 _CONVERSATION: Final = pb.RewardSample.CONVERSATION_FIELD_NUMBER
 
 
-def check_outline(data: bytes) -> None:
-    """Raise Unfit for the bytes of a ScoreRequest that is too large or would unfold to too much."""
+def read_score_request(data: bytes) -> pb.ScoreRequest:
+    """The message of these bytes; raises Unfit for what is too large or would unfold to too much, and DecodeError."""
+    try:
+        _check_outline(data)
+    except Unfit as error:
+        raise Unfit(f"Score: {error}") from error
+    return pb.ScoreRequest.FromString(data)
+
+
+def _check_outline(data: bytes) -> None:
     if len(data) > MAX_MESSAGE_BYTES:
         raise Unfit(f"message of {len(data)} bytes, at most {MAX_MESSAGE_BYTES}; send fewer samples at once")
     samples = turns = 0

@@ -16,24 +16,22 @@ from typing import Any, Final
 import grpc
 import torch
 
-from penstock.config.credentials import credentials
-from penstock.config.settings import ConfigurationError, Settings
-from penstock.rpc.server import Front, bind, build_server
-from penstock.rpc.unary import unary
+from penstock.config.settings import Settings
+from penstock.rpc.boundary import Boundary, CallRule
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK
-from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.health import Health, serve_http
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.runtime.loop_lag import watch_loop
-from penstock.runtime.server_gate import build_gate
+from penstock.runtime.loop_lag import EVENT_LOOP, watch_loop
+from penstock.runtime.server_frame import ServerFrame, setter
 from penstock.v1 import reward_pb2 as pb
 from penstock.wire.limits import MAX_MESSAGE_BYTES
 from penstock.wire.refusal import Reason, Refusal, Refused
 from workloads.language.reward.reward_batcher import Batcher
 from workloads.language.reward.reward_messages import (
     MAX_REWARD_SAMPLES,
-    check_outline,
     model_to_proto,
+    read_score_request,
     reply_to_proto,
     sample_from_proto,
 )
@@ -44,12 +42,12 @@ from workloads.language.reward.reward_source import BadReward
 log = logging.getLogger(__name__)
 
 NAME: Final = "penstock.v1.RewardService"
-EVENT_LOOP: Final = "event loop"
 SCORING: Final = "scoring"
 STALL_S: Final = 120.0
 """A batch that takes longer will not end."""
 MAX_BATCH_ROWS: Final = 256
 DRAIN_GRACE_S: Final = 10.0
+RULES: Final = {"Score": CallRule(parse=read_score_request)}
 
 Context = Any
 """grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
@@ -72,11 +70,13 @@ class RewardService:
         """Serve all calls from `server`."""
         handlers = {
             "Score": grpc.unary_unary_rpc_method_handler(
-                unary("Score", pb.ScoreRequest, self.score, check_outline),
+                self.score,
+                request_deserializer=pb.ScoreRequest.FromString,
                 response_serializer=pb.ScoreReply.SerializeToString,
             ),
             "DescribeModel": grpc.unary_unary_rpc_method_handler(
-                unary("DescribeModel", pb.DescribeModelRequest, self.describe),
+                self.describe,
+                request_deserializer=pb.DescribeModelRequest.FromString,
                 response_serializer=pb.DescribeModelReply.SerializeToString,
             ),
         }
@@ -138,9 +138,9 @@ def main(
 async def _serve(
     lifecycle: Lifecycle, settings: Settings, health: Health, model: RewardModel, listen: str
 ) -> int:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    lifecycle.on_drain(lambda: _set_from_thread(loop, stop))
-    front = _front(settings, listen)
+    stop = asyncio.Event()
+    lifecycle.on_drain(setter(stop))
+    frame = ServerFrame(ROLE, (NAME,), settings, listen, boundary=Boundary(RULES))
     batcher = Batcher(
         model.score_rows,
         max_rows=MAX_BATCH_ROWS,
@@ -148,25 +148,23 @@ async def _serve(
         on_end=lambda: _rest(health),
     )
     service = RewardService(model, batcher)
-    service.add_to(front.server)
+    service.add_to(frame.server)
     watching = asyncio.create_task(watch_loop(partial(health.progress, EVENT_LOOP)))
     health.watch(EVENT_LOOP, settings.broker.stall_timeout_s)
     health.watch(SCORING, STALL_S)
     health.suspend(SCORING)
     try:
-        metrics_port, address = _listen(front, health, settings, listen)
-        await front.server.start()
-        await front.set_serving(serving=True)
-        announce(ROLE, metrics_port=metrics_port, address=address)
+        _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+        address = frame.bind()
+        await frame.begin(metrics_port=metrics_port)
         health.set_ready(True)
         log.info("serving", extra={"address": address})
         await stop.wait()
         health.set_ready(False, "draining")
-        await front.set_serving(serving=False)
-        await front.server.stop(DRAIN_GRACE_S)
+        await frame.drain(DRAIN_GRACE_S)
     finally:
         watching.cancel()
-        await front.server.stop(0)
+        await frame.close()
         service.close()
         batcher.close()
     return EXIT_OK
@@ -176,27 +174,3 @@ def _rest(health: Health) -> None:
     """A batch was scored, and another may not come for long."""
     health.progress(SCORING)
     health.suspend(SCORING)
-
-
-def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    loop.call_soon_threadsafe(event.set)
-
-
-def _front(settings: Settings, listen: str) -> Front:
-    section = settings.broker
-    return build_server(
-        (NAME,),
-        interceptors=[build_gate(settings, credentials(settings.security), listen)],
-        maximum_concurrent_rpcs=section.max_concurrent_calls,
-        max_connections=section.max_connections,
-        max_connection_age_s=section.max_connection_age_s,
-    )
-
-
-def _listen(front: Front, health: Health, settings: Settings, listen: str) -> tuple[int, str]:
-    """Port of the metrics and address of the server."""
-    try:
-        _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
-        return metrics_port, bind(front.server, listen, credentials(settings.security))
-    except (ValueError, OSError) as error:
-        raise ConfigurationError(str(error)) from error

@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 
 from broker.log import guard
-from broker.service.monitor import EVENT_LOOP, Monitor
-from broker.service.process import _cancel, _run, _until_first, assemble, build_front, connect_inspector
+from broker.service.monitor import Monitor
+from broker.service.process import _cancel, _run, _until_first, assemble, build_frame, connect_inspector
 from penstock.config.settings import load
-from penstock.rpc.auth import Credentials
 from penstock.runtime.health import Health
+from penstock.runtime.loop_lag import EVENT_LOOP
 from tests.support.run.broker_process import eventually
 
 
@@ -70,8 +70,8 @@ async def test_a_broker_that_drains_for_longer_than_it_may_stall_stays_live(redi
     health = Health("broker", clock)
     inspector = connect_inspector(redis_url, settings.security)
     examine = partial(guard.examine, inspector, redis_url, settings.broker)
-    front = build_front(settings, Credentials(), "127.0.0.1:0")
-    parts = assemble(front, settings, redis_url, await examine())
+    frame = build_frame(settings, "127.0.0.1:0")
+    parts = assemble(frame, settings, redis_url, await examine())
     monitor = Monitor(parts.store, health, settings.broker, examine, parts.experience.note_facts)
     running = asyncio.create_task(_run(parts, monitor, stop, health, drain_delay_s=3600))
     try:
@@ -86,6 +86,6 @@ async def test_a_broker_that_drains_for_longer_than_it_may_stall_stays_live(redi
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
-        await front.server.stop(0)
+        await frame.close()
         await parts.store.aclose()
         await inspector.aclose()

@@ -94,7 +94,7 @@ def act_of(stand: Stand, told: list[Answered] | None = None) -> Callable[..., An
         learns=False,
         on_answer=([] if told is None else told).append,
     )
-    return service.act_on_bytes()
+    return service.act_on_bytes
 
 
 async def asked(

@@ -8,13 +8,14 @@ import grpc
 import pytest
 
 from broker.log.store import StoreUnavailable
-from broker.service.boundary import Absent, Boundary, Malformed, check_number
-from broker.service.request_outline import LARGEST_CALL_BYTES
+from broker.service.call_rules import LARGEST_CALL_BYTES, ORDINARY, RULES, build_boundary, check_number
 from penstock.rpc.auth import Credentials
+from penstock.rpc.boundary import Absent, Malformed, read_request
 from penstock.rpc.channel import open_async_channel
 from penstock.rpc.server import bind, build_server
 from penstock.v1 import control_pb2, control_pb2_grpc
-from penstock.wire.limits import MAX_MESSAGE_BYTES
+from penstock.v1 import experience_pb2 as experience
+from penstock.wire.limits import MAX_EPISODES_PER_REPORT, MAX_MESSAGE_BYTES, MAX_NUMBER
 
 FAULTS = {
     "malformed": Malformed("reason='malformed': give another"),
@@ -39,7 +40,7 @@ class Faulty(control_pb2_grpc.ControlServiceServicer):
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
     """A channel to a server with a Faulty behind a Boundary."""
-    front = build_server(["penstock.v1.ControlService"], interceptors=[Boundary()])
+    front = build_server(["penstock.v1.ControlService"], interceptors=[build_boundary()])
     control_pb2_grpc.add_ControlServiceServicer_to_server(
         Faulty(),  # type: ignore[abstract]  # the other methods stay as they are generated
         front.server,
@@ -143,3 +144,26 @@ def test_numbers_that_the_broker_never_gives_are_malformed(value: int) -> None:
     """Redis scripts count in doubles: beyond 2^53 they would round."""
     with pytest.raises(Malformed, match=f"session={value}"):
         check_number("session", value)
+
+
+def test_the_largest_report_passes() -> None:
+    """Its numbers as large as they get."""
+    episode = experience.Episode(
+        slot_id=4095, episode_id=2**64 - 1, episode_return=-1e300, length=2**64 - 1, version=2**64 - 1
+    )
+    report = experience.ReportEpisodesRequest(
+        session=MAX_NUMBER, sequence=MAX_NUMBER, episodes=[episode] * MAX_EPISODES_PER_REPORT
+    )
+    rule, data = RULES["ReportEpisodes"], report.SerializeToString()
+    read = read_request("ReportEpisodes", report.FromString, data, rule.largest_bytes)
+    assert len(read.episodes) == MAX_EPISODES_PER_REPORT
+
+
+@pytest.mark.parametrize("name", ["Append", "ReportEpisodes", "WatchLatest", "Pause", "Check"])
+def test_every_rpc_has_a_largest_request(name: str) -> None:
+    """The largest is of no more use to others than to whom it is for."""
+    largest = RULES.get(name, ORDINARY).largest_bytes
+    assert largest is not None
+    assert len(read_request(name, None, bytes(largest), largest)) == largest
+    with pytest.raises(Malformed, match=f"{largest + 1} bytes, at most {largest}"):
+        read_request(name, None, bytes(largest + 1), largest)

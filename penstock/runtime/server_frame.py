@@ -1,0 +1,125 @@
+"""The gRPC server of a process, from its address to the end of its last call: broker, policy server and reward service.
+
+    ServerFrame ─► services are added ─► bind ─► begin ─► … ─► drain ─► close
+                                                 SERVING      NOT_SERVING, calls in flight end
+
+Every call passes the gate (who calls, may they, not too much) and the boundary (size, parsing, errors) before its handler.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from penstock.config.credentials import credentials
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.rpc.auth import Credentials, Proof
+from penstock.rpc.bearer_tokens import AcceptedTokens
+from penstock.rpc.boundary import Boundary
+from penstock.rpc.gate import Gate
+from penstock.rpc.rate_limits import Budgets, Rates
+from penstock.rpc.server import STREAMS_PER_CONNECTION, bind, build_server
+from penstock.runtime import metrics
+from penstock.runtime.health import announce
+
+
+class ServerFrame:
+    """See the module. One event loop uses it."""
+
+    def __init__(
+        self,
+        role: str,
+        services: Sequence[str],
+        settings: Settings,
+        listen: str,
+        *,
+        boundary: Boundary,
+        rates: Rates | None = None,
+        streams_per_connection: int = STREAMS_PER_CONNECTION,
+    ) -> None:
+        """Make a server that has no services and no address yet.
+
+        role: as the process is announced. services: their full names, for health and reflection.
+        listen: HOST:PORT (0: a free port) or unix:/path. rates: of each caller; None: those of a broker.
+        Raises ConfigurationError for credentials that cannot be used, and for a server that could not tell
+        whose callers it may serve.
+        """
+        section = settings.broker
+        self._role, self._listen = role, listen
+        self._credentials = credentials(settings.security)
+        self._address = ""
+        self._front = build_server(
+            services,
+            interceptors=[_gate(settings, self._credentials, listen, rates), boundary],
+            maximum_concurrent_rpcs=section.max_concurrent_calls,
+            max_connections=section.max_connections,
+            max_connection_age_s=section.max_connection_age_s,
+            streams_per_connection=streams_per_connection,
+        )
+
+    @property
+    def server(self) -> grpc.aio.Server:
+        """The server, to which services are added."""
+        return self._front.server
+
+    def bind(self) -> str:
+        """Take the address and return it as clients use it; raises ConfigurationError where it cannot be had."""
+        try:
+            self._address = bind(self.server, self._listen, self._credentials)
+        except (ValueError, OSError) as error:
+            raise ConfigurationError(str(error)) from error
+        return self._address
+
+    async def begin(self, *, metrics_port: int) -> None:
+        """Serve calls, answer health checks with SERVING and announce the process."""
+        await self.server.start()
+        await self._front.set_serving(serving=True)
+        announce(self._role, metrics_port=metrics_port, address=self._address)
+
+    async def drain(self, grace_s: float, release: Callable[[], None] = lambda: None) -> None:
+        """Answer health checks with NOT_SERVING, take no further calls and give those in flight `grace_s` to end.
+
+        release: lets go of the calls that are held on purpose; called once the server says that it drains.
+        """
+        await self._front.set_serving(serving=False)
+        release()
+        await self.server.stop(grace_s)
+
+    async def close(self) -> None:
+        """End at once what still runs."""
+        await self.server.stop(0)
+
+
+def setter(event: asyncio.Event) -> Callable[[], None]:
+    """Return a function that sets `event` of the running loop from any thread."""
+    loop = asyncio.get_running_loop()
+
+    def set_event() -> None:
+        loop.call_soon_threadsafe(event.set)
+
+    return set_event
+
+
+def _gate(settings: Settings, own: Credentials, address: str, rates: Rates | None) -> Gate:
+    proof = own.proof(address)
+    if proof is not Proof.NOTHING and not settings.run:
+        raise ConfigurationError(
+            "run='': certificates and tokens are a run's; say whose are served: --set run=NAME"
+        )
+    return Gate(
+        proof=proof,
+        run=settings.run,
+        tokens=_tokens(own) if proof is Proof.TOKEN else None,
+        budgets=Budgets(
+            rates or Rates(calls=settings.broker.max_calls_per_s, bytes=settings.broker.max_bytes_per_s)
+        ),
+        on_denied=lambda label: metrics.REFUSALS.labels(reason=label).inc(),
+    )
+
+
+def _tokens(own: Credentials) -> AcceptedTokens | None:
+    file = own.accepted_tokens
+    try:
+        return None if file is None else AcceptedTokens(file)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"security.accepted_tokens: {error}") from error
