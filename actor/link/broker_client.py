@@ -28,7 +28,7 @@ from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.retry import Interrupted, retry
 from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2
-from penstock.wire import append, bulk
+from penstock.wire import append
 from penstock.wire.fragment import Fragment
 from penstock.wire.limits import (
     APPEND_DEADLINE_S,
@@ -39,6 +39,7 @@ from penstock.wire.limits import (
     WEIGHT_CHUNK_BYTES,
 )
 from penstock.wire.messages import Leave, News, Publication, Report, Role, RunState, Watch
+from penstock.wire.rawproto import read_beside
 from penstock.wire.refusal import Refusal
 from penstock.wire.specification import RunSpecification
 
@@ -112,14 +113,14 @@ class _Line:
             _WATCH,
             request_serializer=weights_pb2.WatchLatestRequest.SerializeToString,
             response_deserializer=partial(
-                bulk.read, weights_pb2.WatchLatestReply, weights_pb2.WatchLatestReply.WEIGHTS_FIELD_NUMBER
+                read_beside, weights_pb2.WatchLatestReply, weights_pb2.WatchLatestReply.WEIGHTS_FIELD_NUMBER
             ),
         )
         self.weights = self.channel.unary_unary(
             _GET_WEIGHTS,
             request_serializer=weights_pb2.GetWeightsRequest.SerializeToString,
             response_deserializer=partial(
-                bulk.read, weights_pb2.GetWeightsReply, weights_pb2.GetWeightsReply.CHUNK_FIELD_NUMBER
+                read_beside, weights_pb2.GetWeightsReply, weights_pb2.GetWeightsReply.CHUNK_FIELD_NUMBER
             ),
         )
         self.heard_s = 0.0

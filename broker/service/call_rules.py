@@ -1,10 +1,9 @@
 """How the broker's calls are bounded, read and answered where they differ, and what its handlers check alike."""
 
-from typing import Any, Final
+from typing import Final
 
 from broker.log.store import StoreUnavailable
 from broker.service.calls_in_flight import CallsInFlight
-from broker.service.request_outline import check_outline
 from penstock.rpc.boundary import Boundary, CallRule, Malformed
 from penstock.runtime import metrics
 from penstock.wire import append
@@ -25,13 +24,8 @@ LARGEST_CALL_BYTES: Final = 16 * KIB
 ORDINARY: Final = CallRule(largest_bytes=LARGEST_CALL_BYTES, deadline_s=CALL_DEADLINE_S)
 
 
-def _read_append(data: bytes) -> Any:
-    check_outline(data)
-    return append.parse(data)
-
-
 RULES: Final = {
-    "Append": CallRule(largest_bytes=MAX_MESSAGE_BYTES, deadline_s=APPEND_DEADLINE_S, parse=_read_append),
+    "Append": CallRule(largest_bytes=MAX_MESSAGE_BYTES, deadline_s=APPEND_DEADLINE_S, parse=append.parse),
     # 256 KiB hold the largest report.
     "ReportEpisodes": CallRule(largest_bytes=256 * KIB, deadline_s=CALL_DEADLINE_S),
     "WatchLatest": CallRule(

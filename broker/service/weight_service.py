@@ -20,7 +20,6 @@ from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.v1 import weights_pb2 as pb
 from penstock.v1.weights_pb2_grpc import WeightServiceServicer
-from penstock.wire import bulk
 from penstock.wire.limits import (
     MAX_NUMBER,
     MAX_PROBE_ANSWERS,
@@ -29,6 +28,7 @@ from penstock.wire.limits import (
     WEIGHT_CHUNK_BYTES,
 )
 from penstock.wire.messages import News, Publication, Watch
+from penstock.wire.rawproto import write_around
 from penstock.wire.refusal import Reason, Refusal
 
 _SHA256 = re.compile(r"[0-9a-f]{64}|")
@@ -128,7 +128,7 @@ class WeightService(WeightServiceServicer):
             raise Absent(text)
         publication, chunk = found
         reply = pb.GetWeightsReply(publication=publication.to_proto(), offset=request.offset)
-        return bulk.write(reply, pb.GetWeightsReply.CHUNK_FIELD_NUMBER, chunk)
+        return write_around(reply, pb.GetWeightsReply.CHUNK_FIELD_NUMBER, chunk)
 
     async def _find(self, version: int, offset: int) -> tuple[Publication, bytes] | None:
         publication = await self._store.publication(version)
@@ -187,4 +187,4 @@ def write_news(news: News, weights: bytes) -> bytes:
         scalars=news.scalars,
         evaluate_version=news.evaluate_version,
     )
-    return bulk.write(reply, pb.WatchLatestReply.WEIGHTS_FIELD_NUMBER, weights)
+    return write_around(reply, pb.WatchLatestReply.WEIGHTS_FIELD_NUMBER, weights)

@@ -29,7 +29,7 @@ from typing import Any, Final, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from penstock.wire.outline import Unfit
+from penstock.wire.rawproto import Unfit
 from penstock.wire.refusal import Refused
 
 log = logging.getLogger(__name__)

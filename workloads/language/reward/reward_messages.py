@@ -5,7 +5,7 @@ from typing import Final
 
 from penstock.v1 import reward_pb2 as pb
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MIB
-from penstock.wire.outline import Unfit, fields
+from penstock.wire.rawproto import Unfit, fields
 from workloads.language.prompt import Prompt, Turn
 from workloads.language.reward.reward_source import BadReward, Rewards, Sample, ScoredBy, checked
 
@@ -22,7 +22,10 @@ _CONVERSATION: Final = pb.RewardSample.CONVERSATION_FIELD_NUMBER
 
 
 def read_score_request(data: bytes) -> pb.ScoreRequest:
-    """The message of these bytes; raises Unfit for what is too large or would unfold to too much, and DecodeError."""
+    """Return the message of these bytes.
+
+    Raises Unfit for what is too large or would unfold to too much, DecodeError for bytes that are no such message.
+    """
     try:
         _check_outline(data)
     except Unfit as error:

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.v1 import weights_pb2 as pb
-from penstock.wire import bulk
-from penstock.wire.outline import Unfit
+from penstock.wire.rawproto import Unfit, read_beside, write_around
 
 NUMBER = pb.WatchLatestReply.WEIGHTS_FIELD_NUMBER
 NEWS = pb.WatchLatestReply(revision=7, scalars={"epsilon": 0.5}, latest=pb.Publication(version=3))
@@ -17,7 +16,7 @@ NEWS = pb.WatchLatestReply(revision=7, scalars={"epsilon": 0.5}, latest=pb.Publi
 def test_protobuf_reads_what_is_written(size: int) -> None:
     """Sizes of every number of digits."""
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    whole = pb.WatchLatestReply.FromString(bulk.write(NEWS, NUMBER, data))
+    whole = pb.WatchLatestReply.FromString(write_around(NEWS, NUMBER, data))
     assert whole.weights == data
     whole.ClearField("weights")
     assert whole == NEWS
@@ -28,15 +27,15 @@ def test_what_protobuf_writes_is_read_without_a_copy_of_the_field() -> None:
     written = pb.WatchLatestReply(weights=b"abc" * 99)
     written.MergeFrom(NEWS)
     data = written.SerializeToString()
-    message, weights = bulk.read(pb.WatchLatestReply, NUMBER, data)
+    message, weights = read_beside(pb.WatchLatestReply, NUMBER, data)
     assert (message, bytes(weights)) == (NEWS, b"abc" * 99)
     assert weights.obj is data
 
 
 def test_of_several_the_last_counts() -> None:
     """As in protobuf."""
-    data = bulk.write(pb.WatchLatestReply(), NUMBER, b"one") + bulk.write(NEWS, NUMBER, b"two")
-    message, weights = bulk.read(pb.WatchLatestReply, NUMBER, data)
+    data = write_around(pb.WatchLatestReply(), NUMBER, b"one") + write_around(NEWS, NUMBER, b"two")
+    message, weights = read_beside(pb.WatchLatestReply, NUMBER, data)
     assert (message, bytes(weights)) == (NEWS, b"two")
     assert pb.WatchLatestReply.FromString(data).weights == b"two"
 
@@ -45,7 +44,7 @@ def test_of_several_the_last_counts() -> None:
 def test_other_bytes_are_refused_as_protobuf_refuses_them(data: bytes) -> None:
     """Or read as protobuf reads them."""
     try:
-        message, weights = bulk.read(pb.WatchLatestReply, NUMBER, data)
+        message, weights = read_beside(pb.WatchLatestReply, NUMBER, data)
     except (DecodeError, Unfit):
         return
     message.weights = bytes(weights)
