@@ -6,14 +6,19 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-slow mutations soak learn staleness synchronous check format bench bench-peers protos dashboards
+.PHONY: train test test-processes test-slow mutations soak learn staleness synchronous check format bench bench-peers protos dashboards
 
 train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
 
-# Most tests wait for processes most of the time: more workers than cores.
+# The first tier, with one end-to-end test of each promise. Processes wait most of the time: more workers than cores.
 test: .venv/installed-test
-	$(BIN)/pytest -q -m "not slow" -n 3 --dist worksteal $(ARGS)
+	$(BIN)/pytest -q -m "not slow" -n 3 --dist worksteal \
+		tests/unit tests/contract tests/property tests/abuse tests/mutations tests/spine $(ARGS)
+
+# All other tests that start processes: of services, networks, kills, abuse and what is deployed.
+test-processes: .venv/installed-test
+	$(BIN)/pytest -q -m "not slow" -n 3 --dist worksteal tests/processes tests/deploy tests/learning $(ARGS)
 
 test-slow: .venv/installed-test .venv/installed-learn
 	$(BIN)/pytest -q -m slow -n 3 --maxschedchunk 1 $(ARGS)

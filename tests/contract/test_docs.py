@@ -89,7 +89,19 @@ def test_every_refusal_is_explained(reason: Reason) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["train", "test", "test-slow", "soak", "mutations", "learn", "staleness", "check", "bench", "protos"],
+    [
+        "train",
+        "test",
+        "test-processes",
+        "test-slow",
+        "soak",
+        "mutations",
+        "learn",
+        "staleness",
+        "check",
+        "bench",
+        "protos",
+    ],
 )
 def test_every_make_target_is_in_the_pages(target: str) -> None:
     """Who reads README or CONTRIBUTING knows what make can do."""

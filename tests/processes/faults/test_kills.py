@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.fleet.campaign import Campaign, Pace
+from tests.support.fleet.campaign import POINTS, Campaign, Pace, draw
 from tests.support.fleet.fleet import Audit, Fleet
 from tests.support.fleet.members import Shape
 from tests.support.fleet.redis_kills import IN_REWRITE, IN_USE, OF_BOTH, POWER_LOSS
@@ -22,27 +22,31 @@ LARGE: Final = ("--observation-floats", "13107")
 ROOM: Final = ("broker.max_log_bytes=300000000", "algorithm.batch_steps=128")
 
 SEED: Final = 7
-"""Of every campaign here: each way in which Redis dies is among its first."""
+"""Of every long campaign, and of those against Redis: each way in which Redis dies is among its first."""
+SHORT: Final = 12
+OF_ACTORS: Final = 2149
+OF_BROKERS: Final = 182
+"""Seeds of short campaigns whose first lives die at each fail point and at moments between them."""
 
 slow = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kills", [50])
-def test_killed_actors_lose_nothing_that_was_acknowledged(tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize(("kills", "seed"), [(SHORT, OF_ACTORS), pytest.param(50, SEED, marks=slow)])
+def test_killed_actors_lose_nothing_that_was_acknowledged(tmp_path: Path, kills: int, seed: int) -> None:
     """Their next life fences the session before; what was not acknowledged died with them."""
     with Fleet(tmp_path, Shape(settings=BUSY, actor_options=TWO_EACH)) as fleet:
-        Campaign(fleet, names(fleet, "actor"), seed=SEED).run(kills)
+        Campaign(fleet, names(fleet, "actor"), seed=seed).run(kills)
         balance(fleet, fleet.finish(), kills)
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kills", [20, pytest.param(50, marks=slow)])
-def test_killed_brokers_lose_and_double_nothing(tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize(("kills", "seed"), [(SHORT, OF_BROKERS), pytest.param(50, SEED, marks=slow)])
+def test_killed_brokers_lose_and_double_nothing(tmp_path: Path, kills: int, seed: int) -> None:
     """Two brokers under one run; a reply that died with its broker is answered again after the resend."""
     shape = Shape(brokers=2, settings=BUSY, actor_options=TWO_EACH)
     with Fleet(tmp_path, shape) as fleet:
-        Campaign(fleet, names(fleet, "broker"), seed=SEED).run(kills)
+        Campaign(fleet, names(fleet, "broker"), seed=seed).run(kills)
         audit = fleet.finish()
         balance(fleet, audit, kills)
         assert "log_lost" not in audit.report["fragments"]
@@ -79,6 +83,14 @@ def test_what_redis_loses_with_its_last_second_is_booked(
         balance(fleet, audit, kills)
         assert audit.report["counters"]["reopened"] >= kills // 2
         assert audit.report["fragments"].get("log_lost", 0) > 0, audit.text
+
+
+@pytest.mark.parametrize(("role", "members", "seed"), [("actor", 4, OF_ACTORS), ("broker", 2, OF_BROKERS)])
+def test_a_short_campaign_has_every_kind_of_death(role: str, members: int, seed: int) -> None:
+    """Each fail point of the role, and moments between them, are among the first lives of its victims."""
+    lives = range(1, SHORT // members + 1)
+    dooms = [draw(seed, f"{role}-{index}", life, Pace()) for index in range(members) for life in lives]
+    assert {doom.point for doom in dooms} == {*POINTS[role], ""}
 
 
 def names(fleet: Fleet, role: str) -> list[str]:

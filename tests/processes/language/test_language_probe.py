@@ -1,60 +1,22 @@
-"""An adapter that never arrives, arrives late or arrives broken: the probe finds it in the actor's first answer."""
+"""What the learner does about an actor that the probe has found to act with another adapter."""
 
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pytest
-from torch import nn
 
 from actor.rollout import local_policy
-from learner.probe import Quarantine
 from penstock.config import settings as configuration
 from penstock.config.settings import Settings
-from penstock.policy import weights
-from penstock.wire.messages import Publication
-from tests.support.language.course import PATIENCE_S, UNROLL, LanguageCourse
+from tests.support.language.adapter_fault import Fault
+from tests.support.language.course import PATIENCE_S, UNROLL
 from tests.support.run.actor_run import ActorThread, actors
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.learner_run import LearnerThread, account, audited
 
 TRUE: Final = "workloads.rlhf.sentiment:true_rewards"
-WRONG: Final = ("never", "late", "corrupted")
-
-
-class Fault:
-    """What becomes of weights between their digest and the policy, in the actor that was first to apply any.
-
-    way: applied, or one of `WRONG`. The actor goes on to say that it has the version it was sent.
-    """
-
-    def __init__(self) -> None:
-        self.way = "applied"
-        self._victim: nn.Module | None = None
-        self._before = b""
-
-    def __call__(self, module: nn.Module, blob: bytes) -> None:
-        """In place of `load_into`."""
-        self._victim = self._victim or module
-        way = self.way if module is self._victim else "applied"
-        if way != "never":
-            weights.load_into(module, {"late": self._before, "corrupted": _broken(blob)}.get(way, blob))
-        if module is self._victim:
-            self._before = blob
-
-    @property
-    def has_victim(self) -> bool:
-        """Whether an actor has applied anything."""
-        return self._victim is not None
-
-
-def _broken(blob: bytes) -> bytes:
-    """One of the tensors is zero, as if its pages had not been written."""
-    arrays = weights.decode(blob)
-    name = next(name for name in sorted(arrays) if "lora_B" in name)
-    return weights.encode({**arrays, name: np.zeros_like(arrays[name])})
 
 
 @pytest.fixture
@@ -63,58 +25,6 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
     made = Fault()
     monkeypatch.setattr(local_policy, "load_into", made)
     return made
-
-
-class Judged:
-    """A course whose learner's side judges answers as a learner does."""
-
-    def __init__(self, course: LanguageCourse) -> None:
-        self.course = course
-        tolerance = course.settings.learner.probe_tolerance
-        self._quarantine = Quarantine(course.probe, course.build(0), tolerance)
-        self._answered: dict[int, int] = {}
-        """Newest version that a session has answered for."""
-
-    def publish(self) -> Publication:
-        """Another adapter."""
-        self.course.read()
-        made = self.course.publish()
-        snapshot = weights.snapshot(self.course.policies[made.version])
-        self._quarantine.expect(made.version, made.sha256, snapshot)
-        return made
-
-    def verdict(self, version: int) -> bool:
-        """Whether who answers for this version is quarantined by its first answer."""
-        eventually(lambda: self._look(version), "an answer", within_s=PATIENCE_S)
-        (session,) = self._answered
-        return self._quarantine.holds(session)
-
-    def _look(self, version: int) -> bool:
-        self.course.read()
-        probes = self.course.log.renew().probes
-        self._quarantine.check(probes)
-        self._answered |= {answer.session: answer.version for answer in probes}
-        return version in self._answered.values()
-
-
-@pytest.mark.parametrize("way", WRONG)
-def test_a_wrong_adapter_is_caught_by_the_first_answer(
-    way: str,
-    fault: Fault,
-    broker: BrokerProcess,
-    begin: Callable[..., LanguageCourse],
-    base: Path,
-    prompts: Path,
-) -> None:
-    """It names the version and the digest that were published, and is held; the next whole adapter sets it free."""
-    judged = Judged(begin())
-    places = {"model": str(base), "prompts": str(prompts), "reward": TRUE}
-    with actors(ActorThread(broker.address, "actor-0", places=places)):
-        assert not judged.verdict(judged.publish().version)
-        fault.way = way
-        assert judged.verdict(judged.publish().version)
-        fault.way = "applied"
-        assert not judged.verdict(judged.publish().version)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from torch import nn
 
 from penstock.client import (
     Action,
@@ -28,8 +27,6 @@ from penstock.client import (
     calls,
 )
 from penstock.client.arrays import to_parts
-from penstock.config.settings import PolicySection
-from penstock.registry.records import Status
 from penstock.registry.registry import Registry
 from penstock.runtime.exit import EXIT_OK
 from penstock.v1 import policy_pb2 as pb
@@ -41,6 +38,8 @@ from tests.support.run.serving_run import (
     RUN,
     SERVICE,
     ServedRun,
+    begun,
+    follow,
     health_of,
     serving,
     terminate,
@@ -70,20 +69,6 @@ def client(server: BrokerProcess) -> Iterator[PolicyClient]:
     """Of that server, patient."""
     with PolicyClient(server.address, deadline_s=60.0) as connected:
         yield connected
-
-
-def begun(folder: Path, **policy: Any) -> ServedRun:
-    """A run with version 1, active."""
-    made = ServedRun(folder, section=PolicySection(**({"hidden_sizes": (16, 16)} | policy)))
-    made.describe()
-    made.promote(made.next_version())
-    return made
-
-
-def follow(run: ServedRun, client: PolicyClient, version: int) -> None:
-    """Promote it, and wait until it answers."""
-    run.promote(version)
-    eventually(lambda: client.act(ROWS[0]).version == version, f"version {version}", 60)
 
 
 def check(run: ServedRun, given: Action | ActionBatch, rows: Any) -> None:
@@ -331,29 +316,6 @@ def test_damaged_weights_are_not_served(run: ServedRun, server: BrokerProcess, c
     assert client.act(ROWS[0]).version == damaged
     # Not with every look: once for the newest version, once with the arm.
     assert server.log.read_text().count("cannot be served") - said <= 3
-
-
-@pytest.mark.parametrize("kind", ["nan", "negated"])
-def test_a_bad_canary_is_withdrawn(run: ServedRun, client: PolicyClient, kind: str) -> None:
-    """A tenth of the clients meets it; its episodes are judged, and nobody is sent to it any more."""
-    follow(run, client, good := run.next_version())
-    policy, bad = run.policies[good], run.build(good)
-    if kind == "nan":
-        nn.init.constant_(bad.actor_head.bias, float("nan"))
-    else:
-        bad.actor_head.weight.data.neg_()
-    best = int(policy.act({"observation": ROWS[:1]}, deterministic=True).action["action"][0])
-    canary = run.next_version(bad)
-    run.promote(canary, canary_share=0.1)
-    for number in itertools.count():
-        assert number < 1500, "the canary is still there"
-        episode = client.start_episode(f"client-{number}")
-        given = episode.act(ROWS[0], deterministic=True)
-        episode.end(terminated=True, reward=float(given.action == best))
-        if number % 20 == 19 and run.status(canary) is Status.ROLLED_BACK:
-            break
-    eventually(lambda: {client.act(ROWS[0]).version for _ in range(60)} == {good}, "everybody back")
-    assert run.status(good) is Status.ACTIVE
 
 
 # ---------------------------------------------------------------- the end

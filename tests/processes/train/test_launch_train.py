@@ -1,8 +1,6 @@
 """`penstock train` end to end: real processes, real Redis, CartPole-v1."""
 
 import json
-import os
-import signal
 import subprocess
 import threading
 import time
@@ -12,27 +10,22 @@ from pathlib import Path
 import pytest
 
 from launch.run.child_process import penstock
-from tests.support.run.training import GONE_S, PATIENCE_S, Training, is_alive, wait_until_gone
-
-LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")
-OFTEN = ("--set", "learner.checkpoint_interval_s=1")
+from tests.support.run.training import (
+    GONE_S,
+    LONG,
+    PATIENCE_S,
+    Training,
+    is_alive,
+    trainings,
+    wait_until_gone,
+)
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
     """Start trainings in one run folder; nothing of them is left afterwards."""
-    trainings: list[Training] = []
-
-    def start(*arguments: str) -> Training:
-        trainings.append(Training(tmp_path / "run", *arguments))
-        return trainings[-1]
-
-    yield start
-    for training in trainings:
-        training.process.kill()
-        training.process.communicate()
-    if trainings:
-        wait_until_gone(trainings[-1])
+    with trainings(tmp_path / "run") as started:
+        yield started
 
 
 @pytest.mark.parametrize("name", ["impala", "reinforce"])
@@ -54,81 +47,6 @@ def test_the_algorithm_that_is_named_learns_and_the_books_balance(
     last = json.loads((training.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"policy_loss", "entropy_coefficient", "learning_rate"} <= last.keys()
     assert "clip_fraction" not in last
-
-
-def test_cartpole_is_solved_by_separate_processes_and_the_books_balance(
-    start: Callable[..., Training],
-) -> None:
-    """The main promise: exit 0, solved, four roles, summary, curve and final policy on disk."""
-    training = start("CartPole-v1", "--seed", "1", "--json")
-    code, out, err = training.end()
-    assert code == 0, err
-    summary = json.loads(out)
-    assert summary == training.summary()
-    assert summary["solved"]
-    assert summary["evaluation"]["mean"] >= 475
-    assert summary["evaluation"]["episodes"] == 100
-    assert summary["ledger"]["balanced"]
-    assert summary["env_steps"] <= 160_000
-    assert {one["role"] for one in summary["processes"]} >= {
-        "redis",
-        "broker",
-        "learner",
-        "actor",
-        "evaluator",
-    }
-    assert len({one["pid"] for one in summary["processes"]}) == len(summary["processes"])
-    for name in (
-        "config.toml",
-        "learning-curve.png",
-        "metrics.jsonl",
-        "lineage.jsonl",
-        "endpoints.json",
-        "targets.json",
-    ):
-        assert (training.run_dir / name).stat().st_size > 0
-    assert not any(is_alive(pid) for pid in training.pids().values())
-    reply = subprocess.run(
-        penstock("evaluate", str(training.run_dir), "--episodes", "20", "--json"),
-        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
-    )  # fmt: skip
-    assert json.loads(reply.stdout)["mean"] >= 475
-
-
-def test_ctrl_c_drains_within_15_seconds_and_resume_goes_on(start: Callable[..., Training]) -> None:
-    """Exit 130 with a summary; the resumed run has the same name and continues the same count of steps."""
-    first = start("CartPole-v1", *LONG)
-    first.until_steps(10_000)
-    status = subprocess.run(
-        penstock("status", str(first.run_dir), "--json"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert json.loads(status.stdout)["desired"] == "RUN_STATE_RUNNING"
-    began = time.monotonic()
-    first.process.send_signal(signal.SIGINT)
-    code, out, _ = first.end()
-    assert code == 130
-    assert time.monotonic() - began < 15
-    assert "interrupted" in out
-    assert not any(is_alive(pid) for pid in first.pids().values())
-    stopped = first.summary()
-    assert stopped["interrupted"]
-    assert stopped["ledger"]["balanced"]
-
-    second = start("--resume")
-    assert second.steps() == stopped["env_steps"]
-    second.until_steps(10_000)
-    second.process.send_signal(signal.SIGTERM)
-    code, _, err = second.end()
-    assert code == 130, err
-    resumed = second.summary()
-    assert resumed["run"] == stopped["run"]
-    assert resumed["env_steps"] >= stopped["env_steps"] + 10_000
-    assert resumed["ledger"]["balanced"]
-    assert "stale" not in {reason for reason, count in resumed["ledger"]["dropped"].items() if count}
 
 
 def test_a_killed_launcher_leaves_nothing_running(start: Callable[..., Training]) -> None:
@@ -166,31 +84,6 @@ def children(pid: int) -> list[int]:
         if int(fields[1]) == pid:
             found.append(int(path.parent.name))
     return found
-
-
-@pytest.mark.slow
-def test_a_run_survives_the_death_of_each_of_its_parts(start: Callable[..., Training]) -> None:
-    """`kill -9` of an actor, the broker, the learner and Redis: it still solves and the books balance."""
-    training = start(
-        "CartPole-v1", "--total-steps", "400000", "--set", "learner.stop_at_target=false", *OFTEN
-    )
-    steps = 20_000
-    for name in ("actor-0", "broker", "learner", "redis"):
-        training.until_steps(steps)
-        steps = training.steps() + 30_000
-        os.kill(training.pids()[name], signal.SIGKILL)
-    code, out, err = training.end()
-    assert code == 0, err
-    summary = training.summary()
-    assert summary["solved"]
-    assert summary["ledger"]["balanced"]
-    restarts = {one["role"]: 0 for one in summary["processes"]}
-    for one in summary["processes"]:
-        restarts[one["role"]] += one["restarts"]
-    assert {role: restarts[role] for role in ("actor", "broker", "learner", "redis")} == {
-        "actor": 1, "broker": 1, "learner": 1, "redis": 1,
-    }  # fmt: skip
-    assert "learner died (signal 9), restarting" in out
 
 
 def test_what_the_policy_cannot_handle_ends_with_exit_2(

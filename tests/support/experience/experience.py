@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from learner.algorithms.algorithm import AlgorithmState
 from learner.batch import Batch, assemble
 from penstock.config.settings import PolicySection
 from penstock.policy.policy import Policy, build
@@ -138,3 +139,11 @@ def collect(
     """One batch of four columns, in two fragments."""
     collectors = [Collector(environments(2), session) for session in (1, 2)]
     return assemble([collector.fragment(policy, steps) for collector in collectors], torch.device("cpu"))
+
+
+def same(first: AlgorithmState, second: AlgorithmState) -> bool:
+    """Whether two states are equal bit by bit."""
+    tensors = first.tensors.keys() == second.tensors.keys() and all(
+        torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items()
+    )
+    return tensors and first.numbers == second.numbers

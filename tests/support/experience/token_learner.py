@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms.algorithm import AlgorithmState
 from learner.algorithms.tokens.token_ppo import TokenPPO
 from learner.batch import Batch
 from penstock.config.sections.token import TokenPPOSection
@@ -47,14 +46,6 @@ def flat(algorithm: TokenPPO) -> Tensor:
     """All that is trained."""
     everything = (*algorithm.policy.trained().values(), *algorithm.policy.critic.parameters())
     return torch.cat([one.detach().flatten() for one in everything])
-
-
-def same(first: AlgorithmState, second: AlgorithmState) -> bool:
-    """Equal bit by bit."""
-    tensors = first.tensors.keys() == second.tensors.keys() and all(
-        torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items()
-    )
-    return tensors and first.numbers == second.numbers
 
 
 def move(policy: SmallTokenPolicy) -> None:

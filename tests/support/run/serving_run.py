@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from torch import nn
 
 from learner.publish.final_policy import write_specification
+from penstock.client import PolicyClient
 from penstock.config.settings import ActorSection, PolicySection
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode, sha256
@@ -138,6 +139,20 @@ class ServedRun:
         with torch.inference_mode():
             inputs = policy.read({"observation": torch.from_numpy(np.array(observation))})
             return policy.outputs(inputs).parameters.softmax(-1).numpy()
+
+
+def begun(folder: Path, **policy: Any) -> ServedRun:
+    """A run with version 1, active."""
+    made = ServedRun(folder, section=PolicySection(**({"hidden_sizes": (16, 16)} | policy)))
+    made.describe()
+    made.promote(made.next_version())
+    return made
+
+
+def follow(run: ServedRun, client: PolicyClient, version: int) -> None:
+    """Promote it, and wait until it answers."""
+    run.promote(version)
+    eventually(lambda: client.act(np.zeros(4, np.float32)).version == version, f"version {version}", 60)
 
 
 @contextmanager

@@ -4,7 +4,8 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 
 from launch.run.child_process import penstock
 
+LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")
+"""A run that ends when it is asked to."""
+OFTEN = ("--set", "learner.checkpoint_interval_s=1")
 PATIENCE_S = 120.0
 GONE_S = 20.0
 
@@ -76,6 +80,23 @@ class Training:
     def summary(self) -> dict[str, Any]:
         """`summary.json`."""
         return dict(json.loads((self.run_dir / "summary.json").read_text()))
+
+
+@contextmanager
+def trainings(run_dir: Path) -> Iterator[Callable[..., Training]]:
+    """Starts trainings in one run folder, one after the other; nothing of them is left afterwards."""
+    started: list[Training] = []
+
+    def start(*arguments: str) -> Training:
+        started.append(Training(run_dir, *arguments))
+        return started[-1]
+
+    yield start
+    for training in started:
+        training.process.kill()
+        training.process.communicate()
+    if started:
+        wait_until_gone(started[-1])
 
 
 def wait_until_gone(training: Training) -> float:

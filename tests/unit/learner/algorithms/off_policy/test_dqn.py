@@ -1,6 +1,5 @@
 """DQN as an algorithm: what it learns, what it promises the loop, what is undone, what a checkpoint holds."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,16 +8,15 @@ import pytest
 import torch
 
 from learner.algorithms.algorithm import Algorithm, Settles
-from learner.algorithms.off_policy.dqn import DQN, METRICS, epsilon, huber
+from learner.algorithms.off_policy.dqn import DQN, epsilon, huber
 from learner.algorithms.off_policy.replay.transitions import fragments, transitions
 from learner.batch import Batch
 from penstock.config.settings import ConfigurationError, DQNSection, PolicySection
-from penstock.policy import weights
 from penstock.policy.policy import build
 from penstock.wire.spaces import MultiDiscrete
 from tests.support.experience.experience import box
 from tests.support.experience.replay_worlds import STATES, corridor, corridor_values, q_policy
-from tests.unit.learner.algorithms.on_policy.test_ppo import Pending, same
+from tests.unit.learner.algorithms.on_policy.test_ppo import Pending
 
 DISCOUNT = 0.9
 SMALL: dict[str, Any] = {
@@ -110,13 +108,11 @@ def test_a_version_is_published_when_enough_was_learned() -> None:
     assert published == [False, False, True, False, False, True, False, False]
 
 
-def test_an_update_reports_every_metric() -> None:
-    """All finite, and what exploration is told."""
+def test_an_update_learns_from_a_drawn_batch() -> None:
+    """As many steps as the gradient steps draw, of all that replay holds."""
     algorithm = make()
     algorithm.update(corridor(1), progress=0.0)
     update = algorithm.update(corridor(2), progress=0.0)
-    assert {*METRICS, "learning_rate", "replay_steps", "epsilon"} <= update.metrics.keys()
-    assert all(math.isfinite(value) for value in update.metrics.values())
     assert (update.steps, update.metrics["replay_steps"]) == (32, 64)
 
 
@@ -128,19 +124,13 @@ def poisoned(batch: Batch) -> Batch:
 
 
 @pytest.mark.parametrize("prioritised", [False, True])
-def test_an_update_that_is_not_finite_leaves_no_trace(*, prioritised: bool) -> None:
+def test_a_batch_that_is_not_finite_is_out_of_replay(*, prioritised: bool) -> None:
     """Its fragments are out of replay: they are booked `nan`, so nothing may be learned from them later."""
     algorithm = make(prioritised=prioritised, policy={"normalise_observations": True})
     for number in (1, 2, 3):
         assert algorithm.update(corridor(number), progress=0.0).applied
-    before = algorithm.state()
     update = algorithm.update(poisoned(corridor(4)), progress=0.0)
-    assert (update.applied, update.reason, update.publish, update.metrics) == (False, "nan", False, {})
-    after = algorithm.state()
-    for state in (before, after):
-        for name in ("replay/generator", "replay/priorities", "replay/largest"):
-            state.tensors.pop(name, None)
-    assert same(before, after)
+    assert (update.applied, update.reason, update.publish) == (False, "nan", False)
     assert algorithm.update(corridor(5), progress=0.0).applied
     assert [entry.number for entry in algorithm.replay.entries] == [1, 2, 3, 5]
 
@@ -150,33 +140,6 @@ def test_a_batch_without_a_valid_step_is_skipped() -> None:
     algorithm, batch = make(), corridor(1)
     update = algorithm.update(replace(batch, valid=torch.zeros_like(batch.valid)), progress=0.0)
     assert (update.applied, update.reason, algorithm.replay.size) == (False, "empty", 0)
-
-
-def resumed(first: DQN, second: DQN, held: range) -> None:
-    """`second` becomes `first` by its state, and by the log's fragments `held`."""
-    second.load(first.state())
-    assert second.retain_from() == first.retain_from()
-    for number in held:
-        second.recall(corridor(number))
-    assert second.end_recall() == 0
-
-
-@pytest.mark.parametrize("options", [{}, {"prioritised": True, "n_step": 2, "policy": {"dueling": True}}])
-def test_a_restored_state_goes_on_bit_by_bit(options: dict[str, Any]) -> None:
-    """With what replay held read again from the log: weights, target, moments, priorities, generators, counts."""
-    first, second = make(seed=1, **options), make(seed=2, **options)
-    for number in range(1, 13):
-        first.update(corridor(number), progress=0.0)
-    oldest = first.retain_from()
-    assert oldest is not None
-    assert oldest > 1, "replay has let the oldest go"
-    resumed(first, second, range(1, 13))
-    assert same(first.state(), second.state())
-    for algorithm in (first, second):
-        for number in range(13, 16):
-            algorithm.update(corridor(number), progress=0.1)
-    assert same(first.state(), second.state())
-    assert weights.encode(first.policy) == weights.encode(second.policy)
 
 
 def test_a_memory_that_comes_back_too_small_is_filled_before_it_is_used() -> None:

@@ -1,14 +1,16 @@
 """What IMPALA and REINFORCE share with PPO, and what is their own; their numbers are checked against TorchRL."""
 
+<<<<<<< HEAD
 import math
 from dataclasses import replace
 from typing import Any
+=======
+from typing import Any, get_args
+>>>>>>> 5fd4607 (Tests: a spine of end-to-end tests, a target for tests of processes, one contract of algorithms, smaller doses of kills)
 
 import pytest
-import torch
 
-from learner.algorithms.algorithm import Algorithm, AlgorithmState
-from learner.algorithms.on_policy import on_policy
+from learner.algorithms.algorithm import Algorithm
 from learner.algorithms.on_policy.impala import Impala
 from learner.algorithms.on_policy.reinforce import Reinforce
 from learner.algorithms.registry import ALGORITHMS
@@ -27,14 +29,6 @@ def make(name: str, policy: dict[str, Any] | None = None, **section: Any) -> Alg
     return ALGORITHMS[name](small_policy(0, **(policy or {})), made, seed=0)
 
 
-def same(first: AlgorithmState, second: AlgorithmState) -> bool:
-    """Equal bit by bit."""
-    tensors = first.tensors.keys() == second.tensors.keys() and all(
-        torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items()
-    )
-    return tensors and first.numbers == second.numbers
-
-
 def experience() -> Batch:
     """Of another policy than the one that learns."""
     return collect(small_policy(7))
@@ -47,43 +41,13 @@ def test_every_section_has_its_algorithm() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_update_is_one_gradient_step_and_reports_every_metric(name: str) -> None:
+def test_an_update_is_one_gradient_step(name: str) -> None:
     """On all valid steps at once."""
     algorithm = make(name, {"normalise_observations": True})
     batch = experience()
     update = algorithm.update(batch, progress=0.0)
     assert (update.applied, update.gradient_steps, update.steps) == (True, 1, batch.valid.numel())
-    assert update.metrics.keys() == set(on_policy.METRICS)
-    assert all(math.isfinite(value) for value in update.metrics.values())
     assert algorithm.updates == 1
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_update_that_is_not_finite_leaves_no_trace(name: str) -> None:
-    """As with PPO."""
-    algorithm, batch = make(name, scale_rewards=True), experience()
-    assert algorithm.update(batch, progress=0.0).applied
-    before = algorithm.state()
-    reward = batch.reward.clone()
-    reward[0, 0] = math.inf
-    update = algorithm.update(replace(batch, reward=reward), progress=0.0)
-    assert (update.applied, update.reason) == (False, "nan")
-    assert same(before, algorithm.state())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_restored_state_goes_on_bit_by_bit(name: str) -> None:
-    """Nothing is kept elsewhere."""
-    first, second = make(name, scale_rewards=True), make(name, scale_rewards=True)
-    batch = experience()
-    first.update(batch, progress=0.0)
-    second.load(first.state())
-    blobs = []
-    for algorithm in (first, second):
-        algorithm.update(batch, progress=0.1)
-        blobs.append(weights.encode(algorithm.published_modules()["default"]))
-    assert same(first.state(), second.state())
-    assert blobs[0] == blobs[1]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from learner.algorithms.algorithm import Algorithm, AlgorithmState
+from learner.algorithms.algorithm import Algorithm
 from learner.algorithms.on_policy import ppo as module
 from learner.algorithms.on_policy.on_policy import Course, Trace
-from learner.algorithms.on_policy.ppo import METRICS, PPO
+from learner.algorithms.on_policy.ppo import PPO
 from learner.algorithms.on_policy.rows import Rows
 from learner.batch import Batch
 from penstock.config.settings import PPOSection
 from penstock.policy import weights
-from tests.support.experience.experience import collect, small_policy
+from tests.support.experience.experience import collect, same, small_policy
 
 
 def make(seed: int = 0, policy: dict[str, Any] | None = None, **section: Any) -> PPO:
@@ -28,14 +28,6 @@ def poisoned(batch: Batch) -> Batch:
     reward = batch.reward.clone()
     reward[0, 0] = math.inf
     return replace(batch, reward=reward)
-
-
-def same(first: AlgorithmState, second: AlgorithmState) -> bool:
-    """Equal bit by bit."""
-    tensors = first.tensors.keys() == second.tensors.keys() and all(
-        torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items()
-    )
-    return tensors and first.numbers == second.numbers
 
 
 @dataclass
@@ -67,33 +59,16 @@ def test_staleness_settings() -> None:
     assert not make(staleness=1).lock_step
 
 
-def test_an_update_reports_every_metric() -> None:
-    """All finite; on policy the first epoch starts without divergence."""
+def test_on_policy_the_first_epoch_starts_without_divergence() -> None:
+    """The importance of every sample is 1."""
     ppo = make(epochs=1, minibatches=1, policy={"normalise_observations": True})
     batch = collect(ppo.policy)
     update = ppo.update(batch, progress=0.0)
     assert update.applied
-    assert update.metrics.keys() == set(METRICS)
-    assert all(math.isfinite(value) for value in update.metrics.values())
     assert update.steps == int(batch.valid.sum())
     assert update.metrics["kl_behaviour"] == pytest.approx(0.0, abs=1e-6)
     assert update.metrics["effective_sample_size"] == pytest.approx(1.0, abs=1e-4)
     assert ppo.updates == 1
-
-
-@pytest.mark.parametrize("policy", [{}, {"normalise_observations": True}, {"activation": "silu"}])
-def test_an_update_that_is_not_finite_leaves_no_trace(policy: dict[str, Any]) -> None:
-    """Parameters, moments, normaliser, returns and counters are as before; the next update works."""
-    ppo = make(scale_rewards=True, policy=policy)
-    batch = collect(ppo.policy)
-    assert ppo.update(batch, progress=0.0).applied
-    before = ppo.state()
-    update = ppo.update(poisoned(batch), progress=0.0)
-    assert (update.applied, update.reason, update.metrics) == (False, "nan", {})
-    after = ppo.state()
-    del before.tensors["generator/permutations"], after.tensors["generator/permutations"]
-    assert same(before, after)
-    assert ppo.update(batch, progress=0.0).applied
 
 
 def test_a_batch_without_a_valid_step_is_skipped() -> None:
@@ -268,23 +243,6 @@ def test_the_clip_range_follows_its_schedule() -> None:
     for schedule, expected in (("constant", 0.2), ("linear", 0.1), ("cosine", 0.1)):
         ppo = make(clip_schedule=schedule)
         assert ppo.update(collect(ppo.policy), progress=0.5).metrics["clip_range"] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("scale_rewards", [False, True])
-def test_a_restored_state_goes_on_bit_by_bit(*, scale_rewards: bool) -> None:
-    """Weights, moments, normaliser, generator, returns and counters are all in it."""
-    options: dict[str, Any] = {"scale_rewards": scale_rewards, "policy": {"normalise_observations": True}}
-    first = make(seed=1, **options)
-    batch = collect(first.policy)
-    first.update(batch, progress=0.0)
-    state = first.state()
-    second = make(seed=2, **options)
-    second.load(state)
-    assert same(second.state(), state)
-    for ppo in (first, second):
-        ppo.update(batch, progress=0.1)
-    assert same(first.state(), second.state())
-    assert weights.encode(first.policy) == weights.encode(second.policy)
 
 
 def test_a_state_does_not_follow_later_updates() -> None:

@@ -12,8 +12,9 @@ from learner.algorithms.tokens.responses import read_responses
 from learner.algorithms.tokens.token_preparation import prepare
 from penstock.config.sections.token import TokenPPOSection
 from penstock.policy.tokens import TokenOutputs, TokenRows
+from tests.support.experience.experience import same
 from tests.support.experience.token_experience import Response, SmallTokenPolicy, batch_of, fragment
-from tests.support.experience.token_learner import SMOOTH, flat, make, move, responses, same, stale
+from tests.support.experience.token_learner import SMOOTH, flat, make, move, responses, stale
 
 # ---------------------------------------------------------------- the equations, one response after the other
 

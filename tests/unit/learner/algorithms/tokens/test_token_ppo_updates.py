@@ -1,60 +1,15 @@
 """PPO of tokens as an algorithm like the others: what an update tells, keeps and leaves behind."""
 
-import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.tokens import token_metrics, token_ppo
+from learner.algorithms.tokens import token_ppo
 from penstock.policy import weights
+from tests.support.experience.experience import same
 from tests.support.experience.token_experience import SmallTokenPolicy, batch_of, fragment
-from tests.support.experience.token_learner import make, move, responses, same, stale
-
-
-def test_every_metric_is_reported() -> None:
-    """And those of a critic only where there is one."""
-    for advantage, critic in (("gae", True), ("group", False), ("reinforce", False)):
-        algorithm: Algorithm = make(advantage=advantage)
-        update = algorithm.update(stale(), progress=0.0)
-        expected = {*token_metrics.METRICS, *(token_metrics.CRITIC_METRICS if critic else ())}
-        assert update.metrics.keys() == expected
-        assert all(math.isfinite(value) for value in update.metrics.values())
-        assert (update.applied, update.gradient_steps, algorithm.updates) == (True, 1, 1)
-
-
-def test_an_update_that_is_not_finite_leaves_no_trace() -> None:
-    """Of weights, moments and coefficient."""
-    algorithm = make(kl_target=1.0, epochs=2)
-    assert algorithm.update(stale(), progress=0.0).applied
-    before, batch = algorithm.state(), stale()
-    reward = batch.reward.clone()
-    reward[batch.terminated | batch.truncated] = math.inf
-    update = algorithm.update(replace(batch, reward=reward), progress=0.0)
-    assert (update.applied, update.reason, update.metrics) == (False, "nan", {})
-    # The generator of permutations has gone on, as it does with the other algorithms.
-    after = algorithm.state()
-    generator = {"generator/permutations": before.tensors["generator/permutations"]}
-    assert same(before, replace(after, tensors=after.tensors | generator))
-
-
-def test_a_restored_state_goes_on_bit_by_bit() -> None:
-    """The adapted coefficient too."""
-    settings: dict[str, Any] = {"kl_target": 1.0, "kl_horizon": 20.0, "epochs": 2, "minibatches": 3}
-    first, second = make(**settings), make(SmallTokenPolicy(3), **settings)
-    first.update(stale(), progress=0.0)
-    state = first.state()
-    assert state.numbers["kl_coefficient"] != 0.05
-    second.load(state)
-    # The reference is read from the folder of the model; this one has none.
-    second.policy._reference.load_state_dict(first.policy._reference.state_dict())  # type: ignore[attr-defined]
-    for algorithm in (first, second):
-        algorithm.update(stale(1), progress=0.1)
-    assert same(first.state(), second.state())
-    blobs = [weights.encode(one.published_modules()["default"]) for one in (first, second)]
-    assert blobs[0] == blobs[1]
+from tests.support.experience.token_learner import make, move, responses, stale
 
 
 def test_what_is_missing_in_a_state_is_named() -> None:

@@ -12,8 +12,8 @@ from learner.checkpoint.store import BEST
 from learner.recording.reader import Recording
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
-from tests.processes.learner.test_learner_lock_step import lock_step, restart_empty, weights_of
 from tests.processes.learner.test_learner_resume import checkpoint_now, newest
+from tests.spine.test_lock_step import lock_step, restart_empty, weights_of
 from tests.support.run.learner_run import (
     BATCH,
     CHARGE,

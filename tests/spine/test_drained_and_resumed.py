@@ -1,0 +1,56 @@
+"""A run that is interrupted drains, and goes on where it ended when it is resumed."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.run.child_process import penstock
+from tests.support.run.training import LONG, Training, is_alive, trainings
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    """Start trainings in one run folder; nothing of them is left afterwards."""
+    with trainings(tmp_path / "run") as started:
+        yield started
+
+
+def test_ctrl_c_drains_within_15_seconds_and_resume_goes_on(start: Callable[..., Training]) -> None:
+    """Exit 130 with a summary; the resumed run has the same name and continues the same count of steps."""
+    first = start("CartPole-v1", *LONG)
+    first.until_steps(10_000)
+    status = subprocess.run(
+        penstock("status", str(first.run_dir), "--json"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(status.stdout)["desired"] == "RUN_STATE_RUNNING"
+    began = time.monotonic()
+    first.process.send_signal(signal.SIGINT)
+    code, out, _ = first.end()
+    assert code == 130
+    assert time.monotonic() - began < 15
+    assert "interrupted" in out
+    assert not any(is_alive(pid) for pid in first.pids().values())
+    stopped = first.summary()
+    assert stopped["interrupted"]
+    assert stopped["ledger"]["balanced"]
+
+    second = start("--resume")
+    assert second.steps() == stopped["env_steps"]
+    second.until_steps(10_000)
+    second.process.send_signal(signal.SIGTERM)
+    code, _, err = second.end()
+    assert code == 130, err
+    resumed = second.summary()
+    assert resumed["run"] == stopped["run"]
+    assert resumed["env_steps"] >= stopped["env_steps"] + 10_000
+    assert resumed["ledger"]["balanced"]
+    assert "stale" not in {reason for reason, count in resumed["ledger"]["dropped"].items() if count}

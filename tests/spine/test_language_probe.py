@@ -1,0 +1,78 @@
+"""An adapter that never arrives, arrives late or arrives broken: the probe finds it in the actor's first answer."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from actor.rollout import local_policy
+from learner.probe import Quarantine
+from penstock.policy import weights
+from penstock.wire.messages import Publication
+from tests.support.language.adapter_fault import WRONG, Fault
+from tests.support.language.course import PATIENCE_S, LanguageCourse
+from tests.support.run.actor_run import ActorThread, actors
+from tests.support.run.broker_process import BrokerProcess, eventually
+
+TRUE: Final = "workloads.rlhf.sentiment:true_rewards"
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
+    """Between an actor's session and its policy."""
+    made = Fault()
+    monkeypatch.setattr(local_policy, "load_into", made)
+    return made
+
+
+class Judged:
+    """A course whose learner's side judges answers as a learner does."""
+
+    def __init__(self, course: LanguageCourse) -> None:
+        self.course = course
+        tolerance = course.settings.learner.probe_tolerance
+        self._quarantine = Quarantine(course.probe, course.build(0), tolerance)
+        self._answered: dict[int, int] = {}
+        """Newest version that a session has answered for."""
+
+    def publish(self) -> Publication:
+        """Another adapter."""
+        self.course.read()
+        made = self.course.publish()
+        snapshot = weights.snapshot(self.course.policies[made.version])
+        self._quarantine.expect(made.version, made.sha256, snapshot)
+        return made
+
+    def verdict(self, version: int) -> bool:
+        """Whether who answers for this version is quarantined by its first answer."""
+        eventually(lambda: self._look(version), "an answer", within_s=PATIENCE_S)
+        (session,) = self._answered
+        return self._quarantine.holds(session)
+
+    def _look(self, version: int) -> bool:
+        self.course.read()
+        probes = self.course.log.renew().probes
+        self._quarantine.check(probes)
+        self._answered |= {answer.session: answer.version for answer in probes}
+        return version in self._answered.values()
+
+
+@pytest.mark.parametrize("way", [WRONG[0], *(pytest.param(way, marks=pytest.mark.slow) for way in WRONG[1:])])
+def test_a_wrong_adapter_is_caught_by_the_first_answer(
+    way: str,
+    fault: Fault,
+    broker: BrokerProcess,
+    begin: Callable[..., LanguageCourse],
+    base: Path,
+    prompts: Path,
+) -> None:
+    """It names the version and the digest that were published, and is held; the next whole adapter sets it free."""
+    judged = Judged(begin())
+    places = {"model": str(base), "prompts": str(prompts), "reward": TRUE}
+    with actors(ActorThread(broker.address, "actor-0", places=places)):
+        assert not judged.verdict(judged.publish().version)
+        fault.way = way
+        assert judged.verdict(judged.publish().version)
+        fault.way = "applied"
+        assert not judged.verdict(judged.publish().version)
