@@ -1,12 +1,6 @@
 """What IMPALA and REINFORCE share with PPO, and what is their own; their numbers are checked against TorchRL."""
 
-<<<<<<< HEAD
-import math
-from dataclasses import replace
 from typing import Any
-=======
-from typing import Any, get_args
->>>>>>> 5fd4607 (Tests: a spine of end-to-end tests, a target for tests of processes, one contract of algorithms, smaller doses of kills)
 
 import pytest
 
