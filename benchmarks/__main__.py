@@ -74,7 +74,7 @@ ASKED_FOR: Final = (
     "serving-peers",
     "language-peers",
 )
-"""Not without being named.
+"""Parts that run only when they are named.
 
 Three need the extra rlhf, four take long, three have environments of their own (`make bench-peers`).
 """
@@ -89,7 +89,9 @@ def main() -> None:
         "--repeat",
         type=int,
         default=2,
-        help="runs of each measurement, whose median is shown (default: %(default)s; 5 for figures to rely on)",
+        help=(
+            "runs of each measurement, whose median is shown (default: %(default)s; 5 for figures to rely on)"
+        ),
     )
     parser.add_argument("--actors", type=int, default=200, help="simulated actors at one broker")
     parser.add_argument("--rate", type=float, default=5.0, help="fragments of 64 KiB per second of each")

@@ -1,11 +1,9 @@
-"""PPO of tokens in plain transformers and peft.
-
-What `benchmarks.language` measures the learner of language models against.
+"""PPO of tokens in plain transformers and peft: the yardstick of `benchmarks.language`.
 
 As in a single-file trainer: once per batch the log-probabilities, values and reference of all responses
 without gradients, then epochs of minibatches with logits of whole rows, autograd, `clip_grad_norm_` and
-`torch.optim.AdamW`. Prompts are all of one length, and so are responses; no metrics, no finiteness, no way
-back.
+`torch.optim.AdamW`. Prompts are all of one length, and so are responses; no metrics, no checks of finiteness,
+no way back.
 """
 
 import copy
@@ -21,7 +19,7 @@ from workloads.language.policy.policy_section import LanguageSection
 
 
 class Loop:
-    """`update` makes one update of `tokens` [R, P + L], whose first P are the prompt's, with scores [R]."""
+    """Makes one update of `tokens` [R, P + L], whose first P are the prompt's, with scores [R]."""
 
     def __init__(
         self, language: LanguageSection, section: TokenPPOSection, tokens: Tensor, prompt: int
@@ -42,7 +40,7 @@ class Loop:
         self._adam = torch.optim.AdamW(groups, eps=section.adam_epsilon, weight_decay=0.0, fused=True)
 
     def update(self, scores: Tensor) -> None:
-        """All epochs."""
+        """Run all epochs."""
         with torch.no_grad():
             proximal, value = self._read(self.network, self._tokens)
             reward = -self._section.kl_coefficient * (proximal - self._reference_log_prob())
@@ -64,7 +62,7 @@ class Loop:
         self._adam.step()
 
     def _read(self, network: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and values of the responses, [R, L] each."""
+        """Return log-probabilities and values of the responses, [R, L] each."""
         outputs = network(input_ids=tokens[:, :-1], output_hidden_states=True, use_cache=False)
         first = self._prompt - 1
         log_probs = outputs.logits[:, first:].log_softmax(-1)
@@ -79,7 +77,7 @@ class Loop:
             return self._read(self.network, self._tokens)[0]
 
     def _gae(self, reward: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """GAE(γ = 1, λ) and returns."""
+        """Return GAE(γ = 1, λ) and returns."""
         advantage, carried = torch.zeros_like(reward), torch.zeros(len(reward))
         following = torch.zeros(len(reward))
         for step in reversed(range(reward.shape[1])):

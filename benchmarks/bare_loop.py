@@ -1,8 +1,8 @@
-"""PPO's epochs in plain torch and nothing else: what `benchmarks.update` measures the learner against.
+"""PPO's epochs in plain torch and nothing else: the yardstick of `benchmarks.update`.
 
 Per epoch a permutation, and for each minibatch, a contiguous piece of the permuted rows: forward of actor
 and critic, the clipped policy loss plus the value loss, backward by autograd, `clip_grad_norm_`,
-`torch.optim.Adam`. Advantages and targets are there beforehand; no metrics, no finiteness, no way back.
+`torch.optim.Adam`. Advantages and targets are given; no metrics, no checks of finiteness, no way back.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,12 @@ _HIDDEN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """observation: [n, 4].   action: int64 [n].   columns: [3, n], log-probability, advantage, value target."""
+    """Rows that an update learns from.
+
+    observation: [n, 4].
+    action: int64 [n].
+    columns: [3, n], log-probability, advantage, value target.
+    """
 
     observation: Tensor
     action: Tensor
@@ -29,7 +34,7 @@ class Rows:
 
 
 def made_up(count: int) -> Rows:
-    """Random rows with standardised advantages."""
+    """Return random rows with standardised advantages."""
     generator = torch.Generator().manual_seed(0)
     columns = torch.randn((3, count), generator=generator)
     columns[0] = -torch.log(torch.tensor(2.0))
@@ -42,7 +47,7 @@ def made_up(count: int) -> Rows:
 
 
 class Loop:
-    """`update` makes all epochs over `rows`; kind: one of KINDS, of torch's Adam."""
+    """Runs all epochs over `rows`; kind: one of KINDS, of torch's Adam."""
 
     def __init__(self, rows: Rows, section: PPOSection, kind: str) -> None:
         self._rows = rows
@@ -58,7 +63,7 @@ class Loop:
         )
 
     def update(self) -> None:
-        """One update."""
+        """Make one update."""
         rows, pieces = self._rows, self._section.minibatches
         for _ in range(self._section.epochs):
             order = torch.randperm(len(rows.action))

@@ -1,4 +1,4 @@
-"""How far one of each carries: a formula for every hop, fitted, and held against points it has not seen.
+"""The capacity of one process of each kind: a formula for every hop, fitted, and compared with unseen points.
 
 A process spends a + b·size CPU seconds on a fragment of `size` bytes. One actor has one Append under way:
 sender, broker and Redis work for it one after another and the reader beside them, so it moves 1/(their sum)
@@ -25,7 +25,7 @@ FITTED: Final = (16 * KIB, 256 * KIB, MIB)
 HELD_OUT: Final = (64 * KIB, 512 * KIB)
 WITHIN: Final = 0.15
 SENDERS: Final = 4
-"""Actors that are many: while one waits for its acknowledgement others are served."""
+"""Number of actors that counts as many: while one waits for its acknowledgement others are served."""
 BYTES: Final = 192 * MIB
 MOST_FRAGMENTS: Final = 6_000
 IN_SERIES: Final = ("sender", "broker", "Redis")
@@ -45,14 +45,14 @@ class Cost:
     per_byte: float
 
     def of(self, size: float) -> float:
-        """Of a fragment of `size` bytes."""
+        """Return the CPU seconds of a fragment of `size` bytes."""
         return self.per_fragment + self.per_byte * size
 
 
 def fit(seconds: Mapping[int, float]) -> Cost:
-    """From CPU seconds per fragment by size; what is relative is made small, so that no size rules.
+    """Fit the cost to CPU seconds per fragment by size.
 
-    Neither part is below 0.
+    It minimises relative errors, so that no size dominates. Neither part is below 0.
     """
     sizes = np.array(list(seconds), float)
     measured = np.array(list(seconds.values()))
@@ -64,18 +64,21 @@ def fit(seconds: Mapping[int, float]) -> Cost:
 
 
 def moved_by_one(costs: Mapping[str, Cost], size: float) -> float:
-    """Fragments per second of one actor, whose next Append waits for the one before."""
+    """Return the fragments per second of one actor, whose next Append waits for the one before."""
     return 1.0 / sum(costs[hop].of(size) for hop in IN_SERIES)
 
 
 def carried(costs: Mapping[str, Cost], size: float, cores: float) -> float:
-    """Fragments per second that all processes together carry on `cores`."""
+    """Return the fragments per second that all processes together carry on `cores`."""
     each = [cost.of(size) for cost in costs.values()]
     return 1.0 / max(*each, sum(each) / cores)
 
 
 def table(options: Options) -> Table:
-    """The two numbers of every hop, what it carries alone on a core, and predictions beside measurements."""
+    """Return the two numbers of every hop, its capacity alone on a core, and predictions.
+
+    Predictions stand beside measurements.
+    """
     points = [(size, 1) for size in (*FITTED, *HELD_OUT)] + [(size, SENDERS) for size in HELD_OUT]
     runs: dict[tuple[int, int], list[Transfer]] = {point: [] for point in points}
     for _ in range(options.repeat):
@@ -124,7 +127,7 @@ def _measure(size: int, senders: int) -> Transfer:
 
 
 def _spent(runs: Sequence[Transfer], process: str) -> float:
-    """CPU seconds per fragment."""
+    """Return the CPU seconds per fragment."""
     return statistics.median(
         run.cpu_seconds_per_gb[process] * run.megabytes_per_second / 1e3 / run.entries_per_second
         for run in runs

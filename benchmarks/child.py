@@ -1,4 +1,4 @@
-"""The other process of a measurement. Like every process of a run it keeps memory that it has freed."""
+"""A second process for measurements. Like every process of a run it keeps memory that it has freed."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from penstock.runtime.allocator import ENVIRONMENT
 
 @contextmanager
 def child(arguments: Sequence[str], *, pipes: bool = False) -> Iterator["subprocess.Popen[str]"]:
-    """A process of this interpreter; waited for at the end, killed when the caller fails.
+    """Start a process of this interpreter; it is waited for at the end, and killed when the caller fails.
 
     pipes: its standard input and output are the caller's to write and read.
     """

@@ -1,4 +1,4 @@
-"""Pictures of what `make bench` has measured: `python -m benchmarks.curves bench.json docs/images`.
+"""Pictures of the results of `make bench`: `python -m benchmarks.curves bench.json docs/images`.
 
 The file is that of `--json` with the parts `scaling` and `capacity`; a part that it lacks is not drawn.
 """
@@ -17,17 +17,17 @@ from benchmarks.capacity import Cost
 from penstock.wire.limits import KIB
 
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")
-"""Told apart by people with any kind of colour vision (Okabe and Ito), on white."""
+"""Colours that people with any kind of colour vision can tell apart (Okabe and Ito), on white."""
 SIZE: Final = 64 * KIB
 RATES: Final = (0.2, 1.0, 5.0)
 """Fragments per second of one actor."""
 ACTORS: Final = np.geomspace(10, 10_000, 200)
 HOPS: Final = ("broker", "Redis", "reader")
-"""Those that all actors share."""
+"""Hops that all actors share."""
 
 
 def draw(tables: Mapping[str, Any], folder: Path) -> list[Path]:
-    """The files drawn."""
+    """Draw the pictures and return their files."""
     drawn = []
     if "scaling" in tables:
         drawn.append(scaling(tables["scaling"]["rows"], folder / "scaling.png"))
@@ -37,7 +37,7 @@ def draw(tables: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def scaling(rows: Sequence[Sequence[Any]], file: Path) -> Path:
-    """Throughput above, CPU seconds by process below, a column for each thing turned."""
+    """Draw throughput above, CPU seconds by process below, a column for each varied quantity."""
     turned = list(dict.fromkeys(row[0] for row in rows))
     figure = Figure(figsize=(4.2 * len(turned), 7), dpi=110, layout="constrained")
     above, below = figure.subplots(2, len(turned), squeeze=False)
@@ -66,7 +66,10 @@ def _column(rows: Sequence[Sequence[Any]], upper: Axes, lower: Axes) -> None:
 
 
 def capacity(rows: Sequence[Sequence[Any]], file: Path) -> Path:
-    """Cores that each shared hop needs, by number of actors, for three rates of fragments of 64 KiB."""
+    """Draw the cores that each shared hop needs, by number of actors.
+
+    There are three rates of fragments of 64 KiB.
+    """
     costs = {row[0]: Cost(row[1] / 1e6, row[2] / 1e9) for row in rows if row[0] in HOPS}
     figure = Figure(figsize=(4.2 * len(RATES), 4), dpi=110, layout="constrained")
     for rate, axes in zip(RATES, figure.subplots(1, len(RATES), squeeze=False)[0], strict=True):
@@ -83,7 +86,7 @@ def capacity(rows: Sequence[Sequence[Any]], file: Path) -> Path:
 
 
 def main() -> None:
-    """Draw what a file holds."""
+    """Draw the contents of a file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.curves", description=__doc__)
     parser.add_argument("tables", type=Path, help="written by `python -m benchmarks --json`")
     parser.add_argument("folder", type=Path, help="where the pictures go")

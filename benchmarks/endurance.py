@@ -1,6 +1,4 @@
-"""Whether a run costs more the longer it lasts.
-
-CPU and memory of each process of an old run beside a fresh one.
+"""Endurance: CPU and memory of each process of an old run beside a fresh one.
 
 Both are `penstock train CartPole-v1` as typed, but without an end, and both run while they are compared: a
 host that is slower than an hour ago slows both.
@@ -25,7 +23,7 @@ from benchmarks.transfer import cpu_seconds
 from penstock.wire.limits import KIB
 
 PROCESSES: Final = ("redis", "broker", "actor-0", "learner")
-"""The way of experience; an evaluation now and then is not of it."""
+"""The processes on the way of experience; the evaluator is not among them."""
 WARM_S: Final = 60.0
 WINDOW_S: Final = 20.0
 ENDLESS_STEPS: Final = 10**9
@@ -42,12 +40,12 @@ class Window:
 
     @property
     def whole(self) -> float:
-        """CPU seconds of all processes together."""
+        """Return the CPU seconds of all processes together."""
         return sum(self.cpu.values())
 
 
 def table(options: Options) -> Table:
-    """A row for each process; medians of the windows, in which both runs were measured at once."""
+    """Return a row for each process; medians of the windows, in which both runs were measured at once."""
     with _endless() as old:
         old.wait_for_steps()
         time.sleep(WARM_S)
@@ -95,7 +93,7 @@ def table(options: Options) -> Table:
 
 
 class EndlessRun:
-    """A run that goes on."""
+    """A run of `penstock train` without an end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -103,22 +101,22 @@ class EndlessRun:
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was started."""
+        """Return the seconds since it was started."""
         return time.monotonic() - self._began_s
 
     def wait_for_steps(self) -> None:
-        """Until it has learned from something; raises RuntimeError when nothing comes."""
+        """Wait until it has learned from something; raises RuntimeError when nothing comes."""
         while not self.steps():
             if self.age_s > PATIENCE_S:
                 raise RuntimeError(f"{self._folder}: no step within {PATIENCE_S:g} s")
             time.sleep(0.1)
 
     def steps(self) -> int:
-        """Environment steps learned from, as of the newest record; 0 before the first."""
+        """Return the environment steps learned from, as of the newest record; 0 before the first."""
         return int(self.newest().get("env_steps", 0))
 
     def newest(self) -> dict[str, Any]:
-        """The last whole line of `metrics.jsonl`; nothing before the first."""
+        """Return the last whole line of `metrics.jsonl`; {} before the first."""
         path = self._folder / "metrics.jsonl"
         if not path.exists():
             return {}
@@ -129,11 +127,11 @@ class EndlessRun:
         return newest
 
     def spent(self, name: str) -> float:
-        """CPU seconds of a process until now."""
+        """Return the CPU seconds of a process until now."""
         return cpu_seconds(self._pid(name))
 
     def peak(self, name: str) -> int:
-        """Bytes that a process has had resident at most."""
+        """Return the most bytes that a process has had resident."""
         return peak_memory(self._pid(name))
 
     def _pid(self, name: str) -> int:
@@ -142,7 +140,7 @@ class EndlessRun:
 
 
 def _windows(runs: Sequence[EndlessRun], count: int) -> list[Window]:
-    """Of each run in turn, `count` times; the windows of one time are of the same seconds."""
+    """Measure each run in turn, `count` times; the windows of one time are of the same seconds."""
     found: list[Window] = []
     for _ in range(count):
         before = [(run.steps(), {name: run.spent(name) for name in PROCESSES}) for run in runs]

@@ -1,4 +1,4 @@
-"""An actor of the project in the process of whoever measures: no broker, no network."""
+"""An actor of the project in the process that measures: no broker, no network."""
 
 from actor import specification as actor_run
 from actor.rollout.fragment_builder import FragmentBuilder
@@ -25,7 +25,7 @@ class Experience:
         self._sequence = 0
 
     def fragment(self, weights: bytes, update: int) -> Fragment:
-        """The next unroll, acted with `weights`, those of update number `update`."""
+        """Return the next unroll, acted with `weights`, those of update number `update`."""
         load_into(self._policy, weights)
         while not self._builder.is_full:
             acted = self._policy.act(self._builder.observation())

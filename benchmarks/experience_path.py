@@ -38,12 +38,12 @@ from penstock.wire.specification import RunSpecification
 RUN: Final = fragments.RUN
 STEPS, SLOTS = 16, 8
 BARS: Final = {64 * KIB: 0.85 * 0.40, 512 * KIB: 0.85 * 0.64, 2 * MIB: 0.85 * 0.74}
-"""Share of the yardstick by size.
+"""Wanted share of the yardstick by size.
 
-0.85 of what a bare prototype of this path, with nothing checked, reaches.
+It is 0.85 of what a bare prototype of this path, with nothing checked, reaches.
 """
 DURABLE_AIM: Final = 0.70
-"""The same with an append-only file, whose cost both sides have."""
+"""Wanted share with an append-only file, whose cost both sides have."""
 PATH_BYTES: Final = 320 * MIB
 IN_FLIGHT: Final = 64
 READ_COUNT: Final = 16
@@ -51,9 +51,9 @@ OUTBOX: Final = 16
 PROCESSES: Final = ("sender", "broker", "Redis", "reader")
 
 Source = Callable[[int], Fragment]
-"""The fragment with this sequence number."""
+"""Returns the fragment with this sequence number."""
 Take = Callable[[LogEntry, bytes], object]
-"""What a reader does with a payload."""
+"""Called by a reader with each payload."""
 
 
 def _shape(size: int) -> Shape:
@@ -61,7 +61,7 @@ def _shape(size: int) -> Shape:
 
 
 def specification_of(size: int) -> RunSpecification:
-    """What a learner would tell the actors."""
+    """Return the specification that a learner would send to the actors."""
     return _shape(size).specification()
 
 
@@ -73,7 +73,7 @@ PACING: Final[Pacing] = _shape(64 * KIB).pacing(IN_FLIGHT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Runs of one size that took turns: ours, and plain Redis by packer."""
+    """Alternating runs of one size: ours, and plain Redis by packer."""
 
     size: int
     durability: str
@@ -82,12 +82,12 @@ class Compared:
 
     @property
     def packer(self) -> str:
-        """The better one."""
+        """Return the better packer."""
         return max(self.plain, key=lambda packer: median_rate(self.plain[packer]))
 
     @property
     def ratio(self) -> float:
-        """Ours over the yardstick, the median of the rounds."""
+        """Return our rate over the yardstick's, the median of the rounds."""
         rounds = zip(self.ours, self.plain[self.packer], strict=True)
         return statistics.median(
             ours.megabytes_per_second / plain.megabytes_per_second for ours, plain in rounds
@@ -95,12 +95,12 @@ class Compared:
 
     @property
     def bar(self) -> float:
-        """What the ratio should be at least."""
+        """Return the least ratio that is wanted."""
         return BARS[self.size] if self.durability == "memory" else DURABLE_AIM
 
 
 def table(options: Options) -> Table:
-    """MB/s from an actor to the learner, beside plain Redis."""
+    """Return MB/s from an actor to the learner, beside plain Redis."""
     return Table(
         title="experience path, MB/s from an actor to the learner; plain redis-py: XADD + XREAD",
         columns=(
@@ -122,12 +122,14 @@ def table(options: Options) -> Table:
             )
             for run in _compare(options)
         ],
-        note="wanted in memory: 0.85 of the share that a prototype without checks, metrics and pacing reached",
+        note=(
+            "wanted in memory: 0.85 of the share that a prototype without checks, metrics and pacing reached"
+        ),
     )
 
 
 def cpu_table(options: Options) -> Table:
-    """Where the CPU time of the same runs went."""
+    """Return the CPU time of the same runs by process."""
     rows: list[Sequence[Cell]] = []
     for run in _compare(options):
         what = (f"{run.size // KIB} KiB", run.durability)
@@ -154,7 +156,7 @@ def _compare(options: Options) -> Sequence[Compared]:
 
 
 def compare(size: int, durability: str, repeat: int) -> Compared:
-    """Ours and plain Redis in turns, each time on a server of its own."""
+    """Run ours and plain Redis in turns, each time on a server of its own."""
     count, ours = PATH_BYTES // size, []
     plain: dict[str, list[Transfer]] = {packer: [] for packer in plain_redis.PACKERS}
     for _ in range(repeat):
@@ -167,7 +169,7 @@ def compare(size: int, durability: str, repeat: int) -> Compared:
 
 
 def median_rate(runs: Sequence[Transfer]) -> float:
-    """Of several runs, in MB/s."""
+    """Return the median rate of several runs, in MB/s."""
     return statistics.median(run.megabytes_per_second for run in runs)
 
 
@@ -175,7 +177,7 @@ def median_rate(runs: Sequence[Transfer]) -> float:
 
 
 def measure(here: Services, *, count: int, size: int, senders: int = 1) -> Transfer:
-    """`count` fragments of `size` bytes, from the outboxes of so many actors to the learner's memory."""
+    """Send `count` fragments of `size` bytes, from the outboxes of so many actors to the learner's memory."""
     each = count // senders
     command = ("-m", __spec__.name, here.broker, str(each), str(size))
     return receive(here, _shape(size), command, count=each * senders, senders=senders)
@@ -192,9 +194,9 @@ def receive(
     take: Take | None = None,
     senders: int = 1,
 ) -> Transfer:
-    """Be the learner of sending processes (their arguments behind `python`) until `count` fragments are here.
+    """Act as the learner of sending processes until `count` fragments arrived.
 
-    CPU seconds of "sender" are those of the first.
+    sender: their arguments behind `python`. CPU seconds of "sender" are those of the first.
     """
     log = LearnerLog.connect(here.redis_url, wait_s=10.0)
     log.acquire(RUN, "bench", 600_000)
@@ -242,7 +244,7 @@ def _touch(_entry: LogEntry, payload: bytes) -> object:
 def send(
     address: str, count: int, source_of: Callable[[int], Source], outbox_fragments: int = OUTBOX
 ) -> None:
-    """Send `count` fragments of the session's source as fast as leave is given, through an outbox."""
+    """Send `count` fragments of the session's source as fast as credit allows, through an outbox."""
     lifecycle = Lifecycle("bench")
     link = Link(address, Credentials())
     session = opened(link, f"bench-actor-{os.getpid()}", lifecycle)
@@ -258,7 +260,7 @@ def send(
 
 
 def opened(link: Link, name: str, lifecycle: Lifecycle) -> Session:
-    """A rollout session that watches."""
+    """Return a rollout session that watches."""
     session = open_session(link, name, Role.ROLLOUT, lifecycle)
     if session is None:
         raise RuntimeError(f"{link.address} opens no session")
@@ -277,7 +279,7 @@ def await_leave(session: Session, sequence: int) -> None:
 
 
 def repeated(shape: Shape, session: int) -> Source:
-    """One fragment of random observations again and again."""
+    """Return a source of one fragment of random observations again and again."""
     template = shape.template(session)
     return lambda sequence: numbered(template, sequence, time.time_ns() // 1000)
 

@@ -1,4 +1,4 @@
-"""Made-up fragments: what they look like, what a learner would tell actors of them, and one to send again and again."""
+"""Made-up fragments: their shape, the specification that goes with them, and one to send again and again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,16 +29,16 @@ class Shape:
 
     @cached_property
     def schema(self) -> FragmentSchema:
-        """The tensors of a fragment."""
+        """Return the tensors of a fragment."""
         return fragment_schema(self.box, Discrete(2))
 
     @property
     def fragment_bytes(self) -> int:
-        """Payload of a fragment."""
+        """Return the bytes of a fragment's payload."""
         return self.schema.fragment_bytes(self.steps, self.slots, 0)
 
     def specification(self) -> RunSpecification:
-        """What a learner would tell the actors."""
+        """Return the specification that a learner would send to the actors."""
         return RunSpecification(
             run=RUN,
             seed=0,
@@ -57,7 +57,7 @@ class Shape:
         )
 
     def pacing(self, in_flight: int) -> Pacing:
-        """Leave for so many fragments of one actor."""
+        """Return credit for so many fragments of one actor."""
         return Pacing(
             budget=in_flight * self.steps * self.slots,
             fragment_charge=self.steps * self.slots,
@@ -69,7 +69,7 @@ class Shape:
         )
 
     def header(self, session: int) -> FragmentHeader:
-        """The header of the session's first fragment, without the table of its tensors."""
+        """Return the header of the session's first fragment, without the table of its tensors."""
         return FragmentHeader(
             run=RUN,
             session=session,
@@ -82,7 +82,7 @@ class Shape:
         )
 
     def arrays(self, **given: Array) -> Mapping[str, Array]:
-        """Every tensor; zeros and ones at random where not `given`."""
+        """Return every tensor; zeros and ones at random where not `given`."""
         leading = {
             Axes.STEP: (self.steps, self.slots),
             Axes.STEP_PLUS_ONE: (self.steps + 1, self.slots),
@@ -96,22 +96,22 @@ class Shape:
         } | given
 
     def template(self, session: int) -> Fragment:
-        """A fragment of a session; `numbered` makes others of it."""
+        """Return a fragment of a session, from which `numbered` makes others."""
         return build(self.header(session), self.arrays())
 
 
 def numbered(template: Fragment, sequence: int, created_us: int) -> Fragment:
-    """The same fragment under another number."""
+    """Return the same fragment under another number."""
     return Fragment(replace(template.header, sequence=sequence, created_us=created_us), template.payload)
 
 
 def box(width: int) -> Box:
-    """Observations of so many numbers between −1 and 1."""
+    """Return a space of so many numbers between −1 and 1."""
     return Box(np.full(width, -1, np.float32), np.full(width, 1, np.float32))
 
 
 def shape_of(size: int, *, steps: int, slots: int) -> Shape:
-    """The widest observation with which a fragment weighs at most `size` bytes."""
+    """Return the shape with the widest observation with which a fragment has at most `size` bytes."""
     width = size // (4 * (steps + 1) * slots)
     while Shape(box(width), steps, slots).fragment_bytes > size:
         width -= 1

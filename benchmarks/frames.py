@@ -1,9 +1,9 @@
-"""Experience that is pictures: 64 steps of one 84 × 84 frame each, written and read at once.
+"""Experience of pictures: 64 steps of one 84 × 84 frame each, written and read at once.
 
-A frame travels once, and whoever acts or learns stacks it with the three before it; an observation of four
-stacked frames would be four times the bytes. The sender packs every fragment anew, as an actor does, and the
-reader unpacks it and reads every pixel.
-`python -m benchmarks.frames ADDRESS COUNT KIND` is the sending process.
+A frame travels once, and actors and learners stack it with the three before it; an observation of four
+stacked frames would be four times the bytes. The sender packs every fragment afresh, as an actor does, and
+the reader unpacks it and reads every pixel. `python -m benchmarks.frames ADDRESS COUNT KIND` is the sending
+process.
 """
 
 import functools
@@ -33,19 +33,19 @@ SHAPE: Final = Shape(Box(np.zeros((SIDE, SIDE), np.uint8), np.full((SIDE, SIDE),
 COUNT: Final = 1_000
 READ_COUNT: Final = 8
 POOL: Final = 8
-"""Different fragments; the sender takes them in turns."""
+"""Number of different fragments; the sender takes them in turns."""
 RECTANGLES: Final = 24
 NOISE, SPRITES = "random", "sprites"
 LZ4: Final = "lz4"
 KINDS: Final = (NOISE, SPRITES, f"{SPRITES} {LZ4}")
 REVERB_STEPS: Final = 28_700
 BAR_STEPS: Final = 2.0 * REVERB_STEPS
-"""Twice what Reverb reaches, measured elsewhere on the same kind of cores."""
+"""Twice the steps per second that Reverb reaches, measured elsewhere on the same kind of cores."""
 BAR_FRAMES: Final = 20_000.0
 
 
 def table(options: Options) -> Table:
-    """Fragments, steps and bytes per second."""
+    """Return fragments, steps and bytes per second."""
     runs: dict[str, list[Transfer]] = {kind: [] for kind in KINDS}
     for _ in range(options.repeat):
         for kind, done in runs.items():
@@ -67,8 +67,10 @@ def table(options: Options) -> Table:
             *(f"{process} CPU µs per step" for process in PROCESSES),
         ),
         rows=[_row(kind, runs[kind]) for kind in KINDS],
-        note=f"wanted: {BAR_STEPS:,.0f} steps/s, twice what Reverb reached, measured elsewhere on the same kind of "
-        f"cores, and {BAR_FRAMES:,.0f} frames/s",
+        note=(
+            f"wanted: {BAR_STEPS:,.0f} steps/s, twice what Reverb reached, measured elsewhere on the same "
+            f"kind of cores, and {BAR_FRAMES:,.0f} frames/s"
+        ),
     )
 
 
@@ -92,7 +94,7 @@ def _row(kind: str, runs: "list[Transfer]") -> tuple[Cell, ...]:
 
 
 def measure(here: Services, kind: str) -> Transfer:
-    """COUNT fragments of one kind."""
+    """Send COUNT fragments of one kind."""
     command = ("-m", __spec__.name, here.broker, str(COUNT), kind)
     return receive(here, SHAPE, command, count=COUNT, read_count=READ_COUNT, take=_unpack)
 
@@ -103,7 +105,10 @@ def _unpack(entry: LogEntry, payload: bytes) -> int:
 
 
 def pictures(kind: str, seed: int) -> Array:
-    """The observations of one fragment, uint8 [STEPS + 1, 1, SIDE, SIDE]: noise, or rectangles that move."""
+    """Return the observations of one fragment, uint8 [STEPS + 1, 1, SIDE, SIDE].
+
+    Noise, or moving rectangles.
+    """
     random = np.random.default_rng(seed)
     if kind == NOISE:
         return random.integers(0, 256, (STEPS + 1, 1, SIDE, SIDE), np.uint8)
@@ -119,7 +124,7 @@ def pictures(kind: str, seed: int) -> Array:
 
 
 def packed(kind: str, session: int) -> Source:
-    """Fragments of pictures that are there already, each packed when it is asked for."""
+    """Return a source of fragments of prepared pictures, each packed when it is asked for."""
     header = SHAPE.header(session)
     pool = [SHAPE.arrays(observation=pictures(kind.partition(" ")[0], seed)) for seed in range(POOL)]
     compress = ("observation",) if kind.endswith(LZ4) else ()

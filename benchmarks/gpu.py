@@ -1,18 +1,20 @@
-"""The learner's update on a GPU, fed as in a run, beside the same update in a bare loop on data that is there already.
+"""The learner's update on a GPU, fed as in a run, beside the same update in a bare loop on data in place.
 
-Fed: a thread assembles fragments into pinned memory and copies them on a stream of its own, two batches ahead, while
-PPO trains on the one before. Bare: the same networks, all rows on the device beforehand, and per minibatch nothing but
-forward, the clipped losses, backward by autograd, `clip_grad_norm_` and torch's fused Adam; it prepares, measures and
-checks nothing. Seconds are those of the clock, from the first update after warming up to the end of the last.
+Fed: a thread assembles fragments into pinned memory and copies them on a stream of its own, two batches
+ahead, while PPO trains on the one before. Bare: the same networks, all rows on the device beforehand, and per
+minibatch nothing but forward, the clipped losses, backward by autograd, `clip_grad_norm_` and torch's fused
+Adam; it prepares, measures and checks nothing. Seconds are those of the clock, from the first update after
+warming up to the end of the last.
 
     fed, of bare       updates per second of the one by those of the other
-    GPU busy           share of the time that the card says it ran a kernel in, by nvidia-smi, fed
+    GPU busy           share of the time in which the card ran a kernel by nvidia-smi, fed
     waits for data     share of the time that the updating thread waited for a batch
     copying            share of the time in which batches were copied, beside the updates or not
 
 A recurrent core is neither compiled nor in mixed precision, so it has one row.
 
-`--device cpu` does the same in a small form, to see that this script works; its figures say nothing about GPUs.
+`--device cpu` does the same in a small form, to check that this script works; its figures say nothing about
+GPUs.
 """
 
 import queue
@@ -64,9 +66,9 @@ _TITLE: Final = "PPO's update, 4 epochs of 4 minibatches"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What is trained, on `fragments` × `steps` × `slots` rows.
+    """A network to train, on `fragments` × `steps` × `slots` rows.
 
-    For a CPU on `small` of their steps of four slots.
+    A CPU trains on `small` of their steps of four slots.
     """
 
     name: str
@@ -106,7 +108,7 @@ NETWORKS: Final = (
 
 
 def table(options: Options) -> Table:
-    """A row for each network and precision."""
+    """Return a row for each network and precision."""
     if options.device == "cuda" and not torch.cuda.is_available():
         note = "skipped: torch sees no CUDA device here; `--device cpu` runs a small form of it"
         return Table(title=_TITLE, columns=_COLUMNS, rows=[], note=note)
@@ -144,7 +146,10 @@ def _row(network: Network, device: torch.device, *, bfloat16: bool, repeat: int)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fed:
-    """rate: updates per second. busy, waited, copied: shares of the time; busy: None where nobody tells."""
+    """Measurements of fed updates.
+
+    rate: updates per second. busy, waited, copied: shares of the time; busy: None where it cannot be read.
+    """
 
     rate: float
     busy: float | None
@@ -155,7 +160,7 @@ class Fed:
 def fed_updates(
     network: Network, fragments: Fragments, device: torch.device, updates: int, *, bfloat16: bool
 ) -> Fed:
-    """PPO as a learner runs it, from fragments that are loaded and checked."""
+    """Run PPO as a learner does, from fragments that are loaded and checked."""
     policy = _policy(network, device)
     algorithm = PPO(policy, PPOSection(), seed=0, hardware=Hardware(bfloat16=bfloat16))
     upload = upload_to(device)
@@ -189,7 +194,7 @@ def _update(algorithm: PPO, staged: Staged) -> None:
 
 @contextmanager
 def _feeding(upload: Upload, fragments: Fragments) -> Iterator["queue.Queue[Staged]"]:
-    """Batches from a thread of their own, a few ahead."""
+    """Yield a queue of batches from a thread of their own, a few ahead."""
     batches: queue.Queue[Staged] = queue.Queue(PREFETCH)
     over = threading.Event()
 
@@ -213,7 +218,10 @@ def _feeding(upload: Upload, fragments: Fragments) -> Iterator["queue.Queue[Stag
 
 
 def _copy_seconds(upload: Upload, fragments: Fragments) -> float:
-    """Of one batch from pinned memory to the device, with nothing beside it; 0 on a CPU."""
+    """Return the seconds of one batch from pinned memory to the device, with nothing beside it.
+
+    0 on a CPU.
+    """
     if upload.device.type != "cuda":
         return 0.0
     there = upload.stage(partial(assemble, fragments, upload.device))
@@ -230,7 +238,7 @@ def _copy_seconds(upload: Upload, fragments: Fragments) -> float:
 
 @contextmanager
 def _watched(device: torch.device) -> Iterator[list[float]]:
-    """How busy the card is, in percent, sampled; nothing without nvidia-smi."""
+    """Sample the utilisation of the card in percent; empty without nvidia-smi."""
     samples: list[float] = []
     over = threading.Event()
     query = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", "0")
@@ -257,7 +265,7 @@ def _watched(device: torch.device) -> Iterator[list[float]]:
 def bare_rate(
     network: Network, fragments: Fragments, device: torch.device, updates: int, *, bfloat16: bool
 ) -> float:
-    """Updates per second of the bare loop."""
+    """Return the updates per second of the bare loop."""
     loop = BareLoop(network, fragments, device, bfloat16=bfloat16)
     for _ in range(WARM):
         loop.update()
@@ -270,10 +278,10 @@ def bare_rate(
 
 
 class BareLoop:
-    """`update` makes all epochs over rows that lie on the device; their advantages and targets are made up.
+    """Runs all epochs over rows that lie on the device; their advantages and targets are made up.
 
-    What an epoch permutes: rows; columns where there is a recurrent core, which runs from zeros through all
-    of their steps.
+    An epoch permutes rows, or columns where there is a recurrent core, which runs from zeros through all of
+    their steps.
     """
 
     def __init__(
@@ -298,7 +306,7 @@ class BareLoop:
         self._adam = torch.optim.Adam(self.policy.parameters(), lr=self._section.learning_rate, fused=True)
 
     def update(self) -> None:
-        """One update."""
+        """Make one update."""
         for _ in range(self._section.epochs):
             order = torch.randperm(self.rows.shape[1], device=self._device)
             for part in order.chunk(self._section.minibatches):
@@ -306,7 +314,7 @@ class BareLoop:
                 self._step(index, self._action[index], self._columns[:, index])
 
     def outputs(self, index: Tensor) -> Outputs:
-        """Of a minibatch: of those rows, int64 [m], step by step."""
+        """Return the outputs of a minibatch: of those rows, int64 [m], step by step."""
         inputs, memory = self._inputs.select(index), self.policy.memory
         if memory.actor_core is None:
             return self.policy.outputs(inputs)
@@ -346,7 +354,7 @@ def _finish(device: torch.device) -> None:
 
 
 def made_up(network: Network, *, small: bool) -> Sequence[tuple[FragmentHeader, dict[str, Array]]]:
-    """Fragments of random experience, as the feed has them once they are checked; nothing ends."""
+    """Return fragments of random experience, as the feed has them once they are checked; no episode ends."""
     random = np.random.default_rng(0)
     steps, slots = (network.small, 4) if small else (network.steps, network.slots)
     state = build_policy(network.observation, _ACTIONS, network.policy, 0).state_space

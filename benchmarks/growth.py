@@ -1,9 +1,7 @@
-"""Whether a crowd costs more than one.
+"""The cost of a crowd: CPU and memory at one broker by number of actors, at the same total rate.
 
-CPU and memory at one broker by number of actors, at the same total rate.
-
-Once with nothing but experience on its way, and once with a learner that publishes twice a second, which
-every actor hears of. And the memory that each process of a whole `penstock train` has had at its peak.
+Once with nothing but experience on its way, and once with a learner that publishes twice a second to every
+actor. Also the peak memory of each process of a whole `penstock train`.
 """
 
 import json
@@ -32,21 +30,21 @@ from penstock.wire.limits import KIB
 
 SIZE: Final = 64 * KIB
 SHAPE: Final = shape_of(SIZE, steps=STEPS, slots=8)
-"""With as many slots as a run has environments that says nothing of them."""
+"""As many slots as a run has environments by default."""
 ACTORS: Final = (1, 16, 64)
 CROWD: Final = 200
-"""Measured once: at these the memory is of interest."""
+"""Numbers of actors that are measured once: for these the memory is of interest."""
 TOTAL_RATE: Final = 100.0
-"""Fragments per second of all actors together: much less than what the broker can take."""
+"""Fragments per second of all actors together: much less than the broker can take."""
 WARM_S, WINDOW_S = 1.0, 6.0
 READ_COUNT: Final = 64
 IN_FLIGHT: Final = 100_000
-"""Leave for all that is sent while nothing is published."""
+"""Credit for all that is sent while nothing is published."""
 WEIGHTS: Final = bytes(40 * KIB)
-"""About what a 64-64 policy weighs."""
+"""Bytes of weights, about those of a 64-64 policy."""
 PUBLISH_EVERY_S: Final = 0.5
 PROCESSES: Final = 2
-"""Of simulated actors."""
+"""Number of processes of simulated actors."""
 PATIENCE_S: Final = 60.0
 FLAT: Final = 0.10
 BROKER_BAR_MB, ROLLOUT_BAR_MB = 150, 350
@@ -64,17 +62,17 @@ class Spell:
 
     @property
     def per_gb(self) -> float:
-        """CPU seconds of broker and Redis for 10⁹ bytes of experience."""
+        """Return the CPU seconds of broker and Redis for 10⁹ bytes of experience."""
         return (self.broker_s + self.redis_s) / self.gb
 
     @property
     def gb(self) -> float:
-        """10⁹ bytes of experience that arrived."""
+        """Return the experience that arrived, in 10⁹ bytes."""
         return self.fragments * SHAPE.fragment_bytes / 1e9
 
 
 def table(options: Options) -> Table:
-    """CPU seconds per GB, and the broker's memory, by number of actors."""
+    """Return CPU seconds per GB, and the broker's memory, by number of actors."""
     crowds = (*ACTORS, CROWD)
     quiet: dict[int, list[Spell]] = {actors: [] for actors in crowds}
     busy: dict[int, list[Spell]] = {actors: [] for actors in crowds}
@@ -143,7 +141,7 @@ def measure(actors: int, publish_every_s: float | None) -> Spell:
 
 
 class _Learner:
-    """The learner's side: reads what comes; publishes now and then, or no more after the first time."""
+    """The learner's side: reads what arrives; publishes now and then, or only the first time."""
 
     def __init__(self, here: Services, publish_every_s: float | None) -> None:
         self._log = LearnerLog.connect(here.redis_url, wait_s=10.0)
@@ -155,7 +153,7 @@ class _Learner:
         self.fragments = 0
 
     def await_sessions(self, count: int) -> None:
-        """Wait until all have a session; nobody sends before the first publication."""
+        """Wait until all have a session; no actor sends before the first publication."""
         deadline = time.monotonic() + PATIENCE_S
         while (there := len(self._log.status().sessions)) < count:
             if time.monotonic() > deadline:
@@ -169,7 +167,7 @@ class _Learner:
         self._updates += 1
 
     def read_for(self, seconds: float) -> None:
-        """Read what comes."""
+        """Read arrivals for so many seconds."""
         until = time.monotonic() + seconds
         while (now := time.monotonic()) < until:
             if now - self._published_s >= self._every_s:
@@ -202,7 +200,7 @@ def _start(stack: ExitStack, here: Services, actors: int, index: int) -> None:
 
 
 def memory_table(options: Options) -> Table:
-    """The most memory that each process of a run has had."""
+    """Return the peak memory of each process of a run."""
     runs = [whole_run() for _ in range(options.repeat)]
     return Table(
         title=f"resident memory at its peak, `penstock train CartPole-v1`, {TRAIN_STEPS:,} steps",
@@ -213,7 +211,7 @@ def memory_table(options: Options) -> Table:
 
 
 def whole_run() -> dict[str, int]:
-    """Bytes by process of one run; raises RuntimeError when it fails."""
+    """Return bytes by process of one run; raises RuntimeError when it fails."""
     peaks: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         command = (PENSTOCK, "train", "CartPole-v1", "--run-dir", f"{folder}/run", "--json")

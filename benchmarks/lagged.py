@@ -24,8 +24,9 @@ WINDOW = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """curve: (environment steps, mean return of the last WINDOW training episodes) after each update.
+    """The result of a training.
 
+    curve: (environment steps, mean return of the last WINDOW training episodes) after each update.
     The mean is NaN before the first episode ends. metrics: of each update.
     """
 
@@ -34,7 +35,10 @@ class Learned:
 
 
 def learn(settings: Settings, staleness: int) -> Learned:
-    """`learner.total_steps` environment steps; raises RuntimeError when an update was not applied."""
+    """Learn for `learner.total_steps` environment steps.
+
+    Raises RuntimeError when an update was not applied.
+    """
     model, total_steps = make_model(settings), settings.learner.total_steps
     assert total_steps is not None, "say learner.total_steps"
     algorithm = model.algorithm

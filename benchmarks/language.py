@@ -1,8 +1,8 @@
-"""The learner's update of a language model beside a bare loop over transformers and peft, and the memory of both.
+"""The learner's update of a language model beside a bare loop over transformers and peft, and their memory.
 
-Each way runs in a process of its own, in turn, on one thread. A sampled token counts once per update, whatever the
-epochs; settings are the algorithm's own. Memory is what the process has had resident at its peak, less what it had
-before the model was read.
+Each way runs in a process of its own, in turn, on one thread. A sampled token counts once per update, for any
+number of epochs; settings are the algorithm's own. Memory is the peak that the process has had resident, less
+what it had before the model was read.
 """
 
 import json
@@ -17,13 +17,13 @@ from penstock.wire.limits import MIB
 
 WAYS: Final = ("bare-lora", "lora", "bare-full", "full")
 SECONDS: Final = {"tiny": 5.0, "small": 0.0}
-"""Of the CPU, beyond two updates to get warm and one."""
+"""CPU seconds of a measurement, behind two updates to get warm and one."""
 AIM: Final = 1.0
 MEMORY_AIM: Final = 0.6
 
 
 def table(options: Options) -> Table:
-    """Of both shapes; ratios are taken within a round, and the median shown."""
+    """Return the rows of both shapes; ratios are taken within a round, and the median shown."""
     rows: list[tuple[Cell, ...]] = []
     for shape in SECONDS:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:

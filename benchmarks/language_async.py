@@ -32,19 +32,19 @@ EPISODES: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threads:
-    """Of the processes that generate and train."""
+    """Numbers of threads of the processes that generate and train."""
 
     actor: int
     learner: int
 
     def options(self) -> tuple[str, ...]:
-        """Of `penstock train`."""
+        """Return the options of `penstock train`."""
         return ("--set", f"actor.threads={self.actor}", "--set", f"learner.threads={self.learner}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one run.
+    """The result of one run.
 
     rate: sampled tokens per second of training. busy: share of that in which the learner computed.
     """
@@ -56,26 +56,26 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """runs: one for each seed, in order."""
+    """One way of training. runs: one for each seed, in order."""
 
     threads: Threads
     runs: Sequence[Outcome]
 
     @property
     def reward(self) -> float:
-        """Mean over seeds."""
+        """Return the mean over seeds."""
         return statistics.fmean(run.reward for run in self.runs)
 
     @property
     def error(self) -> float:
-        """Standard error of that mean; infinite for one seed."""
+        """Return the standard error of that mean; infinite for one seed."""
         if len(self.runs) < 2:
             return math.inf
         return statistics.stdev(run.reward for run in self.runs) / math.sqrt(len(self.runs))
 
 
 def table(options: Options) -> Table:
-    """A row for each arm; `--repeat` says how many seeds."""
+    """Return a row for each arm; `--repeat` sets the number of seeds."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         subprocess.run([sys.executable, "-m", "benchmarks.language_words", name], check=True)
@@ -90,9 +90,10 @@ def table(options: Options) -> Table:
 
 
 def summarise(arms: dict[str, Arm]) -> Table:
-    """The ratio of rates is taken within a seed and its median shown.
+    """Return the table of outcomes.
 
-    The rewards differ by so many standard errors.
+    The ratio of rates is taken within a seed and its median shown; the rewards differ by so many standard
+    errors.
     """
     ours, theirs = (arms[name] for name in ARMS)
     ratio = statistics.median(a.rate / b.rate for a, b in zip(ours.runs, theirs.runs, strict=True))
@@ -135,7 +136,7 @@ def _best_threads(recipe: Path, arm: str) -> Threads:
 
 
 def _run(recipe: Path, arm: str, threads: Threads, seed: int, tokens: int, episodes: int) -> Outcome:
-    """Raises RuntimeError with the last line of its error output when it fails."""
+    """Run once; raises RuntimeError with the last line of its error output when it fails."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         run = Path(name) / "run"
         command = (

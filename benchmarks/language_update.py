@@ -33,7 +33,7 @@ RESPONSE: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a GPT-2 and of the batch that it learns from."""
+    """The shape of a GPT-2 and of the batch that it learns from."""
 
     layers: int
     width: int
@@ -43,8 +43,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """tokens_per_s: sampled tokens per CPU second, each once per update.
+    """The result of a measurement.
 
+    tokens_per_s: sampled tokens per CPU second, each once per update.
     start, peak: bytes, before the model was read and at most.
     """
 
@@ -61,7 +62,7 @@ SHAPES: Final = {
 
 
 def main() -> None:
-    """Write the model, or print what was measured."""
+    """Write the model, or print the measurements."""
     way, shape, folder = sys.argv[1], SHAPES[sys.argv[2]], sys.argv[3]
     quieten()
     torch.set_num_threads(1)
@@ -86,7 +87,7 @@ def _config(shape: Shape) -> GPT2Config:
 
 
 def measure(way: str, shape: Shape, folder: str, seconds: float) -> Measured:
-    """Two updates to get warm, then as many as fit into so many seconds of the CPU."""
+    """Make two updates to get warm, then as many as fit into so many seconds of the CPU."""
     start = peak_memory(os.getpid())
     language = LanguageSection(model=folder, lora=way.endswith("lora"))
     tokens = torch.randint(3, shape.vocabulary, (shape.responses, PROMPT + RESPONSE))
@@ -120,9 +121,9 @@ def _ours(language: LanguageSection, tokens: torch.Tensor) -> tuple[Callable[[],
 
 
 def batch_of(tokens: torch.Tensor, vocabulary: int) -> Batch:
-    """What the learner would have put together of these rows.
+    """Return the batch that the learner would assemble of these rows.
 
-    All are ended by their length and scored at random.
+    All responses end by their length and have random scores.
     """
     observation = tokens.t()
     places = observation[1:]

@@ -1,6 +1,6 @@
 """The task of sentiment words as a folder.
 
-A tiny model that writes as the reference policy does, and prompts.
+Prompts, and a tiny model that writes as the reference policy does.
 
 `python -m benchmarks.language_words FOLDER` writes FOLDER/model and FOLDER/prompts.jsonl, in a minute.
 """

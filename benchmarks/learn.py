@@ -15,7 +15,7 @@ from benchmarks.proofs import PROOFS
 
 
 def main() -> int:
-    """Exit status: 0 when every proof that was asked for has passed."""
+    """Return 0 when every proof that was asked for has passed."""
     options = _parse()
     chosen = [p for p in PROOFS if options.only in f"{p.title} {p.algorithm} seed {p.seed}"]
     path = options.results / "proofs.jsonl"

@@ -1,8 +1,8 @@
 """Many simulated actors at one broker: how long an acknowledgement takes, and that none is lost.
 
-Actors are let go together, by the first publication, when all of them have a session. This process is the
+Actors are released together, by the first publication, when all of them have a session. This process is the
 learner's side of the log: it reads every fragment, publishes the bytes of a small policy twice a second,
-commits and trims. What the actors saw acknowledged, what the log acknowledged and what was read must agree.
+commits and trims. The acknowledgements of the actors, those of the log and the fragments read must agree.
 """
 
 import json
@@ -31,7 +31,7 @@ from penstock.wire.limits import KIB, MIB
 SIZE: Final = 64 * KIB
 PUBLISH_EVERY_S: Final = 0.5
 WEIGHTS: Final = bytes(40 * KIB)
-"""About what a 64-64 policy weighs."""
+"""Bytes of weights, about those of a 64-64 policy."""
 READ_COUNT: Final = 64
 PATIENCE_S: Final = 120.0
 
@@ -40,7 +40,7 @@ Buckets = list[tuple[float, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowd:
-    """actors: in `processes` processes. rate: fragments per second of each; None: as fast as they may."""
+    """The actors. actors: in `processes` processes. rate: fragments per second of each; None: no limit."""
 
     actors: int
     rate: float | None
@@ -58,11 +58,11 @@ class Broker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of it.
+    """The result of a measurement.
 
-    acked: seen by the actors. logged: acknowledged by the log. read: distinct (session, sequence).
+    acked: acknowledged to the actors. logged: acknowledged by the log. read: distinct (session, sequence).
     ack_seconds: (bound, fragments acknowledged within it), cumulative. memory in bytes at its peak.
-    cpu_seconds: of actors, brokers, Redis and reader, while they were let loose.
+    cpu_seconds: of actors, brokers, Redis and reader, from the release on.
     """
 
     acked: int
@@ -76,11 +76,11 @@ class Outcome:
 
     @property
     def lost(self) -> int:
-        """Acknowledged to an actor and not read."""
+        """Return the number of fragments that were acknowledged to an actor and not read."""
         return max(self.acked, self.logged) - self.read
 
     def quantile_s(self, q: float) -> float:
-        """The latency below which a share q of the acks lies, linear within its bucket."""
+        """Return the latency below which a share q of the acks lies, linear within its bucket."""
         wanted, lower, below = q * self.ack_seconds[-1][1], 0.0, 0
         for bound, count in self.ack_seconds:
             if count >= wanted:
@@ -94,7 +94,7 @@ class Outcome:
 
 
 def table(options: Options) -> Table:
-    """Milliseconds from a fragment built to acknowledged, with many actors at one broker; once."""
+    """Return milliseconds from a fragment built to acknowledged, with many actors at one broker; once."""
     crowd = Crowd(
         actors=options.actors,
         rate=options.rate,
@@ -120,7 +120,7 @@ def table(options: Options) -> Table:
 
 
 def measure(here: Services, crowd: Crowd, brokers: Sequence[Broker] = ()) -> Outcome:
-    """Let the crowd loose on the services; raises RuntimeError when a simulator fails.
+    """Release the crowd on the services; raises RuntimeError when a simulator fails.
 
     brokers: others beside that of the services; the simulators take them in turn.
     """
@@ -171,7 +171,7 @@ class _Reader:
         self.seen: set[tuple[int, int]] = set()
 
     def read_for(self, seconds: float) -> None:
-        """Read what comes."""
+        """Read arrivals for so many seconds."""
         until = time.monotonic() + seconds
         while (now := time.monotonic()) < until:
             if now - self._published_s >= PUBLISH_EVERY_S:
@@ -263,7 +263,7 @@ def _outcome(
 
 
 def peak_memory(pid: int) -> int:
-    """The most bytes that a process has had resident."""
+    """Return the most bytes that a process has had resident."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * KIB

@@ -1,4 +1,4 @@
-"""What a publication takes of the learner's loop: copying the weights and handing them over.
+"""The time that a publication takes of the learner's loop: copying the weights and handing them over.
 
 The publisher is the learner's own; it encodes and sends in its thread, beside the loop.
 """
@@ -27,7 +27,7 @@ AIM_MS: Final = 1.0
 
 
 def table(options: Options) -> Table:
-    """Milliseconds of the learner's own time that a publication takes."""
+    """Return the milliseconds of the learner's own time that a publication takes."""
     with services(durability="fsync_1s") as here:
         parts = offers(here, OFFERS * options.repeat)
     rows: list[Sequence[Cell]] = [
@@ -43,12 +43,15 @@ def table(options: Options) -> Table:
 
 
 def policy() -> Policy:
-    """A policy of about 1 MB."""
+    """Return a policy of about 1 MB."""
     return build(box(4), Discrete(2), PolicySection(hidden_sizes=(340, 340)), seed=0)
 
 
 def offers(here: Services, count: int) -> dict[str, list[float]]:
-    """Seconds of each of `count` publications: copying the weights, handing them over, and both."""
+    """Return the seconds of each of `count` publications.
+
+    Copying the weights, handing them over, and both.
+    """
     module, stop = policy(), threading.Event()
     parts: dict[str, list[float]] = {"copy the weights": [], "hand them over": [], "both": []}
     with learner(here) as log:

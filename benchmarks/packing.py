@@ -30,18 +30,18 @@ WAYS: Final = (ALONE, "64", "256", OUTBOX)
 """Fragments in one Append."""
 MANY: Final = 6_000
 FEW: Final = 1_500
-"""Of those that travel alone."""
+"""Number of fragments that travel alone."""
 IN_FLIGHT: Final = 4096
 READ_COUNT: Final = 256
 OUTBOX_FRAGMENTS: Final = 256
 AIM: Final = 10.0
-"""Packed over alone."""
+"""Wanted ratio of packed to alone."""
 CARTPOLE_BAR: Final = 3_800.0
 """Fragments of 64 CartPole steps per second: Reverb, measured elsewhere on the same kind of cores."""
 
 
 def table(options: Options) -> Table:
-    """Fragments per second, alone and packed."""
+    """Return fragments per second, alone and packed."""
     rows: list[tuple[Cell, ...]] = []
     for kind, shape in KINDS.items():
         runs: dict[str, list[Transfer]] = {way: [] for way in WAYS}
@@ -62,8 +62,10 @@ def table(options: Options) -> Table:
             *(f"{process} CPU µs per fragment" for process in PROCESSES),
         ),
         rows=rows,
-        note=f"wanted: × {AIM:g} packed; {CARTPOLE_BAR:,.0f} fragments/s of 64 CartPole steps, which is what Reverb "
-        "reached, measured elsewhere on the same kind of cores",
+        note=(
+            f"wanted: × {AIM:g} packed; {CARTPOLE_BAR:,.0f} fragments/s of 64 CartPole steps, which is what "
+            "Reverb reached, measured elsewhere on the same kind of cores"
+        ),
     )
 
 
@@ -80,7 +82,7 @@ def _row(
 
 
 def measure(here: Services, kind: str, way: str) -> Transfer:
-    """Fragments of one kind, sent one way."""
+    """Send fragments of one kind, in one way."""
     count = FEW if way == ALONE else MANY
     command = ("-m", __spec__.name, here.broker, str(count), kind, way)
     return receive(here, KINDS[kind], command, count=count, in_flight=IN_FLIGHT, read_count=READ_COUNT)

@@ -1,6 +1,4 @@
-"""The yardstick of a publication.
-
-The same bytes in unary gRPC calls of 1 MiB, nothing stored and nothing checked.
+"""The yardstick of a publication: the same bytes in unary gRPC calls of 1 MiB, nothing stored or checked.
 
 `python -m benchmarks.plain_grpc ADDRESS SIZE` is the server: it holds the bytes already, in pieces, says
 "ready" on its standard output and ends with its standard input.
@@ -24,7 +22,7 @@ _SERVICE, _METHOD = "penstock.bench.Plain", "Piece"
 
 
 class Client:
-    """One caller; `fetch` takes all of it, one call in flight."""
+    """One caller; `fetch` takes all bytes, one call in flight."""
 
     def __init__(self, address: str, size: int) -> None:
         self._channel = open_channel(address, Credentials())
@@ -32,7 +30,7 @@ class Client:
         self._size = size
 
     def fetch(self) -> bytes:
-        """The bytes."""
+        """Return the bytes."""
         data = bytearray()
         while len(data) < self._size:
             data += self._piece((len(data) // PIECE_BYTES).to_bytes(4))

@@ -24,11 +24,11 @@ HIREDIS, PYTHON = "hiredis", "python"
 PACKERS: Final = (HIREDIS, PYTHON)
 _PATIENCE_S: Final = 60.0
 _BUFFER_CUTOFF: Final = 6000
-"""redis-py's own: longer arguments are not copied into the command."""
+"""Bytes from which redis-py does not copy an argument into the command."""
 
 
 def measure(here: Services, *, count: int, size: int, packer: str = HIREDIS) -> Transfer:
-    """`count` entries of `size` bytes from process to process."""
+    """Send `count` entries of `size` bytes from process to process."""
     client = redis.Redis.from_url(here.redis_url, protocol=2, socket_timeout=_PATIENCE_S)
     command = ["-m", __spec__.name, here.redis_url, str(count), str(size), packer]
     with child(command) as writer:
@@ -50,7 +50,7 @@ def measure(here: Services, *, count: int, size: int, packer: str = HIREDIS) -> 
 
 
 def redis_pid(here: Services) -> int:
-    """The server's own pid; the service that guards it has another."""
+    """Return the server's own pid; the service that guards it has another."""
     pid = here.endpoint("redis").server_pid
     assert pid is not None
     return pid

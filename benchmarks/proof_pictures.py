@@ -13,7 +13,9 @@ COLUMNS = 4
 
 
 def curves(panels: Sequence[tuple[Proof, Sequence[Record]]], path: Path) -> None:
-    """Mean return of the last 100 training episodes against environment steps; the threshold is dashed.
+    """Draw the mean return of the last 100 training episodes against environment steps.
+
+    The threshold is dashed.
 
     panels: the first proof of each entry, with the records of its seeds.
     """

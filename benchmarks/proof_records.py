@@ -22,7 +22,7 @@ CURVE_POINTS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What came of a proof.
+    """The result of a proof.
 
     passed: the evaluation reached the threshold within the steps. result: the fields of `summary.json`
     that say how. curve: (environment steps, mean return of the last 100 episodes), at most CURVE_POINTS.
@@ -42,7 +42,7 @@ class Record:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """Same as the proof's."""
+        """Return the same key as the proof's."""
         return self.task, self.algorithm, self.variant, self.seed
 
 
@@ -51,7 +51,7 @@ Records = dict[tuple[str, str, str, int], Record]
 
 
 def read(path: Path) -> Records:
-    """The newest record of every entry; an absent file holds none."""
+    """Return the newest record of every entry; an absent file holds none."""
     if not path.exists():
         return {}
     records = (Record(**json.loads(line)) for line in path.read_text().splitlines() if line)
@@ -66,9 +66,9 @@ def append(path: Path, record: Record) -> None:
 
 
 def standing(proofs: Iterable[Proof], records: Records) -> Records:
-    """The records of the proofs as they are now.
+    """Return the records that prove the proofs as they are now.
 
-    One of another threshold, or of other steps, proves nothing.
+    A record of another threshold, or of other steps, proves nothing.
     """
     return {
         proof.key: records[proof.key]
@@ -78,20 +78,20 @@ def standing(proofs: Iterable[Proof], records: Records) -> Records:
 
 
 def missing(proofs: Sequence[Proof], records: Records, *, retry: bool) -> list[Proof]:
-    """Proofs without a record; with `retry` also those whose newest record did not pass."""
+    """Return proofs without a record; with `retry` also those whose newest record did not pass."""
     stand = standing(proofs, records)
     return [proof for proof in proofs if proof.key not in stand or (retry and not stand[proof.key].passed)]
 
 
 def thin(points: Sequence[tuple[int, float]], count: int = CURVE_POINTS) -> list[tuple[int, float]]:
-    """At most `count` of the points, evenly, with the first and the last."""
+    """Return at most `count` of the points, evenly, with the first and the last."""
     if len(points) <= count:
         return list(points)
     return [points[round(index * (len(points) - 1) / (count - 1))] for index in range(count)]
 
 
 def commit() -> str:
-    """The commit, with a "+" when the tree holds changes that it does not."""
+    """Return the commit, with a "+" when the tree holds changes that it does not."""
 
     def git(*words: str) -> str:
         return subprocess.run(
@@ -103,5 +103,5 @@ def commit() -> str:
 
 
 def machine() -> str:
-    """What it ran on."""
+    """Return a description of this machine."""
     return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"

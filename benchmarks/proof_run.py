@@ -1,4 +1,4 @@
-"""One learning proof: `penstock train … --json` in a temporary folder, and what came of it."""
+"""Run one learning proof: `penstock train … --json` in a temporary folder, and the record of its result."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ KEPT = (
 
 
 def run(proof: Proof, program: Sequence[str]) -> Record:
-    """Run one proof with `program` (the start of the command line) and say what came of it.
+    """Run one proof with `program` (the start of the command line) and return its record.
 
     A run that fails is a record too, with the last line of its error output as the reason.
     """

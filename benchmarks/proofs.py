@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 class Proof:
     """One run of `penstock train` that must end with an evaluation of at least `threshold`.
 
-    at_most: instead, what the evaluation must not exceed: the run shows what cannot be learned.
-    variant: what differs from the plain run of that task, "" for nothing. options: further arguments.
+    at_most: instead, a bound that the evaluation must not exceed: the run shows what cannot be learned.
+    variant: difference to the plain run of that task, "" for none. options: further arguments.
     """
 
     task: str
@@ -21,34 +21,34 @@ class Proof:
     at_most: float | None = None
 
     def passes(self, evaluation: float | None) -> bool:
-        """Whether a mean return, None for no evaluation, is what must come of it."""
+        """Return whether a mean return, None for no evaluation, meets the bound."""
         if evaluation is None:
             return False
         return evaluation >= self.threshold if self.at_most is None else evaluation <= self.at_most
 
     @property
     def wanted(self) -> str:
-        """The bound, for people."""
+        """Return the bound, for people."""
         return f"≥ {self.threshold:g}" if self.at_most is None else f"≤ {self.at_most:g}"
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What makes two records the same entry."""
+        """Return the key that makes two records the same entry."""
         return self.task, self.algorithm, self.variant, self.seed
 
     @property
     def title(self) -> str:
-        """Task and variant, for people."""
+        """Return task and variant, for people."""
         name = self.task.rpartition(":")[2]
         return f"{name}, {self.variant}" if self.variant else name
 
     @property
     def command(self) -> str:
-        """As a person types it."""
+        """Return the command as a person types it."""
         return f"penstock {' '.join(self.arguments())}"
 
     def arguments(self) -> tuple[str, ...]:
-        """Arguments behind `penstock`, without the folder of the run."""
+        """Return the arguments behind `penstock`, without the folder of the run."""
         algorithm = () if self.algorithm == "ppo" else ("--set", f"algorithm.name={self.algorithm}")
         return (
             "train",
@@ -77,7 +77,7 @@ SOURCES = {
     "HalfCheetah-v5": "RL Baselines3 Zoo: PPO 5,819, A2C 3,041, SAC 9,535 at 1M (v3)",
     "Hopper-v5": "RL Baselines3 Zoo: PPO 2,410, SAC 2,326 at 1M (v3)",
 }
-"""What others have published for the task, for the page: github.com/DLR-RM/rl-baselines3-zoo, `benchmark.md`."""
+"""Published results for the task, for the page: github.com/DLR-RM/rl-baselines3-zoo, `benchmark.md`."""
 
 
 def _task(
@@ -102,7 +102,7 @@ def _task(
 
 
 def _seeing() -> list[Proof]:
-    """Images and parts: the optimum is 1 for Catch, 7/12 on average for Courier."""
+    """Return proofs with images and parts: the optimum is 1 for Catch, 7/12 on average for Courier."""
     catch, courier = "workloads.control.tasks:Catch-v0", "workloads.control.tasks:Courier-v0"
     impala = ("--set", "policy.image_trunk=impala")
     return [
@@ -154,7 +154,7 @@ TASKS = "workloads.control.tasks"
 def _without(
     task: str, threshold: float, at_most: float, total_steps: int, missing: str, knob: str
 ) -> list[Proof]:
-    """The same task without what it needs, which must not be learned."""
+    """Return the same task without what it needs, which must not be learned."""
     return [
         Proof(
             task=f"{TASKS}:{task}",

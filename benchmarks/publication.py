@@ -41,18 +41,18 @@ from penstock.wire.limits import KIB
 ACTORS: Final = 8
 MEGABYTE: Final = 1_000_000
 ROUNDS: Final = {MEGABYTE: 30, 100 * MEGABYTE: 2}
-"""For each of `--repeat`, by size."""
+"""Rounds of each of `--repeat`, by size."""
 PAUSE_S: Final = 0.02
-"""Between publications, about an update of a small policy."""
+"""Seconds between publications, about an update of a small policy."""
 AIM_MS: Final = 20.0
-"""p50 of 1 MB."""
+"""Wanted p50 of 1 MB, in milliseconds."""
 AIM_SHARE: Final = 0.5
-"""Of the bare transfer, at 100 MB."""
+"""Wanted share of the bare transfer's rate, at 100 MB."""
 APPLIED, FETCHED = "applied", "fetched"
 LEARNER, BROKER, REDIS, EACH, SERVER = "learner", "broker", "Redis", "actors", "bare server"
 OURS: Final = (LEARNER, BROKER, REDIS, EACH)
 BARE: Final = (SERVER, EACH)
-"""Who works for a publication, and who for a bare transfer; the actors together."""
+"""Processes that work for a publication, and for a bare transfer; the actors together."""
 
 
 # ---- tables
@@ -72,14 +72,14 @@ class Rounds:
 
     @property
     def share(self) -> float:
-        """The bare transfer's time over ours until the last actor had it, the median of the rounds."""
+        """Return the bare transfer's time over ours until the last actor had it, the median of the rounds."""
         return statistics.median(
             max(bare) / max(ours) for ours, bare in zip(self.ours, self.bare, strict=True)
         )
 
 
 def table(options: Options) -> Table:
-    """Milliseconds from publish to applied, beside the bare transfer."""
+    """Return milliseconds from publish to applied, beside the bare transfer."""
     rows: list[Sequence[Cell]] = []
     for size, count in ROUNDS.items():
         for durability in ("memory", "fsync_1s"):
@@ -116,8 +116,10 @@ def table(options: Options) -> Table:
             *(f"bare, {who}: CPU ms" for who in BARE),
         ),
         rows=rows,
-        note=f"wanted: 1 MB p50 ≤ {AIM_MS:g} ms; 100 MB ≥ {AIM_SHARE:g} of the bare transfer, which neither stores, "
-        "checks nor applies",
+        note=(
+            f"wanted: 1 MB p50 ≤ {AIM_MS:g} ms; 100 MB ≥ {AIM_SHARE:g} of the bare transfer, which neither "
+            "stores, checks nor applies"
+        ),
     )
 
 
@@ -125,7 +127,7 @@ def table(options: Options) -> Table:
 
 
 def measure(here: Services, size: int, count: int) -> Rounds:
-    """`count` publications of `size` bytes at ACTORS actors, in turns with the bare transfer."""
+    """Make `count` publications of `size` bytes at ACTORS actors, in turns with the bare transfer."""
     bare_address = f"unix:{here.folder}/bare.sock"
     ours: list[list[float]] = []
     bare: list[list[float]] = []
@@ -168,7 +170,7 @@ def _spent(pids: Mapping[str, Sequence[int]]) -> Mapping[str, float]:
 
 @contextmanager
 def learner(here: Services) -> Iterator[LearnerLog]:
-    """The log of a run that has begun, and its lease."""
+    """Yield the log of a run that has begun, with its lease."""
     log = LearnerLog.connect(here.redis_url, wait_s=10.0)
     log.acquire(RUN, "bench", 600_000)
     log.start(specification_of(64 * KIB).encode(), PACING)
@@ -207,7 +209,7 @@ def _write(actor: "subprocess.Popen[str]") -> None:
 
 
 def _heard(actors: "Sequence[subprocess.Popen[str]]", what: str) -> list[float]:
-    """When each has done it."""
+    """Return when each actor has done it."""
     times = []
     for actor in actors:
         assert actor.stdout is not None
@@ -219,7 +221,7 @@ def _heard(actors: "Sequence[subprocess.Popen[str]]", what: str) -> list[float]:
 
 
 def stand_in(size: int) -> nn.Module:
-    """Parameters of `size` bytes that are quick to make."""
+    """Return parameters of `size` bytes that are quick to make."""
     side = 500
     return nn.ParameterList(torch.empty(side, side) for _ in range(size // (4 * side * side)))
 
@@ -253,7 +255,7 @@ def _apply_all(session: Session, target: nn.Module) -> None:
 
 
 def await_weights(session: Session, version: int) -> Weights:
-    """The first weights newer than `version`."""
+    """Return the first weights newer than `version`."""
     with session.changed:
         session.changed.wait_for(
             lambda: session.is_over or (session.weights and session.weights.publication.version > version)

@@ -1,4 +1,4 @@
-"""How many bytes per second arrived, from the first arrival on."""
+"""The rate of arriving bytes, from the first arrival on."""
 
 import time
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(slots=True)
 class Rate:
-    """Counts arrivals. What came with the first one is not in the rate: nobody knows when it set off."""
+    """Counts arrivals; the first one is not in the rate, since the time of its departure is not known."""
 
     entries: int = 0
     _bytes: int = 0
@@ -16,7 +16,7 @@ class Rate:
     _last_s: float = field(default=0.0)
 
     def add(self, entries: int, size: int) -> None:
-        """`entries` of `size` bytes in all have arrived and were read."""
+        """Count `entries` of `size` bytes in all that have arrived and were read."""
         now = time.perf_counter()
         self.entries += entries
         if self._first_s is None:
@@ -27,7 +27,7 @@ class Rate:
 
     @property
     def megabytes_per_second(self) -> float:
-        """10⁶ bytes per second; 0 when all arrived at once."""
+        """Return 10⁶ bytes per second; 0 when all arrived at once."""
         seconds = self._last_s - (self._first_s or self._last_s)
         return self._bytes / seconds / 1e6 if seconds else 0.0
 

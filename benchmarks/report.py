@@ -77,7 +77,7 @@ def write(proofs: Sequence[Proof], records: Records, *, results: Path, docs: Pat
 
 
 def _groups(proofs: Sequence[Proof]) -> list[list[Proof]]:
-    """Proofs that differ by seed only."""
+    """Return the proofs grouped by all but their seed."""
     groups: dict[tuple[str, str, str], list[Proof]] = {}
     for proof in proofs:
         groups.setdefault((proof.task, proof.algorithm, proof.variant), []).append(proof)

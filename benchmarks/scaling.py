@@ -1,7 +1,7 @@
-"""How throughput and its cost move with what a user can turn: bytes, packing, actors, brokers, environments.
+"""Throughput and its cost by what a user can vary: bytes, packing, actors, brokers, environments.
 
 Everything runs as fast as it can; CPU seconds are of each process for the same amount of experience, so that
-they say whose limit it is. `python -m benchmarks.curves` draws the rows.
+they tell which process is the limit. `python -m benchmarks.curves` draws the rows.
 """
 
 import os
@@ -30,7 +30,10 @@ COLUMNS: Final = ("turned", "at", "throughput", "unit", "CPU s per", "process", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """cpu: CPU seconds by process, for the amount of experience that the series counts by."""
+    """One measurement.
+
+    cpu: CPU seconds by process, for the amount of experience that the series counts by.
+    """
 
     throughput: float
     cpu: Mapping[str, float]
@@ -38,7 +41,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """turned: what `at` counts. unit: of the throughput. per: amount that the CPU seconds are for."""
+    """Measurements over one quantity.
+
+    turned: what `at` counts. unit: of the throughput. per: amount that the CPU seconds are for.
+    """
 
     turned: str
     unit: str
@@ -48,7 +54,7 @@ class Series:
 
 
 def table(options: Options) -> Table:
-    """A row for each process of each point; medians of the repeats, which go round all points."""
+    """Return a row for each process of each point; medians of the repeats, which go round all points."""
     measured: dict[tuple[str, int], list[Point]] = {}
     for _ in range(options.repeat):
         for series in SERIES:
@@ -146,13 +152,19 @@ SERIES: Final = (
         measure=_fragment,
     ),
     Series(
-        turned="fragments of 2 KiB in one Append", unit="MB/s", per="GB", at=(1, 4, 16, 64, 256), measure=_packed
+        turned=(
+            "fragments of 2 KiB in "
+            "one Append"
+        ), unit="MB/s", per="GB", at=(1, 4, 16, 64, 256), measure=_packed
     ),
     Series(
         turned="simulated actors, 64 KiB", unit="MB/s", per="GB", at=(1, 4, 16, 64), measure=_actors
     ),
     Series(
-        turned=f"brokers, {BROKERS_ACTORS} simulated actors", unit="MB/s", per="GB", at=(1, 2), measure=_brokers
+        turned=(
+            f"brokers, {BROKERS_ACTORS} "
+            "simulated actors"
+        ), unit="MB/s", per="GB", at=(1, 2), measure=_brokers
     ),
     Series(
         turned="environments of each of two actors",

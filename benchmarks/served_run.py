@@ -1,6 +1,6 @@
-"""What the serving benchmark asks.
+"""The servers of the serving benchmark.
 
-A policy server over a run's folder made without training, and bare echoes.
+A policy server over a run's folder without training, and bare echoes.
 
 python -m benchmarks.served_run ADDRESS     grpc.aio: each message is answered with the same ActReply
 """
@@ -38,16 +38,16 @@ SHAPE: Final = Shape(Box(np.full(4, -np.inf, np.float32), np.full(4, np.inf, np.
 REPLY: Final = pb.ActReply(
     action=[pb.Part(value=to_tensor(np.array(1)))], log_prob=[-0.7], version=1, arm=pb.ARM_ACTIVE
 ).SerializeToString()
-"""What the policy server answers to a single observation."""
+"""The policy server's reply to a single observation."""
 
 
 def make_policy(seed: int = 1) -> Policy:
-    """CartPole's shapes, 64-64."""
+    """Return a policy of CartPole's shapes, 64-64."""
     return build(SHAPE.box, Discrete(2), PolicySection(), seed)
 
 
 def specification() -> RunSpecification:
-    """What a learner would tell the policy server."""
+    """Return the specification that a learner would send to the policy server."""
     return replace(
         SHAPE.specification(),
         policy_json=PolicySection().canonical_json(),
@@ -57,7 +57,7 @@ def specification() -> RunSpecification:
 
 
 def make_run(folder: Path) -> None:
-    """A run's folder with one version, active."""
+    """Make a run's folder with one version, active."""
     (folder / "policies").mkdir(parents=True)
     write_specification(folder, specification())
     blob = encode(make_policy())
@@ -81,9 +81,9 @@ async def _unary(_request: bytes, _context: Any) -> bytes:
 
 
 def _forward() -> Any:
-    """As `_unary`, with a forward pass and a draw for each message.
+    """Return a handler as `_unary`, with a forward pass and a draw for each message.
 
-    What a policy costs in a server, nothing else.
+    It costs what a policy costs in a server, and nothing else.
     """
     policy, observation = make_policy(), {"observation": np.zeros((1, 4), np.float32)}
 

@@ -16,8 +16,9 @@ START_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """redis_url: unix URL of the server. broker: address of the broker, "" when none was started.
+    """Running services.
 
+    redis_url: unix URL of the server. broker: address of the broker, "" when none was started.
     folder: temporary, with the endpoint file of each.
     """
 
@@ -26,7 +27,7 @@ class Services:
     folder: Path
 
     def endpoint(self, role: str) -> Endpoint:
-        """Pid and ports of `redis` or `broker`."""
+        """Return pid and ports of `redis` or `broker`."""
         endpoint = read_endpoint(self.folder / f"{role}.json")
         assert endpoint is not None
         return endpoint
@@ -62,7 +63,10 @@ def services(*, durability: str, broker: bool = True) -> Iterator[Services]:
 
 
 def start(role: str, command: Sequence[str], root: Path, lifeline_fd: int) -> ServiceProcess:
-    """A process that has announced itself in `root`; raises RuntimeError when it does not come up."""
+    """Start a process and return it once it has announced itself in `root`.
+
+    Raises RuntimeError when it does not come up.
+    """
     ended: list[Exit] = []
     process = ServiceProcess(
         ServiceSpec(name=role, role=role, command=tuple(command)),

@@ -42,7 +42,7 @@ TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One kind of asking, and what it is compared with: both a server and a word of `serving_load`."""
+    """One kind of request, and the load it is compared with: both a server and a word of `serving_load`."""
 
     name: str
     what: tuple[str, str]
@@ -79,7 +79,7 @@ LOADS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run: calls per second, latencies, and CPU seconds of the server per call."""
+    """Measurements of one run: calls per second, latencies, and CPU seconds of the server per call."""
 
     rate: float
     p50_ms: float
@@ -88,7 +88,7 @@ class Figures:
 
 
 def table(options: Options) -> Table:
-    """Calls per second and latencies, and both as parts of the echo's in the same minute."""
+    """Return calls per second and latencies, and both as parts of the echo's in the same minute."""
     with servers() as addresses, client() as ask:
         rows = [_row(ask, load, addresses, options.repeat) for load in LOADS]
     forward_ms = _forward_s() * 1e3
@@ -141,7 +141,7 @@ def _median(runs: list[Figures]) -> Figures:
 
 
 def measure(ask: Ask, whom: tuple[str, str], load: Load, addresses: dict[str, tuple[str, int]]) -> Figures:
-    """One kind of call against its server."""
+    """Measure one kind of call against its server."""
     (address, pid), what = addresses[whom[0]], whom[1]
     before = _cpu_s(pid)
     told = ask(what, address, load.in_flight, load.streams)
@@ -150,7 +150,7 @@ def measure(ask: Ask, whom: tuple[str, str], load: Load, addresses: dict[str, tu
 
 @contextmanager
 def client() -> Iterator[Ask]:
-    """A process that asks, one measurement after the other."""
+    """Yield the client process, which makes one measurement after the other."""
     with child(["-m", "benchmarks.serving_load"], pipes=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -176,7 +176,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _forward_s() -> float:
-    """Of one observation, the quickest of many; torch would take longer."""
+    """Return the seconds of one observation, the quickest of many; torch would take longer."""
     policy, best = make_policy(), float("inf")
     observation = {"observation": np.zeros((1, 4), np.float32)}
     for _ in range(100):

@@ -2,10 +2,11 @@
 
 `python -m benchmarks.simulated_actor --broker ADDRESS --actor-id NAME [--count K] [--rate F] [--fragments N]`
 
-Only the crew is made up: sessions, leave, outbox, retries, drain, metrics and health are those of a shipped
-rollout worker, one channel per actor. What it sends fits the schema of whatever run the broker serves: every
-step is valid with reward 1, an episode ends now and then, and session and number stand in the payload, so
-that no two fragments are the same. It applies weights by saying so and does not answer the probe.
+Only the generator of fragments is made up: sessions, credit, outbox, retries, drain, metrics and health are
+those of a shipped rollout worker, one channel per actor. Its fragments fit the schema of the run that the
+broker serves: every step is valid with reward 1, an episode ends now and then, and session and number stand
+in the payload, so that no two fragments are the same. It reports weights as applied and does not answer the
+probe.
 """
 
 import argparse
@@ -52,16 +53,16 @@ from penstock.wire.tensor import DTYPES
 EPISODE_FRAGMENTS: Final = 8
 LOG_PROB: Final = -0.7
 _LOOK_S: Final = 0.2
-"""How late a waiting actor may notice that the run stopped."""
+"""Seconds after which a waiting actor at the latest notices that the run stopped."""
 _MARKED: Final = "observation"
 _MARK_SCALE: Final = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How much one actor sends.
+    """The amount that one actor sends.
 
-    rate: fragments per second; none: as fast as there is leave. fragments: it drains when it has made so
+    rate: fragments per second; none: as fast as there is credit. fragments: it drains when it has made so
     many, over all its sessions; none: it goes on. slots: columns of a fragment; none: the run's environment
     count.
     """
@@ -191,7 +192,7 @@ class _Template:
         self._after = payload[marked.offset + 2 * self._dtype.itemsize :]
 
     def marked(self, session: int, sequence: int) -> bytes:
-        """The payload, with session and sequence as the first two numbers of an observation."""
+        """Return the payload, with session and sequence as the first two numbers of an observation."""
         numbers = np.array([session, sequence]) % _MARK_SCALE
         is_real = self._dtype.kind == "f"
         mark = (numbers / _MARK_SCALE if is_real else numbers % 2).astype(self._dtype)
@@ -232,7 +233,7 @@ class SimulatedActor:
         self.lifecycle.drain(reason)
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; False when the time was up first. Raises what ended it before its time."""
+        """Wait for its end; False when the time was up first. Raises the error that ended it early."""
         self._thread.join(timeout_s)
         if self.error is not None:
             raise self.error
@@ -249,7 +250,7 @@ class SimulatedActor:
 
 
 def names(actor_id: str, count: int) -> list[str]:
-    """One name per actor."""
+    """Return one name per actor."""
     return [actor_id] if count == 1 else [f"{actor_id}-{index:04d}" for index in range(count)]
 
 
@@ -281,7 +282,7 @@ def main(lifecycle: Lifecycle, options: argparse.Namespace) -> int:
 
 
 def report() -> dict[str, Any]:
-    """What the actors of this process did: fragments built and acknowledged, and acks by latency.
+    """Return what the actors of this process did: fragments built and acknowledged, and acks by latency.
 
     ack_seconds: [upper bound in seconds, fragments up to it], cumulative; the last bound is infinite.
     """

@@ -29,9 +29,10 @@ Key = tuple[str, str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """learned, fallen: returns above and below which a run has learned, and has fallen back.
+    """The range of a task's returns.
 
-    lowest, highest: what a return can be.
+    learned, fallen: returns above and below which a run has learned, and has fallen back.
+    lowest, highest: bounds of a return.
     """
 
     total_steps: int
@@ -73,30 +74,33 @@ class Lagged:
 
     @property
     def key(self) -> Key:
-        """What makes two runs the same entry."""
+        """Return the key that makes two runs the same entry."""
         return self.task, self.objective, self.staleness, self.seed
 
     @property
     def early_return(self) -> float:
-        """The curve's average over the first quarter of the steps; NaN where no episode ended in it."""
+        """Return the curve's average over the first quarter of the steps.
+
+        NaN where no episode ended in it.
+        """
         returns = [y for x, y in self.curve if x <= self.total_steps / 4]
         return statistics.fmean(returns) if returns else math.nan
 
     @property
     def collapsed(self) -> bool:
-        """Fell back after it had learned."""
+        """Return whether it fell back after it had learned."""
         task, returns = TASKS[self.task], [y for _, y in self.curve]
         learned = next((i for i, y in enumerate(returns) if y > task.learned), len(returns))
         return any(y < task.fallen for y in returns[learned:])
 
 
 def keys() -> list[Key]:
-    """Every run of the ablation."""
+    """Return every run of the ablation."""
     return list(product(TASKS, OBJECTIVES, STALENESS, SEEDS))
 
 
 def train(task: str, objective: str, staleness: int, seed: int, total_steps: int) -> Lagged:
-    """One run of `total_steps` environment steps; raises RuntimeError when an update was not applied."""
+    """Run `total_steps` environment steps; raises RuntimeError when an update was not applied."""
     began = time.monotonic()
     learned = learn(_settings(task, objective, seed, total_steps), staleness)
     curve = [(x, y) for x, y in learned.curve if not math.isnan(y)]
@@ -131,7 +135,7 @@ def _settings(task: str, objective: str, seed: int, total_steps: int) -> Setting
 
 
 def read(path: Path) -> dict[Key, Lagged]:
-    """The newest run of every entry; an absent file holds none."""
+    """Return the newest run of every entry; an absent file holds none."""
     if not path.exists():
         return {}
     runs = (Lagged(**json.loads(line)) for line in path.read_text().splitlines() if line)
@@ -139,7 +143,7 @@ def read(path: Path) -> dict[Key, Lagged]:
 
 
 def draw(runs: Sequence[Lagged], folder: Path) -> None:
-    """`staleness.png`, returns against staleness, and `staleness-curves.png`, returns over steps."""
+    """Draw `staleness.png`, returns against staleness, and `staleness-curves.png`, returns over steps."""
     folder.mkdir(parents=True, exist_ok=True)
     limits = {name: (task.lowest, task.highest) for name, task in TASKS.items()}
     staleness_pictures.summary(runs, limits, STALENESS, OBJECTIVES, folder / "staleness.png")

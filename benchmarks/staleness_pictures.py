@@ -13,40 +13,40 @@ Limits = Mapping[str, tuple[float, float]]
 
 
 class Run(Protocol):
-    """What is drawn of a run."""
+    """The fields of a run that are drawn."""
 
     @property
     def task(self) -> str:
-        """Environment id."""
+        """Return the environment id."""
         ...
 
     @property
     def objective(self) -> str:
-        """Which form of PPO."""
+        """Return which form of PPO it is."""
         ...
 
     @property
     def staleness(self) -> int:
-        """Updates behind."""
+        """Return the lag in updates."""
         ...
 
     @property
     def mean_return(self) -> float:
-        """Average over the second half of the steps."""
+        """Return the average over the second half of the steps."""
         ...
 
     @property
     def curve(self) -> list[tuple[int, float]]:
-        """(environment steps, mean return)."""
+        """Return (environment steps, mean return)."""
         ...
 
 
 def summary(
     runs: Sequence[Run], limits: Limits, staleness: Sequence[int], objectives: Sequence[str], path: Path
 ) -> None:
-    """A panel per task.
+    """Draw a panel per task: return over the second half of the steps against staleness.
 
-    Return over the second half of the steps against staleness, seeds as dots, a line through means.
+    Seeds are dots, a line goes through their means.
     """
     figure = Figure(figsize=(11, 4), layout="constrained")
     axes = figure.subplots(1, len(limits), squeeze=False)[0]
@@ -72,7 +72,10 @@ def summary(
 def curves(
     runs: Sequence[Run], limits: Limits, staleness: Sequence[int], objectives: Sequence[str], path: Path
 ) -> None:
-    """A panel per task and staleness: each seed a thin line, the mean of an objective's seeds a thick one."""
+    """Draw a panel per task and staleness.
+
+    Each seed a thin line, the mean of an objective's seeds a thick one.
+    """
     figure = Figure(figsize=(2.4 * len(staleness), 3.2 * len(limits)), layout="constrained")
     axes = figure.subplots(len(limits), len(staleness), sharey="row", squeeze=False)
     for row, task in zip(axes, limits, strict=True):

@@ -34,7 +34,7 @@ SEEN = """
 
 
 def section(runs: Sequence[Lagged]) -> str:
-    """Nothing where there are no runs."""
+    """Return the section; "" where there are no runs."""
     if not runs:
         return ""
     text = HEAD.format(steps=max(run.total_steps for run in runs))
@@ -70,7 +70,7 @@ def _spread(values: Sequence[float], form: str) -> str:
 
 
 def _compared(task: str, lag: int, runs: Sequence[Lagged]) -> str:
-    """Seed by seed, how often the decoupled objective was ahead, and how often either fell back."""
+    """Return, seed by seed, how often the decoupled objective was ahead, and how often either fell back."""
     found = {run.key: run for run in runs}
     pairs = [
         (found[task, "decoupled", lag, seed], found[task, "coupled", lag, seed])

@@ -29,7 +29,7 @@ AIM_HELP_S: Final = 0.3
 
 
 def table(options: Options) -> Table:
-    """Median seconds of each, and the ratio to the imports of the same round."""
+    """Return median seconds of each, and the ratio to the imports of the same round."""
     spent: list[Mapping[str, float]] = []
 
     def first_update() -> float:
@@ -62,13 +62,15 @@ def table(options: Options) -> Table:
         title="start-up of penstock train CartPole-v1",
         columns=("what", "seconds", "of the imports", *(f"{role}: CPU s" for role in ROLES)),
         rows=rows,
-        note=f"aims: the first update within {AIM} of the imports, help within {AIM_HELP_S} s; CPU seconds of a "
-        "process from its start to its end, an evaluation and the end of the run included",
+        note=(
+            f"aims: the first update within {AIM} of the imports, help within {AIM_HELP_S} s; CPU seconds of "
+            "a process from its start to its end, an evaluation and the end of the run included"
+        ),
     )
 
 
 def first_update_s() -> tuple[float, Mapping[str, float]]:
-    """Until the learner has made its first update; and the CPU seconds of the run's processes by role.
+    """Return the seconds until the learner has made its first update, and the processes' CPU seconds by role.
 
     Raises RuntimeError with the last line of its error output when the run fails.
     """
@@ -84,7 +86,7 @@ def first_update_s() -> tuple[float, Mapping[str, float]]:
 
 
 def logged_at_s(log: str, message: str) -> float:
-    """When a process first logged `message`, in seconds since the epoch.
+    """Return when a process first logged `message`, in seconds since the epoch.
 
     Raises ValueError if it never did.
     """
@@ -95,7 +97,7 @@ def logged_at_s(log: str, message: str) -> float:
 
 
 def imports_s() -> float:
-    """Until both of two interpreters have imported torch and gymnasium and ended."""
+    """Return the seconds until both of two interpreters have imported torch and gymnasium and ended."""
     began_s = time.perf_counter()
     processes = [subprocess.Popen(IMPORTS) for _ in range(2)]
     codes = [process.wait() for process in processes]
@@ -105,7 +107,7 @@ def imports_s() -> float:
 
 
 def help_s() -> float:
-    """Of `penstock --help`."""
+    """Return the seconds of `penstock --help`."""
     began_s = time.perf_counter()
     subprocess.run([PENSTOCK, "--help"], stdout=subprocess.DEVNULL, check=True)
     return time.perf_counter() - began_s

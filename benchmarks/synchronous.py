@@ -43,7 +43,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Whether a loss of at most ALLOWED_LOSS fills the interval, lies in it, or does not."""
+        """Return whether a loss of at most ALLOWED_LOSS fills the interval, lies in it, or does not."""
         if self.high < -ALLOWED_LOSS:
             return "excluded"
         return "certain" if self.low >= -ALLOWED_LOSS else "possible"
@@ -75,7 +75,7 @@ RUNS: tuple[Proof, ...] = (
 
 
 def compare(task: str, records: Sequence[Record]) -> Comparison | None:
-    """From the runs of a task; None where an arm has fewer than two that ended well."""
+    """Compare the runs of a task; None where an arm has fewer than two that ended well."""
     arms = {
         variant: np.array(
             [
@@ -104,7 +104,9 @@ def compare(task: str, records: Sequence[Record]) -> Comparison | None:
 
 
 def interval(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """95% percentile bootstrap of mean(first) − mean(second); seeds of either arm are drawn on their own.
+    """Return the 95% percentile bootstrap of mean(first) − mean(second).
+
+    Each arm's seeds are drawn on their own.
 
     Efron and Tibshirani 1993, chapter 13. Both [n]; the same numbers give the same interval.
     """
@@ -120,7 +122,7 @@ def _mean(record: Record) -> float | None:
 
 
 def main() -> int:
-    """Exit status: 0 when every comparison that was asked for leaves room for a loss of at most ALLOWED_LOSS."""
+    """Return 0 when every comparison that was asked for leaves room for a loss of at most ALLOWED_LOSS."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.synchronous", description="Run what is missing, then compare."
     )
@@ -159,7 +161,7 @@ interval lies above it, possible where a part does.
 
 
 def section(path: Path = PATH) -> str:
-    """For `docs/algorithms.md`; nothing where there are no runs."""
+    """Return the section of `docs/algorithms.md`; "" where there are no runs."""
     records = list(standing(RUNS, read(path)).values())
     compared = [compare(task, records) for task in dict.fromkeys(proof.task for proof in RUNS)]
     rows = [row(comparison) for comparison in compared if comparison is not None]
@@ -171,7 +173,7 @@ def section(path: Path = PATH) -> str:
 
 
 def row(compared: Comparison) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     cells = [
         compared.task,
         f"{compared.total_steps:,}",

@@ -1,4 +1,4 @@
-"""What a benchmark says: one table to read, and the same figures to keep."""
+"""The result of a benchmark: one table to read, and the same figures to keep."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says.
+    """The options of the command line.
 
     repeat: runs of each measurement; the median is shown. device: of part gpu.
     """
@@ -26,7 +26,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """rows: one cell for each column; numbers stay numbers. note: what a reader must know of it."""
+    """A table of results.
+
+    rows: one cell for each column; numbers stay numbers. note: what a reader must know of it.
+    """
 
     title: str
     columns: Sequence[str]
@@ -41,7 +44,7 @@ class Table:
         console.print(table)
 
     def to_json(self) -> Mapping[str, Any]:
-        """It as it is."""
+        """Return the table as a JSON object."""
         return asdict(self)
 
 

@@ -1,7 +1,4 @@
-"""Whole runs of `penstock train CartPole-v1`.
-
-Steps per second, seconds until solved, and what each process spent.
-"""
+"""Whole runs of `penstock train CartPole-v1`: steps per second, seconds until solved, CPU of each process."""
 
 import json
 import statistics
@@ -23,8 +20,9 @@ PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """steps_per_second over the training time; solved_s: seconds of training until solved, None when not.
+    """The result of a run.
 
+    steps_per_second over the training time; solved_s: seconds of training until solved, None when not.
     cpu_seconds: by role, the processes of a role together, from their start to their end.
     """
 
@@ -34,12 +32,12 @@ class Training:
     cpu_seconds: Mapping[str, float]
 
     def cpu_per_million(self, role: str) -> float:
-        """CPU seconds of a role for a million environment steps."""
+        """Return the CPU seconds of a role for a million environment steps."""
         return self.cpu_seconds[role] / self.env_steps * 1e6
 
 
 def table(options: Options) -> Table:
-    """End-to-end steps per second, and seconds until solved."""
+    """Return end-to-end steps per second, and seconds until solved."""
     rows = []
     for vectorise in ("sync", "vector"):
         choice = ("--set", f"environment.vectorise={vectorise}")
@@ -63,12 +61,14 @@ def table(options: Options) -> Table:
             *(f"{role}: CPU s per 10⁶ steps" for role in ROLES),
         ),
         rows=rows,
-        note="CPU seconds: the processes of a role together, from their start (imports included) to their end",
+        note=(
+            "CPU seconds: the processes of a role together, from their start (imports included) to their end"
+        ),
     )
 
 
 def measure(options: Sequence[str], *, total_steps: int | None) -> Training:
-    """One run; with `total_steps` it goes on to its end, else it stops at the target.
+    """Run once; with `total_steps` it goes on to its end, else it stops at the target.
 
     Raises RuntimeError with the last line of its error output when the run fails.
     """
@@ -84,7 +84,7 @@ def measure(options: Sequence[str], *, total_steps: int | None) -> Training:
 
 
 def spent_by_role(summary: Mapping[str, Any]) -> Mapping[str, float]:
-    """CPU seconds of a run's processes, those of a role together; 0 for a role that it does not have."""
+    """Return the CPU seconds of a run's processes by role; 0 for a role that it does not have."""
     spent: Counter[str] = Counter()
     for process in summary["processes"]:
         spent[process["role"]] += process["cpu_seconds"]

@@ -1,4 +1,4 @@
-"""What a transfer from process to process brings per second, and what it costs each process."""
+"""The rate of a transfer from process to process, and its cost to each process."""
 
 import os
 from collections.abc import Mapping
@@ -24,30 +24,33 @@ class Transfer(Rate):
     _first_entries: int = 0
 
     def add(self, entries: int, size: int) -> None:
-        """`entries` of `size` bytes in all have arrived and were read."""
+        """Count `entries` of `size` bytes in all that have arrived and were read."""
         if not self.entries:
             self._first_entries = entries
             self._before = {name: cpu_seconds(pid) for name, pid in self.processes.items()}
         Rate.add(self, entries, size)
 
     def finish(self) -> None:
-        """All has arrived; call it before an ended process is waited for."""
+        """Note that everything has arrived; call it before an ended process is waited for."""
         self._spent = {name: cpu_seconds(pid) - self._before[name] for name, pid in self.processes.items()}
 
     @property
     def entries_per_second(self) -> float:
-        """Arrivals per second; 0 when all arrived at once."""
+        """Return arrivals per second; 0 when all arrived at once."""
         seconds = self._last_s - (self._first_s or self._last_s)
         return (self.entries - self._first_entries) / seconds if seconds else 0.0
 
     @property
     def cpu_seconds_per_gb(self) -> dict[str, float]:
-        """CPU seconds of each process per 10⁹ bytes that arrived."""
+        """Return CPU seconds of each process per 10⁹ bytes that arrived."""
         return {name: seconds / (self._bytes / 1e9) for name, seconds in self._spent.items() if self._bytes}
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process, its ended threads included; also of one that ended and was not waited for."""
+    """Return CPU seconds of a process, its ended threads included.
+
+    Also of one that ended and was not waited for.
+    """
     # The second field is the program's name, which may hold spaces and brackets.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

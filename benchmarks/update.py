@@ -3,11 +3,13 @@
 All train a policy of the default shape on 4,096 rows of CartPole's shapes with the default algorithm's
 settings, in turn, on one thread. A row counts once per epoch. Nothing here waits, so seconds are those of
 this process on the CPU, in which other work on the machine weighs less than on the clock. The bare loop
-(`benchmarks.bare_loop`) is given advantages and targets; it measures, checks and books nothing. Ours is
+(`benchmarks.bare_loop`) is given advantages and targets; it measures, checks and records nothing. Ours is
 measured twice:
 
-    update                   of a batch: values, π_prox and advantages first, the epochs, measuring; it can be undone
-    update and bookkeeping   of payloads: checked, assembled, updated, booked, recorded, the weights encoded
+    update                   of a batch: values, π_prox and advantages first, the epochs, measuring; it can
+                             be undone
+    update and bookkeeping   of payloads: checked, assembled, updated, accounted, recorded, the weights
+                             encoded
 """
 
 import statistics
@@ -54,7 +56,10 @@ _CPU: Final = torch.device("cpu")
 
 
 def table(options: Options) -> Table:
-    """Rows per CPU second of each, in turn; a ratio is taken within its round, and the median shown."""
+    """Return rows per CPU second of each, in turn.
+
+    A ratio is taken within its round, and the median shown.
+    """
     section = PPOSection()
     fragments = [made_up(number) for number in range(1, FRAGMENTS + 1)]
     with one_thread(), tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
@@ -83,7 +88,7 @@ def table(options: Options) -> Table:
 
 
 def rows_per_second(once: Callable[[], None], epochs: int) -> float:
-    """Of as many updates as fit into ROUND_S of the CPU, after WARM others."""
+    """Return the rate of as many updates as fit into ROUND_S of the CPU, after WARM others."""
     for _ in range(WARM):
         once()
     updates, began_s = 0, time.process_time()
@@ -95,7 +100,7 @@ def rows_per_second(once: Callable[[], None], epochs: int) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch computes on one thread, as in a learner with default settings."""
+    """Let torch compute on one thread, as in a learner with default settings."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -105,7 +110,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _faster_bare(section: PPOSection) -> tuple[Callable[[], None], str]:
-    """The bare loop with whichever of torch's Adams is faster here, and its name."""
+    """Return the bare loop with that one of torch's Adams that is faster here, and its name."""
     rows = bare_loop.made_up(ROWS)
     loops = {kind: bare_loop.Loop(rows, section, kind) for kind in bare_loop.KINDS}
     rates = {kind: rows_per_second(loop.update, section.epochs) for kind, loop in loops.items()}
@@ -114,7 +119,7 @@ def _faster_bare(section: PPOSection) -> tuple[Callable[[], None], str]:
 
 
 def _update(section: PPOSection, fragments: list[Fragment]) -> Callable[[], None]:
-    """`PPO.update` of an assembled batch."""
+    """Return `PPO.update` of an assembled batch."""
     _, algorithm = _learned(section)
     batch = assemble(_open(fragments), _CPU)
 
@@ -126,7 +131,10 @@ def _update(section: PPOSection, fragments: list[Fragment]) -> Callable[[], None
 
 
 def _everything(section: PPOSection, fragments: list[Fragment], folder: Path) -> Callable[[], None]:
-    """From payloads to weights that could be published, with what the learner's threads do in between."""
+    """Return the way from payloads to weights that could be published.
+
+    It contains all that the learner's threads do.
+    """
     policy, algorithm = _learned(section)
     ledger, recorder = Ledger(), Recorder(folder, Staleness(), 0)
 
@@ -150,7 +158,7 @@ def _learned(section: PPOSection) -> tuple[Policy, PPO]:
 
 
 def _open(fragments: list[Fragment]) -> list[tuple[FragmentHeader, dict[str, Array]]]:
-    """As the feed does."""
+    """Return the fragments as the feed opens them."""
     loaded = []
     for fragment in fragments:
         check(fragment, _SCHEMA, _RUN)
@@ -181,7 +189,7 @@ def _deliver(
 
 
 def made_up(number: int) -> Fragment:
-    """A whole fragment of random observations and actions; episodes terminate, none is truncated."""
+    """Return a whole fragment of random observations and actions; episodes terminate, none is truncated."""
     random = np.random.default_rng(number)
     shape = (STEPS, SLOTS)
     header = FragmentHeader(

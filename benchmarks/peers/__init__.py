@@ -1,7 +1,7 @@
 """CartPole-v1 learnt by Penstock and by two peers, alternately on this machine: `make bench-peers`.
 
 Each peer is one small script beside this file, run by an environment of its own below `.venv-peers`, since
-what they ask for excludes each other; a peer without one is left out. Every contender trains to the end of
+their requirements exclude each other; a peer without one is left out. Every contender trains to the end of
 its budget, with another seed in each round. From the same run come the steps per second of training, and when
 the mean return of the last 100 training episodes first was 475: in seconds of training, from the first
 experience on, and in seconds since the command was given. Where some rounds do not get there, those seconds
@@ -34,7 +34,10 @@ PENSTOCK: Final = str(Path(sys.executable).with_name("penstock"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one run. solved_s: of training; from_shell_s: of the clock; both None when it was not solved."""
+    """The result of one run.
+
+    solved_s: of training; from_shell_s: of the clock; both None when it was not solved.
+    """
 
     steps_per_second: float
     solved_s: float | None
@@ -43,7 +46,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """Who learns, how much, and how to have it done once with a seed."""
+    """A learner in the comparison: its budget, and the function that runs it once with a seed."""
 
     name: str
     budget: str
@@ -52,7 +55,7 @@ class Contender:
 
 
 def table(options: Options) -> Table:
-    """Medians of every contender, and ours beside the best of the peers."""
+    """Return medians of every contender, and ours beside the best of the peers."""
     contenders, absent = [*_ours()], []
     for contender, python in _peers():
         if python.exists():
@@ -69,7 +72,7 @@ def table(options: Options) -> Table:
 def summarise(
     contenders: Sequence[Contender], outcomes: dict[str, list[Outcome]], absent: Sequence[str] = ()
 ) -> Table:
-    """One row each; the ratios are ours / best peer, of medians. absent: names of peers left out."""
+    """Return one row each; the ratios are ours / best peer, of medians. absent: names of peers left out."""
     medians = {name: _medians(runs) for name, runs in outcomes.items()}
     theirs = [medians[contender.name] for contender in contenders if not contender.is_ours]
     best = (
@@ -140,7 +143,7 @@ def _ours() -> list[Contender]:
 
 
 def _peers() -> list[tuple[Contender, Path]]:
-    """Each with the interpreter that it needs."""
+    """Return each peer with the interpreter that it needs."""
     sb3, appo = (ENVIRONMENTS / name / "bin" / "python" for name in ("stable-baselines3", "sample-factory"))
     return [
         (
@@ -171,7 +174,7 @@ def _peers() -> list[tuple[Contender, Path]]:
 
 
 def _peer(python: Path, script: str, *arguments: str | int) -> Outcome:
-    """One run of a peer's script; the last argument is the seed."""
+    """Run a peer's script once; the last argument is the seed."""
     *said, seed = map(str, arguments)
     began_s = time.time()
     told = json.loads(shell([str(python), str(HERE / script), *said, "--seed", seed]).splitlines()[-1])
@@ -183,7 +186,7 @@ def _peer(python: Path, script: str, *arguments: str | int) -> Outcome:
 
 
 def _penstock(vectorise: str, seed: int) -> Outcome:
-    """`penstock train` with what it comes with; it goes on to its budget, as the peers do."""
+    """Run `penstock train` with its defaults; it goes on to its budget, as the peers do."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         run = Path(folder) / "run"
         settings = ("--set", f"environment.vectorise={vectorise}", "--set", "learner.stop_at_target=false")
@@ -200,16 +203,19 @@ def _penstock(vectorise: str, seed: int) -> Outcome:
 
 
 def first_solved(lines: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The first line of `metrics.jsonl`, a quarter of a second apart, whose last WINDOW episodes reached TARGET."""
+    """Return the first line of `metrics.jsonl` whose last WINDOW episodes reached TARGET.
+
+    Lines are a quarter of a second apart.
+    """
     return next(
         (line for line in lines if line["episodes"] >= WINDOW and line["mean_return"] >= TARGET), None
     )
 
 
 def shell(command: Sequence[str]) -> str:
-    """What a command prints.
+    """Return the output of a command.
 
-    Raises RuntimeError when it fails or takes longer than LIMIT_S; all it started ends with us.
+    Raises RuntimeError when it fails or takes longer than LIMIT_S; all its processes end with this one.
     """
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(

@@ -58,12 +58,12 @@ OPTIONS = {
 
 
 def make_cartpole(name: str, *_: Any, render_mode: str | None = None, **__: Any) -> Any:
-    """The environment by Sample Factory's conventions."""
+    """Return the environment by Sample Factory's conventions."""
     return gymnasium.make(name, render_mode=render_mode)
 
 
 class Clock:
-    """Hears of experience, steps and episodes as the runner does."""
+    """Notes experience, steps and episodes as the runner reports them."""
 
     def __init__(self) -> None:
         self.began_s: float | None = None
@@ -73,15 +73,15 @@ class Clock:
         self.solved_at: float | None = None
 
     def played(self, _runner: Any, _message: dict[str, Any], _policy: int) -> None:
-        """Training begins with the first experience.
+        """Note the first experience, with which training begins.
 
-        The end of the first episode is the first heard of it.
+        The end of the first episode is the first report of it.
         """
         if self.began_s is None:
             self.began_s = time.perf_counter()
 
     def trained(self, runner: Any, message: dict[str, Any], policy: int) -> None:
-        """After every training iteration."""
+        """Note the state after every training iteration."""
         self.steps = message["learner_env_steps"]
         self.seconds = time.perf_counter() - (self.began_s or time.perf_counter())
         returns = runner.policy_avg_stats.get("reward", [()])[policy]

@@ -1,4 +1,4 @@
-"""A Stable-Baselines3 policy behind FastAPI and uvicorn, run in an environment of its own (`make bench-peers`).
+"""A Stable-Baselines3 policy behind FastAPI and uvicorn, in an environment of its own (`make bench-peers`).
 
 `python fastapi_sb3.py PORT` answers POST /act {"observation": [4 numbers]} with {"action": 0 or 1}, drawn.
 CartPole's shapes, 64-64, never trained: how quickly it answers does not depend on that.
@@ -21,7 +21,10 @@ class Asked(BaseModel):
 
 
 def make_app() -> FastAPI:
-    """One policy, in the event loop's thread: to another one and back would take longer."""
+    """Return the application with one policy, in the event loop's thread.
+
+    Another thread would take longer.
+    """
     torch.set_num_threads(1)
     policy = PPO("MlpPolicy", "CartPole-v1", device="cpu").policy
 

@@ -37,13 +37,13 @@ class Clock(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def scored(
         self, prompts: Sequence[Any], completions: Sequence[str], completion_ids: Sequence[Any], **_: Any
     ) -> list[float]:
-        """The rewards of a batch."""
+        """Return the rewards of a batch."""
         self.tokens += sum(map(len, completion_ids))
         rewards: list[float] = liked(prompts, completions)
         return rewards
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """After a batch was generated and trained."""
+        """Note the time after a batch was generated and trained."""
         if state.global_step == self.warm:
             self.tokens, self.began = 0, (time.perf_counter(), time.process_time())
 

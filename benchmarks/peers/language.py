@@ -34,14 +34,14 @@ GROUP: Final = 8
 PROMPT: Final = 16
 TOKENS: Final = 32
 THREADS: Final = (1, 2)
-"""Of TRL; each process of ours has one."""
+"""Threads of TRL; each process of ours has one."""
 LIMIT_S: Final = 600.0
 _POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one run behind its warm-up. cpu_seconds: by process."""
+    """The result of one run behind its warm-up. cpu_seconds: by process."""
 
     tokens: int
     seconds: float
@@ -49,17 +49,20 @@ class Outcome:
 
     @property
     def rate(self) -> float:
-        """Tokens per second."""
+        """Return tokens per second."""
         return self.tokens / self.seconds
 
     def per_cpu_second(self, name: str = "") -> float | None:
-        """Tokens per CPU second of a process, or of all together; None where there is no such process."""
+        """Return tokens per CPU second of a process, or of all together.
+
+        None where there is no such process.
+        """
         spent = sum(self.cpu_seconds.values()) if not name else self.cpu_seconds.get(name)
         return self.tokens / spent if spent else None
 
 
 def table(options: Options) -> Table:
-    """Medians, and ours beside the better of TRL's settings in the same round."""
+    """Return medians, and ours beside the better of TRL's settings in the same round."""
     if not PYTHON.exists():
         raise SystemExit(f"{PYTHON} is not there: make bench-peers makes it")
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
@@ -79,7 +82,7 @@ def _name(threads: int) -> str:
 
 
 def summarise(rounds: Sequence[Mapping[str, Outcome]]) -> Table:
-    """A row each; the ratio is ours / the best of the others within a round, its median shown."""
+    """Return a row each; the ratio is ours / the best of the others within a round, its median shown."""
     ours = next(iter(rounds[0]))
     ratio = statistics.median(
         one[ours].rate / max(other.rate for name, other in one.items() if name != ours) for one in rounds
@@ -144,7 +147,7 @@ def _spent(run: EndlessRun) -> dict[str, float]:
 
 
 def _at(run: EndlessRun, updates: int) -> dict[str, Any]:
-    """The newest line of metrics, four of which come in a second, once there were so many updates."""
+    """Return the newest line of metrics once there were so many updates; four lines come in a second."""
     while (newest := run.newest()).get("updates", 0) < updates:
         if run.age_s > LIMIT_S:
             raise RuntimeError(f"penstock train: not at update {updates} within {LIMIT_S:.0f} s")
@@ -154,7 +157,7 @@ def _at(run: EndlessRun, updates: int) -> dict[str, Any]:
 
 @contextmanager
 def _going(task: Path, folder: Path, seed: int) -> Iterator[EndlessRun]:
-    """A run without an end; its error output is raised when it does end."""
+    """Start a run without an end; its error output is raised when it does end."""
     recipe, errors = folder / "recipe.toml", folder / "errors"
     recipe.write_text(_RECIPE.format(model=task / "model", prompts=task / "prompts.jsonl"))
     command = (

@@ -1,9 +1,8 @@
-"""What language models are compared on.
+"""The task on which language models are compared: a GPT-2 of random weights and prompts.
 
-A GPT-2 of random weights, 0.13 million parameters, and prompts, made on the spot.
-
-`python -m benchmarks.peers.language_task FOLDER` writes FOLDER/model, with a tokenizer of one token per word,
-and FOLDER/prompts.jsonl. No dropout: whoever does not switch it off would do more work.
+The model has 0.13 million parameters. `python -m benchmarks.peers.language_task FOLDER` writes FOLDER/model,
+with a tokenizer of one token per word, and FOLDER/prompts.jsonl. No dropout: a trainer that does not switch
+it off would do more work.
 """
 
 import json
@@ -21,12 +20,12 @@ from workloads.language.tiny_models import SPECIAL, build_tokenizer, save
 VOCABULARY: Final = 256
 POSITIONS: Final = 256
 PROMPT_WORDS: Final = 15
-"""And `<bos>`."""
+"""Words of a prompt behind `<bos>`."""
 PROMPTS: Final = 1024
 
 
 def make(folder: Path) -> None:
-    """Equal for equal versions of torch and numpy."""
+    """Write the folder; equal for equal versions of torch and numpy."""
     words = [f"w{number}" for number in range(VOCABULARY - len(SPECIAL))]
     tokenizer = build_tokenizer(words)
     torch.manual_seed(0)

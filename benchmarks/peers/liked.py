@@ -1,11 +1,11 @@
-"""What both reward a response for: cheap, in plain Python, and imported by each from this very file."""
+"""The reward of both trainers: cheap, in plain Python, and imported by each from this very file."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 def liked(prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
-    """The share of words that end with an even digit; 0 for a response without words."""
+    """Return the share of words that end with an even digit; 0 for a response without words."""
     del prompts
     return [_share(response.split()) for response in responses]
 

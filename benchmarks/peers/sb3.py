@@ -5,7 +5,8 @@ steps, seconds (of training, without start-up), solved_s (of training until the 
 training episodes was 475, null if never), solved_at (the same moment, seconds since the epoch).
 
     zoo     hyper-parameters of RL Baselines3 Zoo for this task
-    wide    32 environments × 64 steps, 4 epochs of 8 minibatches, the zoo's discounts: its fastest that solves the task
+    wide    32 environments × 64 steps, 4 epochs of 8 minibatches, the zoo's discounts: its fastest that
+            solves the task
 """
 
 import argparse
@@ -24,7 +25,7 @@ WINDOW = 100
 
 
 def falling(start: float) -> Callable[[float], float]:
-    """A schedule from `start` to 0."""
+    """Return a schedule from `start` to 0."""
     return lambda left: start * left
 
 
@@ -72,7 +73,7 @@ def main() -> None:
     began_s = time.perf_counter()
 
     def look(_locals: dict[str, Any], _globals: dict[str, Any]) -> bool:
-        """After every step of all environments; the returns count once per rollout."""
+        """Note the returns, once per rollout, after a step of all environments."""
         if model.num_timesteps % (case["envs"] * case["ppo"]["n_steps"]) == 0 and solved["solved_s"] is None:
             returns = [episode["r"] for episode in model.ep_info_buffer or ()]
             if len(returns) == WINDOW and sum(returns) / WINDOW >= TARGET:

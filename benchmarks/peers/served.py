@@ -1,6 +1,6 @@
 """The policy server beside FastAPI in front of a Stable-Baselines3 policy.
 
-The same questions, in turn, medians.
+The same requests, in turn, medians.
 
 Ours is asked by gRPC, theirs by HTTP with JSON over connections that stay open; both clients are one process
 of asyncio. Without the peer's environment below `.venv-peers` (`make bench-peers`) there is nothing to
@@ -25,7 +25,7 @@ START_TIMEOUT_S: Final = 120.0
 
 
 def table(options: Options) -> Table:
-    """Answers per second and latencies of both, and ours ÷ theirs."""
+    """Return answers per second and latencies of both, and ours ÷ theirs."""
     if not PYTHON.exists():
         raise SystemExit(f"{PYTHON} is not there: make bench-peers makes it")
     with servers() as ours, fastapi() as theirs, client() as ask:
@@ -53,7 +53,7 @@ def _row(ask: Ask, clients: int, ours: str, theirs: str, repeat: int) -> list[Ce
 
 @contextmanager
 def fastapi() -> Iterator[str]:
-    """The peer's HOST:PORT, once it listens; raises RuntimeError when it does not come up."""
+    """Yield the peer's HOST:PORT, once it listens; raises RuntimeError when it does not come up."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen([str(PYTHON), str(HERE / "fastapi_sb3.py"), str(port)])
