@@ -5,16 +5,19 @@ Commands import what they need when they run: help is fast, and a broker loads n
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from launch.cli.exit_codes import finish
+from launch.cli.flag_options import with_flags_of
 from launch.cli.options import AsJson, Assignments, ConfigFile, Insecure, Runs, assigned
 from launch.commands.reward_commands import reward_commands
 from launch.commands.service_commands import actor, broker, learner, redis, serve
 from launch.policy.policy_commands import policy_commands
+from launch.run.request import Request
 
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -29,48 +32,9 @@ app = typer.Typer(
 
 
 @app.command()
+@with_flags_of(Request)
 def train(
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[ENV_OR_CONFIG]", help="Gymnasium id, .toml file, or with --resume a run's folder."
-        ),
-    ] = None,
-    actors: Annotated[
-        int | None, typer.Option(min=0, help="Rollout workers; 0: only clients of --serve act.")
-    ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Learner processes that share each update.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the run.")] = None,
-    target_return: Annotated[float | None, typer.Option(help="Mean return that counts as solved.")] = None,
-    total_steps: Annotated[int | None, typer.Option(min=1, help="Environment steps at most.")] = None,
-    serve_at: Annotated[
-        str | None,
-        typer.Option("--serve", metavar="ADDRESS", help="Answer clients here as well, and learn from them."),
-    ] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/NAME.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")
-    ] = False,
-    allow_loss: Annotated[
-        bool, typer.Option("--allow-loss", help="With --resume: fall back behind what the log still holds.")
-    ] = False,
-    best: Annotated[
-        bool,
-        typer.Option(
-            "--best",
-            help="With --resume: go back to the checkpoint of the best evaluation (learner.keep_best); what the log "
-            "no longer holds is given up, so --allow-loss is needed as a rule.",
-        ),
-    ] = False,
-    redis: Annotated[
-        str | None, typer.Option(metavar="URL", help="Use this Redis; default: start one.")
-    ] = None,
-    recording: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="RECORDING", help="Learn from a recording; nobody acts."),
-    ] = None,
+    options: Request,
     assignments: Assignments = None,
     ui: Annotated[
         bool, typer.Option("--ui", help="Serve a page on a free port of loopback that shows the run.")
@@ -91,24 +55,9 @@ def train(
     ] = False,
 ) -> None:
     """Train a policy: actors, broker, Redis and learner on this machine."""
-    from launch.run.plan import Request, make_plan
+    from launch.run.plan import make_plan
 
-    request = Request(
-        what=what,
-        run_dir=run_dir,
-        resume=resume,
-        allow_loss=allow_loss,
-        best=best,
-        actors=actors,
-        ranks=ranks,
-        serve_at=serve_at,
-        seed=seed,
-        target_return=target_return,
-        total_steps=total_steps,
-        redis=redis,
-        recording=recording,
-        assignments=tuple(assignments or ()),
-    )
+    request = replace(options, assignments=tuple(assignments or ()))
 
     def body() -> int:
         plan = make_plan(request)
@@ -120,8 +69,8 @@ def train(
         if dry_run:
             from launch.dry_run import dry_run_command as command
 
-            command.check(plan, recording=recording is not None, ui=ui)
-            return command.main(plan, named=run_dir is not None, as_json=as_json)
+            command.check(plan, recording=request.recording is not None, ui=ui)
+            return command.main(plan, named=request.run_dir is not None, as_json=as_json)
         from launch.commands.train import train as run
 
         return run(plan, as_json=as_json, ui=ui)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from launch.commands.reward_scoring import needs_rlhf
-from launch.run.plan import local_settings
+from launch.run.service_settings import local_settings
 from learner.publish.final_policy import read_final
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import EXIT_OK

@@ -16,7 +16,7 @@ from actor.rollout.header_fields import HeaderFields
 from actor.rollout.reward import learner_reward
 from actor.rollout.seeds import action_seed, environment_seeds
 from actor.specification import Run
-from launch.run.plan import local_settings
+from launch.run.service_settings import local_settings
 from learner.publish.final_policy import FinalPolicy, read_final
 from learner.recording.writer import RecordingWriter
 from penstock.config.settings import ConfigurationError, LearnerSection

@@ -54,7 +54,7 @@ def parse_columns(said: Sequence[str]) -> dict[str, str]:
 
 def main(request: Request) -> int:
     """Score and write; bad rows are counted and named on stderr. Raises ConfigurationError, Fatal."""
-    from launch.run.plan import service_settings
+    from launch.run.service_settings import service_settings
     from penstock.config.credentials import credentials
 
     with needs_rlhf():

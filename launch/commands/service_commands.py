@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from launch.cli.flag_options import with_flags_of
 from launch.cli.options import Assignments, ConfigFile, EndpointFile, Insecure, assigned
+from learner.checkpoint.resume_options import ResumeOptions
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings
@@ -126,20 +128,14 @@ def serve(
     in_foreground("server", body, config, assignments, endpoints, insecure=insecure, run_dir=folder)
 
 
+@with_flags_of(ResumeOptions)
 def learner(
+    options: ResumeOptions,
     redis_url: Annotated[
         str, typer.Option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
     ],
     run_dir: Annotated[Path, typer.Option(help="Folder of checkpoints, curve and final policy.")],
     config: Annotated[Path, typer.Option(help="Configuration file (TOML).")],
-    resume: Annotated[bool, typer.Option("--resume", help="Start from the newest checkpoint.")] = False,
-    allow_loss: Annotated[
-        bool, typer.Option("--allow-loss", help="With --resume: fall back behind what the log still holds.")
-    ] = False,
-    best: Annotated[
-        bool,
-        typer.Option("--best/--newest", help="With --resume: from the checkpoint of the best evaluation."),
-    ] = False,
     stay: Annotated[
         bool,
         typer.Option(
@@ -158,15 +154,7 @@ def learner(
         from penstock.runtime.exit import EXIT_OK
 
         with beside(settings):
-            code = main(
-                lifecycle,
-                settings,
-                redis_url=url,
-                run_dir=run_dir,
-                resume=resume,
-                allow_loss=allow_loss,
-                best=best,
-            )
+            code = main(lifecycle, settings, redis_url=url, run_dir=run_dir, resumption=options)
         if stay:
             metrics.RUN_FINISHED.set(code == EXIT_OK)
             lifecycle.draining.wait()
@@ -195,7 +183,7 @@ def in_foreground(
     from penstock.runtime.garbage_collection import look_seldom
 
     look_seldom()
-    from launch.run.plan import learner_settings, service_settings
+    from launch.run.service_settings import learner_settings, service_settings
     from penstock.runtime import logs, tracing
     from penstock.runtime.health import ENDPOINT_VARIABLE
     from penstock.runtime.lifecycle import leave, run_service

@@ -18,9 +18,10 @@ from typing import Any
 from launch.dry_run import stored
 from launch.run.live_view import make_view
 from launch.run.memory import DeviceMemory
-from launch.run.plan import Plan, held_folder, make_folders, prepare_folder
+from launch.run.plan import Plan, make_folders, prepare_folder
 from launch.run.preparation import prepared
 from launch.run.run import Run
+from launch.run.run_folder import held_folder
 from launch.run.services import private_folder
 from launch.run.summary import Ending, RedisFacts, concluded, make_summary, summary_lines, write_summary
 from penstock.config.workload import find, load
@@ -59,7 +60,7 @@ def _train(
     plan: Plan, redis: RedisFacts, lifecycle: Lifecycle, started_s: float, *, as_json: bool, page_url: str
 ) -> int:
     # Of one that goes on nobody has predicted anything.
-    prediction = None if plan.resume else stored.find(plan)
+    prediction = None if plan.resumption.resume else stored.find(plan)
     make_folders(plan)
     stream = sys.stderr if as_json else sys.stdout
     sockets = private_folder()

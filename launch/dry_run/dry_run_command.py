@@ -67,7 +67,7 @@ def check(plan: Plan, *, recording: bool, ui: bool) -> None:
 
     recording, ui: whether the user asked for a recording or the page.
     """
-    if plan.resume:
+    if plan.resumption.resume:
         raise ConfigurationError(
             "--dry-run --resume: a run that has begun says itself what it takes, see its summary.json; "
             "leave one of both out"

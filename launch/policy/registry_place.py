@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.run.plan import CONFIG_FILE
+from launch.run.run_folder import CONFIG_FILE
 from penstock.config.credentials import registry_with_password
 from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
 from penstock.registry.errors import Conflict, RegistryError, Unavailable

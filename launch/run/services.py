@@ -11,6 +11,8 @@ from typing import Final
 from launch.run.child_process import CleanExit, ServiceSpec, penstock
 from launch.run.local_places import places_of
 from launch.run.plan import Plan
+from learner.checkpoint.resume_options import ResumeOptions
+from penstock.config.flags import words
 from penstock.config.settings import ENVIRONMENT_PREFIX, Settings
 from penstock.config.workload import Services, find, load
 from penstock.registry.weight_files import registry_url
@@ -32,10 +34,7 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
         "--set",
         f"registry.url={registry_url(plan.run_dir, plan.settings.registry.url)}",
     )
-    loss = ("--allow-loss",) if plan.allow_loss else ()
-    resume = ("--resume", *loss, *(("--best",) if plan.best else ()))
-    # A learner that is started again goes on from where it was.
-    again = ("--newest",) if plan.best else ()
+    resumption = plan.resumption
     beside = _beside(plan, sockets)
     acting = (*config, *_placing({**places_of(plan.settings), **beside.places}))
     actors = [
@@ -51,8 +50,8 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
         ServiceSpec(
             name="learner",
             role="learner",
-            command=penstock(*learner, *(resume if plan.resume else ())),
-            on_restart=again if plan.resume else ("--resume",),
+            command=penstock(*learner, *words(resumption, over=ResumeOptions())),
+            on_restart=words(resumption.after_a_crash(), over=resumption),
             clean_exit=CleanExit.DONE,
         ),
         *[_own(name, command, config) for name, command in beside.commands.items()],

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.log.records import Commit, Lease
+from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import Checkpoint, CheckpointStore, Damaged
 from learner.ledger import Ledger
 from learner.progress import Progress
@@ -32,25 +33,23 @@ class Beginning:
     ledger: Ledger
 
 
-def choose(
-    lease: Lease, store: CheckpointStore, *, resume: bool, allow_loss: bool, best: bool = False
-) -> Beginning:
-    """Where to begin; best: go back to the checkpoint of the best evaluation.
+def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Beginning:
+    """The checkpoint and the position in the log from which a learner that holds `lease` begins.
 
     Raises Fatal, with the remedy, when there is nothing to begin from without loss or without leave.
     """
-    if not resume:
+    if not options.resume:
         return _begin(lease, store)
-    checkpoint = _best(store) if best else store.newest(_candidates(lease, store))
+    checkpoint = _best(store) if options.best else store.newest(_candidates(lease, store))
     store.name_ignored([commit.checkpoint_id for commit in lease.committed])
     progress = None if checkpoint is None else _progress(checkpoint)
-    if checkpoint is None and lease.fresh and store.ids() and not allow_loss:
+    if checkpoint is None and lease.fresh and store.ids() and not options.allow_loss:
         raise Fatal(
             f"{store.directory}: no checkpoint is whole; --allow-loss begins the run again from nothing"
         )
     position = progress.position if progress is not None else 0
     ledger = Ledger(position, progress.totals if progress is not None else None)
-    _cross_floor(lease, ledger, allow_loss=allow_loss)
+    _cross_floor(lease, ledger, allow_loss=options.allow_loss)
     log.info(
         "resuming",
         extra={"checkpoint": checkpoint.id if checkpoint else "none yet", "position": ledger.position},

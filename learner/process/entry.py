@@ -21,6 +21,7 @@ from broker.log.learner_log import LearnerLog
 from broker.log.records import Lease, LogState
 from learner.algorithms.algorithm import AlgorithmState
 from learner.checkpoint.resume import Beginning, choose
+from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import BEST, CheckpointStore
 from learner.lease import acquire, fenced
 from learner.model.model import Model, check_memory, device_of, make_model, use_threads
@@ -51,14 +52,12 @@ def main(
     *,
     redis_url: str,
     run_dir: Path,
-    resume: bool,
-    allow_loss: bool,
-    best: bool = False,
+    resumption: ResumeOptions,
     make: Callable[[Settings], Model] | None = None,
 ) -> int:
     """Run the learner, or one rank of it; exit code. Raises Fatal or ConfigurationError, as `run_service` expects.
 
-    best: with resume, from the checkpoint of the best evaluation.
+    resumption: whether the run is gone on with, and from which checkpoint.
     make: what is learned, and by which algorithm; None: what the settings say, by all ranks.
     """
     if not settings.run:
@@ -89,7 +88,7 @@ def main(
         metrics.LEASE_EPOCH.set(lease.epoch)
         log.info("lease taken", extra={"epoch": lease.epoch, "holder": _holder(run_dir)})
         store = CheckpointStore(run_dir / "checkpoints", settings.learner.keep_checkpoints)
-        beginning = choose(lease, store, resume=resume, allow_loss=allow_loss, best=best)
+        beginning = choose(lease, store, resumption)
         _restore(model, beginning, settings)
         write_specification(run_dir, model.specification)
         _open(learner_log, lease, model, beginning)
@@ -104,7 +103,7 @@ def main(
             health=health,
             draining=lifecycle.draining,
             ranks=ranks,
-            resumed=resume,
+            resumed=resumption.resume,
             # A Redis that restarted or never held weights needs them at once.
             catch_up_through=0 if lease.closed or not lease.version else lease.head,
         )

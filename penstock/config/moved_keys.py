@@ -1,7 +1,7 @@
 """Keys of the configuration that an earlier version had in another place.
 
-A run's own `config.toml` may hold them: it is read as if it had the new ones. Anywhere else they are refused, and
-the message names the new key.
+A run's own `config.toml` may hold them: it is read as if it had the new ones. Anywhere else they are refused,
+and the message names the new key.
 """
 
 from collections.abc import Mapping

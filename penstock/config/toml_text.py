@@ -29,11 +29,15 @@ def shown(settings: Settings, *, advanced: bool) -> str:
     if advanced:
         return tomli_w.dumps(content)
     hidden = _hide_advanced(settings, content)
-    return f"{tomli_w.dumps(content)}\n# {hidden} advanced settings stand at their defaults; --advanced shows them.\n"
+    note = f"# {hidden} advanced settings stand at their defaults; --advanced shows them."
+    return f"{tomli_w.dumps(content)}\n{note}\n"
 
 
 def _hide_advanced(section: Section, content: dict[str, Any]) -> int:
-    """Take the advanced settings out of `content` that stand at their defaults; how many there are, the unset too."""
+    """Take the advanced settings out of `content` that stand at their defaults.
+
+    Returns how many there are, those that are unset among them.
+    """
     hidden = 0
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

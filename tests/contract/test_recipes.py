@@ -6,7 +6,8 @@ from typing import Final
 
 import pytest
 
-from launch.run.plan import Request, make_plan
+from launch.run.plan import make_plan
+from launch.run.request import Request
 from workloads.rlhf.language_section import language
 
 FOLDER: Final = Path(__file__).parents[2] / "recipes"

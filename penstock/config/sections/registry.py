@@ -13,11 +13,14 @@ class RegistrySection(Section):
     """Which versions of a policy are kept, and where they are recorded."""
 
     url: str = ""
-    """sqlite:///FILE or postgresql://USER@HOST/DATABASE, the password in `registry.password_file`, PGPASSWORD or a passfile; empty: `registry.sqlite` in the run's folder."""
+    """sqlite:///FILE or postgresql://USER@HOST/DATABASE, the password in `registry.password_file`, PGPASSWORD
+    or a passfile; empty: `registry.sqlite` in the run's folder."""
     password_file: Path | None = None
     """File with the password of the registry's user; none: libpq looks for it."""
     activate_first: bool = True
-    """The first best or last version becomes active where none is, and the best one when the run ends, unless an operator has decided by then; false: an operator promotes, and clients follow the learner until then. `penstock train --serve` means false unless it is said."""
+    """The first best or last version becomes active where none is, and the best one when the run ends, unless
+    an operator has decided by then; false: an operator promotes, and clients follow the learner until then.
+    `penstock train --serve` means false unless it is said."""
     refresh_s: Annotated[PositiveReal, ADVANCED] = 1.0
     """A policy server reads versions and traffic again after this long, in seconds."""
 
@@ -27,6 +30,7 @@ class RegistrySection(Section):
         """Files show the URL as it is."""
         if "://" in url and urlsplit(url).password is not None:
             raise ValueError(
-                "leave the password out of the URL; give it in PGPASSWORD, a passfile or registry.password_file"
+                "leave the password out of the URL; give it in PGPASSWORD, a passfile or "
+                "registry.password_file"
             )
         return url

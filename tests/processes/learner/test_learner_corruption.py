@@ -16,6 +16,7 @@ import torch
 
 from broker.log.records import Commit, Lease, LogState, Totals
 from learner.checkpoint.resume import Beginning, choose
+from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import CheckpointStore
 from learner.model.model import make_model
 from learner.progress import Progress, sections
@@ -37,7 +38,7 @@ class Run:
         """What a learner that resumes now begins from."""
         committed = () if redis_lost else self.commits
         lease = Lease(epoch=2, fresh=redis_lost, closed=redis_lost, committed=committed)
-        return choose(lease, self.store, resume=True, allow_loss=False)
+        return choose(lease, self.store, ResumeOptions(resume=True))
 
     def path(self, name: str, back: int = 1) -> Path:
         """A file of the newest checkpoint, or of one further back."""

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from launch.run.child_process import penstock
-from launch.run.plan import Request, make_plan, prepare_folder
+from launch.run.plan import make_plan, prepare_folder
+from launch.run.request import Request
 from learner.model.model import make_model
 from learner.publish.final_policy import FinalPolicy, write_final
 from learner.recording.reader import Recording

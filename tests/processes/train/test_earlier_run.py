@@ -13,8 +13,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from launch.cli.app import app
-from launch.run.plan import Request, make_plan, prepare_folder, service_settings
+from launch.run.plan import make_plan, prepare_folder
+from launch.run.request import Request
+from launch.run.service_settings import service_settings
 from launch.ui.catalogue import Catalogue
+from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import CheckpointStore
 from penstock.config.moved_keys import MOVED
 from penstock.config.settings import ConfigurationError, load, parse_assignment, parse_toml
@@ -79,7 +82,7 @@ def test_its_policy_plays(folder: Path) -> None:
 
 def test_it_is_gone_on_with(folder: Path, redis_url: str) -> None:
     """The plan of `--resume` writes the keys of today; the learner takes its checkpoint up where it was."""
-    plan = make_plan(Request(run_dir=folder, resume=True, total_steps=40_000))
+    plan = make_plan(Request(run_dir=folder, resumption=ResumeOptions(resume=True), total_steps=40_000))
     prepare_folder(plan)
     assert load([parse_toml(folder / "config.toml")]) == plan.settings
     store = CheckpointStore(folder / "checkpoints", 2)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from learner.algorithms.algorithm import AlgorithmState, Charged, Retained, Settles, Update
 from learner.batch import Batch
+from learner.checkpoint.resume_options import ResumeOptions
 from learner.model.model import Model, model_of
 from learner.process.entry import main
 from penstock.config import settings as configuration
@@ -197,8 +198,7 @@ def _body(lifecycle: Lifecycle) -> int:
         settings,
         redis_url=given.redis,
         run_dir=given.run_dir,
-        resume=given.resume,
-        allow_loss=given.allow_loss,
+        resumption=ResumeOptions(resume=given.resume, allow_loss=given.allow_loss),
         make=lambda settings: make_model(settings, given.observation_floats, given.pace),
     )
 

@@ -22,6 +22,7 @@ from actor.link.ack_journal import AckJournal
 from broker.log.records import Appended, AppendItem, Status
 from broker.log.store import Store, StoreUnavailable
 from launch.audit.audit_command import audit
+from learner.checkpoint.resume_options import ResumeOptions
 from learner.process.entry import main
 from penstock.config.settings import Settings, load
 from penstock.runtime.lifecycle import Lifecycle
@@ -266,9 +267,8 @@ class LearnerThread:
         self.lifecycle = Lifecycle("learner")
         self.error: BaseException | None = None
         self.code: int | None = None
-        arguments = {
-            "redis_url": url, "run_dir": run_dir, "resume": resume, "allow_loss": allow_loss, "best": best,
-        }  # fmt: skip
+        resumption = ResumeOptions(resume=resume, allow_loss=allow_loss, best=best)
+        arguments = {"redis_url": url, "run_dir": run_dir, "resumption": resumption}
         self._thread = threading.Thread(target=self._run, args=(given, arguments), daemon=True)
 
     def __enter__(self) -> Self:
@@ -324,13 +324,14 @@ def learner_process(url: str, run_dir: Path, given: Settings, *flags: str) -> "s
     (run_dir / "settings.json").write_text(given.model_dump_json(exclude_none=True))
     program = (
         "import json, pathlib, sys\n"
+        "from learner.checkpoint.resume_options import ResumeOptions\n"
         "from learner.process.entry import main\n"
         "from penstock.runtime.lifecycle import run_service\n"
         "from penstock.config.settings import load\n"
         "url, folder, *flags = sys.argv[1:]\n"
         "given = load([json.loads((pathlib.Path(folder) / 'settings.json').read_text())])\n"
         "body = lambda lifecycle: main(lifecycle, given, redis_url=url, run_dir=pathlib.Path(folder), "
-        "resume='--resume' in flags, allow_loss='--allow-loss' in flags)\n"
+        "resumption=ResumeOptions(resume='--resume' in flags, allow_loss='--allow-loss' in flags))\n"
         "sys.exit(run_service(body, 'learner'))\n"
     )
     with (run_dir / "learner.log").open("ab") as log:

@@ -9,7 +9,8 @@ import pytest
 from launch.dry_run import stored
 from launch.dry_run.calibration import shortened
 from launch.dry_run.dry_run_command import check
-from launch.run.plan import Plan, Request, make_plan
+from launch.run.plan import Plan, make_plan
+from launch.run.request import Request
 from launch.run.summary import concluded, summary_lines
 from penstock.config.settings import ConfigurationError
 

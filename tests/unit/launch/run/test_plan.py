@@ -4,15 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.run.plan import (
-    Request,
-    held_folder,
-    learner_settings,
-    make_plan,
-    prepare_folder,
-    service_settings,
-)
+from launch.run.plan import make_plan, prepare_folder
+from launch.run.request import Request
+from launch.run.run_folder import held_folder
+from launch.run.service_settings import learner_settings, service_settings
 from launch.run.services import service_specs
+from learner.checkpoint.resume_options import ResumeOptions
 from penstock.config import toml_text
 from penstock.config.settings import ConfigurationError, ImpalaSection, PPOSection, Settings, load, parse_toml
 
@@ -95,7 +92,7 @@ def test_the_target_is_the_environments_own_unless_said(tmp_path: Path) -> None:
         (Request(what="CartPole-v1", assignments=("epochs",)), "write section.key=value"),
         (Request(what="nowhere.toml"), "nowhere.toml"),
         (Request(), "name a Gymnasium environment"),
-        (Request(resume=True), "--resume: name the run's folder"),
+        (Request(resumption=ResumeOptions(resume=True)), "--resume: name the run's folder"),
         (Request(what="CartPole-v1", assignments=("workload=chess",)), "workload='chess'"),
     ],
 )
@@ -111,11 +108,11 @@ def test_only_resume_reuses_a_run(tmp_path: Path) -> None:
     prepare_folder(plan)
     with pytest.raises(ConfigurationError, match="holds a run already; add --resume"):
         make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r"))
-    resumed = make_plan(Request(what=str(tmp_path / "r"), resume=True))
+    resumed = make_plan(Request(what=str(tmp_path / "r"), resumption=ResumeOptions(resume=True)))
     assert resumed.settings == plan.settings
-    assert resumed.resume
+    assert resumed.resumption.resume
     with pytest.raises(ConfigurationError, match=r"holds no config\.toml"):
-        make_plan(Request(run_dir=tmp_path / "other", resume=True))
+        make_plan(Request(run_dir=tmp_path / "other", resumption=ResumeOptions(resume=True)))
 
 
 def test_the_module_of_a_named_environment_may_be_imported_by_its_actors(
@@ -166,7 +163,10 @@ def test_wrappers_of_rewards_are_kept_in_the_runs_file_and_their_modules_allowed
         {"clip": (-1.0, 1.5)}, {"shape": "math:fabs"}, {"scale": 0.1},
     ]  # fmt: skip
     prepare_folder(plan)
-    assert make_plan(Request(what=str(tmp_path / "r"), resume=True)).settings == plan.settings
+    assert (
+        make_plan(Request(what=str(tmp_path / "r"), resumption=ResumeOptions(resume=True))).settings
+        == plan.settings
+    )
 
 
 def test_files_of_traces_lie_with_the_run_unless_said(
@@ -182,7 +182,7 @@ def test_files_of_traces_lie_with_the_run_unless_said(
     assert make_plan(Request(what="CartPole-v1")).settings.tracing.folder is None
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "config.toml").write_text('run = "r-1"\n')
-    plan = make_plan(Request(run_dir=Path("r"), resume=True, assignments=ask))
+    plan = make_plan(Request(run_dir=Path("r"), resumption=ResumeOptions(resume=True), assignments=ask))
     assert plan.settings.tracing.folder == tmp_path / "r" / "traces"
 
 

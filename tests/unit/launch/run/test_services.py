@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from launch.run.child_process import without_configuration
-from launch.run.plan import Request, make_plan, prepare_folder
+from launch.run.plan import make_plan, prepare_folder
+from launch.run.request import Request
 from launch.run.services import private_folder, service_environment, service_specs
+from learner.checkpoint.resume_options import ResumeOptions
 from learner.recording.writer import RecordingWriter
 from penstock.config.settings import ConfigurationError, load
 from tests.support.run.small_run import specification
 
 SHOW = (
-    "import json, sys; from pathlib import Path; from launch.run.plan import service_settings\n"
+    "import json, sys; from pathlib import Path; from launch.run.service_settings import service_settings\n"
     "settings = service_settings(Path(sys.argv[1]), ())\n"
     "password = settings.security.redis_password\n"
     "print(json.dumps([settings.metrics.host, settings.metrics.port, password and password.get_secret_value()]))"
@@ -70,12 +72,14 @@ def test_a_broker_is_given_the_registry_of_the_run(tmp_path: Path) -> None:
 def test_a_learner_that_is_started_again_does_not_go_back_once_more(tmp_path: Path) -> None:
     """`--resume --best` holds for the first start; each crash would lose what was learned since."""
     prepare_folder(make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "run")))
-    plan = make_plan(Request(run_dir=tmp_path / "run", resume=True, allow_loss=True, best=True))
+    plan = make_plan(
+        Request(run_dir=tmp_path / "run", resumption=ResumeOptions(resume=True, allow_loss=True, best=True))
+    )
     (learner,) = (spec for spec in service_specs(plan, tmp_path) if spec.name == "learner")
     assert learner.command[-3:] == ("--resume", "--allow-loss", "--best")
     assert learner.on_restart == ("--newest",)
     with pytest.raises(ConfigurationError, match="--best: .*add --resume"):
-        make_plan(Request(what="CartPole-v1", best=True))
+        make_plan(Request(what="CartPole-v1", resumption=ResumeOptions(best=True)))
 
 
 def test_a_run_from_a_recording_has_no_rollout_workers_and_records_nothing(tmp_path: Path) -> None:

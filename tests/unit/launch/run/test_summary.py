@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from launch.run.memory import Memory
-from launch.run.plan import Plan, Request, make_plan, prepare_folder
+from launch.run.plan import Plan, make_plan, prepare_folder
+from launch.run.request import Request
 from launch.run.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
 from launch.run.supervisor import Account
 

@@ -197,7 +197,7 @@ def test_moved_keys_lead_to_keys_that_exist_and_from_keys_that_do_not() -> None:
 
 def fields_of(section: Section) -> dict[str, bool]:
     """Every field of a section and of those in it, and whether it is advanced."""
-    found = {}
+    found: dict[str, bool] = {}
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, Section):

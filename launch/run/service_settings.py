@@ -1,0 +1,86 @@
+"""Resolved settings of one process: a service in the foreground, or a command that looks at a run's folder.
+
+Layers, each over the one before: the workload's defaults for a learner, the TOML file, the process
+environment, `--set`. Every mistake is a ConfigurationError that names the key.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from launch.run.local_places import places_of
+from launch.run.run_folder import CONFIG_FILE, LOCK_FILE
+from penstock.config import settings as configuration
+from penstock.config.settings import Settings
+from penstock.config.workload import find, load
+
+_OF_A_SERVER: Final = ("serving", "registry", "canary")
+"""Sections that a policy server takes from the configuration of the run that it serves."""
+
+
+def service_settings(
+    config: Path | None,
+    assignments: tuple[str, ...],
+    secret: Mapping[str, Any] | None = None,
+    run_dir: Path | None = None,
+) -> Settings:
+    """Settings of one service in the foreground: file, environment, `--set`, the secret of its Redis URL.
+
+    run_dir: of the run that is served; what its own configuration says of that lies below all of them.
+    """
+    return configuration.load([_serving_layer(run_dir), *_service_layers(config, assignments, secret)])
+
+
+def learner_settings(
+    config: Path | None, assignments: tuple[str, ...], secret: Mapping[str, Any] | None = None
+) -> Settings:
+    """Settings of a learner, which decides for all: `service_settings` over the defaults of `train`."""
+    return over_defaults(_service_layers(config, assignments, secret))
+
+
+def local_settings(run_dir: Path, assignments: tuple[str, ...] = ()) -> Settings:
+    """Settings of a run as its folder has them: what may be imported, and where things lie.
+
+    A folder without a configuration has the defaults. assignments: of the command line; they lie over the file.
+    """
+    config = run_dir / CONFIG_FILE
+    said = [configuration.parse_assignment(one) for one in assignments]
+    if not config.exists():
+        return configuration.load(said)
+    settings = configuration.load([configuration.parse_run_config(config), *said])
+    actor = settings.actor.model_copy(update={"places": places_of(settings)})
+    return settings.model_copy(update={"actor": actor})
+
+
+def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
+    """The layers over the workload's defaults for the environment and the algorithm that they name."""
+    asked = configuration.load(layers)
+    defaults = load(find(asked.workload).defaults)(asked.environment.id, asked.algorithm.name)
+    return configuration.load([defaults, *layers])
+
+
+def _serving_layer(run_dir: Path | None) -> dict[str, Any]:
+    """What a policy server takes from the run that it serves; nothing where its configuration is not here."""
+    if run_dir is None or not (run_dir / CONFIG_FILE).exists():
+        return {}
+    local = local_settings(run_dir)
+    written = configuration.parse_run_config(run_dir / CONFIG_FILE)
+    return {
+        "run": local.run,
+        "actor": {"allow_modules": local.actor.allow_modules, "places": local.actor.places},
+        **{name: written[name] for name in _OF_A_SERVER if name in written},
+    }
+
+
+def _service_layers(
+    config: Path | None, assignments: tuple[str, ...], secret: Mapping[str, Any] | None
+) -> list[Mapping[str, Any]]:
+    file = [_parse(config)] if config else []
+    said = [configuration.parse_assignment(text) for text in assignments]
+    return [*file, configuration.from_environment(), *said, secret or {}]
+
+
+def _parse(config: Path) -> dict[str, Any]:
+    """A file of settings. A run's own, with the launcher's lock beside it, may hold keys that have moved."""
+    of_a_run = config.name == CONFIG_FILE and (config.parent / LOCK_FILE).exists()
+    return configuration.parse_run_config(config) if of_a_run else configuration.parse_toml(config)

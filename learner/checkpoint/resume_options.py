@@ -1,0 +1,30 @@
+"""The options of `penstock train` and `penstock learner` that say from where a learner begins."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Self
+
+from penstock.config.flags import Flag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeOptions:
+    """Whether a run is gone on with, and from which checkpoint; the others count with `resume` only."""
+
+    resume: Annotated[bool, Flag(name="--resume", help="Go on with a run from its newest checkpoint.")] = (
+        False
+    )
+    allow_loss: Annotated[
+        bool, Flag(name="--allow-loss", help="With --resume: fall back behind what the log still holds.")
+    ] = False
+    best: Annotated[
+        bool,
+        Flag(
+            name="--best/--newest",
+            help="With --resume: go back to the checkpoint of the best evaluation (learner.keep_best); what "
+            "the log no longer holds is given up, so --allow-loss is needed as a rule.",
+        ),
+    ] = False
+
+    def after_a_crash(self) -> Self:
+        """The options of the same learner when it is started again: it goes on from where it was."""
+        return replace(self, resume=True, best=False)

@@ -1,0 +1,55 @@
+"""Commands whose options are the fields of a dataclass."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from launch.cli.flag_options import with_flags_of
+from learner.checkpoint.resume_options import ResumeOptions
+from penstock.config.flags import Flag, words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """An argument, a number with a bound, and options of another kind among them."""
+
+    what: Annotated[Path | None, Flag(metavar="[WHAT]", help="What.")] = None
+    count: Annotated[int | None, Flag(name="--count", least=1, help="How many.")] = None
+    resumption: ResumeOptions = field(default_factory=ResumeOptions)
+    kept: int = 7
+
+
+def taken(*said: str) -> tuple[int, list[tuple[Options, bool]]]:
+    """Exit code, and what the command was called with."""
+    app, calls = typer.Typer(), list[tuple[Options, bool]]()
+
+    @app.command()
+    @with_flags_of(Options)
+    def command(options: Options, own: Annotated[bool, typer.Option("--own")] = False) -> None:
+        calls.append((options, own))
+
+    return CliRunner().invoke(app, said).exit_code, calls
+
+
+def test_a_command_gets_its_options_as_one_value() -> None:
+    """Beside those of its own; fields without a flag keep their default."""
+    assert taken() == (0, [(Options(), False)])
+    said = taken("a", "--count", "2", "--resume", "--best", "--own")
+    resumption = ResumeOptions(resume=True, best=True)
+    assert said == (0, [(Options(what=Path("a"), count=2, resumption=resumption), True)])
+    assert taken("--count", "0") == (2, [])
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("best", [True, False])
+def test_a_child_reads_the_options_that_were_written_for_it(resume: bool, best: bool) -> None:
+    """Those of the first start, and behind them those of a start after a crash."""
+    options = ResumeOptions(resume=resume, allow_loss=best, best=best)
+    first = words(options, over=ResumeOptions())
+    assert taken(*first) == (0, [(Options(resumption=options), False)])
+    again = words(options.after_a_crash(), over=options)
+    assert taken(*first, *again) == (0, [(Options(resumption=options.after_a_crash()), False)])
