@@ -113,6 +113,10 @@ class Ledger:
         self._given_up.append((numbers.start, last))
         self.book(last, trained=(), dropped=dict.fromkeys(numbers, Drop.LOG_LOST), steps=0)
 
+    def fraction_of(self, total_steps: int | None) -> float:
+        """Environment steps trained ÷ `total_steps`, 0..1; 0 where no total is planned."""
+        return 0.0 if total_steps is None else min(1.0, self.env_steps / total_steps)
+
     def totals(self) -> Totals:
         """What a commit carries."""
         return Totals(trained=self.trained, dropped=dict(self.dropped), env_steps=self.env_steps)

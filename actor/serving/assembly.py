@@ -165,7 +165,7 @@ def _withdrawing(traffic: Traffic | None, errands: Errands) -> Callable[[int, st
 def _learning(settings: Settings, specification: RunSpecification, following: Following) -> Learning:
     section = settings.serving
     _check_window(section, specification)
-    queue = following.queue = Queue(section.outbox_fragments, specification.hard_staleness)
+    queue = following.queue = Queue(section.outbox_fragments, specification.stale_after)
     compress = actor_section(specification).compress == "lz4"
     environment = environment_section(specification)
     for potential in potentials(environment):
@@ -182,19 +182,19 @@ def _check_range(section: CanarySection) -> None:
 
 def _check_window(section: ServingSection, specification: RunSpecification) -> None:
     """Refuse a window in which the learner gets so far ahead that nothing could be learned from any more."""
-    rate, limit, batch = (
+    rate, stale_after, batch = (
         section.declared_steps_per_s,
-        specification.hard_staleness,
+        specification.stale_after,
         specification.update_steps,
     )
-    if rate is None or limit == 0 or batch == 0:
+    if rate is None or stale_after == 0 or batch == 0:
         return
     updates = rate * section.reward_window_s / batch
-    if updates > limit:
+    if updates > stale_after:
         raise ConfigurationError(
             f"serving.reward_window_s={section.reward_window_s:g}: at {rate:g} steps/s "
             f"(serving.declared_steps_per_s) and batches of {batch} that are {updates:.1f} updates, and what is "
-            f"older than {limit} is stale: shorten the window, or raise algorithm.stale_after"
+            f"older than {stale_after} is stale: shorten the window, or raise algorithm.stale_after"
         )
 
 

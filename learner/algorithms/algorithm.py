@@ -5,6 +5,7 @@ assembled batch, publishes `published_modules` and stores `state`. An algorithm 
 Redis, gRPC, files or threads; it is called by one thread.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -73,77 +74,96 @@ class AlgorithmState:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
-class Algorithm(Protocol):
-    """One way to learn."""
+class Algorithm(ABC):
+    """One way to learn. A subclass says what is abstract; the rest fits an algorithm that uses a batch once and forgets it."""
 
-    lock_step: bool
+    lock_step: bool = False
     """True when rounds replace the budget (staleness 0); `take` is then not asked."""
-    hard_staleness: int | None
-    """Fragments older than this many updates at their turn are `stale`; None: never."""
-    settles: Settles
+    stale_after: int | None = None
+    """Fragments older than this many updates at their turn are dropped as `stale`; None: never."""
+    settles: Settles = Settles.ON_PUBLISH
     """When the settled position moves past experience that was used."""
+    _updates: int = 0
 
     @property
     def updates(self) -> int:
         """Applied updates in this model's own lineage: the `update` of the next publication."""
-        ...
+        return self._updates
+
+    # ---- batches
 
     def requires(self) -> tuple[TensorRule, ...]:
         """Tensors that fragments must carry beyond the standard ones."""
-        ...
+        return ()
 
+    @abstractmethod
     def budget(self, fragment_charge: int) -> int:
         """Most outstanding steps, for full fragments of `fragment_charge` steps.
 
         Raises ValueError with both numbers when it is below one fragment.
         """
-        ...
 
+    @abstractmethod
     def take(self, pending: Sequence[Charged]) -> int:
         """How many of the oldest `pending` fragments make a batch; 0: not enough yet."""
-        ...
 
+    # ---- learning
+
+    @abstractmethod
     def update(self, batch: Batch, *, progress: float) -> Update:
         """Consume one batch. progress: environment steps done ÷ steps planned, clipped to 0..1."""
-        ...
 
+    @abstractmethod
     def published_modules(self) -> dict[str, nn.Module]:
         """What is published, by policy name. Copy (`penstock.policy.weights.snapshot`) before the next update."""
-        ...
 
     def scalars(self, progress: float) -> dict[str, float]:
-        """Numbers sent to actors with every version."""
-        ...
+        """Numbers sent to actors with every version. progress: as of `update`."""
+        return {}
 
+    # ---- checkpoints
+
+    @abstractmethod
     def state(self) -> AlgorithmState:
         """All that a checkpoint must hold."""
-        ...
 
+    @abstractmethod
     def load(self, state: AlgorithmState) -> None:
         """Become what `state` was taken from; raises ValueError that names a missing or misshapen part."""
-        ...
+
+    # ---- the log as storage, for an algorithm that needs entries behind the settled position
 
     def retain_from(self) -> int | None:
         """Number of the oldest log entry still needed; None: none behind the settled position."""
-        ...
+        return None
 
     def retains(self, fragment_bytes: int) -> Retained:
         """Most that it will need behind the settled position, where a full fragment has `fragment_bytes`.
 
         Raises ValueError, with the figures, where its memory cannot hold one.
         """
-        ...
+        return Retained()
 
     def recall(self, batch: Batch) -> None:
-        """Entries from `retain_from` on, read again after `load`, oldest first; those that it does not need are passed over.
+        """Take entries back, from `retain_from` on, read again after `load`, oldest first; pass over those not needed.
 
-        Raises ValueError for an entry that is not what it was.
+        Called only where `retain_from` names an entry. Raises ValueError for an entry that is not what it was.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__} retains log entries and cannot take them back")
 
     def end_recall(self) -> int:
-        """All were recalled that the log still holds; how many that were needed did not come."""
-        ...
+        """The log holds no more to recall; returns how many entries that were needed did not come."""
+        return 0
+
+
+def fragments_reaching(steps: int, pending: Sequence[Charged]) -> int:
+    """The fewest of the oldest `pending` fragments whose charges add up to `steps`; 0 where all of them do not."""
+    total = 0
+    for count, fragment in enumerate(pending, 1):
+        total += fragment.charge
+        if total >= steps:
+            return count
+    return 0
 
 
 @runtime_checkable

@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import AlgorithmState, Charged, Retained, Settles, Update
+from learner.algorithms.algorithm import Algorithm, AlgorithmState, Charged, Update, fragments_reaching
 from learner.algorithms.fast.network import network_of
 from learner.algorithms.fast.optimiser import FlatAdam
 from learner.algorithms.shared.advantage import carries, gae, next_values
 from learner.algorithms.shared.loss import value_loss
+from learner.algorithms.shared.stored import copies, load_copies, under
 from learner.batch import Batch
 from penstock.config.settings import CloneSection
 from penstock.policy.layers import measure, thinned
 from penstock.policy.networks import Inputs
 from penstock.policy.normaliser import moments
 from penstock.policy.policy import Policy
-from penstock.wire.schema import TensorRule
 
 METRICS = (
     "nll", "accuracy", "value_loss", "gradient_norm", "learning_rate", "validation_nll", "validation_accuracy",
@@ -54,12 +54,8 @@ class _Steps:
         return _Steps(self.inputs.select(index), action, returns)
 
 
-class Clone:
-    """An `Algorithm` and an `Imitator`. Owns the policy's weights from now on: do not convert or move the policy."""
-
-    lock_step = False
-    hard_staleness: int | None = None
-    settles = Settles.ON_PUBLISH
+class Clone(Algorithm):
+    """An `Imitator` as well. Owns the policy's weights from now on: do not convert or move the policy."""
 
     def __init__(self, policy: Policy, section: CloneSection, *, seed: int) -> None:
         self.policy = policy
@@ -71,29 +67,14 @@ class Clone:
         self._seed = seed
         self._permutations = torch.Generator().manual_seed(seed)
         self._held_out: Batch | None = None
-        self._updates = 0
-
-    @property
-    def updates(self) -> int:
-        """Applied updates in this model's own lineage."""
-        return self._updates
-
-    def requires(self) -> tuple[TensorRule, ...]:
-        """Nothing beyond the standard tensors."""
-        return ()
 
     def budget(self, fragment_charge: int) -> int:
         """Nobody acts: as much as any fragment is."""
         return max(self.section.batch_steps, fragment_charge)
 
     def take(self, pending: Sequence[Charged]) -> int:
-        """The fewest fragments whose charges reach B."""
-        total = 0
-        for count, fragment in enumerate(pending, 1):
-            total += fragment.charge
-            if total >= self.section.batch_steps:
-                return count
-        return 0
+        """The fewest fragments whose charges reach the batch size, B steps."""
+        return fragments_reaching(self.section.batch_steps, pending)
 
     def validate_on(self, batch: Batch) -> None:
         """Measure on these from now on."""
@@ -102,25 +83,6 @@ class Clone:
     def published_modules(self) -> dict[str, nn.Module]:
         """The policy, as `default`."""
         return {"default": self.policy}
-
-    def scalars(self, progress: float) -> dict[str, float]:
-        """None."""
-        return {}
-
-    def retain_from(self) -> int | None:
-        """Nothing of the log."""
-        return None
-
-    def retains(self, fragment_bytes: int) -> Retained:
-        """Nothing."""
-        return Retained()
-
-    def recall(self, batch: Batch) -> None:
-        """Never asked: it retains nothing."""
-
-    def end_recall(self) -> int:
-        """Nothing was needed."""
-        return 0
 
     def update(self, batch: Batch, *, progress: float) -> Update:
         """One pass over a batch."""
@@ -221,9 +183,7 @@ class Clone:
 
     def state(self) -> AlgorithmState:
         """Weights, moments and generator; copies."""
-        tensors = {
-            f"policy/{k}": v.detach().to("cpu", copy=True) for k, v in self.policy.state_dict().items()
-        }
+        tensors = copies("policy", self.policy)
         tensors |= {f"optimiser/{name}": moment for name, moment in self._optimiser.moments().items()}
         tensors["generator/permutations"] = self._permutations.get_state()
         numbers = {"updates": self._updates, "gradient_steps": self._optimiser.steps}
@@ -231,23 +191,9 @@ class Clone:
 
     def load(self, state: AlgorithmState) -> None:
         """Become what `state` was taken from; raises ValueError that names what is missing or misshapen."""
-        own = self.policy.state_dict()
-        for name, tensor in own.items():
-            stored = state.tensors.get(f"policy/{name}")
-            if stored is None or stored.shape != tensor.shape:
-                raise ValueError(
-                    f"policy/{name}: missing or not {tuple(tensor.shape)}; is it the same policy?"
-                )
         if not {"updates", "gradient_steps"} <= state.numbers.keys():
             raise ValueError("algorithm state: updates or gradient_steps missing")
-        moments_by_name = {
-            name.removeprefix("optimiser/"): tensor
-            for name, tensor in state.tensors.items()
-            if name.startswith("optimiser/")
-        }
-        self._optimiser.load_moments(moments_by_name, int(state.numbers["gradient_steps"]))
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(state.tensors[f"policy/{name}"])
+        load_copies(self.policy, "policy", state.tensors)
+        self._optimiser.load_moments(under(state.tensors, "optimiser/"), int(state.numbers["gradient_steps"]))
         self._permutations.set_state(state.tensors["generator/permutations"])
         self._updates = int(state.numbers["updates"])

@@ -24,13 +24,16 @@ log = logging.getLogger(__name__)
 class Beginning:
     """checkpoint, progress: None for a run that begins. lineage: commits behind it, oldest first.
 
-    ledger: at the position where reading begins, what is lost booked already.
+    ledger: at the position where reading begins, what is lost booked already. resumed: asked to go on with a run.
+    catch_up_through: newest entry that the log holds of newer weights than these; 0: nothing to catch up with.
     """
 
     checkpoint: Checkpoint | None
     progress: Progress | None
     lineage: tuple[Commit, ...]
     ledger: Ledger
+    resumed: bool
+    catch_up_through: int
 
 
 def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Beginning:
@@ -59,6 +62,9 @@ def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Begi
         progress=progress,
         lineage=_lineage(lease.committed, checkpoint),
         ledger=ledger,
+        resumed=True,
+        # A Redis that restarted or never held weights needs them at once.
+        catch_up_through=0 if lease.closed or not lease.version else lease.head,
     )
 
 
@@ -71,7 +77,10 @@ def _begin(lease: Lease, store: CheckpointStore) -> Beginning:
         raise Fatal(
             f"{store.directory} holds checkpoints of a run; go on with --resume, or choose another --run-dir"
         )
-    return Beginning(checkpoint=None, progress=None, lineage=(), ledger=Ledger())
+    # No learner has published anything of a run that begins, so there is nothing to catch up with.
+    return Beginning(
+        checkpoint=None, progress=None, lineage=(), ledger=Ledger(), resumed=False, catch_up_through=0
+    )
 
 
 def _best(store: CheckpointStore) -> Checkpoint:

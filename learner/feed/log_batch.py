@@ -14,11 +14,13 @@ from penstock.wire.tensor import Array
 class Delivery:
     """Entries up to `last`, all of them decided.
 
-    trained: numbers in `batch`, in its order; of several ranks this one's batch is a part of it. dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment. batch: None when
-    everything was dropped. round: of lock-step. size: payload bytes of all entries.
-    created_us: oldest creation time, 0 without a fragment. assemble_s: time it took.
+    trained: numbers in `batch`, in its order; with several ranks the batch of this one is a part of it.
+    dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment.
+    batch: None when everything was dropped. round: of lock-step. size: payload bytes of all entries.
+    created_us: oldest creation time, 0 without a fragment. assemble_s: seconds that putting it together took.
     origins: number → who sent it, of trained and dropped. traces: of the fragments that are traced, for links.
     reward: sum over the batch's steps. fragments: of the batch as they came, where the learner records.
+    recorded: batches of a recording up to this one, which the next checkpoint notes; 0 from the log.
     arrive: see `learner.feed.upload.Staged`.
     """
 
@@ -37,6 +39,7 @@ class Delivery:
     traces: tuple[str, ...] = ()
     reward: float = 0.0
     fragments: tuple[Fragment, ...] = ()
+    recorded: int = 0
     arrive: Callable[[], None] = in_place
 
 

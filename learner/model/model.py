@@ -12,7 +12,7 @@ import torch
 from broker.log.records import Pacing
 from learner.algorithms.algorithm import Algorithm, Imitator, Retained
 from learner.algorithms.registry import check_hardware
-from learner.algorithms.shared.groups import Group, Solo
+from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
 from learner.checkpoint.checkpointer import Room
 from learner.evaluation.early_stopping import check_patience
 from learner.probe import Quarantine, Replica
@@ -54,13 +54,15 @@ class Model:
     """What is learned from in place of actors."""
 
 
-def make_model(settings: Settings, group: Group | None = None, device: torch.device | None = None) -> Model:
+def make_model(
+    settings: Settings, group: RankGroup | None = None, device: torch.device | None = None
+) -> Model:
     """As the workload of the settings makes it; raises ConfigurationError for settings that do not fit together.
 
     group: the ranks that learn it together; None: this process alone. device: None: as the settings say.
     """
     check_patience(settings.evaluation)
-    group = group or Solo()
+    group = group or SingleRankGroup()
     check_hardware(settings, group.size)
     workload = find(settings.workload)
     model: Model = load(workload.model)(settings, workload, group, device or device_of(settings))
@@ -166,7 +168,7 @@ def _specification(
             probe=probe,
             unroll_length=settings.actor.unroll_length,
             lock_step=algorithm.lock_step,
-            hard_staleness=algorithm.hard_staleness or 0,
+            stale_after=algorithm.stale_after or 0,
             update_steps=settings.algorithm.update_steps,
             session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
         )

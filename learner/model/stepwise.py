@@ -7,8 +7,8 @@ from typing import Final
 import torch
 
 from learner.algorithms.registry import HardwareMaker, make
-from learner.algorithms.shared.groups import Group
 from learner.algorithms.shared.hardware import hardware_of
+from learner.algorithms.shared.rank_group import RankGroup
 from learner.model.model import Model, model_of, target_of
 from learner.probe import make_probe
 from penstock.config.settings import ConfigurationError, Settings
@@ -23,7 +23,7 @@ _NONE: Final[Mapping[str, HardwareMaker]] = MappingProxyType({})
 def make_model(
     settings: Settings,
     workload: Workload,
-    group: Group,
+    group: RankGroup,
     device: torch.device,
     own: Mapping[str, HardwareMaker] = _NONE,
 ) -> Model:

@@ -1,61 +1,61 @@
-"""A learner that has the lease: its parts, tied together; its threads; its final account.
+"""A learner that has the lease: its parts are made and connected here, its threads started and ended.
 
 Threads: the loop (this one), feed, publisher, lease, episodes, versions. They share no state but what each part
 guards itself. The first error of any of them ends all; nothing is written after a refused renewal.
 """
 
-import json
-import logging
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from broker.log.learner_log import LearnerLog
 from learner.checkpoint.checkpointer import Keeper
 from learner.checkpoint.resume import Beginning
+from learner.checkpoint.run_checkpoints import RunCheckpoints
 from learner.checkpoint.store import BEST, CheckpointStore, tensor_bytes
-from learner.evaluation.evaluation import Evaluation, Result, scores_json
+from learner.evaluation.evaluation import Evaluation
 from learner.evaluation.reported_episodes import Episodes
-from learner.feed.feed import Feed, FeedStart
+from learner.feed.log_feed import FeedStart, LogFeed
 from learner.feed.payloads import OwnPayloads
+from learner.feed.source import Feed, FeedPosition
 from learner.feed.upload import upload_to
 from learner.lease import LeaseKeeper
-from learner.ledger import Balance
 from learner.model.model import Model
-from learner.process.loop import UPDATE, Loop
-from learner.process.parts import Ending, Parts, Plan
+from learner.process.account import Account
+from learner.process.bookkeeping import Bookkeeping
+from learner.process.closing import Closing
+from learner.process.interruptions import Interruptions
+from learner.process.loop import Loop
+from learner.process.non_finite import NonFiniteUpdates
 from learner.process.replay_reload import recall
+from learner.process.stall import StallWatch
 from learner.progress import Progress, sections
-from learner.publish.final_policy import FinalPolicy, write_final
 from learner.publish.kept_versions import KeptVersions
 from learner.publish.publisher import Publisher
 from learner.publish.registry_sync import Shelf
-from learner.publish.version_candidate import last, lineage_of
+from learner.publish.version_candidate import lineage_of
+from learner.publish.weight_offers import WeightOffers
 from learner.ranks.leading import Ranks
 from learner.recording.recorded_feed import RecordedFeed
 from learner.recording.recording_index import DESCRIPTION
 from learner.recording.writer import RecordingWriter
-from learner.reporting.recorder import Recorder, Staleness, ledger_json
+from learner.reporting.recorder import Recorder, Staleness
 from learner.reporting.trackers.tracker import Place, make_tracking
 from learner.reporting.training_clock import TrainingClock
 from learner.thread_group import Crew
 from penstock.config.settings import Settings
-from penstock.policy import weights
 from penstock.runtime import metrics
 from penstock.runtime.exit import RunFailed
 from penstock.runtime.health import Health
 from penstock.runtime.retry import Interrupted
 
 _JOIN_S: Final = 2.0
-_BALANCE_ATTEMPTS: Final = 100
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foundation:
-    """What a process is built on: the lease is held, the algorithm restored, the log open."""
+    """What a learner is built on: the lease is held, the algorithm restored, the log open."""
 
     settings: Settings
     model: Model
@@ -66,29 +66,52 @@ class Foundation:
     health: Health
     draining: threading.Event
     ranks: Ranks
-    catch_up_through: int
-    resumed: bool = False
 
 
-class Process:
-    """`run` once."""
+class Learner:
+    """Its parts, in the order in which they need one another. `run` once."""
 
     def __init__(self, foundation: Foundation) -> None:
         self._base = foundation
-        self._crew = Crew()
+        beginning = foundation.beginning
+        self._progress = beginning.progress or Progress(run="", sections={})
+        self._ledger = beginning.ledger
+        self._position = FeedPosition(round=self._progress.round, recorded=self._progress.recorded)
+        self._clock = TrainingClock(self._progress.training_seconds)
+        self._threads = Crew()
         self._reopened = threading.Event()
-        progress = foundation.beginning.progress or Progress(run="", sections={})
         self._lease = LeaseKeeper(
             foundation.learner_log,
             foundation.settings.learner.lease_ttl_s,
-            stop=self._crew.stop,
+            stop=self._threads.stop,
             quarantine=foundation.model.quarantine,
             on_reopened=self._reopened.set,
             description=self._describe,
         )
-        self._kept = self._make_kept(progress)
-        self._parts = self._make_parts(progress)
-        self._loop = Loop(self._parts, self._plan(), progress.round)
+        self._kept = self._make_kept()
+        self._evaluation = self._make_evaluation()
+        self._episodes = self._make_episodes()
+        self._feed = self._make_feed()
+        self._recording = self._make_recording()
+        self._publisher = Publisher(
+            foundation.learner_log,
+            self._lease,
+            foundation.model.quarantine,
+            self._evaluation.requested,
+            self._threads.stop,
+            self._kept.published,
+        )
+        self._keeper = self._make_keeper()
+        self._recorder = self._make_recorder()
+        self._checkpoints = self._make_checkpoints()
+        self._offers = self._make_offers()
+        self._account = self._make_account()
+        self._stall = StallWatch(
+            health=foundation.health,
+            status=foundation.learner_log.status,
+            timeout_s=foundation.settings.learner.stall_timeout_s,
+        )
+        self._loop = self._make_loop()
         metrics.STALENESS_SETTING.set(foundation.settings.algorithm.begun_lag)
 
     def run(self) -> None:
@@ -98,99 +121,49 @@ class Process:
         """
         try:
             self._start()
-            self._account(self._loop.run())
+            outcome = self._loop.run()
+            self._account.close(outcome)
         except Interrupted:
             # Another thread has failed while this one waited: its error is the cause.
-            self._crew.check()
+            self._threads.check()
             raise
         finally:
-            self._crew.join(_JOIN_S)
-        self._crew.check()
+            self._threads.join(_JOIN_S)
+        self._threads.check()
         self._base.learner_log.release()
         self._base.learner_log.close()
-        if self._loop.stalled:
-            raise RunFailed(self._loop.stalled)
+        if outcome.stalled:
+            raise RunFailed(outcome.stalled)
 
     def _start(self) -> None:
-        parts = self._parts
-        self._crew.start("lease", parts.lease.run, parts.lease.wake)
+        base, algorithm = self._base, self._base.model.algorithm
+        self._threads.start("lease", self._lease.run, self._lease.wake)
         recall(
-            self._base.learner_log,
-            parts.lease,
-            self._base.model.algorithm,
-            run_name=self._base.settings.run,
-            schema=self._base.model.specification.schema,
-            device=self._base.model.device,
-            position=parts.ledger.position,
+            base.learner_log,
+            self._lease,
+            algorithm,
+            run_name=base.settings.run,
+            schema=base.model.specification.schema,
+            device=base.model.device,
+            position=self._ledger.position,
         )
-        self._crew.start("publisher", parts.publisher.run, parts.publisher.wake)
+        self._threads.start("publisher", self._publisher.run, self._publisher.wake)
         self._kept.begin()
-        self._loop.publish_first()
-        parts.ranks.start(parts.algorithm)
-        self._crew.start("feed", parts.feed.run)
-        self._crew.start("episodes", parts.episodes.run)
-        self._crew.start("versions", self._kept.run, self._kept.wake)
-        parts.health.watch(UPDATE, self._base.settings.learner.stall_timeout_s)
-        parts.health.set_ready(True)
+        self._offers.publish_first()
+        base.ranks.start(algorithm)
+        self._threads.start("feed", self._feed.run)
+        self._threads.start("episodes", self._episodes.run)
+        self._threads.start("versions", self._kept.run, self._kept.wake)
+        self._stall.begin()
+        base.health.set_ready(True)
 
     def _describe(self) -> str:
-        """What Status shows of the learner."""
-        ledger = self._parts.ledger
-        books = {"trained": ledger.trained, "dropped": dict(ledger.dropped)}
-        return json.dumps(asdict(self._loop.moment()) | {"ledger": books})
+        return self._account.describe()
 
-    # ---- parts
+    # ---- experience in
 
-    def _make_parts(self, progress: Progress) -> Parts:
-        base, crew, ledger = self._base, self._crew, self._base.beginning.ledger
-        settings = base.settings
-        evaluation = Evaluation(
-            settings.evaluation, base.model.target, stop_at_target=settings.learner.stop_at_target
-        )
-        if base.beginning.checkpoint is not None and progress.evaluation:
-            best = base.beginning.checkpoint.tensors.get(BEST)
-            evaluation.restore(progress.evaluation, b"" if best is None else tensor_bytes(best))
-            if best is not None and evaluation.best is not None:
-                # Whoever measured it may have died before the registry heard of it.
-                self._kept.evaluated(evaluation.best)
-        episodes = Episodes(base.learner_log, self._lease, evaluation, crew.stop, self._kept.evaluated)
-        if progress.episodes:
-            episodes.restore(progress.episodes)
-        return Parts(
-            algorithm=base.model.algorithm,
-            feed=self._make_feed(progress),
-            ranks=base.ranks,
-            tee=self._make_tee(),
-            publisher=Publisher(
-                base.learner_log,
-                self._lease,
-                base.model.quarantine,
-                evaluation.requested,
-                crew.stop,
-                self._kept.published,
-            ),
-            lease=self._lease,
-            ledger=ledger,
-            keeper=self._make_keeper(),
-            evaluation=evaluation,
-            episodes=episodes,
-            recorder=self._make_recorder(progress),
-            clock=TrainingClock(progress.training_seconds),
-            crew=crew,
-            health=base.health,
-            draining=base.draining,
-            reopened=self._reopened,
-            status=base.learner_log.status,
-        )
-
-    def _make_recorder(self, progress: Progress) -> Recorder:
-        base, first_step = self._base, self._base.beginning.ledger.env_steps
-        place = Place(settings=base.settings, run_dir=base.run_dir, first_step=first_step)
-        tracking = make_tracking(place) if base.settings.metrics.trackers else None
-        return Recorder(base.run_dir, Staleness(progress.staleness), first_step, tracking)
-
-    def _make_feed(self, progress: Progress) -> Feed | RecordedFeed:
-        base, round_ = self._base, progress.round
+    def _make_feed(self) -> Feed:
+        base = self._base
         if base.model.recording is not None:
             feed = RecordedFeed(
                 base.model.recording,
@@ -198,8 +171,8 @@ class Process:
                 seed=base.settings.seed,
                 device=base.model.device,
                 prefetch=base.settings.learner.prefetch_batches,
-                taken=progress.recorded,
-                stop=self._crew.stop,
+                taken=self._position.recorded,
+                stop=self._threads.stop,
             )
             feed.hold_out()
             return feed
@@ -211,7 +184,7 @@ class Process:
             take_digests=base.settings.actor.ack_journal is not None,
             keep_fragments=base.settings.learner.record is not None,
         )
-        return Feed(
+        return LogFeed(
             base.learner_log,
             self._lease,
             base.model.algorithm,
@@ -220,22 +193,69 @@ class Process:
             budget=base.model.pacing.budget,
             prefetch=base.settings.learner.prefetch_batches,
             start=FeedStart(
-                position=base.beginning.ledger.position, turn=base.model.algorithm.updates, round=round_
+                position=self._ledger.position,
+                turn=base.model.algorithm.updates,
+                round=self._position.round,
             ),
-            stop=self._crew.stop,
+            stop=self._threads.stop,
         )
 
-    def _make_tee(self) -> RecordingWriter | None:
+    def _make_recording(self) -> RecordingWriter | None:
         """Goes on where the recording of the run that is resumed was at its checkpoint."""
         base, section = self._base, self._base.settings.learner
         if section.record is None:
             return None
-        if base.resumed and (section.record / DESCRIPTION).exists():
-            progress = base.beginning.progress
-            position = 0 if progress is None else progress.position
-            return RecordingWriter.go_on(section.record, position, section.record_max_bytes)
+        if base.beginning.resumed and (section.record / DESCRIPTION).exists():
+            return RecordingWriter.go_on(section.record, self._progress.position, section.record_max_bytes)
         specification = base.model.specification
         return RecordingWriter.begin(section.record, specification, "learner", section.record_max_bytes)
+
+    # ---- weights out
+
+    def _make_kept(self) -> KeptVersions:
+        base = self._base
+        lineage = lineage_of(base.settings, base.run_dir, self._progress)
+        shelf = Shelf(base.learner_log.kept, self._lease, lineage.run, lineage.policy, base.run_dir)
+        return KeptVersions(lineage, shelf, self._threads.stop)
+
+    def _make_offers(self) -> WeightOffers:
+        return WeightOffers(
+            section=self._base.settings.learner,
+            algorithm=self._base.model.algorithm,
+            publisher=self._publisher,
+            evaluation=self._evaluation,
+            episodes=self._episodes,
+            ledger=self._ledger,
+            position=self._position,
+            clock=self._clock,
+            reopened=self._reopened,
+            catch_up_through=self._base.beginning.catch_up_through,
+        )
+
+    # ---- evaluation
+
+    def _make_evaluation(self) -> Evaluation:
+        base, checkpoint = self._base, self._base.beginning.checkpoint
+        evaluation = Evaluation(
+            base.settings.evaluation, base.model.target, stop_at_target=base.settings.learner.stop_at_target
+        )
+        if checkpoint is not None and self._progress.evaluation:
+            best = checkpoint.tensors.get(BEST)
+            evaluation.restore(self._progress.evaluation, b"" if best is None else tensor_bytes(best))
+            if best is not None and evaluation.best is not None:
+                # The process that measured it may have died before the registry heard of it.
+                self._kept.evaluated(evaluation.best)
+        return evaluation
+
+    def _make_episodes(self) -> Episodes:
+        episodes = Episodes(
+            self._base.learner_log, self._lease, self._evaluation, self._threads.stop, self._kept.evaluated
+        )
+        if self._progress.episodes:
+            episodes.restore(self._progress.episodes)
+        return episodes
+
+    # ---- what is kept and told
 
     def _make_keeper(self) -> Keeper:
         base = self._base
@@ -243,7 +263,7 @@ class Process:
             base.store,
             base.learner_log,
             self._lease,
-            base.beginning.ledger,
+            self._ledger,
             lineage=base.beginning.lineage,
             lineage_path=base.run_dir / "lineage.jsonl",
             interval_s=base.settings.learner.checkpoint_interval_s,
@@ -251,111 +271,83 @@ class Process:
             retain_from=base.model.algorithm.retain_from,
         )
 
-    def _make_kept(self, progress: Progress) -> KeptVersions:
-        base = self._base
-        lineage = lineage_of(base.settings, base.run_dir, progress)
-        shelf = Shelf(base.learner_log.kept, self._lease, lineage.run, lineage.policy, base.run_dir)
-        return KeptVersions(lineage, shelf, self._crew.stop)
-
-    def _plan(self) -> Plan:
+    def _make_checkpoints(self) -> RunCheckpoints:
         settings = self._base.settings
-        return Plan(
+        return RunCheckpoints(
             run=settings.run,
             sections=sections(settings),
-            total_steps=settings.learner.total_steps,
-            stop_at_target=settings.learner.stop_at_target,
             keep_best=settings.learner.keep_best,
-            restore_best=settings.evaluation.patience is not None,
-            evaluation_timeout_s=settings.evaluation.timeout_s,
-            budget=self._base.model.pacing.budget,
-            evidence_dir=str(self._base.run_dir / "evidence"),
-            stall_timeout_s=settings.learner.stall_timeout_s,
-            catch_up_through=self._base.catch_up_through,
+            keeper=self._keeper,
+            algorithm=self._base.model.algorithm,
+            ledger=self._ledger,
+            position=self._position,
+            lease=self._lease,
+            evaluation=self._evaluation,
+            episodes=self._episodes,
+            staleness=self._recorder.staleness,
+            clock=self._clock,
+            recording=self._recording,
         )
 
-    # ---- the account
+    def _make_recorder(self) -> Recorder:
+        base, first_step = self._base, self._ledger.env_steps
+        place = Place(settings=base.settings, run_dir=base.run_dir, first_step=first_step)
+        tracking = make_tracking(place) if base.settings.metrics.trackers else None
+        return Recorder(base.run_dir, Staleness(self._progress.staleness), first_step, tracking)
 
-    def _account(self, ending: Ending) -> None:
-        final = self._final()
-        write_final(self._base.run_dir, final)
-        newest = self._parts.publisher.latest
-        self._kept.finish(last(final, self._parts.evaluation, newest, ending.value))
-        balance = self._balance()
-        if not balance.balanced:
-            log.error("the books do not balance", extra=asdict(balance))
-        self._parts.recorder.finish(self._summary(ending, final, balance))
-        if self._parts.tee is not None:
-            self._parts.tee.close()
-
-    def _final(self) -> FinalPolicy:
-        """What solved the task where something did, else the newest weights, which may be the best ones again."""
-        solved, newest = self._parts.evaluation.solved, self._parts.publisher.latest
-        if solved is not None and self._loop.restored is None:
-            blob, version, update = solved.candidate.blob, solved.candidate.version, solved.candidate.update
-        else:
-            (module,) = self._parts.algorithm.published_modules().values()
-            blob, version, update = weights.encode(module), newest.version, newest.update
-        return FinalPolicy(
-            specification=self._base.model.specification, blob=blob, version=version, update=update
+    def _make_account(self) -> Account:
+        return Account(
+            run_dir=self._base.run_dir,
+            model=self._base.model,
+            learner_log=self._base.learner_log,
+            lease=self._lease,
+            ledger=self._ledger,
+            position=self._position,
+            clock=self._clock,
+            publisher=self._publisher,
+            keeper=self._keeper,
+            evaluation=self._evaluation,
+            episodes=self._episodes,
+            kept=self._kept,
+            recorder=self._recorder,
+            recording=self._recording,
         )
 
-    def _balance(self) -> Balance:
-        """The three counts at one moment: actors may still append while the log is walked."""
-        learner_log, ledger = self._base.learner_log, self._parts.ledger
-        for _ in range(_BALANCE_ATTEMPTS):
-            acked, lost = learner_log.acked(), learner_log.log_lost()
-            residue = learner_log.residue(ledger.position)
-            if (acked, lost) == (learner_log.acked(), learner_log.log_lost()):
-                break
-        metrics.LEDGER_RESIDENT.set(residue.entries)
-        return ledger.balance(acked=acked, lost=lost + residue.lost, resident=residue.entries)
+    # ---- the loop
 
-    def _summary(self, ending: Ending, final: FinalPolicy, balance: Balance) -> dict[str, Any]:
-        moment, evaluation = self._loop.moment(), self._parts.evaluation
-        solved, restored = evaluation.solved, self._loop.restored
-        seconds = moment.training_seconds if solved is None else solved.candidate.at_s
-        return {
-            "run": self._base.settings.run,
-            "ending": ending.value,
-            "finished": ending.finished,
-            "solved": solved is not None,
-            "target_return": self._base.model.target,
-            "mean_return": moment.mean_return,
-            "evaluation": _evaluation_json(restored or solved or evaluation.last),
-            "best_checkpoint": evaluation.checkpoints()[0] or None,
-            "restored_from": None if restored is None else restored.candidate.version,
-            "env_steps": moment.env_steps,
-            "updates": moment.updates,
-            "policy_version": final.version,
-            "training_seconds": round(seconds, 3),
-            "env_steps_per_second": round(moment.env_steps / max(moment.training_seconds, 1e-9), 1),
-            "staleness": self._parts.recorder.staleness.quantiles(),
-            "ledger": ledger_json(balance),
-            "recording": self._recording_json(),
-        }
-
-    def _recording_json(self) -> dict[str, Any] | None:
-        """What the run learned from in place of actors: its ledger, which counts what they sent, holds nothing."""
-        recording = self._base.model.recording
-        if recording is None:
-            return None
-        return {
-            "folder": str(recording.folder),
-            "run": recording.specification.run,
-            "fragments": len(recording.fragments),
-            "steps": sum(place.charge for place in recording.fragments),
-            "batches_taken": self._parts.feed.taken,
-        }
-
-
-def _evaluation_json(result: Result | None) -> dict[str, Any] | None:
-    if result is None:
-        return None
-    return {
-        "mean": result.mean,
-        "std": result.std,
-        "episodes": result.episodes,
-        "version": result.candidate.version,
-        "env_steps": result.candidate.env_steps,
-        **scores_json(result),
-    }
+    def _make_loop(self) -> Loop:
+        base, algorithm = self._base, self._base.model.algorithm
+        interruptions = Interruptions(threads=self._threads, lease=self._lease, draining=base.draining)
+        return Loop(
+            section=base.settings.learner,
+            algorithm=algorithm,
+            feed=self._feed,
+            ranks=base.ranks,
+            books=Bookkeeping(
+                ledger=self._ledger,
+                position=self._position,
+                recording=self._recording,
+                checkpoints=self._checkpoints,
+                stall=self._stall,
+            ),
+            offers=self._offers,
+            evaluation=self._evaluation,
+            checkpoints=self._checkpoints,
+            closing=Closing(
+                section=base.settings.evaluation,
+                algorithm=algorithm,
+                evaluation=self._evaluation,
+                offers=self._offers,
+                publisher=self._publisher,
+                checkpoints=self._checkpoints,
+                interruptions=interruptions,
+            ),
+            interruptions=interruptions,
+            stall=self._stall,
+            non_finite=NonFiniteUpdates(
+                folder=base.run_dir / "evidence", health=base.health, draining=base.draining
+            ),
+            recorder=self._recorder,
+            clock=self._clock,
+            moment=self._account.moment,
+        )

@@ -11,6 +11,7 @@ Under torchrun it is one rank of several: rank 0 is the learner, the others comp
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +26,7 @@ from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import BEST, CheckpointStore
 from learner.lease import acquire, fenced
 from learner.model.model import Model, check_memory, device_of, make_model, use_threads
-from learner.process.assembly import Foundation, Process
+from learner.process.assembly import Foundation, Learner
 from learner.progress import check_same, sections
 from learner.publish.final_policy import write_specification
 from learner.ranks.following import follow
@@ -68,31 +69,23 @@ def main(
     use_threads(settings)
     device = device_of(settings, place.on_host)
     meeting = meet(place, settings, device) if place.size > 1 else None
-    ranks: Ranks = SingleRank() if meeting is None else LeadingRank(meeting, lifecycle.drain)
     connect = partial(_connect, settings, redis_url, lifecycle)
+    if make is None:
+        make = partial(make_model, group=None if meeting is None else meeting.group, device=device)
     if meeting is not None and place.rank:
-        model = make_model(settings, meeting.group, device)
-        return follow(lifecycle, settings, meeting, model, health, connect)
+        return follow(lifecycle, settings, meeting, make(settings), health, connect)
+    ranks: Ranks = SingleRank() if meeting is None else LeadingRank(meeting, lifecycle.drain)
     with _others_ended(ranks):
-        group = None if meeting is None else meeting.group
-        model = make(settings) if make is not None else make_model(settings, group, device)
+        model = make(settings)
         try:
-            learner_log = connect()
-            check_memory(settings, model.weight_bytes, learner_log.max_memory_bytes())
-            lease = acquire(
-                learner_log, settings.run, _holder(run_dir), settings.learner.lease_ttl_s, lifecycle.draining
-            )
+            learner_log, lease = _take_lease(settings, model, connect, run_dir, lifecycle.draining)
         except Interrupted:
             return EXIT_OK
-        failpoint("lease.acquired", lease.epoch)
-        metrics.LEASE_EPOCH.set(lease.epoch)
-        log.info("lease taken", extra={"epoch": lease.epoch, "holder": _holder(run_dir)})
         store = CheckpointStore(run_dir / "checkpoints", settings.learner.keep_checkpoints)
         beginning = choose(lease, store, resumption)
         _restore(model, beginning, settings)
         write_specification(run_dir, model.specification)
         _open(learner_log, lease, model, beginning)
-        failpoint("log.opened", beginning.ledger.position)
         foundation = Foundation(
             settings=settings,
             model=model,
@@ -103,13 +96,28 @@ def main(
             health=health,
             draining=lifecycle.draining,
             ranks=ranks,
-            resumed=resumption.resume,
-            # A Redis that restarted or never held weights needs them at once.
-            catch_up_through=0 if lease.closed or not lease.version else lease.head,
         )
         with held_files(run_dir):
-            Process(foundation).run()
+            Learner(foundation).run()
     return EXIT_OK
+
+
+def _take_lease(
+    settings: Settings,
+    model: Model,
+    connect: Callable[[], LearnerLog],
+    run_dir: Path,
+    draining: threading.Event,
+) -> tuple[LearnerLog, Lease]:
+    """Wait for Redis, then for the lease; raises Interrupted where the process is asked to end meanwhile."""
+    learner_log = connect()
+    check_memory(settings, model.weight_bytes, learner_log.max_memory_bytes())
+    holder = _holder(run_dir)
+    lease = acquire(learner_log, settings.run, holder, settings.learner.lease_ttl_s, draining)
+    failpoint("lease.acquired", lease.epoch)
+    metrics.LEASE_EPOCH.set(lease.epoch)
+    log.info("lease taken", extra={"epoch": lease.epoch, "holder": holder})
+    return learner_log, lease
 
 
 def _show(place: Place, settings: Settings) -> Health:
@@ -193,3 +201,4 @@ def _open(learner_log: LearnerLog, lease: Lease, model: Model, beginning: Beginn
         )
     except Refused as error:
         raise fenced(error) from error
+    failpoint("log.opened", beginning.ledger.position)

@@ -1,9 +1,57 @@
-"""Why a run makes no updates, in words that name what a person must look at."""
+"""Whether a run still makes updates, and why not, in words that name what a person must look at."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from broker.log.records import SessionRow, Status
+from learner.ledger import Drop
+from penstock.runtime.health import Health
 from penstock.wire.messages import Role
+
+UPDATE: Final = "update"
+"""What health watches: an update, not the mere arrival of experience that is dropped."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StallWatch:
+    """Health's watch on updates. status: asks Redis who is there. timeout_s: `learner.stall_timeout_s`."""
+
+    health: Health
+    status: Callable[[], Status]
+    timeout_s: float
+    _dropped: Counter[str] = field(init=False, default_factory=Counter)
+
+    def begin(self) -> None:
+        """Watch from now on."""
+        self.health.watch(UPDATE, self.timeout_s)
+
+    def expect(self) -> None:
+        """An update is waited for."""
+        self.health.expect(UPDATE, "")
+
+    def suspend(self) -> None:
+        """No update is waited for until `expect`."""
+        self.health.suspend(UPDATE)
+
+    def note_dropped(self, reasons: Iterable[Drop]) -> None:
+        """Fragments were dropped: one of the causes that `find` may name."""
+        for reason in reasons:
+            self._dropped[reason.value] += 1
+
+    def note_update(self) -> None:
+        """An update was made and applied."""
+        self.health.progress(UPDATE)
+        self._dropped.clear()
+
+    def find(self) -> str:
+        """Why no update was made for `timeout_s`, which turns health red; "" as long as that is not so."""
+        if not self.health.has_stalled(UPDATE):
+            return ""
+        text = cause(self.status(), self._dropped, self.timeout_s)
+        self.health.fail(text)
+        return text
 
 
 def cause(status: Status, dropped: Mapping[str, int], limit_s: float) -> str:

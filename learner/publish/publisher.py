@@ -8,7 +8,7 @@ Redis and only rise. A crash loses nothing: a resumed learner publishes its rest
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -95,6 +95,12 @@ class Publisher:
         with self._changed:
             while (self._waiting is not None or self._busy) and not self._stop.is_set():
                 self._changed.wait(_WAIT_S)
+
+    def observe_generations(self, versions: Iterable[int]) -> None:
+        """Tell the metrics how many publications each fragment's oldest version lay behind when it was learned from."""
+        for generations in map(self.generations, versions):
+            if generations is not None:
+                metrics.GENERATIONS.observe(generations)
 
     def generations(self, version: int) -> int | None:
         """Publications of this process behind `version`; None for one that it does not remember.

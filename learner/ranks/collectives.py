@@ -1,4 +1,4 @@
-"""`Group` of several processes, by torch.distributed: gloo between CPUs, NCCL between GPUs.
+"""`RankGroup` of several processes, by torch.distributed: gloo between CPUs, NCCL between GPUs.
 
 Rows are put where a single rank has them and added up over the ranks, all others being 0: exact, and one
 kind of collective for everything. When a rank ends, the others end here with Fatal: at once where a gloo
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from learner.algorithms.shared.groups import Deal, Share, edges
+from learner.algorithms.shared.rank_group import MinibatchSplit, RankRows, edges
 from learner.batch import send
 from penstock.policy.normaliser import Moments, combine
 from penstock.runtime import metrics
@@ -20,14 +20,14 @@ from penstock.runtime.exit import Fatal
 
 
 class TorchGroup:
-    """Implements `Group` for the ranks of a process group, in the thread of the loop."""
+    """Implements `RankGroup` for the ranks of a process group, in the thread of the loop."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
 
-    def share(self, steps: Tensor) -> Share:
+    def rows_of(self, steps: Tensor) -> RankRows:
         """Exchange which steps are chosen on all ranks, and return this rank's rows of them."""
         whole, first = self._side_by_side(steps)
         # Row numbers of a single rank: chosen steps, oldest first, then by column.
@@ -37,11 +37,11 @@ class TorchGroup:
         return _Part(self, steps, int(whole.sum()), own, send(own, steps.device))
 
     def columns(self, values: Tensor) -> Tensor:
-        """Return the columns of all ranks side by side, see `Group`."""
+        """Return the columns of all ranks side by side, see `RankGroup`."""
         return self._side_by_side(values)[0]
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Add up over the ranks in place, see `Group`; raises Fatal when a rank is gone."""
+        """Add up over the ranks in place, see `RankGroup`; raises Fatal when a rank is gone."""
         with metrics.RANK_EXCHANGE_SECONDS.time():
             try:
                 dist.all_reduce(tensor, group=self._group)
@@ -88,7 +88,7 @@ class _Part:
     numbers: Tensor
     places: Tensor
 
-    def deal(self, order: Tensor, minibatches: int) -> Deal:
+    def split(self, order: Tensor, minibatches: int) -> MinibatchSplit:
         local = torch.full((self.total,), -1)
         local[self.numbers] = torch.arange(len(self.numbers))
         dealt = local[order]

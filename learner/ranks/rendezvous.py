@@ -23,7 +23,7 @@ from torch.distributed import (  # type: ignore[attr-defined] # public, by their
 )
 
 from learner.algorithms.algorithm import Algorithm, Update
-from learner.algorithms.shared.groups import Group
+from learner.algorithms.shared.rank_group import RankGroup
 from learner.progress import configuration_hash
 from learner.ranks.collectives import TorchGroup
 from learner.ranks.connection import Line
@@ -72,7 +72,7 @@ class Meeting:
 
     def __init__(self, place: Place, group: TorchGroup, turns: Line, feed: Line) -> None:
         self.place = place
-        self.group: Group = group
+        self.group: RankGroup = group
         self.turns = turns
         self.feed = feed
 

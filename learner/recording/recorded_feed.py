@@ -24,6 +24,7 @@ import torch
 from learner.algorithms.algorithm import Algorithm, Imitator
 from learner.batch import assemble
 from learner.feed.log_batch import Delivery, reward_of
+from learner.feed.source import FeedEnded
 from learner.recording.reader import Recording
 from learner.recording.recording_index import Place
 from penstock.runtime import metrics
@@ -44,7 +45,7 @@ class _Planned:
 
 
 class RecordedFeed:
-    """A feed from a recording: call `run` in a thread, `take` from the loop."""
+    """The `Feed` of a learner without actors."""
 
     def __init__(
         self,
@@ -75,9 +76,8 @@ class RecordedFeed:
         self._stop = stop
         self._queue: queue.Queue[Delivery | None] = queue.Queue(maxsize=prefetch)
         self._held_out: frozenset[Place] = frozenset()
-        self.taken = taken
-        self.exhausted = False
-        """Everything was taken; told by `take`."""
+        self._taken_before = taken
+        self._is_exhausted = False
 
     def hold_out(self) -> None:
         """Give an `Imitator` the fragments that it validates on; before `run`."""
@@ -100,17 +100,14 @@ class RecordedFeed:
     # ---- the loop's side
 
     def take(self, timeout_s: float) -> Delivery | None:
-        """Return the next batch in order; None when there is none within `timeout_s`, or at the end."""
-        if self.exhausted:
-            return None
+        """See `Feed`."""
         try:
-            delivery = self._queue.get(timeout=timeout_s)
+            delivery = None if self._is_exhausted else self._queue.get(timeout=timeout_s)
         except queue.Empty:
             return None
         if delivery is None:
-            self.exhausted = True
-            return None
-        self.taken += 1
+            self._is_exhausted = True
+            raise FeedEnded
         return delivery
 
     def skipped(self) -> None:
@@ -127,8 +124,9 @@ class RecordedFeed:
                 "the recording begins in the middle of a run: it can be learned from, not repeated",
                 extra=words,
             )
-        for planned in itertools.islice(self._plan(), self.taken, None):
-            if not self._put(self._deliver(planned)):
+        planned = itertools.islice(self._plan(), self._taken_before, None)
+        for count, batch in enumerate(planned, self._taken_before + 1):
+            if not self._put(self._deliver(batch, count)):
                 return
         self._put(None)
 
@@ -169,7 +167,8 @@ class RecordedFeed:
         if waiting:
             yield _Planned(tuple(waiting), None, replayed=False)
 
-    def _deliver(self, planned: _Planned) -> Delivery:
+    def _deliver(self, planned: _Planned, count: int) -> Delivery:
+        """A batch. count: batches of the recording up to this one."""
         started = time.perf_counter()
         loaded = self._recording.load(planned.places)
         headers = [header for header, _ in loaded]
@@ -188,6 +187,7 @@ class RecordedFeed:
             assemble_s=time.perf_counter() - started,
             origins={},
             reward=sum(reward_of(arrays) for _, arrays in loaded),
+            recorded=count,
         )
         metrics.UPDATE_SECONDS.labels("assemble").observe(delivery.assemble_s)
         return delivery

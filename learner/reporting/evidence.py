@@ -11,9 +11,8 @@ from learner.batch import Batch
 from learner.feed.log_batch import Delivery
 
 
-def keep_evidence(directory: str, delivery: Delivery, update: Update, count: int) -> str:
+def keep_evidence(folder: Path, delivery: Delivery, update: Update, count: int) -> str:
     """Write the batch and where it came from; returns the path without its endings."""
-    folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     base = folder / f"nan-{count:08d}-{delivery.last}"
     origin = {

@@ -36,7 +36,7 @@ class RunSpecification:
     unroll_length: int
     lock_step: bool
     session_timeout_ms: int
-    hard_staleness: int = 0
+    stale_after: int = 0
     update_steps: int = 0
 
     def to_proto(self) -> pb.RunSpecification:
@@ -59,7 +59,7 @@ class RunSpecification:
             unroll_length=self.unroll_length,
             lock_step=self.lock_step,
             session_timeout_ms=self.session_timeout_ms,
-            hard_staleness=self.hard_staleness,
+            hard_staleness=self.stale_after,
             update_steps=self.update_steps,
         )
 
@@ -85,7 +85,7 @@ class RunSpecification:
             unroll_length=message.unroll_length,
             lock_step=message.lock_step,
             session_timeout_ms=message.session_timeout_ms,
-            hard_staleness=message.hard_staleness,
+            stale_after=message.hard_staleness,
             update_steps=message.update_steps,
         )
 

@@ -211,7 +211,7 @@ def test_ppo_estimates_advantages_and_targets_as_torchrls_gae() -> None:
 
 def prepared_rows(ppo: PPO, batch: Batch) -> Any:
     """What the epochs of an update of this batch would begin with."""
-    from learner.algorithms.shared.groups import Solo
+    from learner.algorithms.shared.rank_group import SingleRankGroup
 
     with torch.no_grad():
-        return ppo.prepare(batch, batch.reward, Solo().share(batch.valid)).rows
+        return ppo.prepare(batch, batch.reward, SingleRankGroup().rows_of(batch.valid)).rows

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from learner.algorithms.on_policy.ppo import PPO
 from learner.algorithms.on_policy.preparation import see
-from learner.algorithms.shared.groups import Solo, evenly
+from learner.algorithms.shared.rank_group import SingleRankGroup, evenly
 from penstock.config.settings import PPOSection
 from tests.support.experience.remembering import Actor, batch_of, remembering
 
@@ -58,7 +58,7 @@ def test_recorded_log_probabilities_are_the_learners(
         found = policy.joint_log_prob(parameters, {"action": batch.action["action"].flatten()})
         same = torch.isclose(found.view_as(batch.log_prob), batch.log_prob, rtol=1e-4, atol=1e-4)
         assert same[batch.valid].all()
-        rows = ppo.prepare(batch, batch.reward, Solo().share(batch.valid)).rows
+        rows = ppo.prepare(batch, batch.reward, SingleRankGroup().rows_of(batch.valid)).rows
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
         for part in rows.select(order).cut(evenly(len(rows), 3)) if len(rows) else ():
             outputs = ppo._network.outputs(part.inputs)

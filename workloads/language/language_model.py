@@ -13,8 +13,8 @@ from penstock.wire.specification import Probe
 from workloads.language.policy.language_policy import LanguagePolicy, build
 from workloads.plugin.learning import (
     AlgorithmMaker,
-    Group,
     Model,
+    RankGroup,
     TokenPPO,
     choose,
     hardware_of,
@@ -27,7 +27,7 @@ PROBE_ROWS: Final = 4
 PROBE_TOKENS: Final = 8
 
 
-def make_model(settings: Settings, workload: Workload, group: Group, device: torch.device) -> Model:
+def make_model(settings: Settings, workload: Workload, group: RankGroup, device: torch.device) -> Model:
     """Return the model of a run of a language model; raises ConfigurationError for settings that do not fit together."""
     observation, action = load(workload.spaces)(settings.environment)
     held = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.kl_coefficient > 0.0

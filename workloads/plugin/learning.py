@@ -2,7 +2,7 @@
 
     Model             what a run learns with: algorithm, specification, probe, pacing
     Algorithm         base of every way to learn; `AlgorithmState`, `Batch` and `Update` are what it is given and returns
-    Group, Hardware   the ranks that share an update; the precision and the compilation of its networks
+    RankGroup, Hardware   the ranks that share an update; the precision and the compilation of its networks
     AlgorithmMaker    makes an algorithm of a policy and the section of `algorithm.name`
     TokenPPO          PPO of a policy over token sequences (`penstock.policy.tokens.TokenPolicy`)
 
@@ -12,7 +12,7 @@
     target_of         the mean return that counts as solved
     model_of          the model of an algorithm that a workload has made itself
 
-A record's `model` is a function (Settings, Workload, Group, torch device) → `Model`. An algorithm is named by its settings
+A record's `model` is a function (Settings, Workload, RankGroup, torch device) → `Model`. An algorithm is named by its settings
 section, which the record's `algorithms` adds to the configuration.
 """
 
@@ -25,8 +25,8 @@ import torch
 from learner.algorithms import registry
 from learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
 from learner.algorithms.registry import HardwareMaker as AlgorithmMaker
-from learner.algorithms.shared.groups import Group
 from learner.algorithms.shared.hardware import Hardware, hardware_of
+from learner.algorithms.shared.rank_group import RankGroup
 from learner.algorithms.tokens.token_ppo import TokenPPO
 from learner.batch import Batch
 from learner.model import stepwise
@@ -39,9 +39,9 @@ __all__ = [
     "AlgorithmMaker",
     "AlgorithmState",
     "Batch",
-    "Group",
     "Hardware",
     "Model",
+    "RankGroup",
     "TokenPPO",
     "Update",
     "choose",
@@ -57,7 +57,7 @@ _NONE: Final[Mapping[str, AlgorithmMaker]] = MappingProxyType({})
 def make_step_model(
     settings: Settings,
     workload: Workload,
-    group: Group,
+    group: RankGroup,
     device: torch.device,
     algorithms: Mapping[str, AlgorithmMaker] = _NONE,
 ) -> Model:

@@ -56,7 +56,7 @@ class DQN(OffPolicy):
             "epsilon_spread": self.section.epsilon_spread,
         }
 
-    def gradient_step(self, sample: Sample, rate: float) -> Stepped:
+    def gradient_step(self, sample: Sample, learning_rate: float) -> Stepped:
         """Take the gradient step of the module's docstring."""
         rows = sample.transitions
         target = self._targets(rows)
@@ -66,7 +66,7 @@ class DQN(OffPolicy):
         error = value.detach() - target
         loss = huber(error, sample.weight.to(error.dtype))
         gradient = self._network.gradient([value], [loss.slope])
-        norm = self._optimiser.step(gradient, rate, self.section.max_gradient_norm)
+        norm = self._optimiser.step(gradient, learning_rate, self.section.max_gradient_norm)
         self._target.follow()
         metrics = (loss.loss, error.abs().mean(), value.detach().mean(), norm)
         return Stepped(error, dict(zip(METRICS, metrics, strict=True)))

@@ -10,7 +10,7 @@ The order of the log alone determines it: a resumed learner makes the same sampl
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import AlgorithmState, Charged, Retained, Settles, Update
+from learner.algorithms.algorithm import Algorithm, AlgorithmState, Charged, Retained, Settles, Update
 from learner.algorithms.fast.optimiser import Backup, FlatAdam
 from learner.algorithms.off_policy.replay.memory import Prioritisation, Replay, Sample
 from learner.algorithms.off_policy.replay.rate_limiter import Counts, SampleToInsertRatio
@@ -31,7 +31,6 @@ from penstock.config.settings import ConfigurationError, ReplaySection
 from penstock.policy.layers import BatchNorm
 from penstock.policy.normaliser import Moments, moments
 from penstock.policy.policy import Policy
-from penstock.wire.schema import TensorRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +51,12 @@ class _Backup:
     counts: Counts
 
 
-class OffPolicy(ABC):
+class OffPolicy(Algorithm):
     """An `Algorithm` that learns from replay; a subclass adds the gradient step.
 
     It owns the policy's weights: do not convert or move the policy.
     """
 
-    lock_step = False
-    hard_staleness: int | None = None
     settles = Settles.ON_INSERT
 
     def __init__(self, policy: Policy, section: ReplaySection, *, seed: int) -> None:
@@ -82,14 +79,13 @@ class OffPolicy(ABC):
             minimum=section.learning_starts,
             buffer_steps=section.error_steps,
         )
-        self._updates = 0
         self._unpublished = 0
 
     # ---- what a subclass adds
 
     @abstractmethod
-    def gradient_step(self, sample: Sample, rate: float) -> Stepped:
-        """Learn from one sample with step size `rate`."""
+    def gradient_step(self, sample: Sample, learning_rate: float) -> Stepped:
+        """Learn from one sample with step size `learning_rate`."""
 
     @abstractmethod
     def modules(self) -> Mapping[str, nn.Module]:
@@ -103,24 +99,11 @@ class OffPolicy(ABC):
     def targets(self) -> Mapping[str, Target[Any]]:
         """Return the target networks by name."""
 
-    @abstractmethod
-    def scalars(self, progress: float) -> dict[str, float]:
-        """Return the numbers that are sent to actors with every version."""
-
     def generators(self) -> Mapping[str, torch.Generator]:
         """Return the generators of random numbers, beside that of replay."""
         return {}
 
     # ---- what the loop asks
-
-    @property
-    def updates(self) -> int:
-        """Return the number of applied updates in this model's own lineage."""
-        return self._updates
-
-    def requires(self) -> tuple[TensorRule, ...]:
-        """Return (): the standard tensors suffice."""
-        return ()
 
     def budget(self, fragment_charge: int) -> int:
         """Return max(2F, the limiter's error bound), in environment steps.
@@ -147,8 +130,8 @@ class OffPolicy(ABC):
         backup = self._backup()
         self._insert(batch)
         self.limiter.inserted(steps)
-        rate = self.section.learning_rate * factor(self.section.learning_rate_schedule, progress)
-        made = self._learn(rate, self._correction(progress))
+        learning_rate = self.section.learning_rate * factor(self.section.learning_rate_schedule, progress)
+        made = self._learn(learning_rate, self._correction(progress))
         with torch.no_grad():
             observed = self._observed(batch)
             finite, metrics = self._measure(made, observed)
@@ -157,9 +140,10 @@ class OffPolicy(ABC):
         else:
             self._restore(backup, batch)
         if made:
-            metrics |= {"learning_rate": rate, "replay_steps": float(self.replay.size)} | self.scalars(
-                progress
-            )
+            metrics |= {
+                "learning_rate": learning_rate,
+                "replay_steps": float(self.replay.size),
+            } | self.scalars(progress)
         return Update(
             applied=finite,
             reason="" if finite else "nan",
@@ -174,11 +158,11 @@ class OffPolicy(ABC):
             new = transitions(fragment, discount=self.section.discount, steps=self.section.n_step)
             self.replay.insert(source.number, source.size, new)
 
-    def _learn(self, rate: float, correction: float) -> list[Stepped]:
+    def _learn(self, learning_rate: float, correction: float) -> list[Stepped]:
         made = []
         while self.limiter.may_draw(self.replay.size):
             sample = self.replay.sample(self.section.batch_size, correction=correction)
-            stepped = self.gradient_step(sample, rate)
+            stepped = self.gradient_step(sample, learning_rate)
             self.replay.set_errors(sample.index, stepped.errors)
             self.limiter.drawn()
             made.append(stepped)

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from learner.algorithms.fast.optimiser import FlatAdam
+from learner.algorithms.off_policy.critic import TwinCritics
 from learner.algorithms.off_policy.off_policy import OffPolicy, Stepped
 from learner.algorithms.off_policy.replay.memory import Sample
 from learner.algorithms.off_policy.replay.transitions import Transitions
 from learner.algorithms.off_policy.target_network import Target
-from learner.algorithms.on_policy.critic import TwinCritics
 from penstock.config.settings import ConfigurationError, SACSection
 from penstock.policy.distributions import ConditionalSquashedGaussian
 from penstock.policy.networks import Inputs
@@ -89,22 +89,18 @@ class SAC(OffPolicy):
         )
         self._noise = torch.Generator().manual_seed(seed)
 
-    def scalars(self, progress: float) -> dict[str, float]:
-        """Return {}: the actor's own distribution explores."""
-        return {}
-
-    def gradient_step(self, sample: Sample, rate: float) -> Stepped:
+    def gradient_step(self, sample: Sample, learning_rate: float) -> Stepped:
         """Take the gradient step of the module's docstring."""
         rows = sample.transitions
         inputs = self.policy.read(rows.observation)
         action, log_prob = self._draw(inputs)
         temperature = self._temperature()
         if self.section.tune_temperature:
-            self._tune(log_prob.detach(), rate)
+            self._tune(log_prob.detach(), learning_rate)
         target = self._targets(rows, temperature)
-        value_loss, error, value, norm = self._learn_values(inputs, sample, target, rate)
+        value_loss, error, value, norm = self._learn_values(inputs, sample, target, learning_rate)
         policy_loss = (temperature * log_prob - self._critics(inputs, action).amin(0)).mean()
-        self._descend(self._actor_optimiser, policy_loss, rate)
+        self._descend(self._actor_optimiser, policy_loss, learning_rate)
         self._target.follow()
         losses = (value_loss, policy_loss.detach(), -log_prob.detach().mean(), temperature)
         metrics = dict(zip(METRICS, (*losses, error.abs().mean(), value.mean(), norm), strict=True))
@@ -125,11 +121,11 @@ class SAC(OffPolicy):
         drawn = {head.path: raw for head, raw in zip(self._heads, raws, strict=True)}
         return torch.cat(raws, 1).tanh(), self.policy.joint_log_prob(parameters, drawn)
 
-    def _tune(self, log_prob: Tensor, rate: float) -> None:
+    def _tune(self, log_prob: Tensor, learning_rate: float) -> None:
         """Take one step of the temperature; its loss is linear in log α, so the gradient is a mean."""
         gradient = self._temperature_optimiser.flat_gradient
         gradient.copy_(-(log_prob + self._target_entropy).mean())
-        self._temperature_optimiser.step(gradient, rate, 0.0)
+        self._temperature_optimiser.step(gradient, learning_rate, 0.0)
 
     @torch.no_grad()
     def _targets(self, rows: Transitions, temperature: Tensor) -> Tensor:
@@ -140,7 +136,7 @@ class SAC(OffPolicy):
         return rows.reward.to(value.dtype) + rows.discount.to(value.dtype) * value
 
     def _learn_values(
-        self, inputs: Inputs, sample: Sample, target: Tensor, rate: float
+        self, inputs: Inputs, sample: Sample, target: Tensor, learning_rate: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Take one step of the critics.
 
@@ -152,11 +148,11 @@ class SAC(OffPolicy):
         value = self._critics(inputs, torch.cat(raws, 1).tanh())
         error = value - target
         loss = 0.5 * (sample.weight.to(target.dtype) * error.square()).mean(1).sum()
-        norm = self._descend(self._critic_optimiser, loss, rate)
+        norm = self._descend(self._critic_optimiser, loss, learning_rate)
         return loss.detach(), error.detach().mean(0), value.detach().mean(0), norm
 
-    def _descend(self, optimiser: FlatAdam, loss: Tensor, rate: float) -> Tensor:
-        return optimiser.step(optimiser.gradient_of(loss), rate, self.section.max_gradient_norm)
+    def _descend(self, optimiser: FlatAdam, loss: Tensor, learning_rate: float) -> Tensor:
+        return optimiser.step(optimiser.gradient_of(loss), learning_rate, self.section.max_gradient_norm)
 
     def modules(self) -> Mapping[str, nn.Module]:
         """Return actor, critics, target critics and temperature."""

@@ -13,10 +13,11 @@ constant factor of the loss is nothing, instead of RMSProp.
 
 from torch import Tensor
 
-from learner.algorithms.on_policy.on_policy import Course, OnPolicy
+from learner.algorithms.on_policy.on_policy import OnPolicy
 from learner.algorithms.on_policy.rows import Rows
 from learner.algorithms.shared.advantage import Advantages, Unrolls, vtrace
 from learner.algorithms.shared.loss import Sloped, Surrogate, policy_gradient, weighted
+from learner.algorithms.shared.schedule import ScheduleValues
 from penstock.config.settings import ImpalaSection
 
 
@@ -37,5 +38,5 @@ class Impala(OnPolicy[ImpalaSection]):
     def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
         return weighted(behaviour, proximal, advantage, self.section.rho_clip)
 
-    def _policy_loss(self, log_prob: Tensor, rows: Rows, course: Course) -> Sloped:
+    def _policy_loss(self, log_prob: Tensor, rows: Rows, scheduled: ScheduleValues) -> Sloped:
         return policy_gradient(log_prob, rows.weighted_advantage, rows.total)

@@ -8,7 +8,7 @@ surrogate, and which gradient steps are made with which loss:
                                                         merge the statistics ←  yes ┘   └ no: everything back
 
 An update reads the device once, at its end. Whatever is defined over the whole batch or minibatch goes through
-the `Group` of ranks, so that several of them make the update that one would make.
+the `RankGroup` of ranks, so that several of them make the update that one would make.
 """
 
 import math
@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from learner.algorithms.algorithm import AlgorithmState, Update
 from learner.algorithms.fast.network import network_of
 from learner.algorithms.fast.optimiser import FlatAdam
-from learner.algorithms.on_policy.learn_once import LearnsOnce, Own
 from learner.algorithms.on_policy.preparation import Prepared, prepare
-from learner.algorithms.on_policy.rows import Gathered, Rows, Steps
+from learner.algorithms.on_policy.reward_scale import RewardScale, Scaled
+from learner.algorithms.on_policy.rows import Rows
 from learner.algorithms.on_policy.sequences import Sequences
 from learner.algorithms.shared.advantage import Advantages, Unrolls
-from learner.algorithms.shared.groups import Deal, Share
 from learner.algorithms.shared.hardware import Hardware
+from learner.algorithms.shared.learn_once import LearnsOnce, Own
 from learner.algorithms.shared.loss import (
     Sloped,
     Surrogate,
@@ -38,8 +38,9 @@ from learner.algorithms.shared.loss import (
     standardise,
     value_loss,
 )
-from learner.algorithms.shared.reward_scale import RewardScale, Scaled
-from learner.algorithms.shared.schedule import decayed, factor, warmup
+from learner.algorithms.shared.rank_group import MinibatchSplit, RankRows
+from learner.algorithms.shared.schedule import ScheduleValues, decayed, factor, warmup
+from learner.algorithms.shared.steps import AllRankSteps, Steps
 from learner.algorithms.shared.stored import copies, load_copies, under
 from learner.batch import Batch
 from penstock.policy.layers import Measured, measure, thinned
@@ -66,13 +67,10 @@ over gradient steps. All of them are of the rows of all ranks."""
 _SUMMED = ("policy_loss", "value_loss", "entropy", "optimiser")
 """Of which every rank holds a share. The last is no metric: not finite on one rank, it is so on all."""
 
-Course = Mapping[str, float]
-"""The scheduled numbers of one update, by the name of their metric."""
-
 
 @dataclass(slots=True)
 class Trace:
-    """What the gradient steps leave behind, on the device. `rows`, `deal`: of the last epoch, as permuted.
+    """What the gradient steps leave behind, on the device. `rows`, `split`: of the last epoch, as permuted.
 
     Losses are this rank's shares of the means over all ranks. used: steps of all ranks that gradient steps were of.
     numbers: more metrics.
@@ -83,7 +81,7 @@ class Trace:
     norms: list[Tensor] = field(default_factory=list)
     log_prob: list[Tensor] = field(default_factory=list)
     rows: Rows | Sequences | None = None
-    deal: Deal | None = None
+    split: MinibatchSplit | None = None
     used: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
 
@@ -113,36 +111,41 @@ class OnPolicy(LearnsOnce[Own]):
         """Once per batch. log μ, log π at the start of the batch, advantages: [n]."""
 
     @abstractmethod
-    def _policy_loss(self, log_prob: Tensor, rows: Rows, course: Course) -> Sloped:
+    def _policy_loss(self, log_prob: Tensor, rows: Rows, scheduled: ScheduleValues) -> Sloped:
         """Of a gradient step. log_prob: log π_θ, [m], without gradient."""
 
     def _value_loss(self, value: Tensor, rows: Rows) -> Sloped:
         """Of a gradient step. value: [m], without gradient."""
         return value_loss(value, rows.target, rows.old_value, None, rows.total)
 
-    def _train(self, batch: Batch, prepared: Prepared, course: Course) -> Trace:
+    def _train(self, batch: Batch, prepared: Prepared, scheduled: ScheduleValues) -> Trace:
         """One gradient step on the whole batch."""
-        share = prepared.share
-        deal = share.deal(torch.arange(share.total), 1)
-        trace = Trace(rows=prepared.rows, deal=deal)
-        trace.log_prob = [self._gradient_step(rows, course, trace) for rows in prepared.rows.cut(deal.sizes)]
+        rank_rows = prepared.rank_rows
+        split = rank_rows.split(torch.arange(rank_rows.total), 1)
+        trace = Trace(rows=prepared.rows, split=split)
+        trace.log_prob = [
+            self._gradient_step(rows, scheduled, trace) for rows in prepared.rows.cut(split.sizes)
+        ]
         return trace
 
     def _trained(self, batch: Batch) -> Tensor:
         """Which steps enter the losses, bool [T, B]."""
         return batch.valid
 
-    def _course(self, progress: float) -> dict[str, float]:
+    def _schedule(self, progress: float) -> ScheduleValues:
+        """What the schedules say for this update. progress: of the run, 0..1."""
         section = self.section
         rise = warmup(self._updates, section.warmup_updates)
-        return {
-            "learning_rate": section.learning_rate * factor(section.learning_rate_schedule, progress) * rise,
-            "entropy_coefficient": decayed(
+        return ScheduleValues(
+            learning_rate=section.learning_rate * factor(section.learning_rate_schedule, progress) * rise,
+            entropy_coefficient=decayed(
                 section.entropy_coefficient, section.entropy_decay, section.entropy_floor, self._updates
             ),
-        }
+        )
 
-    def _watch(self, batch: Batch, rows: Steps, log_prob: Tensor, course: Course) -> dict[str, Tensor]:
+    def _watch(
+        self, batch: Batch, rows: Steps, log_prob: Tensor, scheduled: ScheduleValues
+    ) -> dict[str, Tensor]:
         """More metrics, of the last epoch, scalars on the device. batch: this rank's; rows, log_prob: of all ranks."""
         return {}
 
@@ -154,23 +157,23 @@ class OnPolicy(LearnsOnce[Own]):
 
     def update(self, batch: Batch, *, progress: float) -> Update:
         """Consume one batch with all its gradient steps."""
-        share = self._group.share(self._trained(batch))
-        if not share.total:
+        rank_rows = self._group.rows_of(self._trained(batch))
+        if not rank_rows.total:
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
-        course = self._course(progress)
+        scheduled = self._schedule(progress)
         with torch.no_grad():
             scaled = self._reward_scale.scale(batch) if self._reward_scale is not None else None
             rewards = scaled.rewards if scaled else batch.reward
-            prepared = self.prepare(batch, rewards, share)
-        if not prepared.share.total:
+            prepared = self.prepare(batch, rewards, rank_rows)
+        if not prepared.rank_rows.total:
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
         backup = self._optimiser.backup()
-        trace = self._train(batch, prepared, course)
+        trace = self._train(batch, prepared, scheduled)
         activations = measure(
             self.policy, lambda: self.policy.bodies(prepared.rows.alone()), self._group.moments
         )
         with torch.no_grad():
-            finite, metrics = self._measure(batch, prepared, activations, trace, course)
+            finite, metrics = self._measure(batch, prepared, activations, trace, scheduled)
         if finite:
             self._commit(prepared, activations, scaled, metrics)
         else:
@@ -183,7 +186,7 @@ class OnPolicy(LearnsOnce[Own]):
             metrics=metrics if finite else {},
         )
 
-    def prepare(self, batch: Batch, rewards: Tensor, share: Share) -> Prepared:
+    def prepare(self, batch: Batch, rewards: Tensor, rank_rows: RankRows) -> Prepared:
         """What is computed once per batch; call it without gradients. See `preparation.prepare`."""
         return prepare(
             self.policy,
@@ -191,7 +194,7 @@ class OnPolicy(LearnsOnce[Own]):
             batch,
             rewards,
             self._group,
-            share,
+            rank_rows,
             self._advantages,
             self._weigh,
         )
@@ -200,7 +203,7 @@ class OnPolicy(LearnsOnce[Own]):
         chosen = standardise(advantage) if self.section.normalise_advantages else advantage
         return self._surrogate(behaviour, proximal, chosen)
 
-    def _gradient_step(self, rows: Rows, course: Course, trace: Trace) -> Tensor:
+    def _gradient_step(self, rows: Rows, scheduled: ScheduleValues, trace: Trace) -> Tensor:
         """One minibatch; returns log-probabilities [m] of this rank's rows from before the step."""
         section = self.section
         outputs = self._network.outputs(rows.inputs)
@@ -208,17 +211,17 @@ class OnPolicy(LearnsOnce[Own]):
         parameters = outputs.parameters.detach() if self.policy.has_slope else outputs.parameters
         log_prob = self.policy.joint_log_prob(parameters, rows.action)
         before = log_prob.detach()
-        surrogate = self._policy_loss(before, rows, course)
+        surrogate = self._policy_loss(before, rows, scheduled)
         if self.policy.dropouts:
             # The ratio is that of the policy which acts; only its slope goes through a thinned network.
             outputs = self._thinned(rows.inputs)
         error = self._value_loss(outputs.value.detach(), rows)
         by_value = error.slope.mul_(section.value_coefficient)
-        by_entropy = -course["entropy_coefficient"] / rows.total
+        by_entropy = -scheduled.entropy_coefficient / rows.total
         slopes = surrogate.slope, by_value, by_entropy
         known = None if self.policy.dropouts else log_prob
         gradient = self._group.sum_(self._gradient(outputs, rows.action, known, slopes))
-        trace.norms.append(self._optimiser.step(gradient, course["learning_rate"], section.max_gradient_norm))
+        trace.norms.append(self._optimiser.step(gradient, scheduled.learning_rate, section.max_gradient_norm))
         trace.policy_losses.append(surrogate.loss)
         trace.value_losses.append(error.loss)
         trace.used += rows.total
@@ -254,13 +257,18 @@ class OnPolicy(LearnsOnce[Own]):
             return self._network.outputs(inputs)
 
     def _measure(
-        self, batch: Batch, prepared: Prepared, activations: Measured | None, trace: Trace, course: Course
+        self,
+        batch: Batch,
+        prepared: Prepared,
+        activations: Measured | None,
+        trace: Trace,
+        scheduled: ScheduleValues,
     ) -> tuple[bool, dict[str, float]]:
         """The one read of the device: is everything finite, on every rank, and the metrics."""
         assert trace.rows is not None, "an update has at least one epoch"
-        assert trace.deal is not None, "an update has at least one epoch"
-        log_prob = trace.deal.gather(torch.cat(trace.log_prob))
-        rows = Gathered(trace.deal.gather(trace.rows.columns))
+        assert trace.split is not None, "an update has at least one epoch"
+        log_prob = trace.split.gather(torch.cat(trace.log_prob))
+        rows = AllRankSteps(trace.split.gather(trace.rows.columns))
         summed = dict(zip(_SUMMED, self._group.sum_(self._summed(prepared, trace)), strict=True))
         judged = {"optimiser": summed.pop("optimiser")}
         tensors = {
@@ -271,7 +279,7 @@ class OnPolicy(LearnsOnce[Own]):
             "max_ratio": (log_prob - rows.behaviour).max().exp(),
             "explained_variance": explained_variance(rows.old_value, rows.target),
             "mean_value": rows.old_value.mean(),
-            **self._watch(batch, rows, log_prob, course),
+            **self._watch(batch, rows, log_prob, scheduled),
         }
         if prepared.observed is not None:
             judged["observed"] = prepared.observed.checksum().to(log_prob.dtype)
@@ -279,7 +287,7 @@ class OnPolicy(LearnsOnce[Own]):
             judged["activations"] = activations.checksum().to(log_prob.dtype)
         numbers = torch.stack([*tensors.values(), *judged.values()]).tolist()
         metrics = dict(zip(tensors, numbers, strict=False))
-        return all(map(math.isfinite, numbers)), {**metrics, **course, **trace.numbers}
+        return all(map(math.isfinite, numbers)), {**metrics, **scheduled.metrics(), **trace.numbers}
 
     def _summed(self, prepared: Prepared, trace: Trace) -> Tensor:
         """This rank's share of `_SUMMED`, [4]."""

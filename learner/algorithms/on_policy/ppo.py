@@ -17,12 +17,12 @@ from torch import Tensor
 
 from learner.algorithms.algorithm import AlgorithmState
 from learner.algorithms.on_policy import on_policy
-from learner.algorithms.on_policy.on_policy import Course, OnPolicy, Trace
+from learner.algorithms.on_policy.on_policy import OnPolicy, Trace
 from learner.algorithms.on_policy.preparation import Prepared
-from learner.algorithms.on_policy.rows import Rows, Steps
+from learner.algorithms.on_policy.reward_scale import Scaled
+from learner.algorithms.on_policy.rows import Rows
 from learner.algorithms.on_policy.sequences import Sequences
 from learner.algorithms.shared.advantage import Advantages, Unrolls, gae, vtrace
-from learner.algorithms.shared.groups import Deal, Share
 from learner.algorithms.shared.hardware import Hardware
 from learner.algorithms.shared.loss import (
     Sloped,
@@ -34,8 +34,9 @@ from learner.algorithms.shared.loss import (
     policy_loss,
     value_loss,
 )
-from learner.algorithms.shared.reward_scale import Scaled
-from learner.algorithms.shared.schedule import factor, steered, warmup
+from learner.algorithms.shared.rank_group import MinibatchSplit, RankRows
+from learner.algorithms.shared.schedule import ScheduleValues, factor, steered, warmup
+from learner.algorithms.shared.steps import Steps
 from learner.batch import Batch
 from penstock.config.settings import PPOSection
 from penstock.policy.layers import Measured
@@ -64,7 +65,7 @@ class PPO(OnPolicy[PPOSection]):
         self, policy: Policy, section: PPOSection, *, seed: int, hardware: Hardware | None = None
     ) -> None:
         super().__init__(policy, section, seed=seed, hardware=hardware)
-        self._steered_rate = section.learning_rate
+        self._steered_learning_rate = section.learning_rate
 
     def _advantages(self, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
         section = self.section
@@ -84,12 +85,13 @@ class PPO(OnPolicy[PPOSection]):
             return coupled(behaviour, advantage)
         return decoupled(behaviour, proximal, advantage, self.section.behaviour_weight_cap)
 
-    def _policy_loss(self, log_prob: Tensor, rows: Rows, course: Course) -> Sloped:
+    def _policy_loss(self, log_prob: Tensor, rows: Rows, scheduled: ScheduleValues) -> Sloped:
+        assert scheduled.clip_range is not None
         return policy_loss(
             log_prob,
             rows.anchor,
             rows.weighted_advantage,
-            course["clip_range"],
+            scheduled.clip_range,
             self.section.dual_clip,
             rows.total,
         )
@@ -99,30 +101,32 @@ class PPO(OnPolicy[PPOSection]):
 
     # ---- the epochs
 
-    def _train(self, batch: Batch, prepared: Prepared, course: Course) -> Trace:
-        trace, rows, share = Trace(), prepared.rows, prepared.share
+    def _train(self, batch: Batch, prepared: Prepared, scheduled: ScheduleValues) -> Trace:
+        trace, rows, rank_rows = Trace(), prepared.rows, prepared.rank_rows
         passes = 0
         for epoch in range(self.section.epochs):
             if epoch == self.section.stale_epochs:
-                rows, share = self._fresh(batch, prepared)
-                if not share.total:
+                rows, rank_rows = self._fresh(batch, prepared)
+                if not rank_rows.total:
                     break
-            order = torch.randperm(share.total, generator=self._permutations)
-            trace.deal = deal = share.deal(order, self.section.minibatches)
-            trace.rows = rows.select(deal.index)
-            trace.log_prob = [self._gradient_step(part, course, trace) for part in trace.rows.cut(deal.sizes)]
+            order = torch.randperm(rank_rows.total, generator=self._permutations)
+            trace.split = split = rank_rows.split(order, self.section.minibatches)
+            trace.rows = rows.select(split.index)
+            trace.log_prob = [
+                self._gradient_step(part, scheduled, trace) for part in trace.rows.cut(split.sizes)
+            ]
             passes += 1
-            if self._moved_far(trace.rows, trace.log_prob, deal):
+            if self._moved_far(trace.rows, trace.log_prob, split):
                 break
         trace.numbers = {"epochs": float(passes), "sample_reuse": trace.used / prepared.steps}
         return trace
 
-    def _moved_far(self, rows: Steps, log_prob: list[Tensor], deal: Deal) -> bool:
+    def _moved_far(self, rows: Steps, log_prob: list[Tensor], split: MinibatchSplit) -> bool:
         """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""
         target = self.section.target_kl
         if target is None:
             return False
-        proximal, now = deal.gather(torch.stack([rows.proximal, torch.cat(log_prob)]))
+        proximal, now = split.gather(torch.stack([rows.proximal, torch.cat(log_prob)]))
         return bool(divergence(proximal, now) > _KL_TOLERANCE * target)
 
     # ---- steps that lag behind
@@ -132,12 +136,12 @@ class PPO(OnPolicy[PPOSection]):
         limit = self.section.mask_after
         return batch.valid if limit is None else batch.valid & (self._lags(batch) <= limit)
 
-    def _fresh(self, batch: Batch, prepared: Prepared) -> tuple[Rows | Sequences, Share]:
+    def _fresh(self, batch: Batch, prepared: Prepared) -> tuple[Rows | Sequences, RankRows]:
         """The rows that are at most `staleness` updates behind."""
         fresh = self._lags(batch) <= self.section.staleness
         rows = prepared.rows.select(prepared.each(fresh, len(batch.valid)).nonzero().squeeze(1).cpu())
-        steps = prepared.share.steps
-        return rows, self._group.share(steps & fresh.to(steps.device))
+        steps = prepared.rank_rows.steps
+        return rows, self._group.rows_of(steps & fresh.to(steps.device))
 
     def _lags(self, batch: Batch) -> Tensor:
         """Updates that each column is behind, [B]."""
@@ -145,16 +149,21 @@ class PPO(OnPolicy[PPOSection]):
 
     # ---- what is scheduled and watched
 
-    def _course(self, progress: float) -> dict[str, float]:
-        section, course = self.section, super()._course(progress)
+    def _schedule(self, progress: float) -> ScheduleValues:
+        section, scheduled = self.section, super()._schedule(progress)
+        learning_rate = scheduled.learning_rate
         if section.adaptive_kl is not None:
-            course["learning_rate"] = self._steered_rate * warmup(self._updates, section.warmup_updates)
-        return course | {"clip_range": section.clip_range * factor(section.clip_schedule, progress)}
+            learning_rate = self._steered_learning_rate * warmup(self._updates, section.warmup_updates)
+        clip_range = section.clip_range * factor(section.clip_schedule, progress)
+        return replace(scheduled, learning_rate=learning_rate, clip_range=clip_range)
 
-    def _watch(self, batch: Batch, rows: Steps, log_prob: Tensor, course: Course) -> dict[str, Tensor]:
+    def _watch(
+        self, batch: Batch, rows: Steps, log_prob: Tensor, scheduled: ScheduleValues
+    ) -> dict[str, Tensor]:
+        assert scheduled.clip_range is not None
         return {
             "kl_proximal": divergence(rows.proximal, log_prob),
-            "clip_fraction": clip_fraction(log_prob, rows.anchor, course["clip_range"]),
+            "clip_fraction": clip_fraction(log_prob, rows.anchor, scheduled.clip_range),
             "masked_fraction": 1.0 - self._trained_fraction(batch),
         }
 
@@ -171,18 +180,21 @@ class PPO(OnPolicy[PPOSection]):
     ) -> None:
         section = self.section
         if section.adaptive_kl is not None and self._updates >= section.warmup_updates:
-            self._steered_rate = steered(
-                self._steered_rate, metrics["kl_proximal"], section.adaptive_kl, section.learning_rate_range
+            self._steered_learning_rate = steered(
+                self._steered_learning_rate,
+                metrics["kl_proximal"],
+                section.adaptive_kl,
+                section.learning_rate_range,
             )
         super()._commit(prepared, activations, scaled, metrics)
 
     def state(self) -> AlgorithmState:
         """As of every `OnPolicy`, and the steered learning rate."""
         state = super().state()
-        return replace(state, numbers=state.numbers | {"steered_rate": self._steered_rate})
+        return replace(state, numbers=state.numbers | {"steered_rate": self._steered_learning_rate})
 
     def load(self, state: AlgorithmState) -> None:
         """Inverse of `state`; raises ValueError that names what is missing or misshapen."""
         super().load(state)
         # A run that was not steered before begins at the configured rate.
-        self._steered_rate = float(state.numbers.get("steered_rate", self.section.learning_rate))
+        self._steered_learning_rate = float(state.numbers.get("steered_rate", self.section.learning_rate))

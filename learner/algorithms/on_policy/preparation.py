@@ -14,8 +14,8 @@ from learner.algorithms.fast.network import Network
 from learner.algorithms.on_policy.rows import Rows
 from learner.algorithms.on_policy.sequences import Sequences, in_columns
 from learner.algorithms.shared.advantage import Advantages, Unrolls, carries, next_values
-from learner.algorithms.shared.groups import Group, Share
 from learner.algorithms.shared.loss import Surrogate
+from learner.algorithms.shared.rank_group import RankGroup, RankRows
 from learner.batch import Batch
 from penstock.policy.memory import Look
 from penstock.policy.normaliser import Moments, moments
@@ -30,7 +30,7 @@ Weigh = Callable[[Tensor, Tensor, Tensor], Surrogate]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """rows: those of this rank that are trained.   steps: of all ranks.   share: of what an epoch permutes, `rows`.
+    """rows: those of this rank that are trained.   steps: of all ranks.   rank_rows: of what an epoch permutes, `rows`.
 
     index: int64, which of all T·B steps they are, or of B columns those of `Sequences`; None: all.
     entropy: scalar, their share of the mean of π_prox.   observed: by all ranks, for the normaliser, if any.
@@ -38,7 +38,7 @@ class Prepared:
 
     rows: Rows | Sequences
     steps: int
-    share: Share
+    rank_rows: RankRows
     index: Tensor | None
     entropy: Tensor
     observed: Moments | None
@@ -54,17 +54,17 @@ def prepare(
     network: Network,
     batch: Batch,
     rewards: Tensor,
-    group: Group,
-    share: Share,
+    group: RankGroup,
+    rank_rows: RankRows,
     estimate: Estimate,
     weigh: Weigh,
 ) -> Prepared:
     """Prepare a rank's share of a batch. rewards: [T, B], scaled where that is asked for.
 
-    share: by `group`, of the steps that are trained, at least one. There are no rows where none of them lies
+    rank_rows: by `group`, of the steps that are trained, at least one. There are no rows where none of them lies
     behind the burn-in.
     """
-    trained = share.steps
+    trained = rank_rows.steps
     steps, columns = batch.valid.shape
     count = steps * columns
     look = see(policy, batch)
@@ -90,9 +90,11 @@ def prepare(
         inputs, flat, entropy = inputs.select(index), flat[:, index], entropy[index]
         action = {path: rows[index] for path, rows in action.items()}
     # Advantages are standardised over the rows of all ranks.
-    rows = Rows(inputs, action, share.own(_columns(weigh, *share.gather(flat).unbind(0))))
-    mean = entropy.sum().div_(share.total)
-    return Prepared(rows=rows, steps=share.total, share=share, index=index, entropy=mean, observed=observed)
+    rows = Rows(inputs, action, rank_rows.own(_columns(weigh, *rank_rows.gather(flat).unbind(0))))
+    mean = entropy.sum().div_(rank_rows.total)
+    return Prepared(
+        rows=rows, steps=rank_rows.total, rank_rows=rank_rows, index=index, entropy=mean, observed=observed
+    )
 
 
 def see(policy: Policy, batch: Batch) -> Look:
@@ -115,7 +117,7 @@ def see(policy: Policy, batch: Batch) -> Look:
 
 def _in_sequences(
     policy: Policy,
-    group: Group,
+    group: RankGroup,
     trained: Tensor,
     look: Look,
     weigh: Weigh,
@@ -145,7 +147,7 @@ def _in_sequences(
     return Prepared(
         rows=sequences.select(used),
         steps=sequences.steps,
-        share=group.share(torch.from_numpy(counts > 0).unsqueeze(0)),
+        rank_rows=group.rows_of(torch.from_numpy(counts > 0).unsqueeze(0)),
         index=used.to(trained.device),
         entropy=entropy[index].mean(),
         observed=observed,
@@ -166,7 +168,7 @@ def _columns(
     return torch.stack([surrogate.anchor, surrogate.weighted_advantage, target, value, behaviour, proximal])
 
 
-def _observed(policy: Policy, look: Look, batch: Batch, group: Group) -> Moments | None:
+def _observed(policy: Policy, look: Look, batch: Batch, group: RankGroup) -> Moments | None:
     if policy.normaliser is None:
         return None
     reals = policy.reader.raw_reals(look.observation, torch.float64)

@@ -9,10 +9,11 @@ policies: `algorithm.staleness=0` makes the estimate exact, small values make it
 
 from torch import Tensor
 
-from learner.algorithms.on_policy.on_policy import Course, OnPolicy
+from learner.algorithms.on_policy.on_policy import OnPolicy
 from learner.algorithms.on_policy.rows import Rows
 from learner.algorithms.shared.advantage import Advantages, Unrolls, gae
 from learner.algorithms.shared.loss import Sloped, Surrogate, coupled, policy_gradient
+from learner.algorithms.shared.schedule import ScheduleValues
 from penstock.config.settings import ReinforceSection
 
 
@@ -28,5 +29,5 @@ class Reinforce(OnPolicy[ReinforceSection]):
     def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
         return coupled(behaviour, advantage)
 
-    def _policy_loss(self, log_prob: Tensor, rows: Rows, course: Course) -> Sloped:
+    def _policy_loss(self, log_prob: Tensor, rows: Rows, scheduled: ScheduleValues) -> Sloped:
         return policy_gradient(log_prob, rows.weighted_advantage, rows.total)

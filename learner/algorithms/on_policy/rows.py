@@ -5,57 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from learner.algorithms.shared.steps import Steps
 from learner.batch import send
 from penstock.policy.networks import Inputs
-
-
-class Steps:
-    """n valid steps. columns: [6, n], by these names."""
-
-    __slots__ = ()
-    columns: Tensor
-
-    @property
-    def steps(self) -> int:
-        """How many (n)."""
-        return self.columns.shape[1]
-
-    @property
-    def anchor(self) -> Tensor:
-        """Log-probability that the ratio is taken to."""
-        return self.columns[0]
-
-    @property
-    def weighted_advantage(self) -> Tensor:
-        """Advantage times behaviour weight."""
-        return self.columns[1]
-
-    @property
-    def target(self) -> Tensor:
-        """What the critic is drawn to."""
-        return self.columns[2]
-
-    @property
-    def old_value(self) -> Tensor:
-        """V at the start of the batch."""
-        return self.columns[3]
-
-    @property
-    def behaviour(self) -> Tensor:
-        """Log μ."""
-        return self.columns[4]
-
-    @property
-    def proximal(self) -> Tensor:
-        """Log π_prox."""
-        return self.columns[5]
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered(Steps):
-    """Numbers of the steps of all ranks."""
-
-    columns: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +42,7 @@ class Rows(Steps):
         return Rows(self.inputs.select(index), action, self.columns.index_select(1, index))
 
     def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator["Rows"]:
-        """Minibatches in order, as views. sizes: of each, rows of this rank and of all (`group.Deal`)."""
+        """Minibatches in order, as views. sizes: of each, rows of this rank and of all (`rank_group.MinibatchSplit`)."""
         start = 0
         for own, total in sizes:
             end = start + own

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.on_policy.rows import Rows, Steps
+from learner.algorithms.on_policy.rows import Rows
+from learner.algorithms.shared.steps import Steps
 from penstock.policy.networks import Inputs
 from penstock.policy.recurrent import unroll
 
@@ -72,7 +73,7 @@ class Sequences(Steps):
         )
 
     def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator[Rows]:
-        """Minibatches in order. sizes: of each, columns of this rank, which is the only one (`group.Deal`)."""
+        """Minibatches in order. sizes: of each, columns of this rank, which is the only one (`rank_group.MinibatchSplit`)."""
         ends = np.concatenate([[0], np.cumsum(self.counts)])
         first = 0
         for own, _ in sizes:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from learner.algorithms.shared.groups import Group, Solo
+from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
 from penstock.config.settings import LearnerSection
 
 
@@ -10,11 +10,11 @@ from penstock.config.settings import LearnerSection
 class Hardware:
     """group: the ranks. bfloat16: networks run in mixed precision. compiled: they go through `torch.compile`."""
 
-    group: Group = field(default_factory=Solo)
+    group: RankGroup = field(default_factory=SingleRankGroup)
     bfloat16: bool = False
     compiled: bool = False
 
 
-def hardware_of(section: LearnerSection, group: Group) -> Hardware:
+def hardware_of(section: LearnerSection, group: RankGroup) -> Hardware:
     """What the settings ask for."""
     return Hardware(group=group, bfloat16=section.precision == "bfloat16", compiled=section.compile)

@@ -1,6 +1,7 @@
-"""Course of learning rate, clip range and entropy coefficient over a run; pure functions."""
+"""How learning rate, clip range and entropy coefficient change over a run: pure functions, and their values."""
 
 import math
+from dataclasses import dataclass, fields
 from typing import Literal
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -8,6 +9,23 @@ Schedule = Literal["constant", "linear", "cosine"]
 _STEERING = 1.5
 _TOLERANCE = 2.0
 _ERROR_BOUND = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleValues:
+    """The scheduled numbers of one update, each named as its setting and its metric. None: the algorithm has none.
+
+    learning_rate: step size. entropy_coefficient: weight of the entropy bonus. clip_range: ε of the clipped ratio.
+    """
+
+    learning_rate: float
+    entropy_coefficient: float
+    clip_range: float | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """Those that the algorithm has, by name."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in values if value is not None}
 
 
 def factor(schedule: Schedule, progress: float) -> float:

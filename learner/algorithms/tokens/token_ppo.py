@@ -14,6 +14,7 @@ update reads the device at its beginning (where the tokens lie) and at its end, 
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -22,12 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from learner.algorithms.algorithm import AlgorithmState, Update
-from learner.algorithms.on_policy.learn_once import LearnsOnce
-from learner.algorithms.on_policy.rows import Gathered, Steps
-from learner.algorithms.shared.groups import edges
 from learner.algorithms.shared.hardware import Hardware
+from learner.algorithms.shared.learn_once import LearnsOnce
 from learner.algorithms.shared.loss import divergence, policy_loss, value_loss
-from learner.algorithms.shared.schedule import adapted, decayed, factor, warmup
+from learner.algorithms.shared.rank_group import edges
+from learner.algorithms.shared.schedule import ScheduleValues, adapted, decayed, factor, warmup
+from learner.algorithms.shared.steps import AllRankSteps, Steps
 from learner.algorithms.shared.stored import copies, load_copies, under
 from learner.algorithms.tokens.responses import Index, Responses, read_responses
 from learner.algorithms.tokens.token_metrics import Trace, of_critic, of_responses, watched
@@ -38,8 +39,21 @@ from penstock.config.sections.token import TokenPPOSection
 from penstock.policy.tokens import TokenOutputs, TokenPolicy
 
 _KL_TOLERANCE: Final = 1.5
-_RATES: Final = {POLICY: "learning_rate", CRITIC: "critic_learning_rate"}
 _PERMUTATIONS: Final = "generator/permutations"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScheduleValues(ScheduleValues):
+    """kl_coefficient: β of the penalty on leaving the reference. critic_learning_rate: None without a critic."""
+
+    kl_coefficient: float
+    critic_learning_rate: float | None
+
+    def learning_rate_of(self, name: str) -> float:
+        """Step size of the policy or of the critic."""
+        rate = self.learning_rate if name == POLICY else self.critic_learning_rate
+        assert rate is not None
+        return rate
 
 
 class TokenPPO(LearnsOnce[TokenPPOSection]):
@@ -66,14 +80,14 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         responses = read_responses(batch)
         if responses is None:
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
-        course, network = self._course(progress), self._network
+        scheduled, network = self._schedule(progress), self._network
         with torch.no_grad():
             kept = self._only_pass(responses)
             passes = (kept,) if kept else self._passes(responses, np.arange(len(responses)))
             read = network.read(passes, responses.sampled, has_reference=self._kl_coefficient > 0.0)
             prepared = prepare(responses, read, self.section, self._kl_coefficient)
         backup = network.backup()
-        trace = self._train(responses, prepared, course, kept)
+        trace = self._train(responses, prepared, scheduled, kept)
         with torch.no_grad():
             finite, metrics = self._measure(responses, prepared, trace)
         if finite:
@@ -85,7 +99,7 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
             reason="" if finite else "nan",
             steps=responses.sampled,
             gradient_steps=len(trace.losses),
-            metrics=metrics | course if finite else {},
+            metrics=metrics | scheduled.metrics() if finite else {},
         )
 
     def _only_pass(self, responses: Responses) -> Pass | None:
@@ -99,18 +113,16 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
     def _passes(self, responses: Responses, rows: Index) -> Iterator[Pass]:
         return self._network.passes(responses, rows, self.section.micro_batch_tokens)
 
-    def _course(self, progress: float) -> dict[str, float]:
+    def _schedule(self, progress: float) -> TokenScheduleValues:
         section, updates = self.section, self._updates
         share = factor(section.learning_rate_schedule, progress) * warmup(updates, section.warmup_updates)
         entropy = decayed(section.entropy_coefficient, section.entropy_decay, section.entropy_floor, updates)
-        course = {
-            "learning_rate": section.learning_rate * share if POLICY in self._learning else 0.0,
-            "entropy_coefficient": entropy,
-            "kl_coefficient": self._kl_coefficient,
-        }
-        if self._has_critic:
-            course["critic_learning_rate"] = section.critic_learning_rate * share
-        return course
+        return TokenScheduleValues(
+            learning_rate=section.learning_rate * share if POLICY in self._learning else 0.0,
+            entropy_coefficient=entropy,
+            kl_coefficient=self._kl_coefficient,
+            critic_learning_rate=section.critic_learning_rate * share if self._has_critic else None,
+        )
 
     @property
     def _learning(self) -> Sequence[str]:
@@ -122,7 +134,7 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
     # ---- the epochs
 
     def _train(
-        self, responses: Responses, prepared: Prepared, course: dict[str, float], kept: Pass | None
+        self, responses: Responses, prepared: Prepared, scheduled: TokenScheduleValues, kept: Pass | None
     ) -> Trace:
         trace = Trace(torch.empty_like(prepared.proximal))
         for _ in range(self.section.epochs):
@@ -130,14 +142,19 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
             for rows in minibatches(order, self.section.minibatches):
                 total = int(responses.counts[rows].sum())
                 passes = (kept,) if kept else self._passes(responses, rows)
-                self._gradient_step(passes, total, prepared, course, trace)
+                self._gradient_step(passes, total, prepared, scheduled, trace)
             trace.epochs += 1
             if self._moved_far(prepared, trace):
                 break
         return trace
 
     def _gradient_step(
-        self, passes: Iterable[Pass], total: int, prepared: Prepared, course: dict[str, float], trace: Trace
+        self,
+        passes: Iterable[Pass],
+        total: int,
+        prepared: Prepared,
+        scheduled: TokenScheduleValues,
+        trace: Trace,
     ) -> None:
         """One minibatch: the gradients of its micro-batches add up to that of the mean over its `total` tokens."""
         network, learning = self._network, self._learning
@@ -145,11 +162,11 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         losses = torch.zeros(2, device=network.device)
         for one in passes:
             trace.log_prob[one.part.index] = one.outputs.log_prob.detach()
-            columns = Gathered(prepared.columns[:, one.part.index])
-            losses += self._accumulate(one.outputs, columns, total, course["entropy_coefficient"])
+            columns = AllRankSteps(prepared.columns[:, one.part.index])
+            losses += self._accumulate(one.outputs, columns, total, scheduled.entropy_coefficient)
         trace.losses.append(losses)
         for name in learning:
-            norm = network.step(name, course[_RATES[name]], self.section.max_gradient_norm)
+            norm = network.step(name, scheduled.learning_rate_of(name), self.section.max_gradient_norm)
             trace.norms[name].append(norm)
 
     def _accumulate(

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.algorithms.on_policy.rows import Steps
 from learner.algorithms.shared.advantage import Advantages
 from learner.algorithms.shared.loss import decoupled
+from learner.algorithms.shared.steps import Steps
 from learner.algorithms.tokens.responses import Grid, Responses
 from learner.algorithms.tokens.token_advantage import (
     group_relative,

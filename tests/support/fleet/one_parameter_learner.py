@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import AlgorithmState, Charged, Retained, Settles, Update
+from learner.algorithms.algorithm import Algorithm, AlgorithmState, Charged, Update, fragments_reaching
 from learner.batch import Batch
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.model.model import Model, model_of
@@ -31,7 +31,6 @@ from penstock.config import settings as configuration
 from penstock.config import toml_text
 from penstock.config.settings import OnPolicySection, Settings
 from penstock.runtime.lifecycle import Lifecycle, leave, run_service
-from penstock.wire.schema import TensorRule
 from penstock.wire.spaces import Box, Discrete, Space
 from penstock.wire.specification import Probe
 from penstock.wire.tensor import Array
@@ -60,41 +59,23 @@ class Parameter(nn.Module):
         return np.zeros(0, np.float32)
 
 
-class OneParameter:
+class OneParameter(Algorithm):
     """See the module. Nothing is stale unless `algorithm.stale_after` is set."""
 
-    lock_step = False
-
     def __init__(self, section: OnPolicySection, pace: Path | None = None) -> None:
-        self.hard_staleness = section.stale_after
-        self.settles = Settles.ON_PUBLISH
+        self.stale_after = section.stale_after
         self._section = section
         self._pace = pace
         self._parameter = Parameter()
-        self._updates = 0
         self._steps_of: Counter[int] = Counter()
-
-    @property
-    def updates(self) -> int:
-        """Applied updates."""
-        return self._updates
-
-    def requires(self) -> tuple[TensorRule, ...]:
-        """Nothing beyond the standard tensors."""
-        return ()
 
     def budget(self, fragment_charge: int) -> int:
         """(S+1)·B, and never below one fragment."""
         return max(fragment_charge, (self._section.staleness + 1) * self._section.batch_steps)
 
     def take(self, pending: Sequence[Charged]) -> int:
-        """The fewest fragments whose charges reach B."""
-        total = 0
-        for count, fragment in enumerate(pending, 1):
-            total += fragment.charge
-            if total >= self._section.batch_steps:
-                return count
-        return 0
+        """The fewest fragments whose charges reach the batch size, B steps."""
+        return fragments_reaching(self._section.batch_steps, pending)
 
     def update(self, batch: Batch, *, progress: float) -> Update:
         """Add the rewards, count the steps."""
@@ -111,10 +92,6 @@ class OneParameter:
         """The parameter, as `default`."""
         return {"default": self._parameter}
 
-    def scalars(self, progress: float) -> dict[str, float]:
-        """None."""
-        return {}
-
     def state(self) -> AlgorithmState:
         """The parameter and both counts."""
         steps_of = {str(session): steps for session, steps in self._steps_of.items()}
@@ -129,21 +106,6 @@ class OneParameter:
         self._parameter.value.copy_(value)
         self._updates = int(state.numbers["updates"])
         self._steps_of = Counter({int(k): int(v) for k, v in state.numbers["steps_of"].items()})
-
-    def retain_from(self) -> int | None:
-        """Nothing behind the settled position."""
-        return None
-
-    def retains(self, fragment_bytes: int) -> Retained:
-        """Nothing."""
-        return Retained()
-
-    def recall(self, batch: Batch) -> None:
-        """Never asked: it retains nothing."""
-
-    def end_recall(self) -> int:
-        """Nothing was needed."""
-        return 0
 
 
 def spaces(observation_floats: int) -> tuple[Space, Space]:

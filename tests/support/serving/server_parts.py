@@ -45,7 +45,7 @@ def specification(
     action: Space = ACTION,
     *,
     unroll: int = 4,
-    hard_staleness: int = 0,
+    stale_after: int = 0,
     **policy: Any,
 ) -> RunSpecification:
     """A run of these spaces with a small network."""
@@ -65,7 +65,7 @@ def specification(
         unroll_length=unroll,
         lock_step=False,
         session_timeout_ms=30_000,
-        hard_staleness=hard_staleness,
+        stale_after=stale_after,
     )
 
 
@@ -137,7 +137,7 @@ class Stand:
         self.withdrawn: list[tuple[int, str]] = []
         self.shelf = Shelf(policy_maker(self.specification), self._fetch, self.section)
         self.batcher = Batcher(max_rows=256, max_wait_s=0.0, max_delay_s=FAR)
-        self.queue = Queue(self.section.outbox_fragments, self.specification.hard_staleness)
+        self.queue = Queue(self.section.outbox_fragments, self.specification.stale_after)
         self.episodes = Episodes(self.section, self.specification.unroll_length)
         self.trial = Trial(judging, lambda version, why: self.withdrawn.append((version, why)))
         self.learning = self._learning() if learns else None

@@ -185,7 +185,7 @@ def test_defaults_of_replay_are_admitted_by_the_rate_limiter(environment_id: str
     full = made.actor.unroll_length * made.environment.count
     model = make_model(made)
     assert model.pacing.budget >= 2 * full
-    assert model.algorithm.hard_staleness is None
+    assert model.algorithm.stale_after is None
 
 
 def test_the_actor_side_imports_no_learner() -> None:

@@ -9,7 +9,7 @@ from actor.serving.assembly import Source, _check_range, _check_window, _record
 from penstock.config.settings import CanarySection, ConfigurationError, ServingSection
 from tests.support.run.small_run import specification
 
-RUN = replace(specification(), hard_staleness=8, update_steps=2000)
+RUN = replace(specification(), stale_after=8, update_steps=2000)
 
 
 def test_a_reward_window_that_makes_all_experience_stale_is_refused() -> None:

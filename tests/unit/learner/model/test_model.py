@@ -100,7 +100,7 @@ def test_the_specification_tells_what_the_algorithm_paces_by(name: str, stalenes
     section = {"name": name, "staleness": staleness, "batch_steps": 512}
     model = make_model(configuration.load([{"run": "a", "algorithm": section}]))
     told = model.specification
-    assert (told.lock_step, told.update_steps, told.hard_staleness) == (
+    assert (told.lock_step, told.update_steps, told.stale_after) == (
         staleness == 0, 512, 4 * (staleness + 1)
     )  # fmt: skip
     expected: Any = ALGORITHMS[name]
@@ -165,7 +165,7 @@ def test_actors_are_told_the_policy_that_the_algorithm_needs() -> None:
     made = make_model(replaying())
     told = PolicySection.model_validate_json(made.specification.policy_json)
     assert (told.discrete, told.shared_trunk) == ("epsilon_greedy", True)
-    assert made.specification.hard_staleness == made.specification.update_steps == 0
+    assert made.specification.stale_after == made.specification.update_steps == 0
 
 
 STATE: dict[str, tuple[dict[str, Any], str]] = {

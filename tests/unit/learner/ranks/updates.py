@@ -18,8 +18,8 @@ from torch import distributed as dist
 
 from learner.algorithms.on_policy.on_policy import OnPolicy
 from learner.algorithms.registry import make
-from learner.algorithms.shared.groups import Group
 from learner.algorithms.shared.hardware import Hardware
+from learner.algorithms.shared.rank_group import RankGroup
 from learner.batch import assemble, nothing
 from learner.ranks.collectives import TorchGroup
 from learner.ranks.division import divide
@@ -89,7 +89,7 @@ def _gap(fragment: Fragment, update: int) -> Fragment:
     return header, arrays | {"valid": valid}
 
 
-def learn(name: str, updates: int, group: Group, rank: int) -> dict[str, Tensor]:
+def learn(name: str, updates: int, group: RankGroup, rank: int) -> dict[str, Tensor]:
     """The gradient of the first minibatch and the state after all updates, with what each update reported."""
     section, policy = CASES[name]
     algorithm = make(small_policy(3, **policy).double(), section, seed=5, hardware=Hardware(group=group))

@@ -23,7 +23,7 @@ SPECIFICATION = RunSpecification(
     unroll_length=32,
     lock_step=True,
     session_timeout_ms=30_000,
-    hard_staleness=8,
+    stale_after=8,
     update_steps=2048,
 )
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from broker.log.records import ProbeAnswer
-from learner.algorithms.shared.groups import Solo
+from learner.algorithms.shared.rank_group import SingleRankGroup
 from learner.model.model import Model
 from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError, EnvironmentSection
@@ -52,7 +52,7 @@ def made(base: Path, **sections: Any) -> Model:
         "actor": {"unroll_length": 24},
     }
     settings = configuration.load([usual, sections])
-    return make_model(settings, WORDS, Solo(), torch.device("cpu"))
+    return make_model(settings, WORDS, SingleRankGroup(), torch.device("cpu"))
 
 
 def test_a_model_publishes_its_adapter(base: Path) -> None:

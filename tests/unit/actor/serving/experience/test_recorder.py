@@ -441,7 +441,7 @@ async def test_a_full_outbox_costs_experience_and_no_answer() -> None:
 
 async def test_what_has_grown_stale_is_dropped_when_it_would_be_sent() -> None:
     """Counted by its steps; what is just young enough goes."""
-    stand = Stand(specification(hard_staleness=3))
+    stand = Stand(specification(stale_after=3))
     await stand.publish(5)
     await stand.play(stand.start(), 5)
     before = not_learned("stale")

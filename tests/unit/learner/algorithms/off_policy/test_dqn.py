@@ -83,7 +83,7 @@ def test_it_is_an_algorithm_that_settles_on_insertion() -> None:
     """One fragment at a time, of any age."""
     algorithm: Algorithm = make()
     assert algorithm.settles is Settles.ON_INSERT
-    assert algorithm.hard_staleness is None
+    assert algorithm.stale_after is None
     assert not algorithm.lock_step
     assert [algorithm.take([Pending(1)] * count) for count in range(3)] == [0, 1, 1]
     assert algorithm.requires() == ()

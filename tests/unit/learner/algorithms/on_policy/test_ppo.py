@@ -9,9 +9,10 @@ import torch
 
 from learner.algorithms.algorithm import Algorithm
 from learner.algorithms.on_policy import ppo as module
-from learner.algorithms.on_policy.on_policy import Course, Trace
+from learner.algorithms.on_policy.on_policy import Trace
 from learner.algorithms.on_policy.ppo import PPO
 from learner.algorithms.on_policy.rows import Rows
+from learner.algorithms.shared.schedule import ScheduleValues
 from learner.batch import Batch
 from penstock.config.settings import PPOSection
 from penstock.policy import weights
@@ -53,8 +54,8 @@ def test_the_budget_is_one_batch_more_than_the_staleness() -> None:
 
 def test_staleness_settings() -> None:
     """H defaults to 4(S+1); S = 0 is lock-step."""
-    assert make(staleness=2).hard_staleness == 12
-    assert make(stale_after=7).hard_staleness == 7
+    assert make(staleness=2).stale_after == 12
+    assert make(stale_after=7).stale_after == 7
     assert make(staleness=0).lock_step
     assert not make(staleness=1).lock_step
 
@@ -166,9 +167,9 @@ def uses(ppo: PPO, batch: Batch) -> list[int]:
     seen: list[Any] = []
     train = ppo._gradient_step
 
-    def note(rows: Rows, course: Course, trace: Trace) -> Any:
+    def note(rows: Rows, scheduled: ScheduleValues, trace: Trace) -> Any:
         seen.append(rows.inputs.vector.clone())
-        return train(rows, course, trace)
+        return train(rows, scheduled, trace)
 
     ppo._gradient_step = note  # type: ignore[method-assign]
     # Environments of two collectors begin alike: told apart by their column.

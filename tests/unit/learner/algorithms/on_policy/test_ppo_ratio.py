@@ -4,6 +4,7 @@ Between π_prox and the first gradient step exactly: the ratios are 1 to the bit
 rounding: for a network that is a plain chain the actor computes with numpy what the learner computes with torch.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from gymnasium import spaces
 
 from learner.algorithms.on_policy.ppo import PPO
-from learner.algorithms.shared.groups import Solo
+from learner.algorithms.shared.rank_group import SingleRankGroup
 from learner.batch import Batch
 from penstock.config.settings import PolicySection, PPOSection
 from penstock.policy import weights
@@ -61,8 +62,8 @@ def trained(name: str, **algorithm: Any) -> tuple[Acting, PPO]:
 def first_epoch(ppo: PPO, batch: Batch) -> torch.Tensor:
     """π_θ / π_prox [n] of an epoch's gradient steps of length 0, as the surrogate computes it."""
     with torch.no_grad():
-        prepared = ppo.prepare(batch, batch.reward, Solo().share(batch.valid))
-    trace = ppo._train(batch, prepared, ppo._course(0.0) | {"learning_rate": 0.0})
+        prepared = ppo.prepare(batch, batch.reward, SingleRankGroup().rows_of(batch.valid))
+    trace = ppo._train(batch, prepared, replace(ppo._schedule(0.0), learning_rate=0.0))
     assert trace.rows is not None
     return (torch.cat(trace.log_prob) - trace.rows.proximal).exp()
 

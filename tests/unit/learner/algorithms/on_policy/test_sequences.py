@@ -12,7 +12,7 @@ from learner.algorithms.fast.optimiser import FlatAdam
 from learner.algorithms.on_policy.ppo import PPO
 from learner.algorithms.on_policy.preparation import Prepared
 from learner.algorithms.on_policy.sequences import Sequences
-from learner.algorithms.shared.groups import Solo, evenly
+from learner.algorithms.shared.rank_group import SingleRankGroup, evenly
 from learner.batch import Batch
 from penstock.config.settings import PPOSection
 from penstock.policy import weights
@@ -32,7 +32,9 @@ def collected(policy: Policy, *lengths: int, **options: Any) -> Batch:
 def prepared(policy: Policy, batch: Batch, section: PPOSection = FRESH) -> Prepared:
     """Before the first gradient step."""
     with torch.no_grad():
-        return PPO(policy, section, seed=0).prepare(batch, batch.reward, Solo().share(batch.valid))
+        return PPO(policy, section, seed=0).prepare(
+            batch, batch.reward, SingleRankGroup().rows_of(batch.valid)
+        )
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -142,7 +144,9 @@ def test_frame_stacks_are_rows_like_any_others() -> None:
     ppo = PPO(policy, PPOSection(epochs=1, minibatches=1, learning_rate=0.0), seed=0)
     assert isinstance(ppo._network, DenseNetwork)
     with torch.no_grad():
-        assert len(ppo.prepare(batch, batch.reward, Solo().share(batch.valid)).rows) == int(batch.valid.sum())
+        assert len(ppo.prepare(batch, batch.reward, SingleRankGroup().rows_of(batch.valid)).rows) == int(
+            batch.valid.sum()
+        )
     assert ppo.update(batch, progress=0.0).metrics["max_ratio"] == pytest.approx(1.0, abs=1e-4)
     assert policy.normaliser is not None
     newest = batch.observation["observation"][:-1].flatten(0, 1).double()

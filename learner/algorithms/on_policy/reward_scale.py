@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.shared.groups import Group, Solo
+from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
 from learner.batch import Batch
 from penstock.policy.normaliser import Moments, combine, moments
 
@@ -39,9 +39,9 @@ class RewardScale:
     The same on every rank: an environment's next columns may come to another one.
     """
 
-    def __init__(self, discount: float, group: Group | None = None) -> None:
+    def __init__(self, discount: float, group: RankGroup | None = None) -> None:
         self._discount = discount
-        self._group = group or Solo()
+        self._group = group or SingleRankGroup()
         self._returns: dict[SlotKey, float] = {}
         zero = torch.zeros(1, dtype=torch.float64)
         self._moments = Moments(torch.zeros((), dtype=torch.float64), zero, zero)

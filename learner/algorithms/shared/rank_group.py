@@ -1,11 +1,11 @@
-"""Who else computes the same update: the seam between an algorithm and the other ranks of its learner.
+"""The ranks that compute one update together: the seam between an algorithm and the other ranks of its learner.
 
 Every rank holds some columns of the batch and the same weights. Whatever is defined over the batch as a
 whole goes through here (standardised advantages, minibatches, gradients, KL, moments), so that an update
-by several ranks is the one that a single rank would make. `Solo` is that single rank: it hands back what
+by several ranks is the one that a single rank would make. `SingleRankGroup` is that single rank: it hands back what
 it is given.
 
-    share(steps) → rows of the batch, in the order of a single rank → deal(order, k) → one epoch's minibatches
+    rows_of(steps) → this rank's rows, in the order of a single rank → split(order, k) → an epoch's minibatches
     sum_(gradient of own rows) → the gradient of the whole minibatch, on every rank
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 from penstock.policy.normaliser import Moments
 
 
-class Deal(Protocol):
-    """One epoch: how the rows of the whole batch were dealt to minibatches and ranks."""
+class MinibatchSplit(Protocol):
+    """One epoch: which rows of the whole batch are in which minibatch, and which of them this rank has."""
 
     @property
     def index(self) -> Tensor:
@@ -36,7 +36,7 @@ class Deal(Protocol):
         ...
 
 
-class Share(Protocol):
+class RankRows(Protocol):
     """Which rows (steps that were chosen) of one batch are this rank's: n of N."""
 
     @property
@@ -49,7 +49,7 @@ class Share(Protocol):
         """Rows of all ranks (N)."""
         ...
 
-    def deal(self, order: Tensor, minibatches: int) -> Deal:
+    def split(self, order: Tensor, minibatches: int) -> MinibatchSplit:
         """Cut an epoch's `order`, a permutation int64 [N], into nearly equal parts; fewer when N is smaller."""
         ...
 
@@ -62,7 +62,7 @@ class Share(Protocol):
         ...
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """The ranks of a learner. All of them call the same methods in the same order."""
 
     @property
@@ -70,7 +70,7 @@ class Group(Protocol):
         """Number of ranks."""
         ...
 
-    def share(self, steps: Tensor) -> Share:
+    def rows_of(self, steps: Tensor) -> RankRows:
         """Choose rows of a batch: bool [T, B] of this rank's columns; ranks follow one another in the batch."""
         ...
 
@@ -94,7 +94,7 @@ def edges(rows: int, pieces: int) -> list[int]:
 
 
 def evenly(rows: int, pieces: int) -> list[tuple[int, int]]:
-    """`Deal.sizes` of nearly equal parts for one rank."""
+    """`MinibatchSplit.sizes` of nearly equal parts for one rank."""
     return [(end - start, end - start) for start, end in pairwise(edges(rows, pieces))]
 
 
@@ -112,7 +112,7 @@ class _WholeShare:
     steps: Tensor
     total: int
 
-    def deal(self, order: Tensor, minibatches: int) -> Deal:
+    def split(self, order: Tensor, minibatches: int) -> MinibatchSplit:
         return _WholeDeal(order, evenly(len(order), minibatches))
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -122,12 +122,12 @@ class _WholeShare:
         return rows
 
 
-class Solo:
+class SingleRankGroup:
     """A learner of one rank."""
 
     size = 1
 
-    def share(self, steps: Tensor) -> Share:
+    def rows_of(self, steps: Tensor) -> RankRows:
         """All rows."""
         return _WholeShare(steps, int(steps.sum()))
 

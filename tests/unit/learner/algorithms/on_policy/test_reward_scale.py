@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from learner.algorithms.shared.reward_scale import CLIP, RewardScale
+from learner.algorithms.on_policy.reward_scale import CLIP, RewardScale
 from learner.batch import Batch
 from tests.support.experience.experience import collect, small_policy
 

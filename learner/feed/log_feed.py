@@ -49,8 +49,8 @@ class FeedStart:
     round: int = 0
 
 
-class Feed:
-    """`run` in a thread, `take` from the loop."""
+class LogFeed:
+    """The `Feed` of a learner with actors."""
 
     def __init__(
         self,
@@ -85,15 +85,10 @@ class Feed:
         self._steps_read = 0
         self._found: dict[int, Found] = {}
 
-    taken: Final = 0
-    """Of a recording; a log has none."""
-    exhausted: Final = False
-    """A log goes on."""
-
     # ---- the loop's side
 
     def take(self, timeout_s: float) -> Delivery | None:
-        """The next delivery in order; None when there is none within `timeout_s`."""
+        """See `Feed`; a log has no end."""
         try:
             delivery = self._queue.get(timeout=timeout_s)
         except queue.Empty:
@@ -102,7 +97,7 @@ class Feed:
         return delivery
 
     def skipped(self) -> None:
-        """A batch made no update: the ones that follow have their turn one update earlier."""
+        """See `Feed`."""
         with self._turn_lock:
             self._turn -= 1
 
@@ -190,8 +185,8 @@ class Feed:
         header = _header(entry)
         if self._quarantine.holds(header.session):
             return Drop.QUARANTINED
-        limit = self._algorithm.hard_staleness
-        if limit is not None and abs(self._turn - header.oldest_update) > limit:
+        stale_after = self._algorithm.stale_after
+        if stale_after is not None and abs(self._turn - header.oldest_update) > stale_after:
             return Drop.STALE
         return None
 

@@ -1,0 +1,32 @@
+"""What all algorithms have in common that learn from each batch once and forget it: batches and budget."""
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from learner.algorithms.algorithm import Algorithm, Charged, fragments_reaching
+from penstock.config.settings import OnPolicySection
+
+Own = TypeVar("Own", bound=OnPolicySection)
+
+
+class LearnsOnce(Algorithm, Generic[Own]):
+    """The part that does not depend on what is learned."""
+
+    def __init__(self, section: Own) -> None:
+        self.section = section
+        self.lock_step = section.lock_step
+        self.stale_after = section.stale_after or 4 * (section.staleness + 1)
+
+    def budget(self, fragment_charge: int) -> int:
+        """(S+1)·B; raises ValueError with both numbers when it is below one fragment."""
+        budget = (self.section.staleness + 1) * self.section.batch_steps
+        if budget < fragment_charge:
+            raise ValueError(
+                f"algorithm.batch_steps: the budget of {budget} steps is below one fragment of "
+                f"{fragment_charge}; raise batch_steps or lower actor.unroll_length or environment.count"
+            )
+        return budget
+
+    def take(self, pending: Sequence[Charged]) -> int:
+        """The fewest fragments whose charges reach the batch size, B steps."""
+        return fragments_reaching(self.section.batch_steps, pending)

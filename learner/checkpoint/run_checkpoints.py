@@ -1,0 +1,76 @@
+"""Checkpoints of a run: collects what every part must remember and has the checkpointer write it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from learner.algorithms.algorithm import Algorithm
+from learner.checkpoint.checkpointer import Keeper
+from learner.checkpoint.store import BEST, bytes_tensor
+from learner.evaluation.evaluation import Evaluation
+from learner.evaluation.reported_episodes import Episodes
+from learner.feed.source import FeedPosition
+from learner.lease import LeaseKeeper
+from learner.ledger import Ledger
+from learner.progress import Progress
+from learner.recording.writer import RecordingWriter
+from learner.reporting.recorder import Staleness
+from learner.reporting.training_clock import TrainingClock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCheckpoints:
+    """Used by the loop's thread. The parts are those whose state a checkpoint holds.
+
+    sections: `progress.sections` of the settings. keep_best: make a checkpoint whenever an evaluation is asked for.
+    """
+
+    run: str
+    sections: dict[str, str]
+    keep_best: bool
+    keeper: Keeper
+    algorithm: Algorithm
+    ledger: Ledger
+    position: FeedPosition
+    lease: LeaseKeeper
+    evaluation: Evaluation
+    episodes: Episodes
+    staleness: Staleness
+    clock: TrainingClock
+    recording: RecordingWriter | None
+
+    def consumed(self, size: int) -> None:
+        """Hear that entries of `size` payload bytes were consumed; 0 where they were not the log's."""
+        self.keeper.consumed(size)
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time, an operator asked, the log fills up, or the best checkpoint may be one of this update."""
+        return self.keeper.due(self.lease.renewal) or (
+            self.keep_best and self.evaluation.lacks_checkpoint(self.algorithm.updates)
+        )
+
+    def save(self) -> None:
+        """Make a committed checkpoint of the run as it is now."""
+        if self.recording is not None:
+            self.recording.sync()
+        self.keeper.spare(*self.evaluation.checkpoints())
+        evaluation, best = self.evaluation.state()
+        self.keeper.save(self.algorithm, self._progress(evaluation), {BEST: bytes_tensor(best)})
+        if self.keep_best:
+            self.evaluation.kept_as(self.keeper.last_id, self.algorithm.updates)
+
+    def _progress(self, evaluation: dict[str, Any]) -> Progress:
+        return Progress(
+            run=self.run,
+            sections=self.sections,
+            position=self.ledger.position,
+            round=self.position.round,
+            updates=self.algorithm.updates,
+            training_seconds=self.clock.seconds(),
+            totals=self.ledger.totals(),
+            episodes=self.episodes.state(),
+            staleness=self.staleness.state(),
+            evaluation=evaluation,
+            recorded=self.position.recorded,
+            log=self.lease.known(),
+        )

@@ -1,0 +1,159 @@
+"""Where the run is, told while it learns, and the final account of this process, written when it ends."""
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from broker.log.learner_log import LearnerLog
+from learner.checkpoint.checkpointer import Keeper
+from learner.evaluation.evaluation import Evaluation, Result, scores_json
+from learner.evaluation.reported_episodes import Episodes
+from learner.feed.source import FeedPosition
+from learner.lease import LeaseKeeper
+from learner.ledger import Balance, Ledger
+from learner.model.model import Model
+from learner.process.ending import Outcome
+from learner.publish.final_policy import FinalPolicy, write_final
+from learner.publish.kept_versions import KeptVersions
+from learner.publish.publisher import Publisher
+from learner.publish.version_candidate import last
+from learner.recording.writer import RecordingWriter
+from learner.reporting.recorder import Moment, Recorder, ledger_json
+from learner.reporting.training_clock import TrainingClock
+from penstock.policy import weights
+from penstock.runtime import metrics
+
+_BALANCE_ATTEMPTS: Final = 100
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """The parts whose figures are told. recording: what the run writes, if it records."""
+
+    run_dir: Path
+    model: Model
+    learner_log: LearnerLog
+    lease: LeaseKeeper
+    ledger: Ledger
+    position: FeedPosition
+    clock: TrainingClock
+    publisher: Publisher
+    keeper: Keeper
+    evaluation: Evaluation
+    episodes: Episodes
+    kept: KeptVersions
+    recorder: Recorder
+    recording: RecordingWriter | None
+
+    def moment(self) -> Moment:
+        """Where the run is; may be asked from any thread."""
+        renewal = self.lease.renewal
+        mean_return, episode_length = self.episodes.means()
+        return Moment(
+            training_seconds=self.clock.seconds(),
+            env_steps=self.ledger.env_steps,
+            updates=self.model.algorithm.updates,
+            version=self.publisher.latest.version,
+            episodes=self.episodes.count,
+            mean_return=mean_return,
+            episode_length=episode_length,
+            publish_s=self.publisher.seconds,
+            checkpoint_s=self.keeper.seconds,
+            log_bytes=renewal.log_bytes,
+            outstanding=renewal.outstanding,
+            budget=self.model.pacing.budget,
+            evaluated=self.evaluation.figures(),
+        )
+
+    def describe(self) -> str:
+        """What `Status` shows of the learner, a JSON object; may be asked from any thread."""
+        books = {"trained": self.ledger.trained, "dropped": dict(self.ledger.dropped)}
+        return json.dumps(asdict(self.moment()) | {"ledger": books})
+
+    def close(self, outcome: Outcome) -> None:
+        """Leave the final policy, the registered version and `learner.json`."""
+        final = self._final(outcome)
+        write_final(self.run_dir, final)
+        ending, newest = outcome.ending, self.publisher.latest
+        self.kept.finish(last(final, self.evaluation, newest, ending.value))
+        balance = self._balance()
+        if not balance.balanced:
+            log.error("the books do not balance", extra=asdict(balance))
+        self.recorder.finish(self._summary(outcome, final, balance))
+        if self.recording is not None:
+            self.recording.close()
+
+    def _final(self, outcome: Outcome) -> FinalPolicy:
+        """What solved the task where something did, else the newest weights, which may be the best ones again."""
+        solved, newest = self.evaluation.solved, self.publisher.latest
+        if solved is not None and outcome.restored is None:
+            blob, version, update = solved.candidate.blob, solved.candidate.version, solved.candidate.update
+        else:
+            (module,) = self.model.algorithm.published_modules().values()
+            blob, version, update = weights.encode(module), newest.version, newest.update
+        return FinalPolicy(specification=self.model.specification, blob=blob, version=version, update=update)
+
+    def _balance(self) -> Balance:
+        """The three counts at one moment: actors may still append while the log is walked."""
+        learner_log = self.learner_log
+        for _ in range(_BALANCE_ATTEMPTS):
+            acked, lost = learner_log.acked(), learner_log.log_lost()
+            residue = learner_log.residue(self.ledger.position)
+            if (acked, lost) == (learner_log.acked(), learner_log.log_lost()):
+                break
+        metrics.LEDGER_RESIDENT.set(residue.entries)
+        return self.ledger.balance(acked=acked, lost=lost + residue.lost, resident=residue.entries)
+
+    def _summary(self, outcome: Outcome, final: FinalPolicy, balance: Balance) -> dict[str, Any]:
+        moment, evaluation = self.moment(), self.evaluation
+        solved, restored = evaluation.solved, outcome.restored
+        seconds = moment.training_seconds if solved is None else solved.candidate.at_s
+        return {
+            "run": self.model.specification.run,
+            "ending": outcome.ending.value,
+            "finished": outcome.ending.finished,
+            "solved": solved is not None,
+            "target_return": self.model.target,
+            "mean_return": moment.mean_return,
+            "evaluation": _evaluation_json(restored or solved or evaluation.last),
+            "best_checkpoint": evaluation.checkpoints()[0] or None,
+            "restored_from": None if restored is None else restored.candidate.version,
+            "env_steps": moment.env_steps,
+            "updates": moment.updates,
+            "policy_version": final.version,
+            "training_seconds": round(seconds, 3),
+            "env_steps_per_second": round(moment.env_steps / max(moment.training_seconds, 1e-9), 1),
+            "staleness": self.recorder.staleness.quantiles(),
+            "ledger": ledger_json(balance),
+            "recording": self._recording_json(),
+        }
+
+    def _recording_json(self) -> dict[str, Any] | None:
+        """What the run learned from in place of actors: its ledger, which counts what they sent, holds nothing."""
+        recording = self.model.recording
+        if recording is None:
+            return None
+        return {
+            "folder": str(recording.folder),
+            "run": recording.specification.run,
+            "fragments": len(recording.fragments),
+            "steps": sum(place.charge for place in recording.fragments),
+            "batches_taken": self.position.recorded,
+        }
+
+
+def _evaluation_json(result: Result | None) -> dict[str, Any] | None:
+    if result is None:
+        return None
+    return {
+        "mean": result.mean,
+        "std": result.std,
+        "episodes": result.episodes,
+        "version": result.candidate.version,
+        "env_steps": result.candidate.env_steps,
+        **scores_json(result),
+    }

@@ -1,0 +1,58 @@
+"""Updates whose numbers were not finite: each leaves its batch as evidence, several in a row end the run."""
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NoReturn
+
+from learner.algorithms.algorithm import Update
+from learner.feed.log_batch import Delivery
+from learner.reporting.evidence import keep_evidence
+from penstock.runtime.exit import RunFailed
+from penstock.runtime.health import Health
+
+_MAX_IN_A_ROW: Final = 3
+LAST_READ_S: Final = 20.0
+"""Longer than the 15 s after which the shipped Prometheus looks again."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class NonFiniteUpdates:
+    """Counts them. folder: where evidence is kept."""
+
+    folder: Path
+    health: Health
+    draining: threading.Event
+    _in_a_row: int = field(init=False, default=0)
+    _evidence: str = field(init=False, default="")
+
+    def note(self, delivery: Delivery, update: Update, count: int) -> None:
+        """Keep the batch of an update that was undone. count: updates applied before it."""
+        self._in_a_row += 1
+        self._evidence = keep_evidence(self.folder, delivery, update, count)
+        words = {"evidence": self._evidence, "last": delivery.last}
+        log.error("update skipped: a value was not finite", extra=words)
+
+    def end_row(self) -> None:
+        """An update was applied."""
+        self._in_a_row = 0
+
+    @property
+    def too_many(self) -> bool:
+        """Whether going on is hopeless."""
+        return self._in_a_row >= _MAX_IN_A_ROW
+
+    def give_up(self) -> NoReturn:
+        """End the run rather than this process: started again it would do the same. Raises RunFailed.
+
+        Call it when a checkpoint holds what was not finite as dropped, so that a run which is resumed with other
+        settings does not meet it again. All of it may have happened within a second: wait for a collector of metrics.
+        """
+        self.health.await_readers(LAST_READ_S, self.draining)
+        raise RunFailed(
+            f"{_MAX_IN_A_ROW} updates in a row were not finite; evidence in {self._evidence}; "
+            "lower algorithm.learning_rate or look at the environment's rewards"
+        )
