@@ -3,6 +3,7 @@
 The word behind the language of a block, which a reader of the page does not see, says how a block is tried:
 
     python               the first line is "# PATH": the file is written, later commands use it
+    toml                 the first line is "# PATH": the file is written; a pyproject.toml is installed from the folder
     diff                 its lines are found in the file and replaced
     sh                   runs to its end with exit status 0
     sh server            goes on until the next server starts or the page ends; then Ctrl-C stops it
@@ -19,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +69,8 @@ class Reader:
             match block.language, block.mark:
                 case "python", "":
                     self._write(text)
+                case "toml", "":
+                    self._install(self._write(text))
                 case "diff", "":
                     self._change(text)
                 case "sh", "":
@@ -98,10 +102,26 @@ class Reader:
             raise
         assert server.returncode in (0, 130), err
 
-    def _write(self, text: str) -> None:
-        name = re.match(r"# ([\w/]+\.py)\n", text)
+    def _write(self, text: str) -> Path:
+        name = re.match(r"# ([\w/]+\.(?:py|toml))\n", text)
         assert name is not None, f"the first line names no file: {text[:40]!r}"
-        (self._folder / name[1]).write_text(text)
+        path = self._folder / name[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def _install(self, project: Path) -> None:
+        """Leave the metadata that an editable install leaves, beside the package, which is on the path of modules."""
+        declared = tomllib.loads(project.read_text())["project"]
+        metadata = project.parent / f"{declared['name']}-{declared['version']}.dist-info"
+        metadata.mkdir()
+        described = f"Metadata-Version: 2.1\nName: {declared['name']}\nVersion: {declared['version']}\n"
+        (metadata / "METADATA").write_text(described)
+        groups = [
+            "\n".join([f"[{group}]", *(f"{name} = {place}" for name, place in points.items())])
+            for group, points in declared["entry-points"].items()
+        ]
+        (metadata / "entry_points.txt").write_text("\n".join(groups) + "\n")
 
     def _change(self, text: str) -> None:
         """Apply a unified diff of one file, wherever in it each hunk's old lines are."""
@@ -215,3 +235,14 @@ def test_add_an_algorithm(reader: Reader, short_folder: Path) -> None:
     assert summary["updates"] > 1
     last = json.loads((short_folder / "runs" / "a2c" / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"policy_loss", "value_loss", "entropy", "gradient_norm"} <= last.keys()
+
+
+@pytest.mark.timeout(900)
+def test_add_a_workload(reader: Reader) -> None:
+    """A package outside the tree, found by its entry point, is solved; its books balance."""
+    reader.follow(ROOT / "docs" / "tutorials" / "add-a-workload.md")
+    summary = reader.summary("signals")
+    assert summary["solved"]
+    assert summary["mean_return"] > 0.5 * 64  # one in four signals is named by chance
+    assert summary["ledger"]["balanced"]
+    assert summary["ledger"]["trained"] > 0
