@@ -1,10 +1,13 @@
-"""Which party may call what: the one table of every server. What is not in it, nobody may call.
+"""Which party may call what: the table of the core's servers. A call that is not in it is served to no party.
+
+The server of a workload has calls of its own, which it hands to its gate as a table of the same kind.
 
 Only callers that proved who they are have a party; a server on plaintext (loopback, unix socket,
 `--insecure`) asks nobody and serves all of it.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from penstock.rpc.identity import Party
@@ -14,7 +17,10 @@ ACTOR: Final = frozenset({Party.ACTOR})
 CLIENT: Final = frozenset({Party.CLIENT})
 OPERATOR: Final = frozenset({Party.OPERATOR})
 
-ACCESS: Final[Mapping[str, frozenset[Party]]] = {
+Calls = Mapping[str, frozenset[Party]]
+"""Parties by the full name of a method, such as "/package.Service/Method"."""
+NO_CALLS: Final[Calls] = MappingProxyType({})
+ACCESS: Final[Calls] = {
     "/penstock.v1.ExperienceService/OpenSession": ACTOR,
     "/penstock.v1.ExperienceService/Append": ACTOR,
     "/penstock.v1.ExperienceService/CloseSession": ACTOR,
@@ -36,8 +42,6 @@ ACCESS: Final[Mapping[str, frozenset[Party]]] = {
     "/penstock.v1.PolicyService/Reward": CLIENT,
     "/penstock.v1.PolicyService/EndEpisode": CLIENT,
     "/penstock.v1.PolicyService/Describe": CLIENT,
-    "/penstock.v1.RewardService/Score": ACTOR,
-    "/penstock.v1.RewardService/DescribeModel": ACTOR,
     # Probes look at health with whatever certificate they have.
     "/grpc.health.v1.Health/Check": ANYBODY,
     "/grpc.health.v1.Health/Watch": ANYBODY,
@@ -46,6 +50,9 @@ ACCESS: Final[Mapping[str, frozenset[Party]]] = {
 }
 
 
-def may_call(party: Party, method: str) -> bool:
-    """Whether a caller of this party is served by this method."""
-    return party in ACCESS.get(method, frozenset())
+def may_call(party: Party, method: str, own: Calls = NO_CALLS) -> bool:
+    """Return whether a caller of this party is served by this method.
+
+    own: calls of the server that the core does not have; where both tables have one, the core's counts.
+    """
+    return party in ACCESS.get(method, own.get(method, frozenset()))

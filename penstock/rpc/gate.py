@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import grpc
 
-from penstock.rpc.access import may_call
+from penstock.rpc.access import NO_CALLS, Calls, may_call
 from penstock.rpc.auth import Proof
 from penstock.rpc.bearer_tokens import AcceptedTokens
 from penstock.rpc.identity import CALLER, Identity, Unidentified, from_alternative_names
@@ -55,12 +55,13 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         budgets: Budgets,
         tokens: AcceptedTokens | None = None,
         on_denied: Callable[[str], None] = lambda _label: None,
+        calls: Calls = NO_CALLS,
     ) -> None:
         """`run`: whose callers are served; `on_denied` is told why a call was not, as a metric's label."""
         if proof is Proof.TOKEN and tokens is None:
             raise ValueError("proof=TOKEN: name the accepted tokens")
         self._proof, self._run, self._budgets, self._tokens = proof, run, budgets, tokens
-        self._on_denied = on_denied
+        self._on_denied, self._calls = on_denied, calls
         self._gated: dict[str, Handler] = {}
         self._complained_s = -_COMPLAIN_EVERY_S
 
@@ -125,7 +126,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         if caller.run != self._run:
             text = f"{caller} is of run {caller.run!r}; here run {self._run!r} is served"
             raise Denied(grpc.StatusCode.PERMISSION_DENIED, "denied", text)
-        if not may_call(caller.party, method):
+        if not may_call(caller.party, method, self._calls):
             text = f"{caller}: the party {caller.party} may not call {method}"
             raise Denied(grpc.StatusCode.PERMISSION_DENIED, "denied", text)
 

@@ -13,6 +13,7 @@ import grpc
 
 from penstock.config.credentials import credentials
 from penstock.config.settings import ConfigurationError, Settings
+from penstock.rpc.access import NO_CALLS, Calls
 from penstock.rpc.auth import Credentials, Proof
 from penstock.rpc.bearer_tokens import AcceptedTokens
 from penstock.rpc.boundary import Boundary
@@ -36,11 +37,13 @@ class ServerFrame:
         boundary: Boundary,
         rates: Rates | None = None,
         streams_per_connection: int = STREAMS_PER_CONNECTION,
+        calls: Calls = NO_CALLS,
     ) -> None:
         """Make a server that has no services and no address yet.
 
         role: as the process is announced. services: their full names, for health and reflection.
         listen: HOST:PORT (0: a free port) or unix:/path. rates: of each caller; None: those of a broker.
+        calls: which party may call what of the services that the core does not have.
         Raises ConfigurationError for credentials that cannot be used, and for a server that could not tell
         whose callers it may serve.
         """
@@ -50,7 +53,7 @@ class ServerFrame:
         self._address = ""
         self._front = build_server(
             services,
-            interceptors=[_gate(settings, self._credentials, listen, rates), boundary],
+            interceptors=[_gate(settings, self._credentials, listen, rates, calls), boundary],
             maximum_concurrent_rpcs=section.max_concurrent_calls,
             max_connections=section.max_connections,
             max_connection_age_s=section.max_connection_age_s,
@@ -100,7 +103,7 @@ def setter(event: asyncio.Event) -> Callable[[], None]:
     return set_event
 
 
-def _gate(settings: Settings, own: Credentials, address: str, rates: Rates | None) -> Gate:
+def _gate(settings: Settings, own: Credentials, address: str, rates: Rates | None, calls: Calls) -> Gate:
     proof = own.proof(address)
     if proof is not Proof.NOTHING and not settings.run:
         raise ConfigurationError(
@@ -114,6 +117,7 @@ def _gate(settings: Settings, own: Credentials, address: str, rates: Rates | Non
             rates or Rates(calls=settings.broker.max_calls_per_s, bytes=settings.broker.max_bytes_per_s)
         ),
         on_denied=lambda label: metrics.REFUSALS.labels(reason=label).inc(),
+        calls=calls,
     )
 
 

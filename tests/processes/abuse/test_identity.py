@@ -34,7 +34,7 @@ PARTIES: Final = {
     **{party.value: party for party in Party},
     **{f"actor-{name}": Party.ACTOR for name in NAMES},
 }
-ELSEWHERE: Final = ("/penstock.v1.PolicyService/", "/penstock.v1.RewardService/")
+ELSEWHERE: Final = ("/penstock.v1.PolicyService/",)
 SERVED: Final = [path for path in ACCESS if not path.startswith(ELSEWHERE) and "Health" not in path]
 HEALTH: Final = "/grpc.health.v1.Health/Check"
 STATUS: Final = "/penstock.v1.ControlService/Status"

@@ -17,6 +17,7 @@ import grpc
 import torch
 
 from penstock.config.settings import Settings
+from penstock.rpc.access import ACTOR, Calls
 from penstock.rpc.boundary import Boundary, CallRule
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK
@@ -42,6 +43,8 @@ from workloads.language.reward.reward_source import BadReward
 log = logging.getLogger(__name__)
 
 NAME: Final = "penstock.v1.RewardService"
+CALLS: Final[Calls] = {f"/{NAME}/Score": ACTOR, f"/{NAME}/DescribeModel": ACTOR}
+"""Which party may call what."""
 SCORING: Final = "scoring"
 STALL_S: Final = 120.0
 """A batch that takes longer will not end."""
@@ -140,7 +143,7 @@ async def _serve(
 ) -> int:
     stop = asyncio.Event()
     lifecycle.on_drain(setter(stop))
-    frame = ServerFrame(ROLE, (NAME,), settings, listen, boundary=Boundary(RULES))
+    frame = ServerFrame(ROLE, (NAME,), settings, listen, boundary=Boundary(RULES), calls=CALLS)
     batcher = Batcher(
         model.score_rows,
         max_rows=MAX_BATCH_ROWS,

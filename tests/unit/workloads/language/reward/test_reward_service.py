@@ -25,7 +25,7 @@ from workloads.language.reward import reward_batcher
 from workloads.language.reward.reward_batcher import Batcher
 from workloads.language.reward.reward_client import RewardClient
 from workloads.language.reward.reward_messages import MAX_REWARD_SAMPLES
-from workloads.language.reward.reward_service import main
+from workloads.language.reward.reward_service import CALLS, main
 from workloads.language.reward.reward_source import BadSample, Sample, Unavailable
 
 PATIENCE_S = 60.0
@@ -234,3 +234,9 @@ async def test_a_full_queue_is_overloaded_and_an_error_reaches_its_callers(
         await waiting[1]
     assert (3.0,) == await queue.ask([[3]])
     queue.close()
+
+
+def test_every_call_of_the_service_has_its_parties() -> None:
+    """One that is forgotten is served to nobody."""
+    (service,) = pb.DESCRIPTOR.services_by_name.values()
+    assert CALLS.keys() == {f"/{service.full_name}/{method.name}" for method in service.methods}
