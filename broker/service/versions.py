@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
-from penstock.registry.errors import RegistryError, Unavailable, UnknownVersion
+from penstock.registry.registry_errors import RegistryError, Unavailable, UnknownVersion
 from penstock.rpc.boundary import Absent, Malformed
 
 if TYPE_CHECKING:

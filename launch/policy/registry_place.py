@@ -9,8 +9,8 @@ from pathlib import Path
 from launch.run.run_folder import CONFIG_FILE
 from penstock.config.credentials import registry_with_password
 from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
-from penstock.registry.errors import Conflict, RegistryError, Unavailable
 from penstock.registry.registry import Registry
+from penstock.registry.registry_errors import Conflict, RegistryError, Unavailable
 from penstock.registry.weight_files import registry_url
 from penstock.runtime.exit import Fatal
 

@@ -35,7 +35,7 @@ class Page:
         try:
             import uvicorn
 
-            from launch.ui.app import make_app
+            from launch.ui.page import make_app
         except ImportError as error:
             raise ConfigurationError(
                 f"no page without its extra: {error}; `pip install 'penstock[ui]'`"

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 from learner.evaluation.evaluation import Result
 from learner.publish.registry_sync import BY, Shelf
 from learner.publish.version_candidate import Lineage, Worthy, best, periodic
-from penstock.registry.errors import DifferentBytes, RegistryError, TooManyPinned
 from penstock.registry.records import (
     MAX_EVENTS,
     Action,
@@ -32,6 +31,7 @@ from penstock.registry.records import (
     PolicyVersion,
     Status,
 )
+from penstock.registry.registry_errors import DifferentBytes, RegistryError, TooManyPinned
 from penstock.registry.weight_files import forget_unfinished, write_kept
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint

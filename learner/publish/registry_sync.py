@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from broker.log.kept_weights import KeptWeights
 from learner.lease import LeaseKeeper
-from penstock.registry.errors import UnknownVersion
 from penstock.registry.records import PolicyVersion
+from penstock.registry.registry_errors import UnknownVersion
 from penstock.registry.weight_files import forget_kept, kept_files, read_kept, write_kept
 from penstock.runtime import metrics
 from penstock.wire.messages import Publication

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import Any, Final
 
-from penstock.config.errors import ConfigurationError
+from penstock.config.configuration_error import ConfigurationError
 from penstock.config.sections.algorithm_section import AlgorithmSection
 
 GROUP: Final = "penstock.workloads"

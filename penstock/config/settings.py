@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from penstock.config.errors import ConfigurationError
+from penstock.config.configuration_error import ConfigurationError
 from penstock.config.moved_keys import MOVED, with_new_keys
 from penstock.config.redis_url import split_password
 from penstock.config.sections.actor import ActorSection
@@ -34,8 +34,8 @@ from penstock.config.sections.environment import EnvironmentSection
 from penstock.config.sections.learner import EvaluationSection, LearnerSection
 from penstock.config.sections.observability import LogsSection, MetricsSection, TracingSection
 from penstock.config.sections.on_policy import OnPolicySection
-from penstock.config.sections.policy import PolicySection
-from penstock.config.sections.registry import RegistrySection
+from penstock.config.sections.policy_section import PolicySection
+from penstock.config.sections.registry_section import RegistrySection
 from penstock.config.sections.replay import DQNSection, ReplaySection, SACSection
 from penstock.config.sections.section import Section
 from penstock.config.sections.security import SecuritySection

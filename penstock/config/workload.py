@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.config.errors import ConfigurationError
+from penstock.config.configuration_error import ConfigurationError
 from penstock.config.estimate import Range, Scores
 from penstock.config.plugins import load, record_of
 from penstock.config.settings import Settings

@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from penstock.registry.errors import Conflict, RegistryError, Unavailable
+from penstock.registry.registry_errors import Conflict, RegistryError, Unavailable
 from penstock.runtime.retry import full_jitter, retry
 
 T = TypeVar("T")

@@ -7,7 +7,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from penstock.registry import rows, transitions
-from penstock.registry.errors import DifferentBytes, NotAllowed, TooManyPinned, UnknownVersion
 from penstock.registry.models import EventRow, VersionRow
 from penstock.registry.records import (
     MAX_PINNED,
@@ -18,6 +17,7 @@ from penstock.registry.records import (
     Status,
     check_text,
 )
+from penstock.registry.registry_errors import DifferentBytes, NotAllowed, TooManyPinned, UnknownVersion
 
 _WORTH: Final = {Origin.PERIODIC: 0, Origin.IMPORT: 1, Origin.ROLLBACK: 1, Origin.FINAL: 2, Origin.BEST: 3}
 """Order in which versions are retired when room is made: the least first."""

@@ -20,9 +20,8 @@ from typing import Self, TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from penstock.registry import feedback, kept, ratings, rows, schema, steering, transitions
+from penstock.registry import feedback, kept, ratings, rows, steering, transitions, upgrade
 from penstock.registry.database import Database
-from penstock.registry.errors import SchemaMismatch
 from penstock.registry.feedback import Feedback
 from penstock.registry.models import EventRow, TrafficRow, VersionRow
 from penstock.registry.ratings import KeptRating, Rating
@@ -35,6 +34,7 @@ from penstock.registry.records import (
     Status,
     Traffic,
 )
+from penstock.registry.registry_errors import SchemaMismatch
 from penstock.registry.routing import Arms
 from penstock.registry.transitions import RolledBack
 
@@ -65,9 +65,9 @@ class Registry:
             raise SchemaMismatch(f"registry {database.shown}: no such file: open it once with migrate=True")
         try:
             if migrate:
-                database.migrate(lambda connection: schema.upgrade(connection, database.shown))
+                database.migrate(lambda connection: upgrade.upgrade(connection, database.shown))
             else:
-                database.read(lambda session: schema.check(session.connection(), database.shown))
+                database.read(lambda session: upgrade.check(session.connection(), database.shown))
         except BaseException:
             database.close()
             raise

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from penstock.registry.errors import UnknownVersion
 from penstock.registry.records import Traffic, check_client_key
+from penstock.registry.registry_errors import UnknownVersion
 
 _BITS: Final = 53
 """As many as a float holds: every number is below 1."""

@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from penstock.registry.errors import UnknownVersion
 from penstock.registry.models import EventRow, TrafficRow, VersionRow
 from penstock.registry.records import (
     Action,
@@ -21,6 +20,7 @@ from penstock.registry.records import (
     Traffic,
     check_text,
 )
+from penstock.registry.registry_errors import UnknownVersion
 
 
 def version_row(new: NewVersion, status: Status, now: datetime) -> VersionRow:

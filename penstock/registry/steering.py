@@ -5,9 +5,9 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from penstock.registry import rows
-from penstock.registry.errors import Conflict, NotAllowed
 from penstock.registry.models import TrafficRow
 from penstock.registry.records import Action, Status, Traffic, check_text
+from penstock.registry.registry_errors import Conflict, NotAllowed
 from penstock.registry.routing import Arms
 
 

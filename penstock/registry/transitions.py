@@ -11,9 +11,9 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from penstock.registry import rows
-from penstock.registry.errors import NotAllowed
 from penstock.registry.models import TrafficRow, VersionRow
 from penstock.registry.records import Action, PolicyVersion, Status, check_text
+from penstock.registry.registry_errors import NotAllowed
 
 _PROMOTABLE: Final = {
     Status.CANARY: (Status.CANDIDATE, Status.ROLLED_BACK),

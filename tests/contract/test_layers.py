@@ -98,3 +98,13 @@ def test_nothing_unsafe_is_called() -> None:
         for match in unsafe.finditer(path.read_text())
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("room", PACKAGES)
+def test_a_file_name_says_one_thing_in_a_room(room: str) -> None:
+    """Two files of one name cannot be told apart in a traceback, an editor's tabs or a sentence."""
+    files: dict[str, list[str]] = {}
+    for path in sorted((ROOT / room).rglob("*.py")):
+        if path.name not in {"__init__.py", "__main__.py"}:
+            files.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
+    assert [places for places in files.values() if len(places) > 1] == []

@@ -18,14 +18,6 @@ import pytest
 from sqlalchemy import text
 
 from penstock.registry.database import Database
-from penstock.registry.errors import (
-    Conflict,
-    DifferentBytes,
-    NotAllowed,
-    TooManyPinned,
-    Unavailable,
-    UnknownVersion,
-)
 from penstock.registry.records import (
     MAX_PINNED,
     Action,
@@ -36,6 +28,14 @@ from penstock.registry.records import (
     Status,
 )
 from penstock.registry.registry import Registry
+from penstock.registry.registry_errors import (
+    Conflict,
+    DifferentBytes,
+    NotAllowed,
+    TooManyPinned,
+    Unavailable,
+    UnknownVersion,
+)
 from penstock.registry.routing import Arm, follow
 from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
 
@@ -447,7 +447,7 @@ def test_the_database_itself_admits_one_active_version(
 RACER = """
 import sys
 from dataclasses import replace
-from penstock.registry.errors import RegistryError
+from penstock.registry.registry_errors import RegistryError
 from penstock.registry.records import NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 

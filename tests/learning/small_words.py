@@ -19,7 +19,7 @@ from penstock.wire.messages import Publication
 from workloads.language.generation.prompt_set import in_random_order
 from workloads.language.generation.response_fragments import Scored, TokenFragments
 from workloads.language.generation.reward_scorer import Response
-from workloads.rlhf.defaults import for_environment
+from workloads.rlhf.language_defaults import for_environment
 from workloads.rlhf.response_generator import equip, open_judge
 from workloads.rlhf.sentiment import Sentiment
 

@@ -15,12 +15,12 @@ from penstock.config.workload import Workload
 
 WORKLOAD = Workload(
     name="rlhf",
-    environment="workloads.rlhf.environment:make",
-    spaces="workloads.rlhf.environment:spaces",
+    environment="workloads.rlhf.language_environment:make",
+    spaces="workloads.rlhf.language_environment:spaces",
     policy="workloads.language.policy.language_policy:build",
-    defaults="workloads.rlhf.defaults:for_environment",
-    target="workloads.rlhf.environment:target",
-    longest="workloads.rlhf.environment:longest",
+    defaults="workloads.rlhf.language_defaults:for_environment",
+    target="workloads.rlhf.language_environment:target",
+    longest="workloads.rlhf.language_environment:longest",
     model="workloads.language.language_model:make_model",
     crew="workloads.rlhf.response_generator:make_crew",
     player="workloads.rlhf.response_evaluation:make_player",

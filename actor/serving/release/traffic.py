@@ -10,9 +10,9 @@ from typing import Final
 from actor.serving.release.canary_monitor import Trial
 from actor.serving.versions.loaded_versions import Shelf, Weights
 from penstock.config.settings import ConfigurationError
-from penstock.registry.errors import RegistryError, Unavailable, UnknownVersion
 from penstock.registry.records import PolicyVersion, Status
 from penstock.registry.registry import Registry
+from penstock.registry.registry_errors import RegistryError, Unavailable, UnknownVersion
 from penstock.registry.routing import Arms
 from penstock.registry.weight_files import read_kept
 from penstock.wire.refusal import Reason, Refusal, Refused

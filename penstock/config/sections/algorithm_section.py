@@ -3,7 +3,7 @@
 import math
 from typing import ClassVar
 
-from penstock.config.sections.policy import PolicySection
+from penstock.config.sections.policy_section import PolicySection
 from penstock.config.sections.section import Fraction, Section
 
 

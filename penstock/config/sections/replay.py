@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from penstock.config.sections.algorithm_section import AlgorithmSection
-from penstock.config.sections.policy import PolicySection
+from penstock.config.sections.policy_section import PolicySection
 from penstock.config.sections.section import ADVANCED, Fraction, NonNegative, Positive, PositiveReal
 
 

@@ -12,9 +12,9 @@ from launch.policy.policy_steering import rollback
 from launch.policy.registry_place import Place
 from learner.publish.final_policy import read_final
 from penstock.config.settings import Settings
-from penstock.registry.errors import SchemaMismatch
 from penstock.registry.records import MAX_PINNED, NewVersion, Origin, PolicyVersion, Status
 from penstock.registry.registry import Registry
+from penstock.registry.registry_errors import SchemaMismatch
 from penstock.registry.weight_files import (
     kept_files,
     read_kept,

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import language_async
 from benchmarks.language_async import Arm, Outcome, Threads, summarise
 from penstock.config.settings import OnPolicySection, load
-from workloads.rlhf.defaults import for_environment
+from workloads.rlhf.language_defaults import for_environment
 
 
 def arm(*runs: tuple[float, float]) -> Arm:

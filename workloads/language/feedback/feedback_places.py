@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.settings import ConfigurationError
-from penstock.registry.errors import RegistryError
 from penstock.registry.ratings import KeptRating
 from penstock.registry.registry import Registry
+from penstock.registry.registry_errors import RegistryError
 
 Row = tuple[str, Any]
 """Where it lies, and what is there: a mapping, or a ValueError for what cannot be read."""

@@ -25,7 +25,7 @@ from penstock.wire.schema import fragment_schema
 from penstock.wire.specification import Probe, RunSpecification
 from workloads.language.policy.language_policy import LanguagePolicy, build
 from workloads.rlhf import artefacts
-from workloads.rlhf.environment import spaces
+from workloads.rlhf.language_environment import spaces
 
 SUMMARY: dict[str, Any] = {"run": "a", "solved": True, "evaluation": {"mean": 0.7}, "policy_version": 9}
 

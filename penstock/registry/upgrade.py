@@ -10,7 +10,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from penstock.registry.errors import SchemaMismatch
+from penstock.registry.registry_errors import SchemaMismatch
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 

@@ -21,8 +21,8 @@ from penstock.registry.registry import Registry
 
 testclient = pytest.importorskip("fastapi.testclient", reason="the page needs `pip install 'penstock[ui]'`")
 
-from launch.ui.app import make_app  # noqa: E402 - where FastAPI is
 from launch.ui.catalogue import Catalogue  # noqa: E402
+from launch.ui.page import make_app  # noqa: E402 - where FastAPI is
 from launch.ui.server import Page  # noqa: E402
 
 SECRET = "correct horse"  # noqa: S105 - not one of ours
