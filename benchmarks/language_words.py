@@ -24,7 +24,7 @@ PROMPTS: Final = 512
 
 
 def make(folder: Path) -> None:
-    """As `penstock train recipes/rlhf-tiny.toml` makes its base model."""
+    """Write the base model as `penstock train recipes/rlhf-tiny.toml` makes it, and the prompts."""
     rng, task = np.random.default_rng(0), Sentiment()
     texts = [(task.prompt(rng), task.response(rng)) for _ in range(TEXTS)]
     tokenizer = build_tokenizer(WORDS)

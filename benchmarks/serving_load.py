@@ -92,7 +92,7 @@ async def _begin_again(stub: Any, request: pb.ActRequest) -> None:
 
 
 async def call_http(address: str) -> Call:
-    """The same observation as JSON, over a connection that stays open."""
+    """Return a call that sends the same observation as JSON, over a connection that stays open."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     body = json.dumps({"observation": [-0.1, -0.03, 0.03, 0.1]})

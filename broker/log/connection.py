@@ -86,7 +86,10 @@ def connect(url: str, password: str | None, tls: TlsFiles | None = None) -> Any:
 def connect_async(url: str, password: str | None, tls: TlsFiles | None = None) -> Any:
     """Return a `redis.asyncio.Redis` with a bounded pool, at whose bound callers wait; connects on first use.
 
-    tls: for rediss://; read at every new connection.
+    Args:
+        url: `redis://`, `rediss://` or `unix:///path`.
+        password: of the server, None where it asks for none.
+        tls: certificates for `rediss://`; read at every new connection.
     """
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         check_url(url),

@@ -1,4 +1,4 @@
-"""How the learner calls Redis: one retry loop around every call, one fence around every write.
+"""Calls of the learner to Redis: one retry loop around every call, one fence around every write.
 
 While Redis does not answer, a call is repeated (every call is safe to repeat), in the end with `Fatal`. A
 script that answers FENCED or CLOSED raises `Refused`.

@@ -1,4 +1,4 @@
-"""What one learner process knows of its log, in case Redis is restarted without it.
+"""The knowledge of one learner process about its log, in case Redis is restarted without it.
 
 Reads, renewals and writes update it; checkpoints and `reopen` read it. Thread-safe.
 """

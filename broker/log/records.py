@@ -52,7 +52,7 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """How far the log has come. `appended` fragments were new (the others were there already)."""
+    """The reply to an append. `appended` fragments were new (the others were there already)."""
 
     acked_through: int
     refusal: Refusal | None

@@ -65,9 +65,14 @@ class Store:
         await self._redis.aclose(close_connection_pool=True)
 
     async def open_session(self, actor_id: str, role: Role, owner: str = "") -> Opened | Refusal:
-        """Draw a session number and close the actor's previous session; `owner` is stored with the new one.
+        """Draw a session number and close the actor's previous session.
 
         Refusals: NOT_READY (no specification yet, or the log waits to be opened again), RUN_CLOSED.
+
+        Args:
+            actor_id: id of the actor.
+            role: rollout or evaluation.
+            owner: identity that opens the session, stored with it; "" for none.
         """
         return replies.opened(await self._run("open_session", actor_id, role.value, owner))
 

@@ -1,4 +1,4 @@
-"""Where a prediction waits for its run, and how it compares with what came.
+"""Storage of a prediction until its run, and its comparison with the run's summary.
 
     RUN/dry-run.json                     of a dry run with --run-dir RUN, and of every run that was predicted
     runs/dry-runs/CONFIGURATION.json     of one without: for the next run of that very configuration

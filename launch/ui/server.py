@@ -72,7 +72,13 @@ class Page:
 def main(folder: Path, address: str, *, insecure: bool) -> int:
     """Run `penstock ui`: serve until asked to end; returns the exit code.
 
-    Raises ConfigurationError as `Page` does.
+    Args:
+        folder: holds runs, or is one.
+        address: HOST:PORT at which to listen.
+        insecure: permit an address beyond loopback.
+
+    Raises:
+        ConfigurationError: as `Page` does.
     """
     if not folder.is_dir():
         raise ConfigurationError(f"{folder}: no such folder; name the one that holds runs, as `runs`")

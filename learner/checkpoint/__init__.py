@@ -1,1 +1,1 @@
-"""Checkpoints: written, chosen, resumed from."""
+"""Checkpoints: writing them, choosing one, resuming from it."""

@@ -1,4 +1,4 @@
-"""When a checkpoint is made, and what making one means: write, lineage, commit, trim, prune.
+"""The time and the steps of a checkpoint: write, lineage, commit, trim, prune.
 
 In this order, so that a crash in between leaves either a checkpoint that does not count or one that
 does with all its bytes on disk. The log is trimmed behind the second newest checkpoint of this lineage
@@ -34,14 +34,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What the log may hold beside the budget and what the algorithm retains, in payload bytes and entries."""
+    """Room of the log beside the budget and what the algorithm retains, in payload bytes and entries."""
 
     size: int
     entries: int
 
 
 class Keeper:
-    """Owns the checkpoints of this process. lineage: committed ones behind the start, oldest first."""
+    """Makes the checkpoints of this process. lineage: committed ones behind the start, oldest first."""
 
     def __init__(
         self,
@@ -56,7 +56,20 @@ class Keeper:
         room: Room,
         retain_from: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """retain_from: of the algorithm, which is in the state of the newest checkpoint of the lineage."""
+        """Make a checkpointer.
+
+        Args:
+            store: the folder of checkpoints.
+            learner_log: commits and trims.
+            lease: the lease under which it writes.
+            ledger: position and totals of the run.
+            lineage: commits behind the start, oldest first.
+            lineage_path: file of the lineage.
+            interval_s: seconds between two checkpoints.
+            room: room of the log.
+            retain_from: number of the oldest entry that the algorithm needs; the algorithm is in the state of
+                the newest checkpoint of the lineage.
+        """
         self._store = store
         self._log = learner_log
         self._lease = lease
@@ -81,17 +94,20 @@ class Keeper:
         self._consumed = _Consumed(self._trim, ledger.position, lease.renewal.log_bytes)
 
     def consumed(self, size: int) -> None:
-        """The ledger moved over entries of `size` payload bytes; 0 where they were not the log's."""
+        """Note that the ledger moved over entries of `size` payload bytes.
+
+        0 where they were not the log's.
+        """
         self._consumed.add(self._ledger.position, size)
         self._is_behind = True
 
     def due(self, renewal: Renewal) -> bool:
-        """An operator asked, the interval is over, or the log is filling up."""
+        """Return whether an operator asked, the interval is over, or the log is filling up."""
         asked = renewal.checkpoint_revision != self._revision
         return asked or self._is_time() or self._is_pressed()
 
     def spare(self, best: str, candidate: str) -> None:
-        """Checkpoints that stay however old they are: of the best evaluation and of the one under way.
+        """Keep these checkpoints however old they are: of the best evaluation and of the one under way.
 
         "" for none.
         """
@@ -119,7 +135,7 @@ class Keeper:
 
     @property
     def last_id(self) -> str:
-        """Id of the newest checkpoint of this lineage, "" without one."""
+        """Return the id of the newest checkpoint of this lineage, "" without one."""
         return self._lineage[-1].checkpoint_id if self._lineage else ""
 
     def _save(self, algorithm: Algorithm, progress: Progress, beside: Mapping[str, Tensor]) -> None:
@@ -134,7 +150,7 @@ class Keeper:
             # A learner that has taken over clears away what is half-written.
             self._lease.confirm()
             raise
-        # What the checkpoint knows, and who resumes from it: a version may have been drawn meanwhile.
+        # The checkpoint's version, as a learner that resumes knows it: another may have been drawn meanwhile.
         version = progress.log.version if progress.log is not None else 0
         append_lineage(self._lineage_path, self._ledger.entry(checkpoint_id, self.last_id, version))
         commit = Commit(
@@ -157,7 +173,10 @@ class Keeper:
         log.info("checkpoint committed", extra={"checkpoint": checkpoint_id, "position": commit.position})
 
     def _needed_after(self, position: int) -> int:
-        """Who resumes at `position` with the algorithm as it is now needs nothing up to here."""
+        """Return the newest entry that a resumed learner does not need.
+
+        It resumes at `position` with the algorithm as it is now.
+        """
         retained = self._retain_from()
         return position if retained is None else min(position, retained - 1)
 
@@ -165,30 +184,30 @@ class Keeper:
         return time.monotonic() - self._at_s >= self._interval_s and self._is_behind
 
     def _is_pressed(self) -> bool:
-        """Whether much of the log lies there that checkpoints could let go."""
+        """Return whether checkpoints hold back much of the log that they could release."""
         free = self._needed_after(self._ledger.position)
         size = self._consumed.through(free) - self._consumed.through(self._trim)
         return size > PRESSURE * self._room.size or free - self._trim > PRESSURE * self._room.entries
 
 
 class _Consumed:
-    """Payload bytes of everything consumed up to an entry, known at the ends of deliveries."""
+    """Payload bytes of all entries consumed up to an entry, known at the ends of deliveries."""
 
     def __init__(self, trim: int, position: int, size: int) -> None:
         self._ends = [trim, position] if position > trim else [trim]
         self._sizes = [0, size] if position > trim else [size]
 
     def add(self, last: int, size: int) -> None:
-        """A delivery of `size` bytes ended with entry `last`."""
+        """Note that a delivery of `size` bytes ended with entry `last`."""
         self._ends.append(last)
         self._sizes.append(self._sizes[-1] + size)
 
     def through(self, number: int) -> int:
-        """Up to the last end at or before entry `number`."""
+        """Return the bytes up to the last end at or before entry `number`."""
         place = bisect.bisect_right(self._ends, number) - 1
         return self._sizes[max(place, 0)]
 
     def forget_before(self, number: int) -> None:
-        """Nobody asks about less any more."""
+        """Drop the ends before `number`, which are not asked for again."""
         first = max(0, bisect.bisect_right(self._ends, number) - 1)
         del self._ends[:first], self._sizes[:first]

@@ -1,9 +1,9 @@
-"""Which checkpoint a learner begins from, and what that costs.
+"""The choice of the checkpoint from which a learner begins, and its cost.
 
 A checkpoint counts when Redis says it was committed; the newest committed one that is whole on disk is
 taken. Only when Redis holds no run at all may a checkpoint that Redis does not know count: the newest
 whole one of the highest epoch. Beginning behind the trim floor loses experience for good and needs
-`--allow-loss`; the range is booked `log_lost`.
+`--allow-loss`; the range is counted as `log_lost`.
 """
 
 import logging
@@ -22,10 +22,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """checkpoint, progress: None for a run that begins. lineage: commits behind it, oldest first.
+    """The state from which a learner begins.
 
-    ledger: at the position where reading begins, what is lost booked already. resumed: asked to go on with a run.
-    catch_up_through: newest entry that the log holds of newer weights than these; 0: nothing to catch up with.
+    checkpoint, progress: None for a run that begins. lineage: commits behind it, oldest first. ledger: at the
+    position where reading begins, with losses counted already. resumed: asked to go on with a run.
+    catch_up_through: newest entry that the log holds of newer weights than these; 0: nothing to catch up
+    with.
     """
 
     checkpoint: Checkpoint | None
@@ -37,9 +39,16 @@ class Beginning:
 
 
 def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Beginning:
-    """The checkpoint and the position in the log from which a learner that holds `lease` begins.
+    """Return where to begin.
 
-    Raises Fatal, with the remedy, when there is nothing to begin from without loss or without leave.
+    Args:
+        lease: as `LearnerLog.acquire` gave it.
+        store: the folder of checkpoints.
+        options: whether to resume, from the best checkpoint or the newest, and whether loss is permitted.
+
+    Raises:
+        Fatal: there is nothing to begin from without loss or without permission; the message names the
+            remedy.
     """
     if not options.resume:
         return _begin(lease, store)

@@ -19,9 +19,12 @@ from learner.reporting.training_clock import TrainingClock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCheckpoints:
-    """Used by the loop's thread. The parts are those whose state a checkpoint holds.
+    """Makes the checkpoints of a run; used by the loop's thread.
 
-    sections: `progress.sections` of the settings. keep_best: make a checkpoint whenever an evaluation is asked for.
+    Its fields are the parts with state to store.
+
+    sections: `progress.sections` of the settings. keep_best: make a checkpoint whenever an evaluation is
+    asked for.
     """
 
     run: str
@@ -39,12 +42,16 @@ class RunCheckpoints:
     recording: RecordingWriter | None
 
     def consumed(self, size: int) -> None:
-        """Hear that entries of `size` payload bytes were consumed; 0 where they were not the log's."""
+        """Note that entries of `size` payload bytes were consumed; 0 where they were not the log's."""
         self.keeper.consumed(size)
 
     @property
     def due(self) -> bool:
-        """Whether it is time, an operator asked, the log fills up, or the best checkpoint may be one of this update."""
+        """Return whether it is time for a checkpoint.
+
+        It is when the interval is over, an operator asked, the log fills up, or the best checkpoint may be
+        one of this update.
+        """
         return self.keeper.due(self.lease.renewal) or (
             self.keep_best and self.evaluation.lacks_checkpoint(self.algorithm.updates)
         )

@@ -28,7 +28,7 @@ from penstock.runtime.failpoint import failpoint
 
 FORMAT: Final = 1
 BEST: Final = "evaluation/best"
-"""Of a checkpoint's tensors: the weights of the best evaluation, as the bytes that were published."""
+"""Name of a checkpoint's tensor with the weights of the best evaluation, as the bytes that were published."""
 _MANIFEST: Final = "manifest.json"
 _TENSORS: Final = "tensors.safetensors"
 _STATE: Final = "state.json"
@@ -40,12 +40,12 @@ log = logging.getLogger(__name__)
 
 
 class Damaged(ValueError):
-    """A checkpoint that is not whole; the message names directory, file and what is wrong."""
+    """Reports a checkpoint that is not whole; the message names directory, file and fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint read back. tensors: on the CPU. state: JSON object."""
+    """A checkpoint as it was read. tensors: on the CPU. state: JSON object."""
 
     id: str
     manifest_sha256: str
@@ -62,7 +62,16 @@ class CheckpointStore:
         directory.mkdir(parents=True, exist_ok=True)
 
     def write(self, checkpoint_id: str, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> str:
-        """Store a checkpoint; when this returns it survives loss of power. Returns the manifest's digest."""
+        """Store a checkpoint and return the manifest's digest; it then survives loss of power.
+
+        Args:
+            checkpoint_id: name of its directory.
+            tensors: by name.
+            state: JSON object.
+
+        Raises:
+            OSError: the disk is full or fails.
+        """
         temporary = self.directory / f"{_TEMPORARY}{checkpoint_id}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
@@ -92,7 +101,10 @@ class CheckpointStore:
         return hashlib.sha256(manifest).hexdigest()
 
     def read(self, checkpoint_id: str, manifest_sha256: str | None = None) -> Checkpoint:
-        """The checkpoint of that id; raises Damaged unless it is whole and, where given, has that digest."""
+        """Return the checkpoint of that id.
+
+        Raises Damaged unless it is whole and, where given, has that digest.
+        """
         directory = self.directory / checkpoint_id
         manifest = _read(directory / _MANIFEST, _MAX_MANIFEST_BYTES)
         digest = hashlib.sha256(manifest).hexdigest()
@@ -114,7 +126,10 @@ class CheckpointStore:
             raise Damaged(f"{directory}: {error}") from error
 
     def newest(self, candidates: Sequence[tuple[str, str | None]]) -> Checkpoint | None:
-        """The first of (id, manifest digest) that is whole; says why each one before it was refused."""
+        """Return the first of (id, manifest digest) that is whole.
+
+        Logs why each one before it was refused.
+        """
         for checkpoint_id, digest in candidates:
             try:
                 return self.read(checkpoint_id, digest)
@@ -124,12 +139,12 @@ class CheckpointStore:
         return None
 
     def ids(self) -> list[str]:
-        """Every checkpoint directory, newest first; ids sort by epoch, then by age."""
+        """Return every checkpoint directory, newest first; ids sort by epoch, then by age."""
         names = (path.name for path in self.directory.iterdir() if path.is_dir())
         return sorted((name for name in names if not name.startswith(_TEMPORARY)), reverse=True)
 
     def name_ignored(self, committed: Sequence[str]) -> None:
-        """Say which directories do not count; remove what a crash left half-written."""
+        """Log which directories do not count; remove those that a crash left half-written."""
         for path in self.directory.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(path, ignore_errors=True)
         for checkpoint_id in self.ids():
@@ -137,21 +152,21 @@ class CheckpointStore:
                 log.warning("checkpoint ignored: it was never committed", extra={"checkpoint": checkpoint_id})
 
     def name_best(self, checkpoint_id: str) -> None:
-        """Say which checkpoint is that of the best evaluation; its pointer is replaced whole."""
+        """Record which checkpoint is that of the best evaluation; its pointer is replaced whole."""
         if checkpoint_id != self.best():
             temporary = self.directory / f"{_POINTER}.tmp"
             temporary.write_text(json.dumps({"checkpoint": checkpoint_id}) + "\n")
             temporary.replace(self.directory / _POINTER)
 
     def best(self) -> str:
-        """Id of the checkpoint of the best evaluation; "" without one."""
+        """Return the id of the checkpoint of the best evaluation; "" without one."""
         try:
             return str(json.loads((self.directory / _POINTER).read_text())["checkpoint"])
         except FileNotFoundError:
             return ""
 
     def prune(self, lineage: Sequence[str], spared: Collection[str] = ()) -> None:
-        """Remove what is older than the newest `keep` of the lineage, but for the spared.
+        """Remove checkpoints older than the newest `keep` of the lineage, except for the spared.
 
         lineage: oldest first.
         """
@@ -163,12 +178,12 @@ class CheckpointStore:
 
 
 def bytes_tensor(data: bytes) -> Tensor:
-    """Bytes as a tensor of a checkpoint, uint8 [n]."""
+    """Return bytes as a tensor of a checkpoint, uint8 [n]."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
-    """Inverse of `bytes_tensor`."""
+    """Return the bytes of such a tensor."""
     return tensor.numpy().tobytes()
 
 

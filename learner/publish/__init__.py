@@ -1,1 +1,1 @@
-"""Weights on their way out, and versions worth keeping."""
+"""Publication of weights, and registration of the versions to keep."""

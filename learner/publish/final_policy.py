@@ -3,8 +3,8 @@
 `policies/final.safetensors` and `policy.json`.
 
 `policy.json` holds the encoded run specification (spaces, environment, policy and evaluation sections) from
-the start of the run on, and at its end which version the weights are and their digest. Both files are
-replaced whole; the digest tells a pair that does not belong together.
+the start of the run on, and at its end the version of the weights and their digest. Both files are
+replaced whole; the digest reveals a pair that does not belong together.
 """
 
 import base64
@@ -20,12 +20,15 @@ from penstock.wire.specification import RunSpecification
 
 _BLOB: Final = "final.safetensors"
 _ENDED: Final = ("version", "update", "sha256")
-"""What of the description is known when a run has ended."""
+"""Fields of the description that are known when a run has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalPolicy:
-    """blob: safetensors. version: of its publication. update: updates behind it."""
+    """The weights that a run ends with.
+
+    blob: safetensors. version: of its publication. update: updates behind it.
+    """
 
     specification: RunSpecification
     blob: bytes
@@ -34,7 +37,7 @@ class FinalPolicy:
 
 
 def write_specification(run_dir: Path, specification: RunSpecification) -> None:
-    """Describe a run that begins or goes on; what it ended with before stays known."""
+    """Describe a run that begins or goes on; the record of an earlier end is preserved."""
     path = run_dir / FOLDER / DESCRIPTION
     try:
         before = json.loads(path.read_bytes())
@@ -45,7 +48,7 @@ def write_specification(run_dir: Path, specification: RunSpecification) -> None:
 
 
 def write_final(run_dir: Path, final: FinalPolicy) -> None:
-    """Replace the run's final policy."""
+    """Replace the run's final policy; raises OSError."""
     folder = run_dir / FOLDER
     replace_file(folder / _BLOB, final.blob)
     known = {"version": final.version, "update": final.update, "sha256": weights.sha256(final.blob)}
@@ -68,7 +71,7 @@ def _write_description(path: Path, specification: RunSpecification, known: Mappi
 
 
 def read_final(run_dir: Path) -> FinalPolicy:
-    """The final policy of a run; raises ValueError that says what is missing or damaged."""
+    """Return the final policy of a run; raises ValueError that says what is missing or damaged."""
     folder = run_dir / FOLDER
     try:
         description = json.loads((folder / DESCRIPTION).read_bytes())

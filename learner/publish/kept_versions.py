@@ -1,16 +1,14 @@
-"""Versions worth keeping: registered, their bytes on disk and pinned in Redis.
+"""Versions to keep: registered, their bytes on disk and pinned in Redis, off the learner's critical path.
 
-Off the learner's critical path.
+    best      an evaluation with a higher mean than any before    (offered by the thread of the episodes)
+    periodic  every `learner.keep_every_updates` updates          (the publisher's thread)
+    final     the version that the process ends with              (`finish`, in the loop's thread)
 
-    best      an evaluation with a higher mean than any before          (the thread of the episodes offers it)
-    periodic  every `learner.keep_every_updates` updates                (the publisher's thread)
-    final     what the process ends with                                (`finish`, in the loop's thread)
-
-Offers wait here; a thread of this module writes the file, then registers, then has `shelf` make Redis and the
-folder follow the registry, at least every LOOK_S, also what operators have changed. A registry that does not
-answer or a full disk is logged and counted, and tried again at the next look: learning goes on. A refused
-write to Redis ends the process as everywhere. SQLAlchemy is not imported before the first look: it would keep
-the first update waiting.
+Offers wait here; a thread of this module writes the file, then registers, then has `registry_sync` make Redis
+and the folder follow the registry, at least every LOOK_S, including changes by operators. A registry that
+does not answer or a full disk is logged and counted, and tried again at the next round: learning goes on. A
+refused write to Redis ends the process as everywhere. SQLAlchemy is not imported before the first round: it
+would keep the first update waiting.
 """
 
 import logging
@@ -41,16 +39,19 @@ if TYPE_CHECKING:
     from penstock.registry.registry import Registry
 
 LOOK_S: Final = 2.0
-"""What operators change reaches Redis and the folder within this."""
+"""Seconds within which changes by operators reach Redis and the folder."""
 _DECISIONS: Final = (Action.PROMOTED, Action.ROLLED_BACK, Action.TRAFFIC)
 MAX_WAITING: Final = 4
-"""Offers that wait for a registry which does not answer; the oldest gives way."""
+"""Most offers that wait for a registry which does not answer; the oldest is dropped."""
 
 log = logging.getLogger(__name__)
 
 
 class KeptVersions:
-    """`run` in a thread; `begin` before the first publication, `finish` at the end."""
+    """Registers versions and holds their bytes: call `run` in a thread.
+
+    Call `begin` before the first publication, and `finish` at the end.
+    """
 
     def __init__(self, lineage: Lineage, shelf: Shelf, stop: threading.Event) -> None:
         self._lineage = lineage
@@ -66,7 +67,7 @@ class KeptVersions:
         self._failure = ""
 
     def begin(self) -> None:
-        """Follow a registry that is there already: no number that it holds is drawn again."""
+        """Follow a registry that exists already: no number that it holds is drawn again."""
         forget_unfinished(self._lineage.run_dir)
         url = self._lineage.url
         file = url.removeprefix("sqlite:///")
@@ -74,7 +75,7 @@ class KeptVersions:
             self._look()
 
     def published(self, publication: Publication, blob: bytes) -> None:
-        """Weights went out: keep them where it is time to."""
+        """Offer the published weights when a periodic version is due."""
         if self._registry is None and publication.update:
             self._hasten.set()  # the first update is made
         if self._lineage.keep_every is None:
@@ -86,21 +87,21 @@ class KeptVersions:
             self.offer(periodic(publication, blob, self._lineage.keep_every))
 
     def evaluated(self, result: Result) -> None:
-        """An evaluation came in: keep its version where none was better."""
+        """Offer the evaluated version; it is registered unless one before was at least as good."""
         self.offer(best(result))
 
     def offer(self, worthy: Worthy) -> None:
-        """Keep a version as soon as possible; waits for nothing."""
+        """Register a version as soon as possible; never waits."""
         with self._changed:
             self._waiting = [*self._waiting, worthy][-MAX_WAITING:]
         self._hasten.set()
 
     def wake(self) -> None:
-        """Look now, or see that it is over."""
+        """Wake the thread for a round, or for the end."""
         self._hasten.set()
 
     def run(self) -> None:
-        """Look until `stop`."""
+        """Make rounds until `stop`."""
         while True:
             self._hasten.wait(LOOK_S)
             self._hasten.clear()
@@ -109,7 +110,7 @@ class KeptVersions:
             self._look()
 
     def finish(self, worthy: Worthy | None) -> None:
-        """Keep what the process ends with, and what still waits, in this thread."""
+        """Register the version that the process ends with, and the offers that still wait, in this thread."""
         if worthy is not None:
             self.offer(worthy)
         self._look()
@@ -191,7 +192,10 @@ class KeptVersions:
         )
 
     def _activate(self, registry: "Registry", version: int, *, is_last: bool) -> None:
-        """The first version serves, and at the end the best one, unless somebody else has said who serves."""
+        """Make the first version active, and at the end the best one.
+
+        An operator's earlier decision stays.
+        """
         policy = self._lineage.policy
         active = registry.active(policy)
         if active is None:
@@ -203,7 +207,7 @@ class KeptVersions:
                 registry.promote(policy, top.version, "the best version of a run that has ended", by=BY)
 
     def _decides_alone(self, registry: "Registry") -> bool:
-        """Whether nobody but a learner has ever said who serves."""
+        """Return whether only a learner has ever decided which version is active."""
         events = registry.events(self._lineage.policy, MAX_EVENTS)
         return all(event.by == BY for event in events if event.action in _DECISIONS)
 
@@ -215,16 +219,16 @@ class KeptVersions:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What a look that fails raises; asked only then."""
+    """Return the errors of a round that fails; called late, because it imports SQLAlchemy."""
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
     return (RegistryError, SQLAlchemyError, OSError, ValueError)
 
 
 def _best(pinned: Iterable[PolicyVersion], run: str) -> PolicyVersion | None:
-    """The first of those that did best among a run's versions which may serve.
+    """Return the first of those that did best among a run's versions which may serve.
 
-    None where none was evaluated.
+    Returns None where none was evaluated.
     """
     allowed = (Status.ACTIVE, Status.CANDIDATE)
     evaluated = [

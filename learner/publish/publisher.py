@@ -1,4 +1,4 @@
-"""Weights on their way out: encoded and published off the learner's critical path.
+"""Publication of weights: encoded and published off the learner's critical path.
 
 The loop hands over a copy of the weights and goes on. One offer waits at most: a newer one replaces it
 (a busy publisher skips to the newest), and settled positions and a wish for evaluation are carried
@@ -29,10 +29,11 @@ _MOST_TRACES: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What to publish. weights: a `penstock.policy.weights.snapshot`; None: only settle.
+    """Weights to publish, or a position to settle.
 
-    settled: position that publishing settles. evaluate: pin and have it played. round: that it opens.
-    traces: of the updates in it that are traced.
+    weights: a `penstock.policy.weights.snapshot`; None: only settle.
+    settled: position that publishing settles. evaluate: pin the version and have it played. round: that it
+    opens. traces: of the updates in it that are traced.
     """
 
     settled: int
@@ -47,7 +48,18 @@ class Offer:
 
 
 class Publisher:
-    """`offer` from the loop, `run` in a thread. `latest` is the newest publication of this process."""
+    """Publishes offers: call `offer` from the loop, `run` in a thread.
+
+    `latest` is the newest publication of this process.
+
+    Args:
+        learner_log: publishes and settles.
+        lease: the lease under which it writes.
+        quarantine: expects answers to the probe of each published version.
+        on_candidate: takes a version to be evaluated, and returns the one that it replaces, if any.
+        stop: ends `run`.
+        on_published: called with each publication and its bytes.
+    """
 
     def __init__(
         self,
@@ -74,44 +86,49 @@ class Publisher:
         self.count = 0
 
     def offer(self, offer: Offer) -> None:
-        """Publish as soon as possible, instead of what waits."""
+        """Publish as soon as possible, in place of the offer that waits."""
         with self._changed:
             self._waiting = offer if self._waiting is None else _merged(self._waiting, offer)
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """See whether it is over."""
+        """Wake the thread, so that it notices `stop`."""
         with self._changed:
             self._changed.notify_all()
 
     def publish(self, offer: Offer) -> None:
-        """Publish now, in this thread, after what is under way."""
+        """Publish now, in this thread, after a publication that is under way."""
         self.flush()
         with self._serial:
             self._publish(offer)
 
     def flush(self) -> None:
-        """Wait until nothing waits and nothing is under way."""
+        """Wait until no offer waits and no publication is under way."""
         with self._changed:
             while (self._waiting is not None or self._busy) and not self._stop.is_set():
                 self._changed.wait(_WAIT_S)
 
     def observe_generations(self, versions: Iterable[int]) -> None:
-        """Tell the metrics how many publications each fragment's oldest version lay behind when it was learned from."""
+        """Observe as a metric how many publications each fragment's oldest version lay behind.
+
+        versions: oldest version of each fragment when it was learned from.
+        """
         for generations in map(self.generations, versions):
             if generations is not None:
                 metrics.GENERATIONS.observe(generations)
 
     def generations(self, version: int) -> int | None:
-        """Publications of this process behind `version`; None for one that it does not remember.
+        """Return the number of this process's publications behind `version`.
 
-        Not a difference of versions: those leap when Redis was restarted.
+        None for one it does not remember.
+
+        This is not a difference of versions: those leap when Redis was restarted.
         """
         place = self._place.get(version)
         return None if place is None else self.count - place
 
     def withdraw(self, candidate: Candidate) -> None:
-        """Nobody need play this version any longer; its bytes need not be kept."""
+        """End the evaluation of this version; its bytes need not be kept."""
         self._lease.patiently(lambda: self._log.end_evaluation(candidate.version))
 
     def run(self) -> None:
@@ -177,7 +194,7 @@ class Publisher:
 
 
 def _merged(old: Offer, new: Offer) -> Offer:
-    """`new`, with what of `old` must not be skipped."""
+    """Return `new`, with the parts of `old` that must not be skipped."""
     if new.weights is None:
         return replace(old, settled=new.settled)
     traces = (*old.traces, *new.traces)[-_MOST_TRACES:]
@@ -185,7 +202,10 @@ def _merged(old: Offer, new: Offer) -> Offer:
 
 
 def _trace(offer: Offer, version: int, took_s: float) -> None:
-    """Part of the newest update's trace, with links to those that the publisher has skipped."""
+    """Record a part of the newest update's trace.
+
+    It has links to the updates that the publisher has skipped.
+    """
     *skipped, newest = offer.traces
     tracing.record(
         "learner.publish", took_s, parent=newest, links=skipped, version=version, update=offer.update

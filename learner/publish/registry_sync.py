@@ -1,13 +1,15 @@
-"""Redis and the run's folder follow the registry: what it keeps is held, what it retires is let go.
+"""Make Redis and the run's folder follow the registry.
+
+Bytes of pinned versions are held, others are released.
 
     registry.pinned ──► `penstock:kept` in Redis, so that GetWeights answers for it
-           │            bytes that Redis does not hold (it went back, or let them go) come from the file
+           │            bytes that Redis does not hold (it went back, or dropped them) come from the file
            └──────────► policies/VERSION.safetensors; those of retired versions are removed
 
 A rollback made an older version active again at once; here its content gets a number of its own, drawn where
 all numbers are drawn, so that versions only rise. The pointer that actors follow does not move: training goes
-on. Each step may be repeated. A crash in between leaves bytes in Redis, which the next look lets go of, or a
-file that no registry names: it is passed over, and not removed, for it may be another registry's.
+on. Each step may be repeated. A crash in between leaves bytes in Redis, which the next round releases, or a
+file that no registry names: it is left in place, for it may be another registry's.
 """
 
 import logging
@@ -32,7 +34,10 @@ log = logging.getLogger(__name__)
 
 
 class Shelf:
-    """`follow` as often as wished, from one thread at a time."""
+    """Makes Redis and the folder follow the registry.
+
+    Call `follow` as often as wished, from one thread at a time.
+    """
 
     def __init__(self, kept: KeptWeights, lease: LeaseKeeper, run: str, policy: str, run_dir: Path) -> None:
         self._kept = kept
@@ -47,12 +52,15 @@ class Shelf:
     def confirm(self) -> None:
         """Raise Fatal when another learner has taken over.
 
-        The registry itself does not know who may write.
+        The registry itself does not know which learner may write.
         """
         self._lease.confirm()
 
     def follow(self, registry: "Registry") -> None:
-        """Raises what the registry and the disk raise, and Fatal when this learner may not write any more."""
+        """Follow the registry once.
+
+        Raises the errors of the registry and the disk, and Fatal when this learner may not write any more.
+        """
         revision = registry.traffic(self._policy).revision
         pinned = self._own(registry)
         if self._revision is None:
@@ -63,7 +71,7 @@ class Shelf:
         self._revision = revision
 
     def _own(self, registry: "Registry") -> dict[int, PolicyVersion]:
-        """What is pinned of this run; others that share the registry hold their own."""
+        """Return the pinned versions of this run; other runs that share the registry hold their own."""
         return {one.version: one for one in registry.pinned(self._policy) if one.run == self._run}
 
     def _hold(self, registry: "Registry", pinned: dict[int, PolicyVersion], revision: int) -> None:
@@ -81,7 +89,10 @@ class Shelf:
         )
 
     def _is_retired(self, registry: "Registry", version: int) -> bool:
-        """Not one that this registry does not know: a run may have been given another registry."""
+        """Return whether this registry has retired the version.
+
+        One that it does not know may be another registry's.
+        """
         try:
             found = registry.get(self._policy, version)
         except UnknownVersion:

@@ -1,4 +1,4 @@
-"""What is said of a version that is worth keeping, and of the lineage that it belongs to."""
+"""A version that is a candidate for registration, and the lineage that it belongs to."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from penstock.wire.messages import Publication
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """Whose versions these are. configuration: sha256. parent: version that the process began from."""
+    """The run behind the versions. configuration: sha256. parent: version that the process began from."""
 
     run: str
     policy: str
@@ -32,7 +32,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worthy:
-    """A publication that is worth keeping."""
+    """A publication to register."""
 
     publication: Publication
     blob: bytes
@@ -42,7 +42,7 @@ class Worthy:
 
 
 def lineage_of(settings: Settings, run_dir: Path, progress: Progress) -> Lineage:
-    """Of a process with these settings that begins where `progress` says."""
+    """Return the lineage of a process with these settings that begins at `progress`."""
     return Lineage(
         run=settings.run,
         policy=settings.serving.policy,
@@ -56,7 +56,10 @@ def lineage_of(settings: Settings, run_dir: Path, progress: Progress) -> Lineage
 
 
 def best(result: Result) -> Worthy:
-    """A version that was evaluated; whether none was better the registry knows."""
+    """Return the candidate for an evaluated version.
+
+    Only the registry knows whether one before was better.
+    """
     candidate = result.candidate
     return Worthy(
         publication=_publication(candidate.version, candidate.update, candidate.blob),
@@ -68,12 +71,19 @@ def best(result: Result) -> Worthy:
 
 
 def periodic(publication: Publication, blob: bytes, every: int) -> Worthy:
-    """A version whose turn it is."""
+    """Return the candidate for a version that is due after `every` updates."""
     return Worthy(publication=publication, blob=blob, origin=Origin.PERIODIC, reason=f"every {every} updates")
 
 
 def last(final: FinalPolicy, evaluation: Evaluation, newest: Publication, why: str) -> Worthy | None:
-    """What a process ends with; None where it was not published as it is. newest: publication."""
+    """Return the candidate that a process ends with; None where it was not published as it is.
+
+    Args:
+        final: the weights at the end.
+        evaluation: the run's evaluations.
+        newest: the newest publication.
+        why: reason of the end, for the audit.
+    """
     results = (evaluation.solved, evaluation.last, evaluation.best)
     # The best version may have been published again: the same bytes were evaluated under another number.
     evaluated = next((one for one in results if one and one.candidate.blob == final.blob), None)
@@ -95,7 +105,7 @@ def _publication(version: int, update: int, blob: bytes) -> Publication:
 
 
 def _recorded(result: Result | None) -> records.Evaluation | None:
-    """As the registry records it; nothing where the returns of an environment have no finite mean."""
+    """Return a result as the registry records it; None where an environment's returns have no finite mean."""
     if result is None or not (math.isfinite(result.mean) and math.isfinite(result.std)):
         return None
     return records.Evaluation(mean=result.mean, std=result.std, episodes=result.episodes)

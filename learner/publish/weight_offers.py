@@ -1,7 +1,9 @@
-"""What the publisher is offered after each update: new weights, weights to be evaluated, or only a settled position.
+"""Offers to the publisher after each update.
 
-In lock-step, and where a checkpoint must hold exactly what is evaluated, weights are published in the loop's own
-thread; else the publisher's thread encodes and sends them while the loop goes on.
+New weights, weights to be evaluated, or only a settled position.
+
+In lock-step, and where a checkpoint must hold exactly what is evaluated, weights are published in the loop's
+own thread; else the publisher's thread encodes and sends them while the loop goes on.
 """
 
 import logging
@@ -23,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class WeightOffers:
-    """Used by the loop's thread. reopened: set when Redis came back.
+    """Makes the offers; used by the loop's thread. reopened: set when Redis came back.
 
     catch_up_through: newest entry that the log held when a learner resumed; 0: nothing to catch up with.
     """
@@ -54,12 +56,16 @@ class WeightOffers:
             self._publish()
 
     def after(self, update: Update | None, trace: str) -> None:
-        """Offer what an update calls for. update: None where all of the batch was dropped. trace: of the update, or ""."""
+        """Make the offer that an update calls for.
+
+        update: None where all of the batch was dropped. trace: of the update, or "".
+        """
         if self._is_catching_up():
             self.settle(self.ledger.position)
             return
         applied = update is not None and update.applied and update.publish
-        # Even where all that there was is stale: actors with the weights of before would only send more of it.
+        # Even where all that there was is stale: actors with the weights of before would only send more of
+        # it.
         publishes = applied or self._owes_first
         self._owes_first = False
         self._holds_back = not publishes and (self._holds_back or (update is not None and update.applied))
@@ -79,7 +85,10 @@ class WeightOffers:
         self.publisher.offer(Offer(settled=position))
 
     def publish_again(self) -> None:
-        """Publish once more where Redis came back: it may have forgotten the weights, and what is being evaluated."""
+        """Publish once more where Redis came back.
+
+        It may have forgotten the weights, and what is being evaluated.
+        """
         if self.reopened.is_set():
             self.reopened.clear()
             self._publish(evaluate=self.evaluation.pending)
@@ -89,7 +98,10 @@ class WeightOffers:
         self._publish(evaluate=True)
 
     def publish_best(self, best: Candidate) -> None:
-        """Publish the weights of an earlier version again: a new number, the same bytes. The policy takes them over."""
+        """Publish the weights of an earlier version again: a new number, the same bytes.
+
+        The policy takes them over.
+        """
         (module,) = self.algorithm.published_modules().values()
         weights.load_into(module, best.blob)
         self.publisher.publish(replace(self._offer(evaluate=False), update=best.update, round=None))

@@ -93,7 +93,8 @@ class RecordingWriter:
     def go_on(cls, folder: Path, position: int, max_bytes: int) -> "RecordingWriter":
         """Return a writer behind the batch that ends with `position`; later records are cut off.
 
-        A recording that ended before (it was full) stays as it is.
+        A recording that ended before (it was full) stays as it is. folder: of the recording. max_bytes: bound
+        at which it ends.
         """
         places = find_places(folder)
         kept = _through(places, position)

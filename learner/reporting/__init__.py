@@ -1,1 +1,1 @@
-"""What a run leaves to read: metrics, evidence, trackers."""
+"""The files and figures that a run leaves: metrics, evidence, trackers."""

@@ -1,4 +1,4 @@
-"""Evidence of an update that was not finite: the batch itself, to be looked at later."""
+"""Evidence of an update that was not finite: the batch itself, for later examination."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,14 @@ from learner.feed.log_batch import Delivery
 
 
 def keep_evidence(folder: Path, delivery: Delivery, update: Update, count: int) -> str:
-    """Write the batch and where it came from; returns the path without its endings."""
+    """Write the batch and its origin; returns the path without its endings.
+
+    Args:
+        folder: folder to write into.
+        delivery: the batch.
+        update: the update that was not finite.
+        count: number of updates made, for the name of the file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     base = folder / f"nan-{count:08d}-{delivery.last}"
     origin = {

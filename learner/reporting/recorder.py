@@ -1,8 +1,8 @@
-"""What a run leaves to read: `metrics.jsonl` while it learns, `learner.json` when it ends.
+"""The files of a run's figures: `metrics.jsonl` while it learns, `learner.json` when it ends.
 
 A line is written at most every INTERVAL_S, between two updates: it sums up the updates since the line
 before. A resumed learner appends; its lines begin at the step of its checkpoint, so a reader takes the
-later of two lines for the same step. Losing the last lines in a crash loses nothing but the view.
+later of two lines for the same step. A crash that loses the last lines loses nothing else.
 """
 
 import json
@@ -43,7 +43,7 @@ _GAUGES: Final = {
 
 
 class Staleness:
-    """How many fragments were how many updates old at their turn."""
+    """Counts fragments by their age in updates at their turn."""
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
         self.counts = Counter({int(age): count for age, count in (counts or {}).items()})
@@ -53,11 +53,11 @@ class Staleness:
         self.counts.update(ages)
 
     def state(self) -> dict[str, int]:
-        """A JSON object for a checkpoint."""
+        """Return a JSON object for a checkpoint."""
         return {str(age): count for age, count in self.counts.items()}
 
     def quantiles(self) -> dict[str, int]:
-        """p50, p99 and max in updates; zeros before the first fragment."""
+        """Return p50, p99 and max in updates; zeros before the first fragment."""
         return {"p50": self._at(0.5), "p99": self._at(0.99), "max": max(self.counts, default=0)}
 
     def _at(self, share: float) -> int:
@@ -85,7 +85,7 @@ class _Since:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Where the run is: what a line says beside the sums."""
+    """The state of the run at a line, beside the sums."""
 
     training_seconds: float
     env_steps: int
@@ -104,7 +104,10 @@ class Moment:
 
 
 class Recorder:
-    """Used by the loop's thread. staleness: of the whole run. tracking: gets every line as well."""
+    """Writes the lines; used by the loop's thread.
+
+    staleness: of the whole run. tracking: receives every line too.
+    """
 
     def __init__(
         self, run_dir: Path, staleness: Staleness, env_steps: int, tracking: Tracking | None = None
@@ -119,7 +122,15 @@ class Recorder:
     def updated(
         self, delivery: Delivery, values: Mapping[str, float], *, update: int, wait_s: float, compute_s: float
     ) -> None:
-        """An update was made from `delivery` at the learner's count `update`."""
+        """Count an update that was made from `delivery`.
+
+        Args:
+            delivery: the batch.
+            values: the algorithm's metrics by name.
+            update: the learner's count of updates.
+            wait_s: seconds that the loop waited for the batch.
+            compute_s: seconds of the update.
+        """
         ages = Counter(abs(update - made_with) for made_with in delivery.updates)
         self.staleness.add(ages)
         self._since.staleness.add(ages)
@@ -141,7 +152,7 @@ class Recorder:
                 gauge.set(values[name])
 
     def write(self, moment: Callable[[], Moment], *, now: bool = False) -> None:
-        """Add a line when one is due, or `now`."""
+        """Write a line when one is due, or `now`."""
         elapsed = time.monotonic() - self._since.at_s
         if elapsed < INTERVAL_S and not now:
             return
@@ -200,7 +211,7 @@ def _open_at_line(path: Path) -> TextIO:
 
 
 def ledger_json(balance: Balance) -> dict[str, Any]:
-    """The books as `learner.json` and the summary show them."""
+    """Return the accounts as `learner.json` and the summary show them."""
     return {
         "acked": balance.acked,
         "trained": balance.trained,

@@ -4,7 +4,7 @@ import time
 
 
 class TrainingClock:
-    """Stands still until `start`. before: seconds of the processes before this one."""
+    """Counts seconds from `start` on. before: seconds of the processes before this one."""
 
     def __init__(self, before: float = 0.0) -> None:
         self._before = before
@@ -19,5 +19,5 @@ class TrainingClock:
         self._since = time.monotonic() - (age if plausible else 0.0)
 
     def seconds(self) -> float:
-        """Up to now."""
+        """Return the seconds until now."""
         return self._before + (0.0 if self._since is None else time.monotonic() - self._since)

@@ -144,7 +144,10 @@ def dropouts(module: nn.Module) -> tuple[Dropout, ...]:
 
 @contextmanager
 def thinned(layers: Sequence[Dropout], seed: int, device: torch.device) -> Iterator[None]:
-    """Drop features in the forward passes inside the block; equal seeds drop the same ones."""
+    """Drop features in the forward passes inside the block; equal seeds drop the same ones.
+
+    layers: those of `dropouts`. device: of the features.
+    """
     random = torch.Generator(device).manual_seed(seed)
     for layer in layers:
         layer.random = random

@@ -34,7 +34,7 @@ NORMALISATIONS: dict[str, type[nn.LayerNorm | BatchNorm]] = {"layer": nn.LayerNo
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a network reads of M rows.
+    """Inputs of a network for M rows.
 
     vector: [M, D] in the policy's dtype.
     images: [M, *shape] each, raw uint8.
@@ -202,9 +202,9 @@ def _hidden_layer(before: int, after: int, section: PolicySection) -> list[nn.Mo
 
 
 def initialise(module: nn.Module, gain: float, generator: torch.Generator) -> None:
-    """Set orthogonal weights and zero biases in every linear and convolutional layer.
+    """Set orthogonal weights and zero biases in every linear and convolutional layer of a module.
 
-    Residual blocks begin as identities.
+    Residual blocks begin as identities. gain: factor of the orthogonal weights. generator: draws them.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):

@@ -44,7 +44,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Unroll:
-    """How the rows of a trajectory follow one another.
+    """Order of a trajectory's rows in time.
 
     stretches: one after another in time; all but the last only refresh the state, without gradients.
     back: int64 [M], the place of each row among all stretches.
@@ -124,6 +124,8 @@ class Core(nn.Module):
     """An LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014) between a body and its heads.
 
     name: of its state, `state/NAME/h` and for an LSTM `state/NAME/c`, float32 [N, H].
+    kind: LSTM or GRU.
+    width: features that it reads.
     size: H.
     """
 

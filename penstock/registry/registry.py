@@ -105,7 +105,14 @@ class Registry:
     def record_evaluation(
         self, policy: str, version: int, evaluation: Evaluation, *, by: str
     ) -> PolicyVersion:
-        """Record the evaluation of a version in place of the one before; raises UnknownVersion."""
+        """Record the evaluation of a version in place of the one before; raises UnknownVersion.
+
+        Args:
+            policy: name of the policy.
+            version: number of a registered version.
+            evaluation: its result.
+            by: who evaluated it, for the audit.
+        """
 
         def work(session: Session) -> VersionRow:
             row = rows.find(session, policy, version)
@@ -266,7 +273,16 @@ class Registry:
     def retire(self, policy: str, version: int, reason: str, *, by: str) -> PolicyVersion:
         """Release a version's weights, also those of the standby.
 
-        Raises UnknownVersion, NotAllowed (it is active, or traffic names it), Conflict.
+        Args:
+            policy: name of the policy.
+            version: number of the version.
+            reason: for the audit.
+            by: who retires it, for the audit.
+
+        Raises:
+            UnknownVersion: the version is not registered.
+            NotAllowed: it is active, or traffic names it.
+            Conflict: another caller changed the policy at the same time.
         """
 
         def work(session: Session) -> VersionRow:
@@ -285,10 +301,18 @@ class Registry:
         )
 
     def set_traffic(self, wanted: Traffic, reason: str, *, by: str) -> Traffic:
-        """Replace the traffic that was read: `replace(registry.traffic(policy), canary_share=0.1)`.
+        """Replace the traffic that was read, and return the new one.
 
-        Returns the new traffic. Raises Conflict when it was changed since (`wanted.revision` is not the
-        stored one), NotAllowed for a share without a canary or a version that is not held.
+        Call it with `replace(registry.traffic(policy), canary_share=0.1)`.
+
+        Args:
+            wanted: the new traffic, with the revision that was read.
+            reason: for the audit.
+            by: who changes it, for the audit.
+
+        Raises:
+            Conflict: it was changed since (`wanted.revision` is not the stored one).
+            NotAllowed: a share without a canary, or a version that is not held.
         """
         return self._database.write(
             lambda session: steering.set_traffic(session, wanted, reason=reason, by=by)
@@ -314,7 +338,7 @@ class Registry:
         self._database.write(lambda session: feedback.add(session, policy, rewards))
 
     def feedback(self, policy: str, after: int = 0, limit: int = 1000) -> tuple[Feedback, ...]:
-        """Return such rewards behind number `after`, oldest first, for a reward model."""
+        """Return late rewards of a policy behind number `after`, oldest first, at most `limit`."""
         return self._database.read(lambda session: feedback.read(session, policy, after, limit))
 
     def add_ratings(self, policy: str, new: Sequence[Rating]) -> None:
@@ -322,7 +346,10 @@ class Registry:
         self._database.write(lambda session: ratings.add(session, policy, new))
 
     def ratings(self, policy: str | None = None, after: int = 0, limit: int = 1000) -> tuple[KeptRating, ...]:
-        """Return such ratings behind number `after`, oldest first; of all policies when None."""
+        """Return ratings behind number `after`, oldest first, at most `limit`.
+
+        Of all policies when `policy` is None.
+        """
         return self._database.read(lambda session: ratings.read(session, policy, after, limit))
 
     def _one(self, find: Callable[[Session], VersionRow | None]) -> PolicyVersion | None:

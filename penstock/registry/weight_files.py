@@ -40,7 +40,13 @@ def path_of(run_dir: Path, version: int) -> Path:
 
 
 def write_kept(run_dir: Path, version: int, blob: bytes) -> None:
-    """Write a version's weights, whole and on disk when this returns; raises OSError."""
+    """Write a version's weights, whole and on disk when this returns; raises OSError.
+
+    Args:
+        run_dir: folder of the run.
+        version: number of the version.
+        blob: weights as safetensors.
+    """
     replace_file(path_of(run_dir, version), blob)
 
 

@@ -1,8 +1,8 @@
 """Every metric of the core, declared once: prefix `penstock_`, unit in the name, help text.
 
 Labels come from small enumerations only (role, reason, phase, cause): never an actor's name or a
-session. Each process imports this module and serves the families of its own role. The service of a workload declares
-its own with `declare`.
+session. Each process imports this module and serves the families of its own role. The service of a workload
+declares its own with `declare`.
 """
 
 import os
@@ -85,8 +85,8 @@ class Families:
 def declare(role: str) -> Families:
     """Return what declares the metrics of a workload's service.
 
-    A process of this role serves them beside those of its gRPC server: refusals, calls, the lag of its event loop.
-    Raises ValueError for a role that has its metrics already.
+    A process of this role serves them beside those of its gRPC server: refusals, calls, the lag of its event
+    loop. Raises ValueError for a role that has its metrics already.
     """
     if role in _GROUPS:
         raise ValueError(

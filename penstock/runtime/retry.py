@@ -80,7 +80,10 @@ async def retry_async(
     give_up_s: float | None = None,
     delays: Iterator[float] | None = None,
 ) -> T:
-    """Return the result of the first `call` that succeeds, as `retry` does, for coroutines."""
+    """Return the result of the first `call` that succeeds, for coroutines.
+
+    Arguments and errors are those of `retry`; Interrupted is raised when `stop` is set.
+    """
     delays = delays or full_jitter()
     started = time.monotonic()
     while not stop.is_set():

@@ -1,9 +1,10 @@
-"""The gRPC server of a process, from its address to the end of its last call: broker, policy server and reward service.
+"""The gRPC server of a process, from its address to the end of its last call.
 
     ServerFrame ─► services are added ─► bind ─► begin ─► … ─► drain ─► close
                                                  SERVING      NOT_SERVING, calls in flight end
 
-Every call passes the gate (who calls, may they, not too much) and the boundary (size, parsing, errors) before its handler.
+Broker, policy server and reward service use it. Before a call reaches its handler it passes the gate (who
+calls, may they, not too much) and the boundary (size, parsing, errors).
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from penstock.runtime.health import announce
 
 
 class ServerFrame:
-    """See the module. One event loop uses it."""
+    """Runs the gRPC server of a process, see the module. One event loop uses it."""
 
     def __init__(
         self,
@@ -62,11 +63,14 @@ class ServerFrame:
 
     @property
     def server(self) -> grpc.aio.Server:
-        """The server, to which services are added."""
+        """Return the server, to which services are added."""
         return self._front.server
 
     def bind(self) -> str:
-        """Take the address and return it as clients use it; raises ConfigurationError where it cannot be had."""
+        """Take the address and return it as clients use it.
+
+        Raises ConfigurationError where it cannot be had.
+        """
         try:
             self._address = bind(self.server, self._listen, self._credentials)
         except (ValueError, OSError) as error:
@@ -80,16 +84,16 @@ class ServerFrame:
         announce(self._role, metrics_port=metrics_port, address=self._address)
 
     async def drain(self, grace_s: float, release: Callable[[], None] = lambda: None) -> None:
-        """Answer health checks with NOT_SERVING, take no further calls and give those in flight `grace_s` to end.
+        """Answer health checks with NOT_SERVING, refuse new calls, and give those in flight `grace_s` to end.
 
-        release: lets go of the calls that are held on purpose; called once the server says that it drains.
+        release: ends the calls that are held on purpose; called once the server says that it drains.
         """
         await self._front.set_serving(serving=False)
         release()
         await self.server.stop(grace_s)
 
     async def close(self) -> None:
-        """End at once what still runs."""
+        """End the remaining calls at once."""
         await self.server.stop(0)
 
 

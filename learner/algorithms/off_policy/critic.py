@@ -1,4 +1,4 @@
-"""Values of continuous actions: two critics of which the smaller one counts (Fujimoto et al. 2018, section 4.2).
+"""Critics of continuous actions: two, of which the smaller value counts (Fujimoto et al. 2018, section 4.2).
 
 M rows, A elements of an action, squashed to (−1, 1).
 """
@@ -30,14 +30,14 @@ class Critic(nn.Module):
         self.head = nn.Linear(width, 1)
 
     def forward(self, inputs: Inputs, action: Tensor) -> Tensor:
-        """action: [M, A].   Returns [M]."""
+        """Return Q [M] of actions [M, A]."""
         seen = [encoder(image) for encoder, image in zip(self.images, inputs.images, strict=True)]
         value: Tensor = self.head(self.layers(torch.cat([inputs.vector, *seen, action], 1)))
         return value.squeeze(1)
 
 
 class TwinCritics(nn.Module):
-    """Two of them with weights of their own; equal arguments give equal weights."""
+    """Two critics with weights of their own; equal arguments give equal weights."""
 
     def __init__(
         self, reader: Reader, actions: int, hidden_sizes: Sequence[int], activation: str, *, seed: int
@@ -51,5 +51,5 @@ class TwinCritics(nn.Module):
             initialise(critic.head, 1.0, generator)
 
     def forward(self, inputs: Inputs, action: Tensor) -> Tensor:
-        """action: [M, A].   Returns [2, M]."""
+        """Return both values [2, M] of actions [M, A]."""
         return torch.stack([critic(inputs, action) for critic in self.both])

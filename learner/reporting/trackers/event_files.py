@@ -1,4 +1,7 @@
-"""TensorBoard: event files under `tensorboard/` in the run's folder, one curve for each figure, over environment steps."""
+"""TensorBoard: event files under `tensorboard/` in the run's folder, one curve for each figure.
+
+The axis is environment steps.
+"""
 
 from collections.abc import Mapping
 from typing import Final
@@ -28,9 +31,9 @@ class EventFiles:
 
 
 def open_tracker(place: Place) -> EventFiles:
-    """A new file beside those of learners before.
+    """Open a new file beside those of earlier learners.
 
-    Of what they did beyond the first step here nothing is shown.
+    Their figures beyond the first step of this learner are not shown.
     """
     purge_step = place.first_step or None
     folder = str(place.run_dir / FOLDER)

@@ -1,10 +1,10 @@
-"""Hands each line of `metrics.jsonl` to the trackers that the configuration names, under the same names.
+"""Passes each line of `metrics.jsonl` to the trackers that the configuration names, under the same names.
 
     learner's loop ─offer─► queue per tracker ─► its thread ─► tracker (opened with its first line)
 
-A tracker never holds up or ends training: the loop only puts a line into a queue, and drops it where the
-queue is full; what a tracker raises is counted (`penstock_tracker_failures_total`), logged, and tried again
-with later lines. A resumed learner goes on in the same place, from the step of its checkpoint.
+A tracker never delays or ends training: the loop only puts a line into a queue, and drops it where the
+queue is full; an error of a tracker is counted (`penstock_tracker_failures_total`), logged, and the tracker
+is tried again with later lines. A resumed learner goes on in the same place, from the step of its checkpoint.
 """
 
 import importlib
@@ -24,11 +24,11 @@ from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime import metrics
 
 QUEUE_LINES: Final = 256
-"""About a minute of lines; a tracker that is further behind loses some."""
+"""Lines of about a minute; a tracker that is further behind loses some."""
 REOPEN_S: Final = 30.0
-"""A tracker that could not be opened is tried again after this long."""
+"""Seconds after which a tracker that could not be opened is tried again."""
 CLOSE_S: Final = 3.0
-"""What trackers have to write their last lines when the learner ends."""
+"""Seconds that trackers have to write their last lines when the learner ends."""
 _MODULES: Final = {
     "tensorboard": "learner.reporting.trackers.event_files",
     "wandb": "learner.reporting.trackers.weights_and_biases",
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a tracker is opened with. first_step: environment steps at which this learner began."""
+    """The run for which a tracker is opened. first_step: environment steps at which this learner began."""
 
     settings: Settings
     run_dir: Path
@@ -48,17 +48,17 @@ class Place:
 
 
 class Tracker(Protocol):
-    """An open tracker, used by one thread; may raise anything."""
+    """An open tracker, used by one thread; its methods may raise any error."""
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        """Values at a count of environment steps and a Unix time."""
+        """Write values at a count of environment steps and a Unix time."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining values."""
 
 
 class Tracking:
-    """All trackers of a learner."""
+    """The trackers of a learner."""
 
     def __init__(self, openers: Mapping[str, Callable[[], Tracker]]) -> None:
         self._feeds = [_Feed(name, opener) for name, opener in openers.items()]
@@ -69,7 +69,7 @@ class Tracking:
             feed.offer(row)
 
     def close(self) -> None:
-        """Let trackers finish what they have, for CLOSE_S at most."""
+        """Let trackers finish their lines, for CLOSE_S at most."""
         deadline = time.monotonic() + CLOSE_S
         for feed in self._feeds:
             feed.end()
@@ -98,7 +98,7 @@ class _Feed:
         return True
 
     def end(self) -> None:
-        """What it says must reach the thread: a line makes room for it where the queue is full."""
+        """Send the end to the thread: a line makes room for it where the queue is full."""
         while not self.offer(None):
             with suppress(queue.Empty):
                 self._lines.get_nowait()
@@ -130,7 +130,10 @@ class _Feed:
             self._count(f"{type(error).__name__}: {error}")
 
     def _count(self, why: str) -> None:
-        """Logged for the first failure and then ever more rarely: lines come four times a second."""
+        """Count a failure; the first is logged, later ones ever more rarely.
+
+        Lines come four times a second.
+        """
         metrics.TRACKER_FAILURES.labels(self._name).inc()
         self._failed += 1
         if self._failed & (self._failed - 1) == 0:
@@ -139,7 +142,7 @@ class _Feed:
 
 
 def make_tracking(place: Place) -> Tracking:
-    """The trackers that `metrics.trackers` names."""
+    """Return the trackers that `metrics.trackers` names."""
     return Tracking({name: _opener(name, place) for name in place.settings.metrics.trackers})
 
 
@@ -153,7 +156,7 @@ def check_installed(names: Iterable[str]) -> None:
 
 
 def _opener(name: str, place: Place) -> Callable[[], Tracker]:
-    """Modules are imported by the thread that needs them: some take seconds."""
+    """Return a function that opens the tracker; its module is imported then, which may take seconds."""
 
     def opened() -> Tracker:
         tracker: Tracker = importlib.import_module(_MODULES[name]).open_tracker(place)

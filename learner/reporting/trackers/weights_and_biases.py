@@ -27,12 +27,12 @@ class WandbRun:
         self._run.log({"env_steps": step, **values})
 
     def close(self) -> None:
-        """Hand over what is left."""
+        """Finish the run, so that the remaining values are sent."""
         self._run.finish()
 
 
 def open_tracker(place: Place) -> WandbRun:
-    """Begin the run, or go on with the one of a learner before."""
+    """Begin the run, or go on with the one of an earlier learner."""
     section = place.settings.metrics
     run = wandb.init(
         project=section.wandb_project,
@@ -48,7 +48,7 @@ def open_tracker(place: Place) -> WandbRun:
 
 
 def told(settings: Settings) -> dict[str, Any]:
-    """The configuration as far as it may leave this machine."""
+    """Return the part of the configuration that may leave this machine."""
     kept_back: dict[str, Any] = {
         "security": True,
         "broker": {"redis"},
