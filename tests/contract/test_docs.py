@@ -61,6 +61,14 @@ def test_every_diff_has_its_place(page: Path) -> None:
         assert [(lines, source.count(lines)) for lines in old] == [(lines, 1) for lines in old]
 
 
+@pytest.mark.parametrize("page", CURRENT, ids=_named)
+def test_no_paragraph_is_longer_than_130_words(page: Path) -> None:
+    """A reader who looks for one thing does not have to read ten; code and tables are left out."""
+    prose = re.sub(r"^(```.*?^```|\|.*?$)", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", prose)
+    assert [paragraph for paragraph in paragraphs if len(paragraph.split()) > 130] == []
+
+
 def test_the_glossary_holds_thirty_words_at_most() -> None:
     """Whatever is not in it has its usual meaning, so a new word replaces one."""
     words = re.findall(r"^\| \*(.+?)\* \|", (ROOT / "docs" / "glossary.md").read_text(), flags=re.MULTILINE)
