@@ -7,5 +7,5 @@
 
 A workload is a `penstock.config.workload.Workload` record that an entry point of the group `penstock.workloads` names.
 Beside these modules it imports `penstock.policy`, `penstock.client`, `penstock.registry`, `penstock.runtime`,
-`penstock.config`, `penstock.rpc`, `penstock.wire` and `penstock.v1`; `docs/add-a-workload.md` shows a whole one.
+`penstock.config`, `penstock.rpc`, `penstock.wire` and `penstock.v1`; `docs/tutorials/add-a-workload.md` shows a whole one.
 """
