@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.fleet.campaign import POINTS, Campaign, Pace, draw
+from tests.support.fleet.campaign import OF_ACTORS, OF_BROKERS, SHORT, Campaign, Pace
 from tests.support.fleet.fleet import Audit, Fleet
 from tests.support.fleet.members import Shape
 from tests.support.fleet.redis_kills import IN_REWRITE, IN_USE, OF_BOTH, POWER_LOSS
@@ -23,10 +23,7 @@ ROOM: Final = ("broker.max_log_bytes=300000000", "algorithm.batch_steps=128")
 
 SEED: Final = 7
 """Of every long campaign, and of those against Redis: each way in which Redis dies is among its first."""
-SHORT: Final = 12
-OF_ACTORS: Final = 2149
-OF_BROKERS: Final = 182
-"""Seeds of short campaigns whose first lives die at each fail point and at moments between them."""
+
 
 slow = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -83,14 +80,6 @@ def test_what_redis_loses_with_its_last_second_is_booked(
         balance(fleet, audit, kills)
         assert audit.report["counters"]["reopened"] >= kills // 2
         assert audit.report["fragments"].get("log_lost", 0) > 0, audit.text
-
-
-@pytest.mark.parametrize(("role", "members", "seed"), [("actor", 4, OF_ACTORS), ("broker", 2, OF_BROKERS)])
-def test_a_short_campaign_has_every_kind_of_death(role: str, members: int, seed: int) -> None:
-    """Each fail point of the role, and moments between them, are among the first lives of its victims."""
-    lives = range(1, SHORT // members + 1)
-    dooms = [draw(seed, f"{role}-{index}", life, Pace()) for index in range(members) for life in lives]
-    assert {doom.point for doom in dooms} == {*POINTS[role], ""}
 
 
 def names(fleet: Fleet, role: str) -> list[str]:

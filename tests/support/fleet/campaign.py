@@ -52,6 +52,10 @@ IN_HAND: Final = {
 }
 """How phases begin in which a process works for the run, and no longer at its own start."""
 FAIL_POINT, ASLEEP = "fail point", "frozen"
+SHORT: Final = 12
+OF_ACTORS: Final = 2149
+OF_BROKERS: Final = 182
+"""Seeds of short campaigns whose first lives die at each fail point and at moments between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

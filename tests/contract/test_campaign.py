@@ -5,7 +5,7 @@ import re
 import pytest
 
 from penstock.runtime.failpoint import _parse
-from tests.support.fleet.campaign import HITS, POINTS, Doom, Pace, draw
+from tests.support.fleet.campaign import HITS, OF_ACTORS, OF_BROKERS, POINTS, SHORT, Doom, Pace, draw
 from tests.support.fleet.fleet import ROOT
 from tests.support.fleet.kill_log import Kill, KillLog
 from tests.support.fleet.redis_kills import WAYS
@@ -25,6 +25,14 @@ def test_a_seed_names_a_campaign() -> None:
     """Every life ends as it did; another seed is another campaign."""
     assert dooms(3) == dooms(3)
     assert dooms(3) != dooms(4)
+
+
+@pytest.mark.parametrize(("role", "members", "seed"), [("actor", 4, OF_ACTORS), ("broker", 2, OF_BROKERS)])
+def test_a_short_campaign_has_every_kind_of_death(role: str, members: int, seed: int) -> None:
+    """Each fail point of the role, and moments between them, are among the first lives of its victims."""
+    lives = range(1, SHORT // members + 1)
+    dooms = [draw(seed, f"{role}-{index}", life, Pace()) for index in range(members) for life in lives]
+    assert {doom.point for doom in dooms} == {*POINTS[role], ""}
 
 
 def test_every_place_and_every_way_is_drawn() -> None:
