@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.log.records import AppendItem
-from penstock.wire import fragment as fragments
+from penstock.wire import conformance
+from penstock.wire.fragment import Message
 from penstock.wire.header import FragmentHeader
+from penstock.wire.header_codec import header_from_proto
 from penstock.wire.limits import ENTRY_BYTES, HEADER_BYTES, MAX_NUMBER, SLOT_BYTES, SPAN_BYTES
 from penstock.wire.refusal import Reason, Refusal
 from penstock.wire.specification import RunSpecification
@@ -42,7 +44,7 @@ class Admission:
         self._specification: RunSpecification | None = None
         self._read_at = -REFRESH_INTERVAL_S
 
-    async def admit(self, session: int, messages: Sequence[fragments.Message]) -> Admitted:
+    async def admit(self, session: int, messages: Sequence[Message]) -> Admitted:
         """Check the fragments of one Append of `session`."""
         specification = await self._specification_for(messages[0].header.run)
         if specification is None:
@@ -67,13 +69,11 @@ class Admission:
         return self._specification
 
 
-def _rows(messages: Sequence[fragments.Message]) -> int:
+def _rows(messages: Sequence[Message]) -> int:
     return sum(len(message.header.slots) + len(message.header.weights) for message in messages)
 
 
-def check_all(
-    session: int, messages: Sequence[fragments.Message], specification: RunSpecification
-) -> Admitted:
+def check_all(session: int, messages: Sequence[Message], specification: RunSpecification) -> Admitted:
     """The fragments that conform, in order, up to the first that does not."""
     items: list[AppendItem] = []
     for index, message in enumerate(messages):
@@ -85,9 +85,8 @@ def check_all(
     return Admitted(items, None)
 
 
-def _check(session: int, message: fragments.Message, specification: RunSpecification) -> AppendItem:
-    fragment = fragments.from_proto(message)
-    header = fragment.header
+def _check(session: int, message: Message, specification: RunSpecification) -> AppendItem:
+    header = header_from_proto(message.header)
     if header.session != session:
         raise ValueError(f"header.session={header.session}: the request is of session {session}")
     if header.sequence > MAX_NUMBER or header.round > MAX_NUMBER:
@@ -96,13 +95,13 @@ def _check(session: int, message: fragments.Message, specification: RunSpecifica
         raise ValueError(
             f"header.steps={header.steps}: the run's unroll length is {specification.unroll_length}"
         )
-    fragments.check(fragment, specification.schema, specification.run)
+    conformance.check(header, message.payload, specification.schema, specification.run)
     encoded = message.header.SerializeToString()
     if len(encoded) > _header_room(header):
         raise ValueError(
             f"header: {len(encoded)} bytes with its unknown fields, {_header_room(header)} allowed"
         )
-    return AppendItem(header=header, header_bytes=encoded, payload=fragment.payload)
+    return AppendItem(header=header, header_bytes=encoded, payload=message.payload)
 
 
 def _header_room(header: FragmentHeader) -> int:

@@ -30,6 +30,13 @@ FINITE_TENSORS = ("reward", "log_prob")
 TRUTH_TENSORS = ("terminated", "truncated", "valid")
 
 
+def check(header: FragmentHeader, payload: bytes | memoryview, schema: FragmentSchema, run: str) -> None:
+    """Raise ValueError that names field, value and remedy unless a fragment of `run` follows the schema."""
+    check_header(header, schema, run)
+    check_table(header, len(payload), schema)
+    check_content(header, payload)
+
+
 def check_header(header: FragmentHeader, schema: FragmentSchema, run: str) -> None:
     """Raise ValueError unless the header belongs to `run` and its fields are within the limits."""
     if header.run != run:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.v1 import fragment_pb2 as pb
-from penstock.wire.conformance import check_content, check_header, check_table
+from penstock.wire import conformance
 from penstock.wire.header import FragmentHeader, Kind, Slot, TensorEntry, WeightSpan
 from penstock.wire.header_codec import header_bytes, header_from_proto, header_to_proto, parse_header
 from penstock.wire.payload import pack, read_payload
@@ -63,9 +63,7 @@ def build(header: FragmentHeader, tensors: Mapping[str, Array], compress: Collec
 
 def check(fragment: Fragment, schema: FragmentSchema, run: str) -> None:
     """Raise ValueError that names field, value and remedy unless the fragment follows the schema."""
-    check_header(fragment.header, schema, run)
-    check_table(fragment.header, len(fragment.payload), schema)
-    check_content(fragment.header, fragment.payload)
+    conformance.check(fragment.header, fragment.payload, schema, run)
 
 
 def to_proto(fragment: Fragment) -> pb.Fragment:
