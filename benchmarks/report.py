@@ -12,9 +12,10 @@ Records = Mapping[tuple[str, str, str, int], Record]
 
 HEAD = """# Algorithms
 
-This page says which algorithms exist, which tasks each of them has been seen to solve, and how asynchrony affects
-learning. `make learn` generates it from [`proofs.jsonl`](../benchmarks/results/proofs.jsonl), which holds command, commit,
-result and curve of every run; do not edit it by hand. A [tutorial](tutorials/add-an-algorithm.md) adds an algorithm of your own.
+This page says which algorithms exist, which tasks each of them has been seen to solve, and how asynchrony
+affects learning. `make learn` generates it from [`proofs.jsonl`](../benchmarks/results/proofs.jsonl), which
+holds command, commit, result and curve of every run; do not edit it by hand. A
+[tutorial](tutorials/add-an-algorithm.md) adds an algorithm of your own.
 
 | algorithm | what it is |
 |---|---|
@@ -25,35 +26,38 @@ result and curve of every run; do not edit it by hand. A [tutorial](tutorials/ad
 | `sac` | Soft actor-critic (Haarnoja et al. 2018b) from [replay](replay.md), with a temperature that tunes itself. |
 | `token_ppo` | PPO of [language models](rlhf.md), token by token, held near the model that it began with. |
 
-`algorithm.name` chooses one; `penstock train TASK --set algorithm.name=impala --print-config` shows its settings, and
-`penstock/config/sections/algorithm.py` says what each means. These values change during a run, and `metrics.jsonl` and
-Prometheus report each of them:
+`algorithm.name` chooses one; `penstock train TASK --set algorithm.name=impala --print-config` shows its
+settings, and `penstock/config/sections/algorithm.py` says what each means. These values change during a run,
+and `metrics.jsonl` and Prometheus report each of them:
 
-- the learning rate: `learning_rate_schedule` constant, linear or cosine, each with `warmup_updates`; with PPO also
-  `adaptive_kl`, which steers it by the divergence of each update;
+- the learning rate: `learning_rate_schedule` constant, linear or cosine, each with `warmup_updates`; with PPO
+  also `adaptive_kl`, which steers it by the divergence of each update;
 - the entropy bonus: `entropy_coefficient` · `entropy_decay`ⁿ after n updates, never below `entropy_floor`;
 - PPO's clip: `clip_range` with `clip_schedule`, `dual_clip` (Ye et al. 2020), `value_clip`;
-- PPO on experience that lags: whole fragments beyond `stale_after` are dropped and booked; steps beyond `mask_after` stay
-  out of the losses; a step is used `epochs` times at most, and `stale_epochs` times once it is more than `staleness` behind.
+- PPO on experience that lags: whole fragments beyond `stale_after` are dropped and booked; steps beyond
+  `mask_after` stay out of the losses; a step is used `epochs` times at most, and `stale_epochs` times once it
+  is more than `staleness` behind.
 
-Losses and gradients are compared with independent implementations on the same tensors: PPO with Stable-Baselines3
-(`tests/learning/test_against_stable_baselines.py`), GAE, V-trace, IMPALA and REINFORCE with TorchRL
-(`tests/learning/test_against_torchrl.py`), DQN and SAC with Stable-Baselines3
-(`tests/learning/test_replay_against_stable_baselines.py`), twenty updates of PPO with a plain one (`tests/learning/test_oracle.py`).
+Losses and gradients are compared with independent implementations on the same tensors: PPO with
+Stable-Baselines3 (`tests/learning/test_against_stable_baselines.py`), GAE, V-trace, IMPALA and REINFORCE with
+TorchRL (`tests/learning/test_against_torchrl.py`), DQN and SAC with Stable-Baselines3
+(`tests/learning/test_replay_against_stable_baselines.py`), twenty updates of PPO with a plain one
+(`tests/learning/test_oracle.py`).
 
 ## Learning proofs
 
-An entry passes when the evaluation (100 deterministic episodes with fixed seeds on separate environments) reaches the
-threshold within the steps. An entry marked ≤ shows what cannot be learned; it passes when the evaluation after all steps
-stays below. Steps and seconds are those until the run ended.
+An entry passes when the evaluation (100 deterministic episodes with fixed seeds on separate environments)
+reaches the threshold within the steps. An entry marked ≤ shows what cannot be learned; it passes when the
+evaluation after all steps stays below. Steps and seconds are those until the run ended.
 
-A run is evaluated whenever the mean of its last 20 training episodes reaches the target, always on the same 100 seeds, and it
-ends at the first evaluation that reaches the threshold. The table shows that version's own mean. Since these seeds chose the
-version, the mean lies somewhat above what fresh seeds would give, most of all where an entry only just passes.
+A run is evaluated whenever the mean of its last 20 training episodes reaches the target, always on the same
+100 seeds, and it ends at the first evaluation that reaches the threshold. The table shows that version's own
+mean. Since these seeds chose the version, the mean lies somewhat above what fresh seeds would give, most of
+all where an entry only just passes.
 
-The settings of each task were tuned beforehand on seeds that overlap those of the proofs. Where some seeds failed, settings
-were changed and every seed was run again: MountainCar twice, the constant of batch normalisation once. The newest record of
-a seed counts; the older ones remain in `proofs.jsonl`.
+The settings of each task were tuned beforehand on seeds that overlap those of the proofs. Where some seeds
+failed, settings were changed and every seed was run again: MountainCar twice, the constant of batch
+normalisation once. The newest record of a seed counts; the older ones remain in `proofs.jsonl`.
 
 | task | algorithm | threshold | passed | evaluation (median) | steps (median) | training seconds (median) | published |
 |---|---|---|---|---|---|---|---|
@@ -122,8 +126,8 @@ def _commands(groups: Sequence[list[Proof]]) -> str:
     head = """
 ## Curves and commands
 
-A line is a seed: the mean return of its last 100 training episodes, which explore; the dashed line is the threshold of the
-evaluation, which does not. A run ends as soon as it passes, so a curve may end below.
+A line is a seed: the mean return of its last 100 training episodes, which explore; the dashed line is the
+threshold of the evaluation, which does not. A run ends as soon as it passes, so a curve may end below.
 
 ![Learning curves of every entry](images/proofs.png)
 

@@ -10,16 +10,17 @@ from benchmarks.staleness import Lagged
 HEAD = """
 ## Decoupled and coupled objective on stale experience
 
-`make staleness` repeats the ablation of Hilton, Cobbe and Schulman 2021, in which the behaviour policy's weights are
-exactly so many updates behind, and writes [`staleness.jsonl`](../benchmarks/results/staleness.jsonl). It runs in one process
-with this project's PPO and its settings for the task, for {steps:,} environment steps, with the same seeds for both
-objectives. Dots are seeds, lines go through their means; [every learning curve](images/staleness-curves.png).
+`make staleness` repeats the ablation of Hilton, Cobbe and Schulman 2021, in which the behaviour policy's
+weights are exactly so many updates behind, and writes
+[`staleness.jsonl`](../benchmarks/results/staleness.jsonl). It runs in one process with this project's PPO and
+its settings for the task, for {steps:,} environment steps, with the same seeds for both objectives. Dots are
+seeds, lines go through their means; [every learning curve](images/staleness-curves.png).
 
 ![Mean return over the second half of the steps against staleness, a panel per task](images/staleness.png)
 
 Median over seeds (lowest to highest). Returns are averages of the curve over the first quarter and the second
-half of the steps, and its last point. KL(μ‖π) in nats and effective sample size of π/μ, as a share of the batch, are
-medians over updates; π is the policy in an update's last epoch.
+half of the steps, and its last point. KL(μ‖π) in nats and effective sample size of π/μ, as a share of the
+batch, are medians over updates; π is the policy in an update's last epoch.
 """
 
 TABLE = """

@@ -150,10 +150,10 @@ def main() -> int:
 HEAD = """
 ## Asynchronous and synchronous
 
-`make synchronous` compares the default staleness (1) with lock-step (0) at equal steps and batches, and writes
-[`synchronous.jsonl`](../benchmarks/results/synchronous.jsonl). Means over seeds of the last version's evaluation; the difference is a share of the
-synchronous mean, its interval a 95% bootstrap over seeds. A loss of at most {allowed:.0%} is certain where the whole
-interval lies above it, possible where a part does.
+`make synchronous` compares the default staleness (1) with lock-step (0) at equal steps and batches, and
+writes [`synchronous.jsonl`](../benchmarks/results/synchronous.jsonl). Means over seeds of the last version's
+evaluation; the difference is a share of the synchronous mean, its interval a 95% bootstrap over seeds. A loss
+of at most {allowed:.0%} is certain where the whole interval lies above it, possible where a part does.
 
 | task | steps | seeds | asynchronous | synchronous | difference | 95% interval | loss ≤ {allowed:.0%} |
 |---|---|---|---|---|---|---|---|
