@@ -39,8 +39,9 @@ from learner.algorithms.shared.hardware import Hardware
 from learner.batch import Fragments, assemble
 from learner.feed.upload import Staged, Upload, tensors, upload_to
 from penstock.config.settings import PolicySection, PPOSection
-from penstock.policy.policy import Outputs, Policy
-from penstock.policy.policy import build as build_policy
+from penstock.policy.actor_critic import Outputs
+from penstock.policy.build import build as build_policy
+from penstock.policy.policy import Policy
 from penstock.policy.recurrent import Core
 from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
 from penstock.wire.schema import FragmentSchema, fragment_schema, state_rules

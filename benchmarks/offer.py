@@ -18,7 +18,8 @@ from learner.lease import LeaseKeeper
 from learner.probe import Quarantine, make_probe
 from learner.publish.publisher import Offer, Publisher
 from penstock.config.settings import PolicySection
-from penstock.policy.policy import Policy, build
+from penstock.policy.build import build
+from penstock.policy.policy import Policy
 from penstock.policy.weights import snapshot
 from penstock.wire.spaces import Discrete
 

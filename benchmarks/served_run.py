@@ -22,7 +22,8 @@ from benchmarks.serving_load import ECHO
 from learner.probe import make_probe
 from learner.publish.final_policy import write_specification
 from penstock.config.settings import ActorSection, PolicySection
-from penstock.policy.policy import Policy, build
+from penstock.policy.build import build
+from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry

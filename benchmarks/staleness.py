@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks import staleness_pictures
 from benchmarks.lagged import learn
 from benchmarks.proof_records import DOCS, RESULTS, commit, machine, thin
-from learner.model.model import use_threads
+from learner.model.device import use_threads
 from penstock.config.settings import Settings, load
 from workloads.control.defaults import for_environment
 

@@ -32,8 +32,8 @@ from learner.ledger import Ledger, Origin
 from learner.reporting.recorder import Recorder, Staleness
 from penstock.config.settings import PolicySection, PPOSection
 from penstock.policy import weights
+from penstock.policy.build import build as build_policy
 from penstock.policy.policy import Policy
-from penstock.policy.policy import build as build_policy
 from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete

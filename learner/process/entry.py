@@ -25,7 +25,9 @@ from learner.checkpoint.resume import Beginning, choose
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import BEST, CheckpointStore
 from learner.lease import acquire, fenced
-from learner.model.model import Model, check_memory, device_of, make_model, use_threads
+from learner.model.capacity_checks import check_memory
+from learner.model.device import device_of, use_threads
+from learner.model.model import Model, make_model
 from learner.process.assembly import Foundation, Learner
 from learner.progress import check_same, sections
 from learner.publish.final_policy import write_specification

@@ -1,3 +1,4 @@
+import ast
 import re
 from pathlib import Path
 
@@ -46,6 +47,25 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
     }
     written = set(re.findall(r"^```python\n# ([\w/]+\.py)$", text, flags=re.MULTILINE))
     assert sorted(path for path in named - written if not (ROOT / path).exists()) == []
+
+
+def _definitions(file: Path) -> set[str]:
+    """Functions and classes of a file, and methods as Class.method."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            members = (one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+            found |= {f"{node.name}.{member.name}" for member in members}
+    return found
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=_named)
+def test_every_function_that_is_linked_is_in_its_file(page: Path) -> None:
+    """A link from the name of a function or class leads to the file that defines it."""
+    links = re.findall(r"\[`([A-Za-z_][\w.]*)`\]\(([\w./-]+\.py)\)", page.read_text())
+    assert [name for name, path in links if name not in _definitions(page.parent / path)] == []
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=_named)

@@ -23,7 +23,7 @@ from actor.serving.calls.act_stream import ActStream
 from actor.serving.calls.policy_service import PolicyService
 from broker.service.admission import check_all
 from penstock.config.settings import PolicySection
-from penstock.policy.policy import build
+from penstock.policy.build import build
 from penstock.v1 import policy_pb2
 from penstock.wire import append
 from penstock.wire.fragment import Fragment, check, header_bytes, parse_header

@@ -19,7 +19,7 @@ from learner.algorithms.off_policy.replay.memory import Sample
 from learner.algorithms.off_policy.replay.transitions import Transitions
 from learner.algorithms.off_policy.sac import SAC
 from penstock.config.settings import DQNSection, PolicySection, SACSection
-from penstock.policy.policy import build
+from penstock.policy.build import build
 from penstock.wire.spaces import Box, Discrete
 from tests.support.experience.experience import box
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from learner.algorithms.fast.optimiser import FlatAdam
 from learner.algorithms.shared.hardware import Hardware
+from penstock.policy.actor_critic import Outputs
 from penstock.policy.masking import masked
 from penstock.policy.networks import Inputs
-from penstock.policy.policy import Outputs, Policy
+from penstock.policy.policy import Policy
 
 _REMEMBERED_SIZES = 16
 _NARROW = 16

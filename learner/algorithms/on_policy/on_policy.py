@@ -43,9 +43,10 @@ from learner.algorithms.shared.schedule import ScheduleValues, decayed, factor, 
 from learner.algorithms.shared.steps import AllRankSteps, Steps
 from learner.algorithms.shared.stored import copies, load_copies, under
 from learner.batch import Batch
+from penstock.policy.actor_critic import Outputs
 from penstock.policy.layers import Measured, measure, thinned
 from penstock.policy.networks import Inputs
-from penstock.policy.policy import Outputs, Policy
+from penstock.policy.policy import Policy
 
 METRICS = (
     "policy_loss",

@@ -13,7 +13,8 @@ from actor.rollout.header_fields import HeaderFields
 from actor.rollout.stepper import Stepper
 from learner.batch import Batch, assemble, check_meaning
 from penstock.config.settings import PolicySection
-from penstock.policy.policy import Policy, build
+from penstock.policy.build import build
+from penstock.policy.policy import Policy
 from penstock.wire.fragment import Fragment, check
 from penstock.wire.messages import Publication
 from penstock.wire.schema import fragment_schema

@@ -10,7 +10,8 @@ import torch
 from learner.algorithms.algorithm import AlgorithmState
 from learner.batch import Batch, assemble
 from penstock.config.settings import PolicySection
-from penstock.policy.policy import Policy, build
+from penstock.policy.build import build
+from penstock.policy.policy import Policy
 from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
 from penstock.wire.spaces import Box, Discrete, Space
 from penstock.wire.tensor import Array

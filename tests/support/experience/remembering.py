@@ -15,7 +15,8 @@ from actor.rollout.masks import Masks
 from actor.rollout.stepper import Stepper
 from learner.batch import Batch, assemble, check_meaning
 from penstock.config.settings import PolicySection
-from penstock.policy.policy import Policy, build
+from penstock.policy.build import build
+from penstock.policy.policy import Policy
 from penstock.wire.fragment import Fragment, check
 from penstock.wire.messages import Publication
 from penstock.wire.schema import FragmentSchema, fragment_schema, mask_rules, state_rules

@@ -7,7 +7,8 @@ import torch
 
 from learner.batch import Batch, assemble
 from penstock.config.settings import DQNSection, PolicySection, SACSection
-from penstock.policy.policy import Policy, build
+from penstock.policy.build import build
+from penstock.policy.policy import Policy
 from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
 from penstock.wire.spaces import Box, Discrete
 from penstock.wire.tensor import Array

@@ -20,7 +20,8 @@ from torch import nn
 from learner.publish.final_policy import write_specification
 from penstock.client import PolicyClient
 from penstock.config.settings import ActorSection, PolicySection
-from penstock.policy.policy import Policy, build
+from penstock.policy.build import build
+from penstock.policy.policy import Policy
 from penstock.policy.weights import encode, sha256
 from penstock.registry.records import Evaluation, NewVersion, Origin, Status
 from penstock.registry.registry import Registry

@@ -23,7 +23,8 @@ from actor.serving.versions.shadow_record import ShadowRecord
 from actor.specification import policy_maker
 from learner.batch import check_meaning
 from penstock.config.settings import ActorSection, CanarySection, PolicySection, ServingSection
-from penstock.policy.policy import Policy, build
+from penstock.policy.build import build
+from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.fragment import Fragment, check

@@ -6,7 +6,7 @@ from benchmarks import bare_loop, update
 from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import assemble, check_meaning
 from penstock.config.settings import PolicySection, PPOSection
-from penstock.policy.policy import build
+from penstock.policy.build import build
 from penstock.wire.fragment import check
 
 

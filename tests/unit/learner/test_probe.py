@@ -11,7 +11,8 @@ from broker.log.records import ProbeAnswer
 from learner.probe import ROWS, Quarantine, make_probe
 from penstock.config.settings import PolicySection
 from penstock.policy import weights
-from penstock.policy.policy import Policy, build
+from penstock.policy.build import build
+from penstock.policy.policy import Policy
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
 
 FAR = np.array([4.8, np.inf, 3.4e38], np.float32)

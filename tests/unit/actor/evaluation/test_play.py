@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from actor.evaluation.play import Played, play
 from actor.rollout.stepper import Stepper
 from penstock.config.settings import PolicySection
-from penstock.policy.policy import build
+from penstock.policy.build import build
 from penstock.wire.spaces import Discrete
 from tests.support.experience.counting_environments import LENGTHS, OBSERVATION, vector
 

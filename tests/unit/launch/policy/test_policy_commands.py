@@ -13,7 +13,7 @@ from launch.cli.app import app
 from learner.publish.final_policy import write_specification
 from penstock.config.settings import PolicySection
 from penstock.policy import weights
-from penstock.policy.policy import build
+from penstock.policy.build import build
 from penstock.registry.records import Evaluation, NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import hold, kept_files, read_kept, registry_url, write_kept

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from learner.algorithms.registry import ALGORITHMS, check_hardware
-from learner.model.model import check_memory, check_schema, check_specification, make_model
+from learner.model.capacity_checks import check_memory, check_schema, check_specification
+from learner.model.model import make_model
 from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
 from penstock.wire.limits import MIB

@@ -19,7 +19,7 @@ from learner.recording.reader import Recording
 from learner.recording.recorded_feed import RecordedFeed
 from learner.recording.writer import RecordingWriter
 from penstock.config.settings import CloneSection, PolicySection, PPOSection
-from penstock.policy.policy import build
+from penstock.policy.build import build
 from penstock.wire.spaces import Discrete
 from tests.support.run.small_run import CHARGE, OBSERVATION, specification
 from tests.unit.learner.recording.recorded import LARGE, batch, numbered, write

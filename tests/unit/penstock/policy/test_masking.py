@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from penstock.config.settings import PolicySection
+from penstock.policy.build import build
 from penstock.policy.masking import masked
-from penstock.policy.policy import Policy, build
+from penstock.policy.policy import Policy
 from penstock.wire.schema import mask_rules
 from penstock.wire.spaces import Discrete, MultiDiscrete, Space, Tuple
 from tests.support.experience.experience import box

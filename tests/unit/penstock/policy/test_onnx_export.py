@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from penstock.config.settings import PolicySection
+from penstock.policy.build import build
 from penstock.policy.layers import BatchNorm
-from penstock.policy.policy import Policy, build
+from penstock.policy.policy import Policy
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
 from penstock.wire.tensor import Array
 

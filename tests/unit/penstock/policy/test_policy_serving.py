@@ -9,6 +9,7 @@ import torch
 from torch import distributions as torch_distributions
 
 from penstock.config.settings import PolicySection
+from penstock.policy.build import build
 from penstock.policy.distributions import (
     ActionHead,
     Bernoulli,
@@ -20,7 +21,7 @@ from penstock.policy.distributions import (
     Place,
     SquashedGaussian,
 )
-from penstock.policy.policy import Policy, build
+from penstock.policy.policy import Policy
 from penstock.wire.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from tests.support.experience.experience import box
 

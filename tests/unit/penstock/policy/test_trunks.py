@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from penstock.config.settings import PolicySection
-from penstock.policy.policy import build
+from penstock.policy.build import build
 from penstock.policy.trunks import ImageEncoder, ResidualBlock
 from penstock.wire.spaces import Dict, Discrete
 from tests.support.experience.experience import box

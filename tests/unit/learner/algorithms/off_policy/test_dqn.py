@@ -12,7 +12,7 @@ from learner.algorithms.off_policy.dqn import DQN, epsilon, huber
 from learner.algorithms.off_policy.replay.transitions import fragments, transitions
 from learner.batch import Batch
 from penstock.config.settings import ConfigurationError, DQNSection, PolicySection
-from penstock.policy.policy import build
+from penstock.policy.build import build
 from penstock.wire.spaces import MultiDiscrete
 from tests.support.experience.experience import box
 from tests.support.experience.replay_worlds import STATES, corridor, corridor_values, q_policy

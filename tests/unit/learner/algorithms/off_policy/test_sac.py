@@ -9,7 +9,7 @@ import torch
 from learner.algorithms.algorithm import Algorithm, Settles
 from learner.algorithms.off_policy.sac import SAC
 from penstock.config.settings import ConfigurationError, PolicySection, SACSection
-from penstock.policy.policy import build
+from penstock.policy.build import build
 from penstock.wire.spaces import Dict, Discrete
 from tests.support.experience.experience import box
 from tests.support.experience.replay_worlds import one_shot, soft_policy
