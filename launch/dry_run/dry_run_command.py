@@ -74,7 +74,8 @@ def check(plan: Plan, *, recording: bool, ui: bool) -> None:
         )
     if recording:
         raise ConfigurationError(
-            "--dry-run --from: a recording is as long as it is, and nobody acts; leave one of both out"
+            "--dry-run --from: a recording is as long as it is, and there are no actors; leave one of "
+            "both out"
         )
     if plan.settings.serving.listen:
         raise ConfigurationError(

@@ -100,7 +100,7 @@ def _check(address: str, *, insecure: bool) -> None:
         raise ConfigurationError(f"--listen {address}: a browser needs HOST:PORT")
     if not insecure and not is_local(address):
         raise ConfigurationError(
-            f"--listen {address}: beyond loopback anybody could read the page, it asks nobody who they are; "
+            f"--listen {address}: beyond loopback anybody could read the page, it has no authentication; "
             "forward a port (ssh -L), or say --insecure"
         )
 

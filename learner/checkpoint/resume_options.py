@@ -8,7 +8,7 @@ from penstock.config.flags import Flag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeOptions:
-    """Whether a run is gone on with, and from which checkpoint; the others count with `resume` only."""
+    """Options of a learner that goes on with a run; all but `resume` count with `resume` only."""
 
     resume: Annotated[bool, Flag(name="--resume", help="Go on with a run from its newest checkpoint.")] = (
         False

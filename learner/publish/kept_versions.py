@@ -51,6 +51,11 @@ class KeptVersions:
     """Registers versions and holds their bytes: call `run` in a thread.
 
     Call `begin` before the first publication, and `finish` at the end.
+
+    Args:
+        lineage: the run behind the versions.
+        shelf: makes Redis and the folder follow the registry.
+        stop: ends `run`.
     """
 
     def __init__(self, lineage: Lineage, shelf: Shelf, stop: threading.Event) -> None:

@@ -37,6 +37,13 @@ class Shelf:
     """Makes Redis and the folder follow the registry.
 
     Call `follow` as often as wished, from one thread at a time.
+
+    Args:
+        kept: the weights of kept versions in Redis.
+        lease: the lease under which it writes.
+        run: name of the run.
+        policy: name of the policy in the registry.
+        run_dir: folder of the run.
     """
 
     def __init__(self, kept: KeptWeights, lease: LeaseKeeper, run: str, policy: str, run_dir: Path) -> None:

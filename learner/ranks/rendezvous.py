@@ -172,7 +172,7 @@ def _check_network(place: Place, settings: Settings) -> None:
     elif not settings.learner.plaintext_ranks:
         raise ConfigurationError(
             "learner.plaintext_ranks=false: ranks on several machines exchange gradients and weights "
-            "unencrypted; keep everybody else off that network, then say true"
+            "unencrypted; keep all other machines off that network, then say true"
         )
 
 

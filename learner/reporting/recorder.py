@@ -104,9 +104,13 @@ class Moment:
 
 
 class Recorder:
-    """Writes the lines; used by the loop's thread.
+    """Writes the lines of `metrics.jsonl`; used by the loop's thread.
 
-    staleness: of the whole run. tracking: receives every line too.
+    Args:
+        run_dir: folder of the run.
+        staleness: of the whole run.
+        env_steps: environment steps at which this learner begins.
+        tracking: receives every line too.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ class Line:
 
 
 class Way(Protocol):
-    """How one attempt is made: as a call of its own, or over a stream."""
+    """The way in which one attempt is made: as a call of its own, or over a stream."""
 
     async def __call__(self, call: Call[T], attempts: Attempts) -> T:
         """Return the result; raises a PolicyError, or an error that `is_worth_another` judges."""

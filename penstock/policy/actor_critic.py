@@ -1,9 +1,9 @@
 """Actor and critic as networks: what the learner trains, in torch.
 
-Observations and actions are dictionaries by the paths of `penstock.wire.spaces.leaves`, raw and as they were drawn.
-Beside the observation a row may hold action masks (`mask/action`, bool, true where allowed) and the policy's state
-(`state/…`, see `penstock.policy.memory`); without them everything is allowed, and an episode begins. What an actor
-adds stands in `penstock.policy.policy`.
+Observations and actions are dictionaries by the paths of `penstock.wire.spaces.leaves`, raw and as they were
+drawn. Beside the observation a row may hold action masks (`mask/action`, bool, true where allowed) and the
+policy's state (`state/…`, see `penstock.policy.memory`); without them everything is allowed, and an episode
+begins. What an actor adds stands in `penstock.policy.policy`.
 """
 
 from collections.abc import Mapping

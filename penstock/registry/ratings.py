@@ -45,7 +45,7 @@ class Rating:
             )
         if self.score is not None and not math.isfinite(self.score):
             raise ValueError(
-                f"rating score={self.score}: must be finite; leave a rating out that nobody gave"
+                f"rating score={self.score}: must be finite; leave out a rating that was not given"
             )
         if not 1 <= len(self.key) <= MAX_KEY_LENGTH:
             raise ValueError(f"rating key={self.key[:80]!r}: must have 1 to {MAX_KEY_LENGTH} characters")

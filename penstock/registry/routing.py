@@ -78,7 +78,7 @@ def assign(traffic: Traffic, client_key: str) -> Arm:
     place = position(client_key, traffic.experiment)
     if place < traffic.canary_share:
         return Arm.CANARY
-    # Not place >= 1 − share, which rounds: a share of 0 must reach nobody and one of 1 everybody.
+    # Not place >= 1 − share, which rounds: a share of 0 must reach no client and one of 1 all.
     return Arm.LATEST if 1.0 - place <= traffic.latest_share else Arm.ACTIVE
 
 

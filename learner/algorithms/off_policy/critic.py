@@ -15,7 +15,7 @@ _HIDDEN_GAIN = 2.0**0.5
 
 
 class Critic(nn.Module):
-    """Q(s, a): one encoder per image, their features beside the vector part and the action, then hidden layers."""
+    """Computes Q(s, a): one encoder per image, then hidden layers over features, vector part and action."""
 
     def __init__(self, reader: Reader, actions: int, hidden_sizes: Sequence[int], activation: str) -> None:
         super().__init__()

@@ -37,7 +37,10 @@ class DQN(OffPolicy):
     section: DQNSection
 
     def __init__(self, policy: Policy, section: DQNSection, *, seed: int) -> None:
-        """Raise ConfigurationError for a policy whose outputs are not the values of one choice of n."""
+        """Raise ConfigurationError for a policy whose outputs are not the values of one choice of n.
+
+        section: the algorithm's settings. seed: of replay's random numbers.
+        """
         super().__init__(policy, section, seed=seed)
         if [type(head) for head in policy.action_heads] != [EpsilonGreedy]:
             raise ConfigurationError(

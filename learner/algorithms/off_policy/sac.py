@@ -60,7 +60,10 @@ class SAC(OffPolicy):
     section: SACSection
 
     def __init__(self, policy: Policy, section: SACSection, *, seed: int) -> None:
-        """Raise ConfigurationError for a policy that does not act by squashed Gaussians of its own width."""
+        """Raise ConfigurationError for a policy that does not act by squashed Gaussians of its own width.
+
+        section: the algorithm's settings. seed: of the random numbers of replay, critics and actions.
+        """
         super().__init__(policy, section, seed=seed)
         self._heads = tuple(
             head for head in policy.action_heads if isinstance(head, ConditionalSquashedGaussian)
