@@ -1,9 +1,12 @@
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from penstock.config.sections.algorithm import SECTIONS as ALGORITHMS
+from penstock.config.settings import Settings
 from penstock.wire.refusal import Reason
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +97,28 @@ def test_the_glossary_holds_thirty_words_at_most() -> None:
     words = re.findall(r"^\| \*(.+?)\* \|", (ROOT / "docs" / "glossary.md").read_text(), flags=re.MULTILINE)
     assert 10 < len(words) <= 30
     assert words == sorted(set(words))
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=_named)
+def test_every_setting_that_is_named_exists(page: Path) -> None:
+    """`section.key` in a page is a setting; names of spans, rooms and files, which look alike, are left out."""
+    prose = re.sub(r"\n## Traces and logs\n.*?(?=\n## )", "", page.read_text(), flags=re.DOTALL)
+    sections = "|".join(name for name, field in Settings.model_fields.items() if _keys(field.annotation))
+    named = set(re.findall(rf"[`\s'\"](({sections})\.([a-z]\w*))(?==|`)", prose))
+    unknown = [
+        setting
+        for setting, section, key in named
+        if key not in _keys(Settings.model_fields[section].annotation)
+        and (section != "algorithm" or not any(key in kind.model_fields for kind in ALGORITHMS.values()))
+        and not (ROOT / section / key).is_dir()
+        and not key.startswith(("json", "sqlite"))
+    ]
+    assert sorted(unknown) == []
+
+
+def _keys(section: object) -> Mapping[str, object]:
+    fields: Mapping[str, object] = getattr(section, "model_fields", {})
+    return fields
 
 
 def test_every_promise_names_a_test_that_exists() -> None:
