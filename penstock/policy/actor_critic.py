@@ -1,9 +1,9 @@
-"""Actor and critic as networks: what the learner trains, in torch.
+"""Actor and critic as networks: the part of a policy that the learner trains, in torch.
 
 Observations and actions are dictionaries by the paths of `penstock.wire.spaces.leaves`, raw and as they were
 drawn. Beside the observation a row may hold action masks (`mask/action`, bool, true where allowed) and the
 policy's state (`state/…`, see `penstock.policy.memory`); without them everything is allowed, and an episode
-begins. What an actor adds stands in `penstock.policy.policy`.
+begins. `penstock.policy.policy` adds the actor's part.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,10 @@ from penstock.wire.spaces import Dict, Space, leaves
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """log_prob, entropy, value: [...], in the policy's dtype, differentiable."""
+    """Results of `evaluate`.
+
+    log_prob, entropy, value: [...], in the policy's dtype, differentiable.
+    """
 
     log_prob: Tensor
     entropy: Tensor
@@ -36,7 +39,11 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Of M rows. parameters: [M, P], of every action head behind one another, masked.   value: [M]."""
+    """Outputs of both networks for M rows.
+
+    parameters: [M, P], of every action head behind one another, masked.
+    value: [M].
+    """
 
     parameters: Tensor
     value: Tensor
@@ -46,9 +53,12 @@ class ActorCritic(nn.Module):
     """An actor and a critic over fixed-size observations, and the heads that the actor's outputs are for."""
 
     combines_heads = False
-    """Whether `outputs` are more than what the two last layers give, each by itself."""
+    """True where `outputs` are more than what the two last layers give, each by itself."""
     has_slope = False
-    """Whether `slope` is there; whoever overrides `joint_log_prob` or `joint_entropy` says False."""
+    """True where `slope` is implemented.
+
+    A class that overrides `joint_log_prob` or `joint_entropy` sets False.
+    """
 
     def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
         super().__init__()
@@ -74,21 +84,21 @@ class ActorCritic(nn.Module):
 
     @property
     def normaliser(self) -> Normaliser | None:
-        """Statistics of the observations, where the section asks for them."""
+        """Return the statistics of the observations, where the section asks for them."""
         return self.reader.normaliser
 
     @property
     def state_space(self) -> Dict:
-        """Parts by path below `state`; without parts for a policy that remembers nothing."""
+        """Return the parts of the state by path below `state`; none for a policy without state."""
         return self.memory.state_space
 
     @property
     def dtype(self) -> torch.dtype:
-        """float32; float64 after `double()`."""
+        """Return float32, or float64 after `double()`."""
         return self.actor_head.weight.dtype
 
     def read(self, observation: Mapping[str, Tensor]) -> Inputs:
-        """Normalised inputs of raw observations [..., *shape], leading axes flattened to M rows."""
+        """Return normalised inputs of raw observations [..., *shape], leading axes flattened to M rows."""
         if self._remembers:
             inputs = self.memory.read(observation, self.reader, self.dtype)
         else:
@@ -96,7 +106,10 @@ class ActorCritic(nn.Module):
         return self._masked_by(inputs, observation)
 
     def look(self, seen: Trajectory) -> Look:
-        """Inputs of everything that a trajectory shows, each row with what was remembered before it."""
+        """Return inputs of all rows and last observations of a trajectory.
+
+        Each row has the state before it.
+        """
         look = self.memory.look(seen, self.reader, self.dtype)
         return replace(look, inputs=self._masked_by(look.inputs, seen.observation))
 
@@ -105,28 +118,28 @@ class ActorCritic(nn.Module):
         return inputs if forbidden is None else replace(inputs, forbidden=forbidden)
 
     def bodies(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Features of actor and critic before the recurrent cores, [M, F] each."""
+        """Return features of actor and critic before the recurrent cores, [M, F] each."""
         actor = self.actor_body(inputs)
         return actor, actor if self.critic_body is None else self.critic_body(inputs)
 
     def _features(self, inputs: Inputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """What the heads read, and the newest state."""
+        """Return the features that the heads read, and the newest state."""
         return self.memory.recall(*self.bodies(inputs), inputs)
 
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Both networks on the wanted rows."""
+        """Run both networks on the wanted rows."""
         actor, critic, _ = self._features(inputs)
         parameters = masked(self.actor_head(actor), inputs.forbidden)
         return Outputs(parameters, self.critic_head(critic).squeeze(-1))
 
     def _acting(self, inputs: Inputs) -> Tensor:
-        """The actor alone, [M, P]."""
+        """Run the actor alone; returns [M, P]."""
         if inputs.time is not None:
             return self.outputs(inputs).parameters
         return masked(self.actor_head(self.actor_body(inputs)), inputs.forbidden)
 
     def value_of(self, inputs: Inputs) -> Tensor:
-        """The critic alone, [M]."""
+        """Run the critic alone; returns [M]."""
         if inputs.time is not None:
             return self.outputs(inputs).value
         body = self.actor_body if self.critic_body is None else self.critic_body
@@ -134,13 +147,16 @@ class ActorCritic(nn.Module):
         return value.squeeze(-1)
 
     def joint_log_prob(self, parameters: Tensor, action: Mapping[str, Tensor]) -> Tensor:
-        """Parameters [..., P], stored actions [..., *shape] → [...]: the sum over action heads."""
+        """Return log-probabilities [...], summed over action heads.
+
+        parameters: [..., P]. action: stored actions by path, [..., *shape].
+        """
         pieces = zip(self.action_heads, self._cuts, strict=True)
         shares = [head.log_prob(parameters[..., cut], action[head.path]) for head, cut in pieces]
         return shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
 
     def joint_entropy(self, parameters: Tensor) -> Tensor:
-        """Parameters [..., P] → [...], in nats."""
+        """Return entropies [...] in nats of parameters [..., P], summed over action heads."""
         pieces = zip(self.action_heads, self._cuts, strict=True)
         shares = [head.entropy(parameters[..., cut]) for head, cut in pieces]
         return shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
@@ -148,9 +164,9 @@ class ActorCritic(nn.Module):
     def slope(
         self, parameters: Tensor, action: Mapping[str, Tensor], by_log_prob: Tensor, by_entropy: float
     ) -> Tensor:
-        """∂L/∂parameters [n, P], as `ActionHead.slope`, by `joint_log_prob` and `joint_entropy`.
+        """Return ∂L/∂parameters [n, P] by `joint_log_prob` and `joint_entropy`; only where `has_slope`.
 
-        Only where `has_slope`.
+        Arguments are those of `ActionHead.slope`, with parameters [n, P] and actions by path.
         """
         pieces = zip(self.action_heads, self._cuts, strict=True)
         slopes = [
@@ -160,7 +176,7 @@ class ActorCritic(nn.Module):
         return slopes[0] if len(slopes) == 1 else torch.cat(slopes, -1)
 
     def evaluate(self, observation: Mapping[str, Tensor], action: Mapping[str, Tensor]) -> Evaluated:
-        """Of tensors with any equal leading axes [..., *shape]."""
+        """Return log-probability, entropy and value of tensors with any equal leading axes [..., *shape]."""
         lead = self._leading(observation)
         outputs = self.outputs(self.read(observation))
         parameters = outputs.parameters.reshape(*lead, -1)
@@ -168,7 +184,7 @@ class ActorCritic(nn.Module):
         return Evaluated(log_prob, entropy, outputs.value.reshape(lead))
 
     def value(self, observation: Mapping[str, Tensor]) -> Tensor:
-        """The critic alone, [...]."""
+        """Return the critic's values [...] of observations [..., *shape]."""
         return self.value_of(self.read(observation)).reshape(self._leading(observation))
 
     def _leading(self, observation: Mapping[str, Tensor]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Makes a policy from its section of the settings."""
+"""Make a policy from its section of the settings."""
 
 import math
 

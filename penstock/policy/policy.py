@@ -52,7 +52,10 @@ class Step:
 
 
 class Policy(ActorCritic):
-    """Actor and critic that act: draws actions, and says how likely they were. Make one with `penstock.policy.build`."""
+    """An actor and critic that acts: it draws actions and returns their probabilities.
+
+    Make one with `penstock.policy.build`.
+    """
 
     def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
         super().__init__(observation_space, action_space, section)
@@ -60,7 +63,7 @@ class Policy(ActorCritic):
         self._fast: NumpyForward | None = None
 
     def initial_state(self, count: int) -> dict[str, Array]:
-        """What an episode begins with, by path, [count, ...]: zeros."""
+        """Return the state in which an episode begins, by path, [count, ...]: zeros."""
         return self.memory.initial(count)
 
     def seed_actions(self, seed: int) -> None:
@@ -68,7 +71,7 @@ class Policy(ActorCritic):
         self._random = np.random.default_rng(seed)
 
     def explore(self, scalars: Mapping[str, float], place: Place) -> None:
-        """Draw as the numbers say that came with the weights (`Algorithm.scalars`).
+        """Set how actions are explored by the scalars that came with the weights (`Algorithm.scalars`).
 
         place: of this policy's rows.
         """
@@ -87,7 +90,10 @@ class Policy(ActorCritic):
         return replace(acted, state=step.state) if step.state else acted
 
     def step(self, row: Mapping[str, Array]) -> Step:
-        """What actions are drawn from, and what is remembered; no gradients."""
+        """Return the parameters from which actions are drawn, and the state after the step; no gradients.
+
+        row: observation, masks and state by path, [N, ...].
+        """
         if not self._remembers:
             return Step(self._actor_outputs(row), _NO_STATE)
         seen, state = self.memory.frames.push(row) if self.memory.frames.depth > 1 else (row, _NO_STATE)
@@ -131,9 +137,9 @@ class Policy(ActorCritic):
         action: Mapping[str, Array],
         masks: Mapping[str, NDArray[np.bool_]] | None = None,
     ) -> NDArray[np.float32]:
-        """Joint log-probability float32 [N] with which `choose` draws these actions, as drawn.
+        """Return the joint log-probability float32 [N] with which `choose` draws these actions, as drawn.
 
-        Arguments and error as there.
+        Arguments and error are those of `choose`.
         """
         if not all_finite(parameters):
             raise FloatingPointError(_NOT_FINITE)
@@ -149,9 +155,9 @@ class Policy(ActorCritic):
     def distribution(
         self, parameters: Reals, masks: Mapping[str, NDArray[np.bool_]] | None = None
     ) -> dict[str, Reals]:
-        """What actions are drawn from, by the path of the action and what it is.
+        """Return the distribution from which actions are drawn, by the path of the action and its figure.
 
-        "action/probability" [N, n].
+        An example is "action/probability" [N, n].
         """
         described: dict[str, Reals] = {}
         for head, cut in zip(self.action_heads, self._cuts, strict=True):
@@ -162,17 +168,17 @@ class Policy(ActorCritic):
         return described
 
     def values(self, observation: Mapping[str, Array]) -> NDArray[np.float32]:
-        """The critic's, float32 [N]; no gradients."""
+        """Return the critic's values, float32 [N]; no gradients."""
         with torch.inference_mode():
             values: NDArray[np.float32] = self.value(self._tensors(observation)).float().cpu().numpy()
         return values
 
     def action_parameters(self, observation: Mapping[str, Array]) -> Reals:
-        """Outputs of the actor network, [N, P], not masked, with the weights of this moment; no gradients."""
+        """Return outputs of the actor network, [N, P], not masked, with the current weights; no gradients."""
         return self.step(observation).parameters
 
     def _actor_outputs(self, observation: Mapping[str, Array]) -> Reals:
-        """Of what the reader reads: stacks, where frames are stacked."""
+        """Return the actor's outputs for the inputs of the reader: stacks, where frames are stacked."""
         if self._fast is None or not self._fast.is_current():
             self._fast = numpy_forward(self.reader, self.actor_body.chain, self.actor_head)
         if self._fast is not None:
@@ -188,7 +194,10 @@ class Policy(ActorCritic):
         return {path: torch.from_numpy(np.array(array)).to(device) for path, array in arrays.items()}
 
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array]) -> NDArray[np.float32]:
-        """Joint log-probability float32 [N] of stored actions by torch, as in training; no gradients."""
+        """Return the joint log-probability float32 [N] of stored actions; no gradients.
+
+        It is computed by torch, as in training.
+        """
         with torch.inference_mode():
             inputs = self.read(self._tensors(observation))
             answer = self.joint_log_prob(self._acting(inputs), self._tensors(action))
@@ -198,7 +207,7 @@ class Policy(ActorCritic):
     def acting_log_prob(
         self, observation: Mapping[str, Array], action: Mapping[str, Array]
     ) -> NDArray[np.float32]:
-        """`log_prob` under the very outputs that `act` draws from, for the probe."""
+        """Return `log_prob` under the very outputs that `act` draws from, for the probe."""
         parameters = torch.from_numpy(self.action_parameters(observation)).to(self.actor_head.weight.device)
         with torch.inference_mode():
             forbidden = self._masks.forbidden(self._tensors(observation), parameters)
@@ -207,6 +216,9 @@ class Policy(ActorCritic):
         return result
 
     def environment_action(self, action: Mapping[str, Array]) -> Any:
-        """Stored actions [N, *shape] as `VectorEnv.step` takes them: offset, clipped or scaled, nested."""
+        """Convert stored actions [N, *shape] to those of `VectorEnv.step`.
+
+        Offset, clipped or scaled, nested.
+        """
         ready = {head.path: head.to_environment(action[head.path]) for head in self.action_heads}
         return unflatten(self.action_space, ready, "action")

@@ -11,7 +11,7 @@ from penstock.wire.spaces import Space
 
 
 class QPolicy(Policy):
-    """Values of actions in place of logits; the value of an observation is that of its best action.
+    """A policy with values of actions in place of logits; an observation's value is that of its best action.
 
     Dueling (Wang et al. 2016, eq. 9): the critic's V and the actor's A make Q = V + A − mean A. Acting needs
     A alone, since V is the same for all actions; so `action_parameters` are A, and the forward pass stays a
@@ -23,7 +23,7 @@ class QPolicy(Policy):
         self.combines_heads = section.dueling
 
     def outputs(self, inputs: Inputs) -> Outputs:
-        """parameters: Q of every action, masked.   value: the largest."""
+        """Return Q of every action, masked, as parameters, and the largest as value."""
         actor, critic, _ = self._features(inputs)
         values: Tensor = self.actor_head(actor)
         if self.combines_heads:
@@ -32,5 +32,5 @@ class QPolicy(Policy):
         return Outputs(values, values.amax(-1))
 
     def value_of(self, inputs: Inputs) -> Tensor:
-        """Of the best action, [M]."""
+        """Return the value of the best action, [M]."""
         return self.outputs(inputs).value
