@@ -19,8 +19,6 @@ from actor.serving.experience.served_outbox import Queue
 from actor.serving.inference.batcher import Batcher
 from actor.serving.release.canary_monitor import Trial
 from actor.serving.release.traffic import Traffic
-from actor.serving.versions import fallback
-from actor.serving.versions.fallback import Draw
 from actor.serving.versions.loaded_versions import Shelf, Weights
 from actor.serving.versions.shadow_record import ShadowRecord
 from actor.specification import actor_section, environment_section, policy_maker
@@ -94,9 +92,8 @@ def assemble(
     episodes = Episodes(section, specification.unroll_length)
     learning = None if following is None else _learning(settings, specification, following)
     spaces = (specification.observation_space, specification.action_space)
-    draws = _draws(section, specification)
     record = _record(section, source)
-    desk = Desk(spaces, shelf, batcher, section, draws, make_policy().state_space, record)
+    desk = Desk(section, (*spaces, make_policy().state_space), shelf, batcher, record)
     slow_s = settings.canary.slow_ms / 1000
     feedback = None if traffic is None else traffic.keep_feedback
     now = asyncio.get_running_loop().time
@@ -196,11 +193,3 @@ def _check_window(section: ServingSection, specification: RunSpecification) -> N
             f"(serving.declared_steps_per_s) and batches of {batch} that are {updates:.1f} updates, and what is "
             f"older than {stale_after} is stale: shorten the window, or raise algorithm.stale_after"
         )
-
-
-def _draws(section: ServingSection, specification: RunSpecification) -> dict[str, Draw]:
-    space = specification.action_space
-    draws = {"uniform": fallback.uniform(space)}
-    if section.fallback == "fixed":
-        draws["fixed"] = fallback.fixed(space, section)
-    return draws

@@ -75,3 +75,8 @@ class Refused(Exception):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(str(refusal))
         self.refusal = refusal
+
+
+def invalid(detail: str) -> Refused:
+    """The error (INVALID) for what a caller must change; detail: field, value and remedy."""
+    return Refused(Refusal(reason=Reason.INVALID, detail=detail))

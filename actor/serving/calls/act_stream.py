@@ -18,8 +18,9 @@ from typing import Any, Final
 import grpc
 
 from actor.serving.calls.request_errors import Complaints
-from actor.serving.calls.request_handler import Answered, Asked, Desk
+from actor.serving.calls.request_handler import Desk
 from actor.serving.inference.forward_pass import Answer
+from actor.serving.versions.answering import Answered, Asked
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.refusal import Refused
@@ -104,24 +105,18 @@ class ActStream:
                 self._news.set()
 
     def _begin(self, data: bytes) -> None:
+        question = self._desk.reader.read_plain(data)
+        if question is None:
+            self._begin_message(pb.ActRequest.FromString(data))
+            return
         try:
-            if not self._desk.ask_plain(data, math.inf, partial(self._told_plain, data), self._is_gone):
-                self._read_and_begin(data)
+            choice = self._desk.shelf.choose("")
+            told = partial(self._told_plain, data)
+            self._desk.answerer.ask(choice, question, math.inf, told, self._is_gone)
         except Refused as error:
             self._say(refusing(self._desk.complaints, pb.ActRequest.FromString(data), error))
 
-    def _told_plain(self, data: bytes, said: Answered | Exception) -> None:
-        try:
-            if isinstance(said, Answered):
-                self._on_answer(said)
-                self._say(said.reply)
-            else:
-                self._read_and_begin(data)  # by itself, to see whose fault it is
-        except Exception as error:  # noqa: BLE001 - raised by `serve`, which holds the call
-            self._say(error)
-
-    def _read_and_begin(self, data: bytes) -> None:
-        request = pb.ActRequest.FromString(data)
+    def _begin_message(self, request: pb.ActRequest) -> None:
         until_s = self._loop.time() + request.deadline_ms / 1000 if request.deadline_ms else math.inf
         if request.episode_id or request.version:
             self._reply_later(self._act(request, until_s))
@@ -134,11 +129,23 @@ class ActStream:
     def _is_gone(self) -> bool:
         return self._is_over
 
+    def _told_plain(self, data: bytes, asked: Asked, said: Answer | Exception | None) -> None:
+        """The chosen version has answered a plain request, or has failed to."""
+        if not isinstance(said, Answer):
+            self._told(pb.ActRequest.FromString(data), asked, said)
+            return
+        try:
+            answered = self._desk.answerer.complete(asked, said)
+            self._on_answer(answered)
+            self._say(self._desk.writer.encode_plain(asked.question.request_id, answered, said))
+        except Exception as error:  # noqa: BLE001 - raised by `serve`, which holds the call
+            self._say(error)
+
     def _told(self, request: pb.ActRequest, asked: Asked, said: Answer | Exception | None) -> None:
         """The chosen version has answered, or has failed to."""
         try:
             if isinstance(said, Answer):
-                self._say(self._reply(request, self._desk.answered(asked, said)))
+                self._say(self._reply(request, self._desk.answerer.complete(asked, said)))
             elif isinstance(said, Refused):
                 self._say(refusing(self._desk.complaints, request, said))
             else:
@@ -148,14 +155,14 @@ class ActStream:
 
     async def _fall_back(self, request: pb.ActRequest, asked: Asked, error: Exception | None) -> bytes:
         try:
-            answered = await self._desk.fall_back(asked, error)
+            answered = await self._desk.answerer.fall_back(asked, error)
         except Refused as refusal:
             return refusing(self._desk.complaints, request, refusal)
         return self._reply(request, answered)
 
     def _reply(self, request: pb.ActRequest, answered: Answered) -> bytes:
         self._on_answer(answered)
-        return self._desk.encode(request, answered)
+        return self._desk.writer.encode(request, answered)
 
     def _say(self, reply: bytes | BaseException) -> None:
         self._replies.append(reply)

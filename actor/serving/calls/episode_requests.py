@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from actor.serving.calls.request_handler import Desk
 from actor.serving.calls.step_rewards import of_step_before, of_steps
-from actor.serving.codec.arrays import invalid
 from actor.serving.codec.replies import ARMS
 from actor.serving.episodes.episodes import Episode, Episodes
 from actor.serving.episodes.segments import Row
@@ -19,6 +18,7 @@ from actor.serving.release.canary_monitor import Trial
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
+from penstock.wire.refusal import invalid
 
 Feedback = Callable[[Sequence[tuple[str, int, float]]], Awaitable[None]]
 """Keeps rewards (episode id, step, amount) that came too late."""
@@ -45,7 +45,7 @@ class EpisodeDesk:
 
     def start(self, request: pb.StartEpisodeRequest) -> pb.StartEpisodeReply:
         """A new episode, or the one that this request has started before; raises Refused."""
-        self._desk.check_call(request.policy, request.request_id)
+        self._desk.reader.check_call(request.policy, request.request_id)
         episode = self._episodes.started_by(request.client_key, request.request_id)
         if episode is None:
             arm = self._desk.shelf.choose(request.client_key).arm
@@ -62,7 +62,7 @@ class EpisodeDesk:
 
     async def reward(self, request: pb.RewardRequest) -> pb.RewardReply:
         """Add rewards, once; raises Refused when none of them was taken."""
-        self._desk.check_call("", request.request_id)
+        self._desk.reader.check_call("", request.request_id)
         episode = self._episodes.find_any(request.episode_id)
         if episode is not None and request.request_id in episode.rewarded:
             return pb.RewardReply(late=episode.rewarded[request.request_id])
@@ -93,7 +93,7 @@ class EpisodeDesk:
     def _is_late(self, episode: Episode | None, step: int) -> bool:
         if episode is None:
             return True
-        return (episode.learned or episode.ending is not None) and episode.segment_of(step) is None
+        return (episode.learned or episode.is_over) and episode.segment_of(step) is None
 
     async def _keep(self, episode_id: str, late: Sequence[tuple[int, float]]) -> None:
         if self._feedback is None:
@@ -108,14 +108,10 @@ class EpisodeDesk:
 
     def end(self, request: pb.EndEpisodeRequest) -> pb.EndEpisodeReply:
         """The episode is over; the same reply when it is said again; raises Refused."""
-        self._desk.check_call("", request.request_id)
+        self._desk.reader.check_call("", request.request_id)
         known = self._episodes.find_any(request.episode_id)
-        if (
-            known is not None
-            and known.ending is not None
-            and known.ending_request == request.request_id != ""
-        ):
-            return known.ending
+        if known is not None and known.is_over and known.ending_request == request.request_id != "":
+            return _ended(known)
         episode = self._episodes.find(request.episode_id, self._now())
         if episode.waiting is not None:
             raise invalid("an Act of this episode is under way; wait for its reply")
@@ -132,14 +128,13 @@ class EpisodeDesk:
                 )
             self._close(episode)
         episode.ending_request = request.request_id
-        assert episode.ending is not None
-        return episode.ending
+        return _ended(episode)
 
     def _read_end(self, request: pb.EndEpisodeRequest) -> Row | None:
         if request.ending not in (pb.ENDING_TERMINATED, pb.ENDING_TRUNCATED, pb.ENDING_ABANDONED):
             raise invalid(f"ending={request.ending}: say TERMINATED, TRUNCATED or ABANDONED")
         if request.final_observation:
-            return self._desk.observation.read("final_observation", request.final_observation, 0)
+            return self._desk.reader.read_final(request.final_observation)
         if request.ending == pb.ENDING_TRUNCATED:
             raise invalid("final_observation: a truncated episode is valued by it; send it")
         return None
@@ -151,7 +146,7 @@ class EpisodeDesk:
         self._close(episode, is_whole=False)
 
     def _close(self, episode: Episode, *, is_whole: bool = True) -> None:
-        episode.ending = pb.EndEpisodeReply(total_return=episode.total_return, length=episode.trail.length)
+        episode.is_over = True
         self._trial.end(episode, is_whole=is_whole)
         metrics.ARM_RETURN.labels(episode.arm).observe(episode.total_return)
         self._episodes.close(episode)
@@ -165,3 +160,7 @@ class EpisodeDesk:
                 self.abandon(episode)
         if self._learning is not None:
             self._learning.ripen(now)
+
+
+def _ended(episode: Episode) -> pb.EndEpisodeReply:
+    return pb.EndEpisodeReply(total_return=episode.total_return, length=episode.trail.length)

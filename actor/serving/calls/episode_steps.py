@@ -9,28 +9,25 @@ refused finds the episode as it was, or finds the very reply that it lost.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actor.serving.calls.request_handler import Answered, Asked, Desk
+from actor.serving.calls.request_handler import Desk
 from actor.serving.calls.step_rewards import of_step_before
-from actor.serving.codec.arrays import invalid
 from actor.serving.episodes.episodes import Episode, Episodes
 from actor.serving.episodes.segments import Row
 from actor.serving.experience.recorder import Learning
 from actor.serving.experience.served_outbox import count_not_learned
 from actor.serving.inference.forward_pass import Answer, Loaded, Question
+from actor.serving.versions.answering import Answered, Asked
 from actor.serving.versions.loaded_versions import Choice
 from penstock.policy.distributions import ActionHead
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.refusal import Reason, Refusal, Refused
-
-MOST_LOG_PROB: Final = 60.0
-"""Whose exponential the learner can divide by in float32."""
+from penstock.wire.refusal import Reason, Refusal, Refused, invalid
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +61,7 @@ class Turns:
 
     async def act(self, request: pb.ActRequest, until_s: float) -> bytes:
         """The reply to the next step, or the one that this request was given before; raises Refused."""
-        self._desk.check_call(request.policy, request.request_id)
+        self._desk.reader.check_call(request.policy, request.request_id)
         episode = self._episodes.find(request.episode_id, self._now())
         mine: asyncio.Future[bytes] = self._loop.create_future()
         if request.request_id and request.request_id == episode.last_request:
@@ -84,10 +81,10 @@ class Turns:
         return await mine
 
     def _read(self, episode: Episode, request: pb.ActRequest) -> Turn:
-        question = self._desk.read(request)
+        question = self._desk.reader.read(request)
         if episode.state:
-            question.observation = {**question.observation, **episode.state}
-        reward, taken = of_step_before(episode, request), self._read_taken(request)
+            question = replace(question, observation={**question.observation, **episode.state})
+        reward, taken = of_step_before(episode, request), self._desk.reader.read_taken(request)
         return Turn(episode, request, question, reward, self._choose(episode), taken)
 
     def _choose(self, episode: Episode) -> Choice:
@@ -97,21 +94,13 @@ class Turns:
             return shelf.follow(episode.arm, episode.client_key)
         return Choice(episode.arm, loaded, False, shelf.shadow_of(loaded))
 
-    def _read_taken(self, request: pb.ActRequest) -> Row | None:
-        if not request.taken_action:
-            return None
-        if request.HasField("taken_log_prob") and not abs(request.taken_log_prob) <= MOST_LOG_PROB:
-            text = f"taken_log_prob={request.taken_log_prob}: must be finite, and within ±{MOST_LOG_PROB:g}"
-            raise invalid(f"{text}: what is as unlikely as that teaches nothing but overflow")
-        return self._desk.action.read("taken_action", request.taken_action, 0)
-
     # ------------------------------------------------------------ the answer
 
     def _begin(self, turn: Turn, until_s: float) -> None:
         question, taken = turn.question, turn.taken
-        if taken is None or question.distribution or question.value or self._desk.remembers:
+        if taken is None or question.distribution or question.value or self._desk.reader.remembers:
             # Whether its caller is there or not: it may come again for the reply.
-            self._desk.put(turn.choice, question, until_s, partial(self._told, turn), _is_never_gone)
+            self._desk.answerer.ask(turn.choice, question, until_s, partial(self._told, turn), _is_never_gone)
         else:
             arm = turn.episode.arm
             self._step(turn, Answered(arm=arm, action=taken, answer=None, fallback="", seconds=0.0))
@@ -120,7 +109,7 @@ class Turns:
         """The chosen version has answered, or has failed to."""
         try:
             if isinstance(said, Answer):
-                self._step(turn, self._desk.answered(asked, said))
+                self._step(turn, self._desk.answerer.complete(asked, said))
             elif isinstance(said, Refused):
                 _tell(turn.episode, said)
             else:
@@ -132,7 +121,7 @@ class Turns:
 
     async def _fall_back(self, turn: Turn, asked: Asked, error: Exception | None) -> None:
         try:
-            self._step(turn, await self._desk.fall_back(asked, error))
+            self._step(turn, await self._desk.answerer.fall_back(asked, error))
         except Exception as refused:  # noqa: BLE001 - raised by `act`
             _tell(turn.episode, refused)
 
@@ -142,7 +131,7 @@ class Turns:
         """It happens, and who waits for the reply gets it."""
         episode, request = turn.episode, turn.request
         played = self._play(turn, answered)
-        if episode.ending is not None:
+        if episode.is_over:
             raise Refused(Refusal(reason=Reason.EPISODE_UNKNOWN, detail="the episode has ended meanwhile"))
         reply = self._reply(turn, answered)
         # From here on nothing fails: the step has happened.
@@ -186,13 +175,9 @@ class Turns:
         episode, request = turn.episode, turn.request
         where = pb.ActReply(episode_id=episode.id, step=episode.trail.length).SerializeToString()
         if turn.taken is None:
-            return self._desk.encode(request, answered) + where
-        reply = self._desk.reply(request, answered)
-        del reply.action[:], reply.log_prob[:]
-        reply.action.extend(self._desk.action.write(turn.taken, 0))
-        if request.HasField("taken_log_prob"):
-            reply.log_prob.append(request.taken_log_prob)
-        reply.version = 0 if turn.choice.loaded is None else turn.choice.loaded.version
+            return self._desk.writer.encode(request, answered) + where
+        version = 0 if turn.choice.loaded is None else turn.choice.loaded.version
+        reply = self._desk.writer.reply_taken(request, answered, turn.taken, version)
         return reply.SerializeToString() + where
 
     def _record(self, turn: Turn, answered: Answered, played: "_Played") -> None:

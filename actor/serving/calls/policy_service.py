@@ -14,9 +14,10 @@ from google.protobuf.message import DecodeError
 from actor.serving.calls.act_stream import ActStream, refusing
 from actor.serving.calls.episode_requests import EpisodeDesk
 from actor.serving.calls.episode_steps import Turns
-from actor.serving.calls.request_handler import Answered, Desk
+from actor.serving.calls.request_handler import Desk
 from actor.serving.codec.replies import ARMS
 from actor.serving.episodes.episodes import Episodes
+from actor.serving.versions.answering import Answered
 from penstock.config.settings import ServingSection
 from penstock.rpc.boundary import Malformed, read_request
 from penstock.runtime import metrics
@@ -81,33 +82,12 @@ class PolicyService:
 
     async def act_on_bytes(self, data: bytes, context: Context) -> bytes:
         """`act`, from bytes to bytes; raises Malformed for bytes that are no request."""
-        reply = await self._act_plainly(data, context)
-        if reply is not None:
-            return reply
         return await self.act(read_request("Act", pb.ActRequest.FromString, data), context)
 
     async def act(self, request: pb.ActRequest, context: Context) -> bytes:
         """See policy.proto."""
         self._calls["act"].inc()
         return await self._answer(request, self._until_s(context))
-
-    async def _act_plainly(self, data: bytes, context: Context) -> bytes | None:
-        """None for what is no plain request."""
-        until_s, future = self._until_s(context), self._loop.create_future()
-        try:
-            if not self._desk.ask_plain(data, until_s, future.set_result, future.done):
-                return None
-        except Refused as error:
-            future.set_result(error)
-        self._calls["act"].inc()
-        said: Answered | Exception = await future
-        if isinstance(said, Answered):
-            self._on_answer(said)
-            return said.reply
-        request = pb.ActRequest.FromString(data)
-        if isinstance(said, Refused):
-            return refusing(self._desk.complaints, request, said)
-        return await self._answer(request, until_s)  # by itself, to see whose fault it is
 
     def _until_s(self, context: Context) -> float:
         left_s = context.time_remaining()
@@ -121,7 +101,7 @@ class PolicyService:
         except Refused as error:
             return refusing(self._desk.complaints, request, error)
         self._on_answer(answered)
-        return self._desk.encode(request, answered)
+        return self._desk.writer.encode(request, answered)
 
     async def act_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """See policy.proto. Ends, with all that it has begun, when its caller goes away."""
@@ -158,7 +138,7 @@ class PolicyService:
         """See policy.proto."""
         self._calls["describe"].inc()
         try:
-            self._desk.check_call(request.policy, "")
+            self._desk.reader.check_call(request.policy, "")
         except Refused as error:
             return pb.DescribeReply(refusal=self._desk.complaints.refused(request, error))
         run, observation, action = self._described

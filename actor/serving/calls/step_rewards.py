@@ -4,8 +4,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from actor.serving.codec.arrays import invalid
 from actor.serving.episodes.episodes import Episode
+from penstock.wire.refusal import invalid
 
 MAX_REWARDS: Final = 1024
 """In one call."""

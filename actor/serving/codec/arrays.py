@@ -14,17 +14,12 @@ from numpy.typing import NDArray
 
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1 import tensor_pb2
-from penstock.wire.refusal import Reason, Refusal, Refused
+from penstock.wire.refusal import invalid
 from penstock.wire.schema import choices
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
 from penstock.wire.tensor import DTYPES, Array, all_finite, from_tensor
 
 Parts = Sequence[pb.Part]
-
-
-def invalid(text: str) -> Refused:
-    """The error for what a client must change."""
-    return Refused(Refusal(reason=Reason.INVALID, detail=text))
 
 
 @dataclass(frozen=True, slots=True)

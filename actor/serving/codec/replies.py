@@ -1,24 +1,24 @@
-"""The bytes of a reply without its message: put together from pieces that protobuf wrote before.
+"""Writes replies: as messages, and as bytes put together from pieces that protobuf wrote before.
 
     request id │ path, dtype and shape │ action │ … │ how many │ log-probabilities │ version, arm, fallback
                   written once                          written once                     written once each
 
-Serialised messages behind one another are one message, so pieces can be written by themselves; what lies at the end
-of one, as many bytes as before, can be another's. Fields stand in the order in which protobuf writes them itself.
+Serialised messages behind one another are one message, so pieces can be written by themselves; the data at the end of
+one can be replaced by as many other bytes. Fields stand in the order in which protobuf writes them itself.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from itertools import repeat
 from typing import Final
 
 from google.protobuf.message import Message
 
-from actor.serving.codec.arrays import Layout
+from actor.serving.codec.arrays import Layout, Parts
 from actor.serving.inference.forward_pass import Answer
+from actor.serving.versions.answering import Answered
 from penstock.registry.routing import Arm
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.spaces import Space, leaves, zeros
+from penstock.wire.spaces import Dict, Space, leaves, zeros
 from penstock.wire.tensor import Array
 
 ARMS: Final = {
@@ -27,7 +27,7 @@ ARMS: Final = {
     Arm.CANARY: pb.ARM_CANARY,
     Arm.PINNED: pb.ARM_PINNED,
 }
-FALLBACKS: Final = {
+_FALLBACKS: Final = {
     "": pb.FALLBACK_UNSPECIFIED,
     "previous": pb.FALLBACK_PREVIOUS,
     "fixed": pb.FALLBACK_FIXED,
@@ -35,36 +35,70 @@ FALLBACKS: Final = {
 }
 
 
-class ReplyEncoder:
-    """Replies of a policy with action and log-probability, as most are."""
+class ReplyWriter:
+    """Writes the replies of one server."""
 
-    def __init__(self, action: Layout, space: Space) -> None:
-        self._action, self._leaves = action, list(leaves(space, "action"))
+    def __init__(self, action: Space, state: Dict) -> None:
+        """state: space of what the policy remembers between steps; without leaves where it remembers nothing."""
+        self._action, self._leaves = Layout("action", action), list(leaves(action, "action"))
+        self._state, self._remembers = Layout("state", state), bool(list(leaves(state, "state")))
         self._before: dict[int, tuple[list[tuple[str, bytes]], bytes]] = {}
         """By batch: what stands before each leaf of the action, by name, and before the log-probabilities."""
 
-    def encode(
-        self, request: pb.ActRequest, action: Mapping[str, Array], answer: Answer, who: bytes
-    ) -> bytes:
-        """action: as the environment takes it, by name, [max(batch, 1), *shape]. who: see `answered_by`."""
-        batch, request_id = request.batch, request.request_id
+    def encode(self, request: pb.ActRequest, answered: Answered) -> bytes:
+        """The bytes of `reply`."""
+        answer = answered.answer
+        if answer is None or answer.distribution is not None or answer.value is not None or self._remembers:
+            return self.reply(request, answered).SerializeToString()
+        return self._encode(request.request_id, request.batch, answered, answer)
+
+    def encode_plain(self, request_id: str, answered: Answered, answer: Answer) -> bytes:
+        """The bytes of the reply to a plain request. answer: of `answered`."""
+        return self._encode(request_id, 0, answered, answer)
+
+    def reply(self, request: pb.ActRequest, answered: Answered) -> pb.ActReply:
+        """The message of an answer."""
+        answer, batch = answered.answer, request.batch
+        reply = pb.ActReply(
+            request_id=request.request_id,
+            action=self._action.write(answered.action, batch),
+            version=0 if answer is None else answer.loaded.version,
+            arm=ARMS[answered.arm],
+            fallback=_FALLBACKS[answered.fallback],
+        )
+        if answer is not None:
+            reply.log_prob.extend(answer.log_prob.tolist())
+            if answer.distribution is not None:
+                reply.distribution.extend(self._action.write_described(answer.distribution, batch))
+            if answer.value is not None:
+                reply.value.extend(answer.value.tolist())
+        if self._remembers and not request.episode_id:
+            # Where no policy answered nothing was seen: the caller goes on with what it has.
+            kept: Parts = request.state if answer is None else self._state.write(answer.state, batch)
+            reply.state.extend(kept)
+        return reply
+
+    def reply_taken(
+        self, request: pb.ActRequest, answered: Answered, taken: Mapping[str, Array], version: int
+    ) -> pb.ActReply:
+        """The message for a caller that took an action of its own, [1, *shape] by name, beside this version."""
+        reply = self.reply(request, answered)
+        del reply.action[:], reply.log_prob[:]
+        reply.action.extend(self._action.write(taken, 0))
+        if request.HasField("taken_log_prob"):
+            reply.log_prob.append(request.taken_log_prob)
+        reply.version = version
+        return reply
+
+    def _encode(self, request_id: str, batch: int, answered: Answered, answer: Answer) -> bytes:
         before_action, before_log_prob = self._before.get(batch) or self._prepare(batch)
+        action = answered.action
         pieces = [pb.ActReply(request_id=request_id).SerializeToString()] if request_id else []
         for name, piece in before_action:
             pieces += (piece, action[name].tobytes())
+        who = _answered_by(answer.loaded.version, answered.arm, answered.fallback)
         pieces += (before_log_prob, answer.log_prob.tobytes(), who)
         return b"".join(pieces)
-
-    def encode_rows(
-        self, ids: Iterable[bytes], action: Mapping[str, Array], log_prob: Array, who: Iterable[bytes]
-    ) -> list[bytes]:
-        """A reply for each row of an answer, to requests for one observation. ids: as they stand in the message."""
-        before_action, before_log_prob = self._before.get(0) or self._prepare(0)
-        columns: list[Iterable[bytes]] = [ids]
-        for name, piece in before_action:
-            columns += (repeat(piece), _rows(action[name]))
-        columns += (repeat(before_log_prob), _rows(log_prob), who)
-        return list(map(b"".join, zip(*columns, strict=False)))  # what is repeated has no end
 
     def _prepare(self, batch: int) -> tuple[list[tuple[str, bytes]], bytes]:
         rows = batch or 1
@@ -77,20 +111,13 @@ class ReplyEncoder:
 
 
 @lru_cache(maxsize=64)
-def answered_by(version: int, arm: Arm, fallback: str) -> bytes:
+def _answered_by(version: int, arm: Arm, fallback: str) -> bytes:
     """The last piece of a reply: who answered."""
-    return pb.ActReply(version=version, arm=ARMS[arm], fallback=FALLBACKS[fallback]).SerializeToString()
-
-
-def _rows(array: Array) -> list[bytes]:
-    """The bytes of each row."""
-    data, rows = array.tobytes(), len(array)
-    size = len(data) // rows
-    return [data[at : at + size] for at in range(0, len(data), size)]
+    return pb.ActReply(version=version, arm=ARMS[arm], fallback=_FALLBACKS[fallback]).SerializeToString()
 
 
 def before(message: Message, last: bytes) -> bytes:
-    """What is written of a message before its last bytes."""
+    """The bytes of a message before its last ones, which must be `last`."""
     written = message.SerializeToString()
     assert written.endswith(last)
     return written.removesuffix(last)

@@ -14,21 +14,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from actor.serving.codec.arrays import invalid
 from actor.serving.episodes.segments import Segment, Trail
 from actor.serving.inference.forward_pass import Loaded
 from actor.serving.versions.loaded_versions import MAX_LOADED
 from penstock.config.settings import ServingSection
 from penstock.registry.routing import Arm
 from penstock.rpc.identity import CALLER, Identity
-from penstock.v1 import policy_pb2 as pb
 from penstock.wire.refusal import Reason, Refusal, Refused
 from penstock.wire.tensor import Array
 
 REMEMBERED_REQUESTS: Final = 64
 """Of one episode, so that none of them counts twice."""
 REMEMBERED_EPISODES: Final = 4096
-MAX_REQUEST_ID: Final = 128
 _RETRY_MS: Final = 1000
 
 
@@ -65,7 +62,7 @@ class Episode:
     """To `last_request`; empty while there is none."""
     waiting: "list[asyncio.Future[bytes]] | None" = None
     """Who waits for the reply to the step that is under way; None: no step is."""
-    ending: pb.EndEpisodeReply | None = None
+    is_over: bool = False
     ending_request: str = ""
     rewarded: OrderedDict[str, int] = field(default_factory=OrderedDict)
     """Requests whose rewards were taken, and how many of them came late."""
@@ -90,7 +87,7 @@ class Episode:
         segment = self.segment_of(step)
         if segment is not None:
             segment.add_reward(step, amount)
-        if self.ending is None:
+        if not self.is_over:
             self.total_return += amount
 
     def remember_reward(self, request_id: str, late: int) -> None:
@@ -123,8 +120,6 @@ class Episodes:
 
     def started_by(self, client_key: str, request_id: str) -> Episode | None:
         """The episode that this very request started already."""
-        if len(request_id) > MAX_REQUEST_ID:
-            raise invalid(f"request_id of {len(request_id)} characters: at most {MAX_REQUEST_ID}")
         return self._started.get((CALLER.get(), client_key, request_id)) if request_id else None
 
     def start(self, client_key: str, request_id: str, arm: Arm, *, learned: bool, now_s: float) -> Episode:

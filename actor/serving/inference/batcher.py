@@ -17,10 +17,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from actor.serving.codec.plain_request import Plain, answer_all
-from actor.serving.inference.forward_pass import Answer, Loaded, Question
+from actor.serving.inference.forward_pass import Answer, Loaded, Question, answer
 from actor.serving.inference.pass_cost import PassCost
 from penstock.runtime import metrics
 from penstock.wire.refusal import Reason, Refusal, Refused
@@ -31,15 +30,14 @@ _LEAST_PROBE: Final = 16
 _MOST_PROBE: Final = 1024
 
 
-Tell = Callable[[Answer | bytes | Exception], None]
-"""Takes the answer, of a plain request the bytes of its reply; or Refused (DEADLINE), NotFinite, or what else the version
-failed with."""
+Tell = Callable[[Answer | Exception], None]
+"""Takes the answer; or Refused (DEADLINE), NotFinite, or what else the version failed with."""
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
     loaded: Loaded
-    question: Question | Plain
+    question: Question
     until_s: float
     asked_s: float
     tell: Tell
@@ -77,7 +75,7 @@ class Batcher:
     def put(
         self,
         loaded: Loaded,
-        question: Question | Plain,
+        question: Question,
         until_s: float,
         tell: Tell,
         is_gone: Callable[[], bool],
@@ -213,7 +211,7 @@ class Batcher:
                 waiting.tell(result)
 
 
-def _settle(future: "asyncio.Future[Any]", result: Answer | bytes | Exception) -> None:
+def _settle(future: "asyncio.Future[Answer]", result: Answer | Exception) -> None:
     if isinstance(result, Exception):
         future.set_exception(result)
     else:
@@ -222,7 +220,7 @@ def _settle(future: "asyncio.Future[Any]", result: Answer | bytes | Exception) -
 
 @dataclass(slots=True)
 class _Outcome:
-    answers: list[tuple[_Waiting, Answer | bytes | Exception]]
+    answers: list[tuple[_Waiting, Answer | Exception]]
     seconds: float
     cpu_s: float
 
@@ -232,14 +230,14 @@ def _answer_all(batch: Sequence[_Waiting]) -> _Outcome:
     by_version: dict[Loaded, list[_Waiting]] = defaultdict(list)
     for waiting in batch:
         by_version[waiting.loaded].append(waiting)
-    answers: list[tuple[_Waiting, Answer | bytes | Exception]] = []
+    answers: list[tuple[_Waiting, Answer | Exception]] = []
     for loaded, group in by_version.items():
         answers += zip(group, _answer(loaded, [waiting.question for waiting in group]), strict=True)
     return _Outcome(answers, time.perf_counter() - began, time.thread_time() - began_cpu)
 
 
-def _answer(loaded: Loaded, asked: list[Question | Plain]) -> Sequence[Answer | bytes | Exception]:
+def _answer(loaded: Loaded, asked: list[Question]) -> Sequence[Answer | Exception]:
     try:
-        return answer_all(loaded, asked)
+        return answer(loaded, asked)
     except Exception as error:  # noqa: BLE001 - handed to each caller, whose fallback answers
         return [error] * len(asked)

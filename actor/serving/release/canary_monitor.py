@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from actor.serving.calls.request_handler import Answered
 from actor.serving.episodes.episodes import Episode
+from actor.serving.versions.answering import Answered
 from penstock.config.settings import CanarySection
 from penstock.registry import safety
 from penstock.registry.bounds import Bounds, Outcome, observed_range

@@ -1,16 +1,43 @@
 """Actions when no version can answer: the one that the configuration names, or a uniform draw."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from penstock.config.settings import ConfigurationError, ServingSection
+from penstock.wire.refusal import Reason, Refusal, Refused
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, flatten, leaves
 from penstock.wire.tensor import Array
 
 Draw = Callable[[int], Mapping[str, Array]]
 """Actions for so many rows, by name, as the environment takes them."""
+
+
+FALLBACKS: Final = ("", "previous", "fixed", "uniform")
+"""Names of what can answer in place of the chosen version; "": that version itself."""
+
+
+class Fallback:
+    """The fallback of one server, as `serving.fallback` declares it."""
+
+    def __init__(self, section: ServingSection, space: Space) -> None:
+        """space: of actions. Raises ConfigurationError where the declared action is none of the space's."""
+        self.is_previous = section.fallback == "previous"
+        """Whether the version that answered before is asked first."""
+        self._name = "uniform" if self.is_previous else section.fallback
+        draws: dict[str, Callable[[Space], Draw]] = {
+            "uniform": uniform,
+            "fixed": lambda given: fixed(given, section),
+        }
+        self._draw = draws[self._name](space) if self._name in draws else None
+
+    def draw(self, rows: int) -> tuple[str, Mapping[str, Array]]:
+        """The fallback's name and actions by name, [rows, *shape]; raises Refused (NOT_READY) where there is none."""
+        if self._draw is None:
+            text = "no version can answer, and serving.fallback=none"
+            raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=1000))
+        return self._name, self._draw(rows)
 
 
 def uniform(space: Space) -> Draw:

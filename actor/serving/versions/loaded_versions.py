@@ -83,13 +83,6 @@ class Shelf:
             return self._choice(routing.Route(arm=Arm.LATEST, version=None))
         return self._choice(routing.route(self.arms, key))
 
-    def plainly(self) -> Choice | None:
-        """Of whoever does not say who he is, where that is one version for all and no other looks on."""
-        if self._only is None:
-            return None
-        choice = self._choice(self._only)
-        return None if choice.is_previous or choice.shadow is not None else choice
-
     def follow(self, arm: Arm, client_key: str) -> Choice:
         """Of an arm that was chosen for this client before."""
         if arm is Arm.PINNED:

@@ -10,14 +10,14 @@ from torch import nn
 
 from actor.serving.calls.episode_requests import EpisodeDesk
 from actor.serving.calls.episode_steps import Turns
-from actor.serving.calls.request_handler import Answered, Desk
+from actor.serving.calls.request_handler import Desk
 from actor.serving.episodes.episodes import Episodes
 from actor.serving.experience.recorder import Learning
 from actor.serving.experience.served_outbox import Queue
 from actor.serving.inference.batcher import Batcher
 from actor.serving.inference.forward_pass import Loaded, Question
 from actor.serving.release.canary_monitor import Trial
-from actor.serving.versions import fallback
+from actor.serving.versions.answering import Answered
 from actor.serving.versions.loaded_versions import Shelf, Weights
 from actor.serving.versions.shadow_record import ShadowRecord
 from actor.specification import policy_maker
@@ -143,11 +143,8 @@ class Stand:
         self.trial = Trial(judging, lambda version, why: self.withdrawn.append((version, why)))
         self.learning = self._learning() if learns else None
         spaces = (self.specification.observation_space, self.specification.action_space)
-        draws = {"uniform": fallback.uniform(spaces[1])}
-        if self.section.fallback == "fixed":
-            draws["fixed"] = fallback.fixed(spaces[1], self.section)
         state = policy_maker(self.specification)().state_space
-        self.desk = Desk(spaces, self.shelf, self.batcher, self.section, draws, state, record)
+        self.desk = Desk(self.section, (*spaces, state), self.shelf, self.batcher, record)
         slow_s = judging.slow_ms / 1000
         now = lambda: self.now_s  # noqa: E731 - two uses
         self.turns = Turns(self.desk, self.episodes, self.learning, slow_s, now)
@@ -195,8 +192,8 @@ class Stand:
     async def answer(self, request: pb.ActRequest, until_s: float) -> tuple[pb.ActReply, Answered]:
         """What a request without an episode gets, as its caller reads it."""
         answered = await self.desk.act(request, until_s)
-        written = self.desk.encode(request, answered)
-        assert written == self.desk.reply(request, answered).SerializeToString()
+        written = self.desk.writer.encode(request, answered)
+        assert written == self.desk.writer.reply(request, answered).SerializeToString()
         return pb.ActReply.FromString(written), answered
 
     async def act(self, episode: str, observation: Any, **fields: Any) -> pb.ActReply:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.serving.calls.request_handler import MAX_REQUEST_ID
+from actor.serving.codec.requests import MAX_REQUEST_ID
 from actor.serving.episodes.episodes import REMEMBERED_EPISODES
 from penstock.registry.records import Traffic
 from penstock.registry.routing import Arms

@@ -31,7 +31,7 @@ async def settle(stand: Stand) -> None:
     """Until the shadow has had its turn."""
     loaded = stand.shelf.choose("ada").loaded
     assert loaded is not None
-    await stand.batcher.ask(loaded, stand.desk.read(stand.asking(rows_of(1)["observation"][0])))
+    await stand.batcher.ask(loaded, stand.desk.reader.read(stand.asking(rows_of(1)["observation"][0])))
     await asyncio.sleep(0)
 
 
@@ -138,7 +138,10 @@ async def test_the_file_is_turned_over_and_no_disk_fails_an_answer(
     assert sorted(path.name for path in folder.iterdir()) == ["shadow.jsonl", "shadow.jsonl.1"]
     before = metrics.SHADOW_UNRECORDED._value.get()
     record = ShadowRecord(tmp_path / "gone" / "shadow.jsonl")
-    stand.desk._record = record
+    stand = Stand(record=record)
+    stand.keep(1)
+    stand.keep(2)
+    await stand.shelf.steer(arms(1, 2, shadow=2))
     assert (await ask(stand, 21)).version == 1
     record.close()
     assert metrics.SHADOW_UNRECORDED._value.get() == before + 1

@@ -1,0 +1,152 @@
+"""Asks the chosen version, and answers with the declared fallback where it cannot answer.
+
+    choice ─► ask (one forward pass for many) ─► Answered ─► the shadow is asked as well, if there is one
+                  └─ cannot answer ─► fall back: the version before it, else the declared action
+
+Questions come in as arrays and leave as arrays: what a message looks like is known to `codec` alone.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from actor.serving.inference.batcher import Batcher
+from actor.serving.inference.forward_pass import Answer, Loaded, NotFinite, Question
+from actor.serving.versions.fallback import FALLBACKS, Fallback
+from actor.serving.versions.loaded_versions import Choice, Shelf
+from actor.serving.versions.shadow import Shadow
+from penstock.registry.routing import Arm
+from penstock.runtime import metrics
+from penstock.wire.refusal import Refused
+from penstock.wire.tensor import Array
+
+
+@dataclass(slots=True, kw_only=True)
+class Answered:
+    """The answer that a client gets.
+
+    action: by name, as the environment takes it, [rows, *shape].   answer: of a policy; None where an action was
+    drawn without one.   fallback: "" or its name.   seconds: since the question was asked.
+    """
+
+    arm: Arm
+    action: Mapping[str, Array]
+    answer: Answer | None
+    fallback: str
+    seconds: float
+    not_finite: bool = False
+
+
+@dataclass(slots=True)
+class Asked:
+    """A question, the version that was chosen for it, and when it was asked (seconds of `time.perf_counter`)."""
+
+    choice: Choice
+    question: Question
+    until_s: float
+    began_s: float
+
+
+Tell = Callable[[Asked, Answer | Exception | None], None]
+"""Takes the answer of the chosen version or the error it failed with; None where no version could be asked."""
+
+
+class Answerer:
+    """Used by one event loop. Times `until_s` are seconds of that loop's clock."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        batcher: Batcher,
+        fallback: Fallback,
+        shadow: Shadow,
+        on_failure: Callable[[Loaded, Question, Exception], None],
+    ) -> None:
+        """on_failure: takes each version that could not answer, the question, and the error."""
+        self._shelf, self._batcher, self._fallback, self._shadow = shelf, batcher, fallback, shadow
+        self._on_failure = on_failure
+        self._count = {
+            (arm, name): metrics.ANSWERS.labels(arm, name or "none").inc for arm in Arm for name in FALLBACKS
+        }
+
+    def ask(
+        self, choice: Choice, question: Question, until_s: float, tell: Tell, is_gone: Callable[[], bool]
+    ) -> None:
+        """Ask the chosen version without waiting; raises Refused (OVERLOADED).
+
+        tell: called once, with the forward pass or before this returns. is_gone: whether the answer is no longer
+        wanted; then `tell` is not called.
+        """
+        asked = Asked(choice, question, until_s, time.perf_counter())
+        if choice.loaded is None:
+            tell(asked, None)
+        else:
+            self._batcher.put(choice.loaded, question, until_s, partial(tell, asked), is_gone)
+
+    async def answer(self, choice: Choice, question: Question, until_s: float) -> Answered:
+        """The answer of the chosen version, or the fallback's; raises Refused where there is none in time."""
+        asked = Asked(choice, question, until_s, time.perf_counter())
+        if choice.loaded is None:
+            return await self.fall_back(asked, None)
+        future = self._batcher.ask(choice.loaded, question, until_s)
+        try:
+            answer = await future
+        except Refused:
+            raise
+        except Exception as error:  # noqa: BLE001 - handed to `on_failure`
+            return await self.fall_back(asked, error)
+        return self.complete(asked, answer)
+
+    def complete(self, asked: Asked, answer: Answer) -> Answered:
+        """Turn the answer of the chosen version into the client's, and have the shadow asked as well."""
+        choice = asked.choice
+        if not choice.is_previous:
+            if choice.arm is not Arm.PINNED:
+                self._shelf.note_answered(choice.arm, answer.loaded)
+            if choice.shadow is not None:
+                self._shadow.compare(choice.shadow, choice.arm, asked.question, answer)
+        return self._answered(asked, answer.ready, answer, "previous" if choice.is_previous else "")
+
+    async def fall_back(self, asked: Asked, error: Exception | None) -> Answered:
+        """The fallback's answer, because the chosen version failed with `error`, or none could be asked (None).
+
+        Raises Refused where the configuration names no fallback, or the time is over.
+        """
+        choice, not_finite = asked.choice, isinstance(error, NotFinite)
+        if choice.loaded is not None and error is not None:
+            self._on_failure(choice.loaded, asked.question, error)
+        if self._fallback.is_previous:
+            former = self._shelf.former(choice.arm, choice.loaded)
+            answer = None if former is None else await self._ask_former(former, asked)
+            if answer is not None:
+                return self._answered(asked, answer.ready, answer, "previous", not_finite=not_finite)
+        name, action = self._fallback.draw(asked.question.rows)
+        return self._answered(asked, action, None, name, not_finite=not_finite)
+
+    async def _ask_former(self, former: Loaded, asked: Asked) -> Answer | None:
+        """Its answer; None when it cannot answer either."""
+        future = self._batcher.ask(former, asked.question, asked.until_s)
+        try:
+            return await future
+        except Refused:
+            raise
+        except Exception as error:  # noqa: BLE001 - handed to `on_failure`
+            self._on_failure(former, asked.question, error)
+            return None
+
+    def _answered(
+        self,
+        asked: Asked,
+        action: Mapping[str, Array],
+        answer: Answer | None,
+        fallback: str,
+        *,
+        not_finite: bool = False,
+    ) -> Answered:
+        arm, seconds = asked.choice.arm, time.perf_counter() - asked.began_s
+        metrics.ANSWER_SECONDS.observe(seconds)
+        self._count[arm, fallback]()
+        return Answered(
+            arm=arm, action=action, answer=answer, fallback=fallback, seconds=seconds, not_finite=not_finite
+        )
