@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from actor.link.broker_client import Link
+from actor.link.fragment_queue import RolloutQueue
 from actor.link.outbox import Outbox
 from actor.link.session import Session, open_session
 from benchmarks import fragments, plain_redis
@@ -248,7 +249,7 @@ def send(
     lifecycle = Lifecycle("bench")
     link = Link(address, Credentials())
     session = opened(link, f"bench-actor-{os.getpid()}", lifecycle)
-    outbox = Outbox(session, outbox_fragments)
+    outbox = Outbox(session, RolloutQueue(outbox_fragments))
     outbox.start()
     source = source_of(session.number)
     for sequence in range(1, count + 1):
@@ -270,9 +271,8 @@ def opened(link: Link, name: str, lifecycle: Lifecycle) -> Session:
 
 def await_leave(session: Session, sequence: int) -> None:
     """Wait until the session may begin `sequence`."""
-    with session.changed:
-        session.begun_through = sequence
-        session.changed.wait_for(lambda: session.leave.begin_through >= sequence or session.is_over)
+    session.begin(sequence)
+    session.wait_until(lambda: session.leave.begin_through >= sequence or session.is_over)
     session.check()
     if session.ended is not None:
         raise RuntimeError(str(session.ended))

@@ -97,8 +97,7 @@ def send_packed(address: str, count: int, source_of: Callable[[int], Source], pe
         last = min(acked + per_append, count)
         await_leave(session, last)
         packed = [source(sequence) for sequence in range(acked + 1, last + 1)]
-        reply = link.append(session.number, acked, packed, session.closing)
-        session.offer(reply.leave)
+        reply = session.append(acked, packed)
         acked = reply.acked_through
         if reply.refusal is not None and reply.refusal.reason is not Reason.FULL:
             raise RuntimeError(str(reply.refusal))

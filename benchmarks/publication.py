@@ -247,7 +247,7 @@ def act(broker: str, bare: str, size: int, number: int) -> None:
 
 def _apply_all(session: Session, target: nn.Module) -> None:
     version = 0
-    while not session.closing.is_set():
+    while not session.is_closing:
         weights = await_weights(session, version)
         load_into(target, weights.blob)
         version = weights.publication.version
@@ -256,10 +256,9 @@ def _apply_all(session: Session, target: nn.Module) -> None:
 
 def await_weights(session: Session, version: int) -> Weights:
     """Return the first weights newer than `version`."""
-    with session.changed:
-        session.changed.wait_for(
-            lambda: session.is_over or (session.weights and session.weights.publication.version > version)
-        )
+    session.wait_until(
+        lambda: session.is_over or bool(session.weights and session.weights.publication.version > version)
+    )
     session.check()
     if session.weights is None:
         raise RuntimeError(str(session.ended))

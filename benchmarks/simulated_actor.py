@@ -95,14 +95,14 @@ class SyntheticCrew:
         """Forget the running episodes."""
         self._episodes = Episodes(self._slots)
         if self._publication.version:
-            session.answer(self._publication, ())
+            session.report_applied(self._publication, ())
 
     def follow(self, session: Session) -> None:
         """Say that the newest weights are applied."""
         weights = session.weights
         if weights is not None and weights.publication.version > self._publication.version:
             self._publication = weights.publication
-            session.answer(self._publication, ())
+            session.report_applied(self._publication, ())
 
     def unroll(self, is_over: Callable[[], bool]) -> None:
         """Wait until the next fragment is due; one that comes late is not made up for by haste."""

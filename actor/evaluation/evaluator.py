@@ -58,7 +58,7 @@ class Evaluator:
         """Evaluate in one session; True when the work is done, False when another session is needed."""
         session.start()
         try:
-            with self._lifecycle.calling_on_drain(session.wake):
+            with self._lifecycle.calling_on_drain(session.notify_waiters):
                 return self._evaluate(session)
         finally:
             session.close(politely=not session.is_over)
@@ -89,10 +89,7 @@ class Evaluator:
             self._health.suspend(ENVIRONMENT)
 
     def _await_request(self, session: Session) -> bool:
-        with session.changed:
-            session.changed.wait_for(
-                lambda: self._is_over(session) or session.evaluate_version not in (0, self._done)
-            )
+        session.wait_until(lambda: self._is_over(session) or session.evaluate_version not in (0, self._done))
         return not self._is_over(session)
 
     def _is_over(self, session: Session) -> bool:
@@ -110,7 +107,7 @@ class Evaluator:
             self._done = version
             return
         local.apply(weights)
-        local.tell(session)
+        local.answer_probe(session)
         counts = section.deterministic
         results: dict[bool, tuple[Episode, ...]] = {}
         for deterministic in (counts, not counts) if section.both else (counts,):
@@ -148,7 +145,7 @@ class Evaluator:
             episodes=episodes,
         )
         while not session.is_over and not self._lifecycle.draining.is_set():
-            acked, refusal = self._link.report(report, session.closing)
+            acked, refusal = session.report(report)
             if acked >= sequence:
                 metrics.EPISODES.labels("yes").inc(len(episodes))
                 del self._unsent[deterministic]
@@ -161,7 +158,7 @@ class Evaluator:
             wait_ms = refusal.retry_after_ms if refusal else 0
             self._lifecycle.draining.wait(max(_LEAST_WAIT_S, wait_ms / 1000))
         else:
-            session.end(refusal)
+            session.end_by(refusal)
 
     def _is_done(self, session: Session, *, reported: bool) -> bool:
         if session.ended is None or session.ended.reason is Reason.RUN_CLOSED:

@@ -5,27 +5,29 @@
                      └────────────── closing ─► closed
 
 The watcher hangs in WatchLatest, which also renews the session, so an environment that takes long costs
-nothing. `changed` is notified whenever a field moves; other threads wait on it. Leave is absolute: what
-arrives late or twice changes nothing. An error in a thread of the session is kept in `failure` and raised
-by `check`, in the main thread.
+nothing. Other threads wait for a change with `wait_until`, or are told of it (`on_change`). Credit is absolute: what
+arrives late or twice changes nothing. An error in a thread of the session is kept and raised by `check`, in the main
+thread.
 """
 
 import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from actor.link.broker_client import Link, Opened
+from actor.link.broker_client import Appended, Link, Opened
 from penstock.runtime import logs, metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
+from penstock.wire.fragment import Fragment
 from penstock.wire.limits import MAX_WATCH_WAIT_MS, MAX_WEIGHT_BYTES
-from penstock.wire.messages import Leave, News, Publication, Role, RunState, Watch
+from penstock.wire.messages import Leave, News, Publication, Report, Role, RunState, Watch
 from penstock.wire.refusal import Reason, Refusal
+from penstock.wire.specification import RunSpecification
 
 log = logging.getLogger(__name__)
 
@@ -49,43 +51,135 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Applied:
+    """The weights that are applied here and the probe's log-probabilities under them."""
+
     publication: Publication
     probe: tuple[float, ...] = ()
 
 
 class Session:
-    """An open session. Fields are written under `changed` and may be read without it."""
+    """An open session: the one owner of its state, which others read and change by named methods only."""
 
     def __init__(self, link: Link, opened: Opened, *, follows_weights: bool = True) -> None:
         """Without `follows_weights` publications neither end a wait nor are fetched."""
-        self.link = link
-        self.number = opened.session
-        self.specification = opened.specification
-        self.seed_salt = opened.seed_salt
-        self.changed = threading.Condition()
-        self.closing = threading.Event()
-        self.leave = opened.leave
-        self.state = RunState.RUNNING
-        self.weights: Weights | None = None
-        self.evaluate_version = 0
-        self.ended: Refusal | None = None
-        self.failure: Exception | None = None
-        self.begun_through = 0
+        self._link, self._opened = link, opened
+        self._follows_weights = follows_weights
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._listeners: list[Callable[[], None]] = []
+        self._threads: list[threading.Thread] = []
+        self._wait_ms = min(self.specification.session_timeout_ms // 3, MAX_WATCH_WAIT_MS)
+        self._leave = opened.leave
+        self._state = RunState.RUNNING
+        self._weights: Weights | None = None
+        self._evaluate_version = 0
+        self._ended: Refusal | None = None
+        self._failure: Exception | None = None
+        self._begun_through = 0
         self._lag = (0, 0)
         self._on_lag: Callable[[int, int], None] = _ignore
         self._revision = 0
-        self._follows_weights = follows_weights
-        self._answer = _Answer(Publication())
-        self._threads: list[threading.Thread] = []
-        self._wait_ms = min(self.specification.session_timeout_ms // 3, MAX_WATCH_WAIT_MS)
+        self._applied = _Applied(Publication())
+
+    # ------------------------------------------------------------ what others read
+
+    @property
+    def number(self) -> int:
+        """The broker's number of this session."""
+        return self._opened.session
+
+    @property
+    def specification(self) -> RunSpecification:
+        """The run's."""
+        return self._opened.specification
+
+    @property
+    def seed_salt(self) -> int:
+        """A number by which the seeds of this session differ from those of the one before."""
+        return self._opened.seed_salt
+
+    @property
+    def leave(self) -> Leave:
+        """The newest credit: absolute, so that what arrives late or twice changes nothing."""
+        return self._leave
+
+    @property
+    def state(self) -> RunState:
+        """The run's, as the broker last said."""
+        return self._state
+
+    @property
+    def weights(self) -> Weights | None:
+        """The newest publication; None before the first."""
+        return self._weights
+
+    @property
+    def evaluate_version(self) -> int:
+        """The version that the learner wants measured; 0: none."""
+        return self._evaluate_version
+
+    @property
+    def ended(self) -> Refusal | None:
+        """The refusal with which the broker ended the session; None while it has not."""
+        return self._ended
+
+    @property
+    def is_over(self) -> bool:
+        """Ended by the broker or by a failure."""
+        return self._ended is not None or self._failure is not None
+
+    @property
+    def is_closing(self) -> bool:
+        """Being closed from here."""
+        return self._closing.is_set()
+
+    def check(self) -> None:
+        """Raise the error that ended one of the session's threads, if one did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def may_begin(self, sequence: int) -> bool:
+        """Whether a fragment of that number may be begun now: by credit, by the run's state and by the weights."""
+        weights, leave = self._weights, self._leave
+        return (
+            sequence <= leave.begin_through
+            and self._state is RunState.RUNNING
+            and weights is not None
+            and weights.publication.version >= max(1, leave.min_version)
+        )
+
+    # ------------------------------------------------------------ waiting for a change
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until the condition, which is asked again after every change; False when the time was over first."""
+        with self._changed:
+            return self._changed.wait_for(condition, timeout_s)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called after every change, in the thread that made it, under no lock of the session's."""
+        self._listeners.append(listener)
+
+    def notify_waiters(self) -> None:
+        """Have everything that waits for a change look again."""
+        with self._changed:
+            self._changed.notify_all()
+        for listener in self._listeners:
+            listener()
+
+    def follow_lag(self, on_lag: Callable[[int, int], None]) -> None:
+        """Have `on_lag` called, now and with every change, with the version held here and the one published."""
+        self._on_lag = on_lag
+        on_lag(*self._lag)
+
+    # ------------------------------------------------------------ from opened to closed
 
     def start(self) -> None:
         """Begin to watch."""
         self.run_thread("watcher", self._watch)
 
     def run_thread(self, name: str, body: Callable[[], None]) -> None:
-        """Run `body` until it returns; its error, Interrupted apart, becomes the session's `failure`."""
+        """Run `body` until it returns; its error, Interrupted apart, becomes the session's failure."""
 
         def run() -> None:
             try:
@@ -93,7 +187,9 @@ class Session:
             except Interrupted:
                 return
             except Exception as error:  # noqa: BLE001 - handed to the main thread, which raises it
-                self._fail(error)
+                with self._changed:
+                    self._failure = self._failure or error
+                self.notify_waiters()
             finally:
                 failpoint(f"{name}.over.waiting")
 
@@ -101,51 +197,58 @@ class Session:
         self._threads.append(thread)
         thread.start()
 
-    def offer(self, leave: Leave) -> None:
-        """Leave from any reply; older than what is known: ignored."""
-        with self.changed:
-            if (leave.begin_through, leave.min_version) > (self.leave.begin_through, self.leave.min_version):
-                self.leave = leave
-                self.changed.notify_all()
+    def end_by(self, refusal: Refusal) -> None:
+        """Note that the broker takes nothing more from this session; the first refusal is kept."""
+        with self._changed:
+            self._ended = self._ended or refusal
+        self.notify_waiters()
 
-    def follow_lag(self, on_lag: Callable[[int, int], None]) -> None:
-        """Have `on_lag` told, from now on, which version is held here and which is published."""
-        self._on_lag = on_lag
-        on_lag(*self._lag)
-
-    def answer(self, publication: Publication, probe: tuple[float, ...]) -> None:
-        """Weights that are applied now and the probe's log-probabilities under them; goes up next time."""
-        with self.changed:
-            self._answer = _Answer(publication, probe)
-
-    def end(self, refusal: Refusal) -> None:
-        """The broker takes nothing more from this session."""
-        with self.changed:
-            self.ended = self.ended or refusal
-            self.changed.notify_all()
-
-    def wake(self) -> None:
-        """Have every thread that waits on `changed` look again."""
-        with self.changed:
-            self.changed.notify_all()
-
-    def check(self) -> None:
-        """Raise what ended one of the session's threads."""
-        if self.failure is not None:
-            raise self.failure
-
-    @property
-    def is_over(self) -> bool:
-        """Ended by the broker or by a failure."""
-        return self.ended is not None or self.failure is not None
+    def wait_or_end(self, refusal: Refusal, least_wait_s: float) -> None:
+        """Wait as long as FULL or NOT_READY ask, or until the session closes; any other refusal ends the session."""
+        if refusal.reason in _WAITING:
+            self._closing.wait(max(least_wait_s, refusal.retry_after_ms / 1000))
+        else:
+            self.end_by(refusal)
 
     def close(self, *, politely: bool) -> None:
         """Stop the threads; `politely`: tell the broker, which closes the session at once."""
         if politely:
-            self.link.close_session(self.number, CLOSE_DEADLINE_S)
-        self.closing.set()
-        with self.changed:
-            self.changed.notify_all()
+            self._link.close_session(self.number, CLOSE_DEADLINE_S)
+        self._closing.set()
+        self.notify_waiters()
+
+    # ------------------------------------------------------------ what is done in it
+
+    def begin(self, sequence: int) -> int:
+        """Begin the fragment of that number, which goes up with the next watch; returns the credit's round."""
+        self._begun_through = sequence
+        return self._leave.round
+
+    def append(self, acked_through: int, fragments: Sequence[Fragment]) -> Appended:
+        """Send fragments and take the credit that comes back; repeated until answered or closed (Interrupted)."""
+        reply = self._link.append(self.number, acked_through, fragments, self._closing)
+        failpoint("append.answered", reply.acked_through)
+        self.raise_credit(reply.leave)
+        return reply
+
+    def report(self, report: Report) -> tuple[int, Refusal | None]:
+        """Send episodes: the last report that was taken, and why this one was not. Raises as `append`."""
+        return self._link.report(report, self._closing)
+
+    def raise_credit(self, leave: Leave) -> None:
+        """Take the credit of a reply, unless a higher one is known."""
+        with self._changed:
+            known = self._leave
+            is_newer = (leave.begin_through, leave.min_version) > (known.begin_through, known.min_version)
+            if is_newer:
+                self._leave = leave
+        if is_newer:
+            self.notify_waiters()
+
+    def report_applied(self, publication: Publication, probe: tuple[float, ...]) -> None:
+        """Say with the next watch which weights are applied here, and the probe's log-probabilities under them."""
+        with self._changed:
+            self._applied = _Applied(publication, probe)
 
     def fetch(self, version: int) -> Weights | None:
         """The bytes of a version in chunks, from where a broken transfer stopped; None: no longer kept.
@@ -156,7 +259,7 @@ class Session:
         size = 0
         while True:
             failpoint("weights.fetching", version)
-            chunk = self.link.weights(self.number, version, size, self.closing)
+            chunk = self._link.weights(self.number, version, size, self._closing)
             if chunk is None:
                 return None
             if chunk.publication.size > MAX_WEIGHT_BYTES:
@@ -169,40 +272,35 @@ class Session:
                 return _checked(chunk.publication, b"".join(pieces))
 
     def _watch(self) -> None:
-        while not self.closing.is_set() and not self.is_over:
-            asked_s, answer = time.monotonic(), self._answer
-            failpoint("watch.waiting", self.begun_through)
-            reply = self.link.watch(self._request(answer), self.closing)
-            failpoint("watch.answered", self.begun_through)
+        while not self.is_closing and not self.is_over:
+            asked_s, applied = time.monotonic(), self._applied
+            failpoint("watch.waiting", self._begun_through)
+            reply = self._link.watch(self._request(applied), self._closing)
+            failpoint("watch.answered", self._begun_through)
             if isinstance(reply, Refusal):
-                self._refused(reply)
+                if reply.reason in _WAITING:
+                    failpoint("watch.waiting", self._begun_through)
+                self.wait_or_end(reply, _LEAST_WAIT_S)
                 continue
             if not self._take(reply) and time.monotonic() - asked_s < self._wait_ms / 2000:
-                failpoint("watch.waiting", self.begun_through)
-                self.closing.wait(_IDLE_S)
-            with self.changed:
-                if self._answer is answer:
-                    self._answer = _Answer(answer.publication)
+                failpoint("watch.waiting", self._begun_through)
+                self._closing.wait(_IDLE_S)
+            with self._changed:
+                if self._applied is applied:
+                    self._applied = _Applied(applied.publication)
 
-    def _request(self, answer: _Answer) -> Watch:
+    def _request(self, applied: _Applied) -> Watch:
         return Watch(
             session=self.number,
-            begun_through=self.begun_through,
+            begun_through=self._begun_through,
             known_version=self._known_version(),
-            known_begin_through=self.leave.begin_through,
+            known_begin_through=self._leave.begin_through,
             known_revision=self._revision,
-            applied_version=answer.publication.version,
-            applied_sha256=answer.publication.sha256,
-            probe_log_prob=answer.probe,
+            applied_version=applied.publication.version,
+            applied_sha256=applied.publication.sha256,
+            probe_log_prob=applied.probe,
             wait_ms=self._wait_ms,
         )
-
-    def _refused(self, refusal: Refusal) -> None:
-        if refusal.reason in _WAITING:
-            failpoint("watch.waiting", self.begun_through)
-            self.closing.wait(max(_LEAST_WAIT_S, refusal.retry_after_ms / 1000))
-        else:
-            self.end(refusal)
 
     def _take(self, news: News) -> bool:
         """Whether anything was new."""
@@ -211,14 +309,15 @@ class Session:
         fresh = self._newer(news) if newest > known else None
         if fresh is not None:
             self._note_lag(newest, newest)
-        self.offer(news.leave)
-        with self.changed:
-            before = (self.state, self._revision, self.evaluate_version)
-            self.state, self._revision = news.state, max(self._revision, news.revision)
-            self.evaluate_version = news.evaluate_version
-            self.weights = fresh or self.weights
-            self.changed.notify_all()
-            return fresh is not None or before != (self.state, self._revision, self.evaluate_version)
+        self.raise_credit(news.leave)
+        with self._changed:
+            before = (self._state, self._revision, self._evaluate_version)
+            self._state, self._revision = news.state, max(self._revision, news.revision)
+            self._evaluate_version = news.evaluate_version
+            self._weights = fresh or self._weights
+            is_new = before != (self._state, self._revision, self._evaluate_version)
+        self.notify_waiters()
+        return fresh is not None or is_new
 
     def _note_lag(self, known: int, newest: int) -> None:
         self._lag = (known, newest)
@@ -227,16 +326,11 @@ class Session:
     def _known_version(self) -> int:
         if not self._follows_weights:
             return _EVERY_VERSION
-        return self.weights.publication.version if self.weights else 0
+        return self._weights.publication.version if self._weights else 0
 
     def _newer(self, news: News) -> Weights | None:
         weights = _checked(news.latest, news.weights) if news.weights else self.fetch(news.latest.version)
         return None if weights is None else replace(weights, scalars=news.scalars)
-
-    def _fail(self, error: Exception) -> None:
-        with self.changed:
-            self.failure = self.failure or error
-            self.changed.notify_all()
 
 
 def _ignore(_known: int, _newest: int) -> None:

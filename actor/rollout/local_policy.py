@@ -46,9 +46,9 @@ class LocalPolicy:
         weights = session.weights
         if weights is not None and weights.publication.version > self.publication.version:
             self.apply(weights)
-            self.tell(session)
+            self.answer_probe(session)
 
-    def tell(self, session: Session) -> None:
-        """Have the session say what is applied."""
+    def answer_probe(self, session: Session) -> None:
+        """Have the session say which weights are applied, and the probe's log-probabilities under them."""
         answer = self.policy.acting_log_prob(self._observation, self._action)
-        session.answer(self.publication, tuple(answer.tolist()))
+        session.report_applied(self.publication, tuple(answer.tolist()))

@@ -28,7 +28,7 @@ ENVIRONMENT: Final = "environment"
 WEIGHTS: Final = "weights"
 """Name under which health watches that published weights arrive."""
 
-_TELL_S: Final = 1.0
+_COUNT_S: Final = 1.0
 """A wait is counted as it goes on: one that never ends is seen as well."""
 
 
@@ -70,7 +70,7 @@ class Rollout:
 
     def run(self, actor_id: str) -> None:
         """Act until the session is over, the run stops or the process drains."""
-        with self._lifecycle.calling_on_drain(self._session.wake):
+        with self._lifecycle.calling_on_drain(self._session.notify_waiters):
             self._act(actor_id)
 
     def _act(self, actor_id: str) -> None:
@@ -80,8 +80,7 @@ class Rollout:
         while self._await_leave(sequence):
             with tracing.trace("actor.unroll"):
                 crew.follow(session)
-                round_ = session.leave.round
-                session.begun_through = sequence
+                round_ = session.begin(sequence)
                 failpoint("unroll.begun", sequence)
                 crew.unroll(self._is_over)
                 fragment, episodes = crew.cut(session.number, sequence, round_)
@@ -94,30 +93,19 @@ class Rollout:
     def _await_leave(self, sequence: int) -> bool:
         """Wait until `sequence` may begin; False when it never will."""
         session = self._session
-        if self._may_begin(sequence):
+        if session.may_begin(sequence):
             return not self._is_over()
         self._health.suspend(ENVIRONMENT)
         failpoint("leave.waiting", sequence)
         began = time.monotonic()
-        with session.changed:
-            while not session.changed.wait_for(lambda: self._is_over() or self._may_begin(sequence), _TELL_S):
-                began = _tell_wait(self._cause(), began)
-        _tell_wait(self._cause(), began)
+        while not session.wait_until(lambda: self._is_over() or session.may_begin(sequence), _COUNT_S):
+            began = _count_wait(self._cause(), began)
+        _count_wait(self._cause(), began)
         self._health.progress(ENVIRONMENT)
         return not self._is_over()
 
     def _cause(self) -> str:
         return "pause" if self._session.state is RunState.PAUSED else "leave"
-
-    def _may_begin(self, sequence: int) -> bool:
-        session = self._session
-        weights, leave = session.weights, session.leave
-        return (
-            sequence <= leave.begin_through
-            and session.state is RunState.RUNNING
-            and weights is not None
-            and weights.publication.version >= max(1, leave.min_version)
-        )
 
     def _is_over(self) -> bool:
         session = self._session
@@ -138,7 +126,7 @@ class Rollout:
         kept = self._outbox.put(fragment, self._stop)
         failpoint("outbox.put", sequence)
         self._health.progress(ENVIRONMENT)
-        _tell_wait("outbox", began)
+        _count_wait("outbox", began)
         return kept
 
 
@@ -153,7 +141,7 @@ def _describe(fragment: Fragment) -> None:
     )
 
 
-def _tell_wait(cause: str, since: float) -> float:
+def _count_wait(cause: str, since: float) -> float:
     """Count the wait since then; returns now."""
     now = time.monotonic()
     metrics.ACTOR_WAIT_SECONDS.labels(cause).inc(now - since)

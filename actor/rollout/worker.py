@@ -17,6 +17,7 @@ from pathlib import Path
 
 from actor.link.ack_journal import AckJournal
 from actor.link.broker_client import Link
+from actor.link.fragment_queue import RolloutQueue
 from actor.link.outbox import Outbox
 from actor.link.session import Session, count_strikes, open_session
 from actor.rollout.loop import Crew, Rollout
@@ -71,7 +72,7 @@ class Worker:
         session.start()
         try:
             crew = self._crew = self._crew_for(session)
-            outbox = Outbox(session, crew.outbox_fragments, self._journal)
+            outbox = Outbox(session, RolloutQueue(crew.outbox_fragments), self._journal)
             outbox.start()
             self._health.set_ready(True)
             Rollout(self._lifecycle, session, outbox, crew, self._health).run(self._actor_id)

@@ -15,7 +15,7 @@ from actor.serving.calls.request_handler import Desk
 from actor.serving.episodes.episodes import Episodes
 from actor.serving.experience.recorder import Learning
 from actor.serving.experience.run_follower import Following
-from actor.serving.experience.served_outbox import Queue
+from actor.serving.experience.served_queue import ServedQueue
 from actor.serving.inference.batcher import Batcher
 from actor.serving.release.canary_monitor import Trial
 from actor.serving.release.traffic import Traffic
@@ -162,13 +162,13 @@ def _withdrawing(traffic: Traffic | None, errands: Errands) -> Callable[[int, st
 def _learning(settings: Settings, specification: RunSpecification, following: Following) -> Learning:
     section = settings.serving
     _check_window(section, specification)
-    queue = following.queue = Queue(section.outbox_fragments, specification.stale_after)
+    queue = following.queue = ServedQueue(section.outbox_fragments, specification.stale_after)
     compress = actor_section(specification).compress == "lz4"
     environment = environment_section(specification)
     for potential in potentials(environment):
         check_trusted("environment.reward", potential, settings.actor.allow_modules)
     reward = learner_reward(environment)
-    return Learning(specification, section, queue, following.wake, compress=compress, reward=reward)
+    return Learning(specification, section, queue, following.send_queued, compress=compress, reward=reward)
 
 
 def _check_range(section: CanarySection) -> None:

@@ -130,7 +130,7 @@ class LanguageCrew:
         self._fragments.restart(self._slots)
         session.follow_lag(partial(note_lag, self._health))
         if local.publication.version:
-            local.tell(session)
+            local.answer_probe(session)
 
     def follow(self, session: Session) -> None:
         """Apply newer weights and answer the probe with them."""

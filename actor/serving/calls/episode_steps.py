@@ -21,7 +21,7 @@ from actor.serving.calls.step_rewards import of_step_before
 from actor.serving.episodes.episodes import Episode, Episodes
 from actor.serving.episodes.segments import Row
 from actor.serving.experience.recorder import Learning
-from actor.serving.experience.served_outbox import count_not_learned
+from actor.serving.experience.served_queue import count_not_learned
 from actor.serving.inference.forward_pass import Answer, Loaded, Question
 from actor.serving.versions.answering import Answered, Asked
 from actor.serving.versions.loaded_versions import Choice

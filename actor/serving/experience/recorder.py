@@ -22,7 +22,7 @@ import numpy as np
 from actor.rollout.reward import LearnerReward, PotentialError
 from actor.serving.episodes.episodes import Episode
 from actor.serving.episodes.segments import Row, Segment
-from actor.serving.experience.served_outbox import Queue, count_not_learned
+from actor.serving.experience.served_queue import ServedQueue, count_not_learned
 from actor.serving.inference.forward_pass import Loaded, Question
 from penstock.config.settings import ServingSection
 from penstock.runtime import metrics, tracing
@@ -39,21 +39,21 @@ log = logging.getLogger(__name__)
 
 
 class Learning:
-    """Of one event loop; `wake` tells the sending thread that the queue has grown."""
+    """Used by one event loop; `on_queued` is called when a fragment was put into the queue."""
 
     def __init__(
         self,
         specification: RunSpecification,
         section: ServingSection,
-        queue: Queue,
-        wake: Callable[[], None],
+        queue: ServedQueue,
+        on_queued: Callable[[], None],
         *,
         compress: bool,
         reward: LearnerReward | None = None,
     ) -> None:
         self._reward = reward
         self._specification, self._section, self._queue = specification, section, queue
-        self._wake, self._compress = wake, compress
+        self._on_queued, self._compress = on_queued, compress
         schema = specification.schema
         self._state = [rule.name for rule in schema.under("state")]
         self._masks = {rule.name: rule.shape for rule in schema.under("mask")}
@@ -185,9 +185,9 @@ class Learning:
             count_not_learned("reward", segment.steps)
             return
         metrics.FRAGMENTS_BUILT.inc()
-        if self._queue.offer(fragment):
+        if self._queue.put(fragment):
             metrics.ENV_STEPS.inc(sum(segment.valid))
-            self._wake()
+            self._on_queued()
         else:
             count_not_learned("full", segment.steps)
 

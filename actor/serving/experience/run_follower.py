@@ -15,8 +15,9 @@ from typing import Final
 
 from actor.link.ack_journal import AckJournal
 from actor.link.broker_client import Link
+from actor.link.outbox import Outbox
 from actor.link.session import Session, count_strikes, open_session
-from actor.serving.experience.served_outbox import Queue, ServedOutbox
+from actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
 from actor.serving.versions.loaded_versions import Weights
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
@@ -50,7 +51,7 @@ class Following:
         self._applied = Publication()
         self._run, self._strikes = run, 0
         self._finishing = threading.Event()
-        self.queue: Queue | None = None
+        self.queue: ServedQueue | None = None
         self._failure: Exception | None = None
 
     def begin(self) -> RunSpecification | None:
@@ -69,11 +70,11 @@ class Following:
         found = session.fetch(version)
         return None if found is None else Weights(version, found.publication.update, found.blob)
 
-    def wake(self) -> None:
-        """There is something to send."""
+    def send_queued(self) -> None:
+        """Have what was put into the queue sent by the open session, if there is one."""
         session = self._session
         if session is not None:
-            session.wake()
+            session.notify_waiters()
 
     def start(self, loop: asyncio.AbstractEventLoop, apply: Apply, on_over: Callable[[], object]) -> None:
         """Serve sessions, in a thread, until `finish` or until it cannot go on; then `on_over`."""
@@ -85,7 +86,7 @@ class Following:
     def finish(self) -> None:
         """All that will be learned is in the queue: send it, then close the session."""
         self._finishing.set()
-        self.wake()
+        self.send_queued()
 
     def join(self) -> None:
         """Wait until the last session is closed; raises what ended it."""
@@ -122,7 +123,7 @@ class Following:
         session.start()
         outbox = None
         if self.queue is not None:
-            outbox = ServedOutbox(session, self.queue, self._journal)
+            outbox = Outbox(session, NumberedWhenSent(self.queue), self._journal)
             outbox.start()
         try:
             self._follow(session, loop, apply)
@@ -134,8 +135,7 @@ class Following:
     def _follow(self, session: Session, loop: asyncio.AbstractEventLoop, apply: Apply) -> None:
         """Hand on every publication until the session is over or `finish`."""
         while True:
-            with session.changed:
-                session.changed.wait_for(lambda: self._is_over(session) or self._is_new(session))
+            session.wait_until(lambda: self._is_over(session) or self._is_new(session))
             if self._is_over(session):
                 return
             weights = session.weights
@@ -145,7 +145,7 @@ class Following:
             probe = asyncio.run_coroutine_threadsafe(_awaited(apply(fresh)), loop).result()
             self._applied = publication
             metrics.WEIGHT_VERSION_APPLIED.set(publication.version)
-            session.answer(publication, probe)
+            session.report_applied(publication, probe)
 
     def _is_new(self, session: Session) -> bool:
         weights = session.weights
@@ -154,11 +154,11 @@ class Following:
     def _is_over(self, session: Session) -> bool:
         return self._finishing.is_set() or session.is_over or session.state is RunState.STOPPING
 
-    def _is_done(self, session: Session, outbox: ServedOutbox | None) -> bool:
+    def _is_done(self, session: Session, outbox: Outbox | None) -> bool:
         if session.ended is None:
-            if outbox is not None and not outbox.flush(FLUSH_S):
+            if outbox is not None and self.queue is not None and not outbox.flush(FLUSH_S):
                 log.warning("flush gave up", extra={"fragments": outbox.drop("drain")})
-                outbox.forget_queue()
+                self.queue.drop_waiting()
             return True
         lost = 0 if outbox is None else outbox.drop(session.ended.reason.label)
         log.warning("session ended", extra={"refusal": session.ended, "dropped_fragments": lost})

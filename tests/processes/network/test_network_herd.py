@@ -44,7 +44,7 @@ def watching(run: NetworkRun, actors: int) -> Iterator[list[Session]]:
         yield sessions
     finally:
         for session in sessions:
-            session.closing.set()
+            session.close(politely=False)
         for link in links:
             link.close()
 

@@ -12,8 +12,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from actor.link.broker_client import Link
+from actor.link.outbox import Outbox
 from actor.link.session import Session, open_session
-from actor.serving.experience.served_outbox import Queue, ServedOutbox
+from actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
 from broker.log.records import Commit
 from penstock.client import PolicyClient
 from penstock.client.arrays import to_parts
@@ -94,16 +95,16 @@ def test_numbers_are_given_when_fragments_are_sent(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:
     """In the order of the queue, from 1 in each session; what a session did not send is the next one's."""
-    log, queue = open_run(redis_url), Queue(100, 0)
+    log, queue = open_run(redis_url), ServedQueue(100, 0)
     for number in range(1, 6):
-        assert queue.offer(served(number))
-    first = ServedOutbox(opened(), queue, None)
+        assert queue.put(served(number))
+    first = Outbox(opened(), NumberedWhenSent(queue))
     first.start()
     assert first.flush(20)
     assert stored(log) == [(number, number) for number in range(1, 6)]
     first._session.close(politely=True)
-    queue.offer(served(6))
-    second = ServedOutbox(opened(), queue, None)
+    queue.put(served(6))
+    second = Outbox(opened(), NumberedWhenSent(queue))
     second.start()
     assert second.flush(20)
     assert stored(log)[5:] == [(1, 6)]
@@ -114,11 +115,11 @@ def test_what_was_refused_as_full_is_numbered_again(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:
     """Nothing of it was stored: every fragment is in the log once and in order when there is room."""
-    log, queue = open_run(redis_url, max_log_entries=4, budget=1000 * CHARGE), Queue(100, 0)
+    log, queue = open_run(redis_url, max_log_entries=4, budget=1000 * CHARGE), ServedQueue(100, 0)
     before = _refusals("full")
     for number in range(1, 13):
-        queue.offer(served(number))
-    outbox = ServedOutbox(opened(), queue, None)
+        queue.put(served(number))
+    outbox = Outbox(opened(), NumberedWhenSent(queue))
     outbox.start()
     taken: list[tuple[int, int]] = []
     eventually(lambda: _refusals("full") > before, "a refusal")
@@ -155,15 +156,15 @@ def test_what_has_grown_stale_is_dropped_before_it_has_a_number(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:
     """The others are numbered without a gap; the steps are counted."""
-    log, queue = open_run(redis_url), Queue(100, 5)
+    log, queue = open_run(redis_url), ServedQueue(100, 5)
     for update in range(1, 9):
         log.publish(b"weights", update=update, settled=0, scalars={})
     before = not_learned("stale")
     session = opened()
     eventually(lambda: session.weights and session.weights.publication.update == 8, "the newest weights")
     for number, update in enumerate((1, 2, 3, 8), 1):
-        queue.offer(served(number, update))
-    outbox = ServedOutbox(session, queue, None)
+        queue.put(served(number, update))
+    outbox = Outbox(session, NumberedWhenSent(queue))
     outbox.start()
     assert outbox.flush(20)
     assert stored(log) == [(1, 3), (2, 4)]
@@ -175,20 +176,20 @@ def test_a_session_that_ends_loses_what_was_under_way_and_counts_it(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:
     """A fragment that the broker does not take ends it; the queue goes on in the next."""
-    log, queue = open_run(redis_url), Queue(100, 0)
+    log, queue = open_run(redis_url), ServedQueue(100, 0)
     wrong = served(1)
-    queue.offer(replace(wrong, header=replace(wrong.header, schema_id="0" * 64)))
+    queue.put(replace(wrong, header=replace(wrong.header, schema_id="0" * 64)))
     session = opened()
-    outbox = ServedOutbox(session, queue, None)
+    outbox = Outbox(session, NumberedWhenSent(queue))
     outbox.start()
     eventually(lambda: session.is_over, "the end of the session")
     assert session.ended is not None
     assert session.ended.reason is Reason.INVALID
     before = not_learned("lost")
-    queue.offer(served(2))
+    queue.put(served(2))
     assert outbox.drop("invalid") == 1
     assert not_learned("lost") == before + STEPS
-    following = ServedOutbox(opened(), queue, None)
+    following = Outbox(opened(), NumberedWhenSent(queue))
     following.start()
     assert following.flush(20)
     assert stored(log) == [(1, 2)]
@@ -197,16 +198,16 @@ def test_a_session_that_ends_loses_what_was_under_way_and_counts_it(
 
 def test_a_full_queue_takes_no_more() -> None:
     """And waits for nobody; what is taken out makes room."""
-    queue = Queue(3, 0)
-    assert [queue.offer(served(number)) for number in range(5)] == [True, True, True, False, False]
+    queue = ServedQueue(3, 0)
+    assert [queue.put(served(number)) for number in range(5)] == [True, True, True, False, False]
     assert len(queue.exchange([], 0)) == 3
-    assert queue.offer(served(9))
+    assert queue.put(served(9))
 
 
 def test_episodes_are_reported(broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]) -> None:
     """With or without fragments."""
-    log, queue = open_run(redis_url), Queue(100, 0)
-    outbox = ServedOutbox(opened(), queue, None)
+    log, queue = open_run(redis_url), ServedQueue(100, 0)
+    outbox = Outbox(opened(), NumberedWhenSent(queue))
     outbox.start()
     played = Episode(slot_id=0, episode_id=1, episode_return=2.0, length=3, terminated=True, version=1)
     queue.episodes.append(played)

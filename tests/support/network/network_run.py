@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 from actor.link.broker_client import Link
+from actor.link.fragment_queue import RolloutQueue
 from actor.link.outbox import Outbox
 from actor.link.session import Session, count_strikes, open_session
 from broker.log.learner_log import LearnerLog
@@ -123,6 +125,11 @@ class Reader(threading.Thread):
         return entries[-1].number
 
 
+def _may_go_on(session: Session, sequence: int, stop: threading.Event) -> bool:
+    """Whether the sequence may begin, or never will."""
+    return session.leave.begin_through >= sequence or session.is_over or stop.is_set()
+
+
 class Sender(threading.Thread):
     """An actor that sends `count` fragments as leave comes; what ends a session is handled as a worker does."""
 
@@ -174,10 +181,10 @@ class Sender(threading.Thread):
 
     def _serve(self, session: Session) -> None:
         session.start()
-        outbox = self._outbox = Outbox(session, self._capacity)
+        outbox = self._outbox = Outbox(session, RolloutQueue(self._capacity))
         outbox.start()
         try:
-            with self.lifecycle.calling_on_drain(session.wake):
+            with self.lifecycle.calling_on_drain(session.notify_waiters):
                 self._send(session, outbox, self._count - self.acknowledged)
             outbox.flush(PATIENCE_S)
             session.check()
@@ -188,13 +195,11 @@ class Sender(threading.Thread):
     def _send(self, session: Session, outbox: Outbox, count: int) -> None:
         stop = self.lifecycle.draining
         for sequence in range(1, count + 1):
-            with session.changed:
-                while session.leave.begin_through < sequence and not (session.is_over or stop.is_set()):
-                    session.changed.wait()
+            session.wait_until(partial(_may_go_on, session, sequence, stop))
             if session.is_over or stop.is_set():
                 return
             made = own_fragment(session.number, sequence)
-            session.begun_through = sequence
+            session.begin(sequence)
             self.sent[session.number, sequence] = digest(made.payload)
             if not outbox.put(made, stop):
                 return

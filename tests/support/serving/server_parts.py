@@ -13,7 +13,7 @@ from actor.serving.calls.episode_steps import Turns
 from actor.serving.calls.request_handler import Desk
 from actor.serving.episodes.episodes import Episodes
 from actor.serving.experience.recorder import Learning
-from actor.serving.experience.served_outbox import Queue
+from actor.serving.experience.served_queue import ServedQueue
 from actor.serving.inference.batcher import Batcher
 from actor.serving.inference.forward_pass import Loaded, Question
 from actor.serving.release.canary_monitor import Trial
@@ -138,7 +138,7 @@ class Stand:
         self.withdrawn: list[tuple[int, str]] = []
         self.shelf = Shelf(policy_maker(self.specification), self._fetch, self.section)
         self.batcher = Batcher(max_rows=256, max_wait_s=0.0, max_delay_s=FAR)
-        self.queue = Queue(self.section.outbox_fragments, self.specification.stale_after)
+        self.queue = ServedQueue(self.section.outbox_fragments, self.specification.stale_after)
         self.episodes = Episodes(self.section, self.specification.unroll_length)
         self.trial = Trial(judging, lambda version, why: self.withdrawn.append((version, why)))
         self.learning = self._learning() if learns else None

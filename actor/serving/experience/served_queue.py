@@ -1,0 +1,123 @@
+"""Fragments of the policy server on their way to the broker: never waited for, numbered when they are sent.
+
+    put ─► queue (bounded) ─► too old? dropped, counted ─► number ─► Append ─► acknowledged
+                ▲                                                         │ FULL: nothing was stored
+                └─────────────────────────────────────────────────────────┘
+
+A rollout worker stands still while the learner is busy; a service in production does not. So this queue refuses
+when it is full, and forgets what has grown older than the learner would take. The queue outlives a session; what
+was under way when one ended is dropped, for nobody knows whether it arrived.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Final
+
+from actor.link.fragment_queue import Queued, fill_message, take_through
+from penstock.runtime import metrics
+from penstock.wire.fragment import Fragment
+from penstock.wire.limits import MAX_FRAGMENTS_PER_APPEND
+from penstock.wire.messages import Episode
+
+_MOST_EPISODES: Final = 16_384
+
+
+class ServedQueue:
+    """Fragments that wait for their number, and episodes for their report, over all sessions. Thread-safe."""
+
+    def __init__(self, capacity: int, stale_after: int) -> None:
+        """capacity: most fragments that wait. stale_after: updates that the learner may be ahead of one; 0: any."""
+        self._capacity, self._stale_after = capacity, stale_after
+        self._lock = threading.Lock()
+        self._waiting: deque[Fragment] = deque()
+        self.episodes: deque[Episode] = deque(maxlen=_MOST_EPISODES)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, fragment: Fragment, *, even_when_full: bool = False) -> bool:
+        """Keep a fragment until it is sent; False when the queue is full, and it is not kept."""
+        with self._lock:
+            if len(self._waiting) >= self._capacity and not even_when_full:
+                return False
+            self._waiting.append(fragment)
+            return True
+
+    def exchange(self, refused: Sequence[Fragment], update: int) -> list[Fragment]:
+        """Put the refused back in front and take the oldest, as many as one message holds.
+
+        What is too old at this update of the learner is dropped and counted.
+        """
+        with self._lock:
+            self._waiting.extendleft(reversed(refused))
+            while self._waiting and self._is_stale(self._waiting[0], update):
+                count_not_learned("stale", self._waiting.popleft().header.steps)
+            batch = fill_message(islice(self._waiting, MAX_FRAGMENTS_PER_APPEND))
+            for _ in batch:
+                self._waiting.popleft()
+            return batch
+
+    def drop_waiting(self) -> None:
+        """Drop all of it, counted as lost: no session follows."""
+        with self._lock:
+            count_not_learned("lost", sum(fragment.header.steps for fragment in self._waiting))
+            self._waiting.clear()
+
+    def _is_stale(self, fragment: Fragment, update: int) -> bool:
+        return 0 < self._stale_after < update - fragment.header.oldest_update
+
+
+class NumberedWhenSent:
+    """What one session sends of a `ServedQueue`: the `FragmentQueue` of its outbox."""
+
+    def __init__(self, queue: ServedQueue) -> None:
+        self._queue = queue
+        self._claimed: deque[Queued] = deque()
+        self._is_dropped = False
+        self.episodes = queue.episodes
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._claimed)
+
+    def put(self, fragment: Fragment, *, even_when_full: bool = False) -> bool:
+        """See `ServedQueue.put`."""
+        return self._queue.put(fragment, even_when_full=even_when_full)
+
+    def claim_next(self, session: int, first: int, update: int) -> list[Fragment]:
+        """The oldest, numbered now: what was refused has no number, for nothing of it was stored."""
+        if self._is_dropped:
+            return []
+        taken = self._queue.exchange([queued.fragment for queued in self._claimed], update)
+        batch = [_numbered(fragment, session, sequence) for sequence, fragment in enumerate(taken, first)]
+        now = time.monotonic()
+        self._claimed = deque(Queued(fragment, now) for fragment in batch)
+        return batch
+
+    def claimed_through(self, sequence: int) -> list[Fragment]:
+        """See `FragmentQueue`."""
+        return [queued.fragment for queued in self._claimed if queued.fragment.header.sequence <= sequence]
+
+    def acknowledge(self, sequence: int) -> list[Queued]:
+        """See `FragmentQueue`."""
+        return take_through(self._claimed, sequence)
+
+    def drop(self) -> list[Fragment]:
+        """Those under way, counted as lost, and claim nothing more: what has no number is for the next session."""
+        dropped = [queued.fragment for queued in self._claimed]
+        self._claimed.clear()
+        self._is_dropped = True
+        count_not_learned("lost", sum(fragment.header.steps for fragment in dropped))
+        return dropped
+
+
+def _numbered(fragment: Fragment, session: int, sequence: int) -> Fragment:
+    return replace(fragment, header=replace(fragment.header, session=session, sequence=sequence))
+
+
+def count_not_learned(reason: str, steps: int) -> None:
+    """Steps that were answered and do not go to the learner."""
+    metrics.NOT_LEARNED_STEPS.labels(reason).inc(steps)
