@@ -71,7 +71,7 @@ class EnvironmentCrew:
         self._builder.start(self._stepper.reset(seeds) | initial)
         session.follow_lag(partial(note_lag, self._health))
         if self._local.publication.version:
-            self._local.tell(session)
+            self._local.answer_probe(session)
 
     def follow(self, session: Session) -> None:
         """Apply newer weights and answer the probe with them."""
