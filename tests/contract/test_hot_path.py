@@ -180,12 +180,16 @@ async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
         learns=False,
         on_answer=stand.trial.answered,
     )
-    return service.act_on_bytes
+
+    async def act(data: bytes, context: Any) -> bytes:
+        return await service.act(policy_pb2.ActRequest.FromString(data), context)
+
+    return act
 
 
 @pytest.mark.parametrize(("asked", "most"), [({}, 105), ({"client_key": "ada"}, 150)])
 def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
-    """From bytes to bytes, one of many that share a forward pass: a plain one, and one that is read as a message."""
+    """From bytes to bytes, one of many that share a forward pass: without a key, and with one that chooses an arm."""
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded(**asked))
         act, context = runner.run(act_of(stand)), Asking()

@@ -19,7 +19,7 @@ from actor.serving.codec.replies import ARMS
 from actor.serving.episodes.episodes import Episodes
 from actor.serving.versions.answering import Answered
 from penstock.config.settings import ServingSection
-from penstock.rpc.boundary import Malformed, read_request
+from penstock.rpc.boundary import Malformed
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire import spaces
@@ -75,14 +75,12 @@ class PolicyService:
             )
             for name, (request, reply, body) in calls.items()
         }
-        # From bytes to bytes.
-        handlers["Act"] = grpc.unary_unary_rpc_method_handler(self.act_on_bytes)
+        # Their replies are bytes; a stream's requests as well.
+        handlers["Act"] = grpc.unary_unary_rpc_method_handler(
+            self.act, request_deserializer=pb.ActRequest.FromString
+        )
         handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(self.act_stream)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
-
-    async def act_on_bytes(self, data: bytes, context: Context) -> bytes:
-        """`act`, from bytes to bytes; raises Malformed for bytes that are no request."""
-        return await self.act(read_request("Act", pb.ActRequest.FromString, data), context)
 
     async def act(self, request: pb.ActRequest, context: Context) -> bytes:
         """See policy.proto."""
