@@ -29,9 +29,9 @@ _NO_STATE: Final[dict[str, Array]] = {}
 _NOT_FINITE: Final = "policy: the network's outputs are not finite; check observation and weights"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Acted:
-    """Made in every step, so not frozen, which would take twice as long.
+    """The actions of one forward pass.
 
     action: by path, [N, *shape] in the dtype of its leaf, as drawn. log_prob: float32 [N], joint.
 
@@ -43,9 +43,9 @@ class Acted:
     state: Mapping[str, Array] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Step:
-    """parameters: [N, P], what actions are drawn from.   state: after this step, by path, [N, ...]. As `Acted`."""
+    """parameters: [N, P], what actions are drawn from.   state: after this step, by path, [N, ...]."""
 
     parameters: Reals
     state: Mapping[str, Array]

@@ -30,7 +30,7 @@ from penstock.v1 import policy_pb2 as pb
 from penstock.wire.refusal import Reason, Refusal, Refused, invalid
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Turn:
     """A step that is under way. reward: of the step before.   taken: what the caller does instead of asking."""
 
@@ -225,7 +225,7 @@ def _check_turn(episode: Episode, request: pb.ActRequest) -> None:
         raise invalid("batch, version: an episode takes one observation at a time, from its own arm")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Played:
     """action: as the policy would have drawn it. log_prob: None where the policy did not draw it."""
 

@@ -218,7 +218,7 @@ def _settle(future: "asyncio.Future[Answer]", result: Answer | Exception) -> Non
         future.set_result(result)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Outcome:
     answers: list[tuple[_Waiting, Answer | Exception]]
     seconds: float

@@ -1,7 +1,8 @@
-"""What one forward pass answers: many requests, one version of the policy.
+"""One forward pass answers many requests with one version of the policy.
 
-What is made for every request (`Question`, `Answer`, and what `shelf` and `desk` make) is not frozen, though nobody
-changes it: a frozen object takes more than twice as long to make.
+The five objects that are made for every request of a stream (`Question`, `Answer`, and `Choice`, `Asked` and `Answered`
+of `versions`) are never changed, yet not frozen: frozen ones cost 6 µs more per answer, which takes the server 73 µs of
+CPU over 16 streams.
 """
 
 from collections.abc import Mapping, Sequence
