@@ -20,9 +20,9 @@ from typing import Final
 from broker.log.audit_log import HeldLog, read_log
 from launch.run.redis_binary import newest
 from launch.run.redis_service import ask
-from launch.run.run_folder import CONFIG_FILE
-from launch.run.service_settings import service_settings
 from penstock.config.credentials import redis_password, tls_files
+from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.service_settings import service_settings
 from penstock.config.settings import ConfigurationError, Settings, redis_layer
 from penstock.runtime.exit import Fatal
 

@@ -11,18 +11,19 @@ from typing import Annotated, Any
 
 import typer
 
-from launch.cli.exit_codes import finish
 from launch.cli.flag_options import with_flags_of
-from launch.cli.options import AsJson, Assignments, ConfigFile, Insecure, Runs, assigned
-from launch.commands.reward_commands import reward_commands
+from launch.cli.plugin_commands import WithPluginCommands
 from launch.commands.service_commands import actor, broker, learner, redis, serve
 from launch.policy.policy_commands import policy_commands
 from launch.run.request import Request
+from penstock.runtime.command_exit import finish
+from penstock.runtime.command_options import AsJson, Assignments, ConfigFile, Insecure, Runs, assigned
 
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 app = typer.Typer(
+    cls=WithPluginCommands,
     help="Asynchronous actor-learner reinforcement learning.",
     no_args_is_help=True,
     add_completion=False,
@@ -82,7 +83,6 @@ for command in (redis, broker, actor, learner, serve):
     app.command()(command)
 
 app.add_typer(policy_commands, name="policy")
-app.add_typer(reward_commands, name="reward")
 
 
 @app.command()
@@ -172,40 +172,6 @@ def evaluate(
             episodes=episodes,
             seed=seed,
             deterministic=not sampled,
-            assignments=assigned(assignments, insecure=False),
-            as_json=as_json,
-        )
-
-    finish(body)
-
-
-@app.command()
-def generate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run of language models that has ended.")],
-    prompt: Annotated[
-        list[str], typer.Option("--prompt", metavar="TEXT", help="What to answer; may be repeated.")
-    ],
-    count: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
-    tokens: Annotated[int | None, typer.Option(min=1, help="At most; default: as in training.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="The most likely tokens; default: drawn as in training.")
-    ] = False,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
-) -> None:
-    """Have the final language model of a run answer."""
-
-    def body() -> int:
-        from launch.commands.generate import main
-
-        return main(
-            run,
-            prompt,
-            count=count,
-            tokens=tokens,
-            seed=seed,
-            deterministic=deterministic,
             assignments=assigned(assignments, insecure=False),
             as_json=as_json,
         )

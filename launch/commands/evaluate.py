@@ -14,8 +14,8 @@ import numpy as np
 
 from actor.evaluation.runner import Player
 from launch.inspection.returns import shown
-from launch.run.service_settings import local_settings
 from learner.publish.final_policy import FinalPolicy, read_final
+from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
 from penstock.policy.weights import load_into

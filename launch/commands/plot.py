@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launch.inspection.curve import Curve, Point, rates
-from launch.run.run_folder import CONFIG_FILE
+from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
 
 _WIDTH_INCHES: Final = 9.0

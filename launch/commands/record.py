@@ -16,9 +16,9 @@ from actor.rollout.header_fields import HeaderFields
 from actor.rollout.reward import learner_reward
 from actor.rollout.seeds import action_seed, environment_seeds
 from actor.specification import Run
-from launch.run.service_settings import local_settings
 from learner.publish.final_policy import FinalPolicy, read_final
 from learner.recording.writer import RecordingWriter
+from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, LearnerSection
 from penstock.policy.weights import load_into, sha256
 from penstock.runtime.exit import EXIT_OK

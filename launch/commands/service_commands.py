@@ -1,15 +1,15 @@
 """The commands that serve in the foreground: exactly what `penstock train` and the manifests start."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from launch.cli.flag_options import with_flags_of
-from launch.cli.options import Assignments, ConfigFile, EndpointFile, Insecure, assigned
 from learner.checkpoint.resume_options import ResumeOptions
+from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFile, Insecure
+from penstock.runtime.foreground import in_foreground
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from penstock.wire.messages import Role
 
 
-_TRACED = ("actor", "server", "broker", "learner")
-"""Roles that a fragment passes through."""
 SERVING_EXPERIMENTS: Final = "-event_engine_listener"
 """gRPC's older way to accept: who polls a connection also reads it, and wakes nobody for that."""
 EVALUATOR_NICENESS: Final = 4
@@ -162,54 +160,6 @@ def learner(
 
     url, secret = _redis_url(redis_url)
     in_foreground("learner", body, config, assignments, endpoints, secret=secret)
-
-
-def in_foreground(
-    role: str,
-    body: "Callable[[Lifecycle, Settings], int]",
-    config: Path | None,
-    assignments: list[str] | None,
-    endpoints: Path | None,
-    *,
-    insecure: bool = False,
-    secret: dict[str, Any] | None = None,
-    run_dir: Path | None = None,
-) -> None:
-    """Run the body of a service with its settings until it ends, and leave with its exit code.
-
-    run_dir: of the run that a policy server serves.
-    """
-    # Before what a service is made of is imported; until it is ready (`Health.set_ready`).
-    from penstock.runtime.garbage_collection import look_seldom
-
-    look_seldom()
-    from launch.run.service_settings import learner_settings, service_settings
-    from penstock.runtime import logs, tracing
-    from penstock.runtime.health import ENDPOINT_VARIABLE
-    from penstock.runtime.lifecycle import leave, run_service
-    from penstock.runtime.metrics import watch_certificate
-
-    if endpoints is not None:
-        os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
-    said = assigned(assignments, insecure=insecure)
-
-    def serve(lifecycle: "Lifecycle") -> int:
-        if role == "learner":
-            settings = learner_settings(config, said, secret)
-        else:
-            settings = service_settings(config, said, secret, run_dir)
-        if settings.logs.format == "json":
-            # Lines of text name no run: the file that they are in does.
-            logs.configure(role, settings.run, style="json")
-        watch_certificate(settings.security.tls_certificate)
-        if role in _TRACED:
-            tracing.start(settings, role)
-        try:
-            return body(lifecycle, settings)
-        finally:
-            tracing.end()
-
-    leave(run_service(serve, role))
 
 
 def _redis_url(url: str) -> tuple[str, dict[str, Any]]:

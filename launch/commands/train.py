@@ -21,9 +21,9 @@ from launch.run.memory import DeviceMemory
 from launch.run.plan import Plan, make_folders, prepare_folder
 from launch.run.preparation import prepared
 from launch.run.run import Run
-from launch.run.run_folder import held_folder
 from launch.run.services import private_folder
 from launch.run.summary import Ending, RedisFacts, concluded, make_summary, summary_lines, write_summary
+from penstock.config.run_folder import held_folder
 from penstock.config.workload import find, load
 from penstock.runtime import logs
 from penstock.runtime.exit import EXIT_INTERRUPTED

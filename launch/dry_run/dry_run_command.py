@@ -29,8 +29,9 @@ from launch.run.live_view import make_view
 from launch.run.memory import DeviceMemory
 from launch.run.plan import Plan
 from penstock.config.estimate import Range
+from penstock.config.preparation import Progress, Rehearsal
 from penstock.config.settings import ConfigurationError
-from penstock.config.workload import Progress, Rehearsal, find, load
+from penstock.config.workload import find, load
 from penstock.runtime import logs
 from penstock.runtime.exit import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Fatal
 from penstock.runtime.lifecycle import Lifecycle

@@ -20,8 +20,8 @@ from launch.inspection.broker import ask
 from launch.inspection.observation import is_going_on
 from launch.inspection.processes import ENDPOINTS_FILE
 from launch.inspection.watch import Look, Watch, watch_folder
-from launch.run.service_settings import service_settings
 from penstock.config.credentials import credentials
+from penstock.config.service_settings import service_settings
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.v1 import control_pb2

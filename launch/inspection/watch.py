@@ -18,9 +18,9 @@ from launch.inspection.flow import Flow, figures_between, flow_between
 from launch.inspection.observation import Ask, Observation, observe
 from launch.inspection.processes import read_endpoints
 from launch.inspection.roles import RoleRow, role_rows
-from launch.run.run_folder import CONFIG_FILE
-from launch.run.service_settings import service_settings
 from penstock.config.credentials import credentials
+from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.service_settings import service_settings
 from penstock.rpc.auth import Credentials
 from penstock.runtime.exit import Fatal
 from penstock.v1 import control_pb2

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launch.cli.exit_codes import finish
-from launch.cli.options import AsJson
+from penstock.runtime.command_exit import finish
+from penstock.runtime.command_options import AsJson
 
 if TYPE_CHECKING:
     from launch.policy.registry_place import Place

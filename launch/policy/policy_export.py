@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from launch.policy.registry_place import Place, opened
-from launch.run.service_settings import local_settings
+from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError
 from penstock.registry.records import PolicyVersion
 from penstock.registry.weight_files import read_kept, read_specification, replace_file

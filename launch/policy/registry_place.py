@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.run.run_folder import CONFIG_FILE
 from penstock.config.credentials import registry_with_password
+from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import Conflict, RegistryError, Unavailable

@@ -11,12 +11,12 @@ from typing import Any
 
 from actor.rollout.reward import potentials
 from launch.run.request import Request
-from launch.run.run_folder import CONFIG_FILE
-from launch.run.service_settings import over_defaults
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.recording.recording_index import DESCRIPTION
 from penstock.config import settings as configuration
 from penstock.config import toml_text
+from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.service_settings import over_defaults
 from penstock.config.settings import ActorSection, ConfigurationError, RegistrySection, Section, Settings
 from penstock.config.trusted import module_of
 from penstock.config.workload import find, load

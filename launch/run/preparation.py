@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from launch.run.plan import Plan
-from penstock.config.workload import Progress, find, load
+from penstock.config.preparation import Progress
+from penstock.config.workload import find, load
 from penstock.runtime.lifecycle import Lifecycle
 
 

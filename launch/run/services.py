@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from launch.run.child_process import CleanExit, ServiceSpec, penstock
-from launch.run.local_places import places_of
 from launch.run.plan import Plan
 from learner.checkpoint.resume_options import ResumeOptions
 from penstock.config.flags import words
+from penstock.config.local_places import places_of
 from penstock.config.settings import ENVIRONMENT_PREFIX, Settings
 from penstock.config.workload import Services, find, load
 from penstock.registry.weight_files import registry_url

@@ -16,8 +16,8 @@ from launch.inspection.processes import ENDPOINTS_FILE
 from launch.inspection.watch import Watch, watch_folder
 from launch.policy.policy_view import traffic_json, version_json
 from launch.policy.registry_place import find_place, opened
-from launch.run.run_folder import CONFIG_FILE, LOCK_FILE
 from launch.run.summary import SUMMARY_FILE
+from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
 from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
 from penstock.runtime.exit import Fatal
 

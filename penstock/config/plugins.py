@@ -6,7 +6,6 @@ from importlib.metadata import entry_points
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.sections.algorithm_section import AlgorithmSection
 
 GROUP: Final = "penstock.workloads"
 """Group of the entry points that name the records of workloads."""
@@ -56,20 +55,3 @@ def entries(field: str) -> Iterator[tuple[str, str, str]]:
     for workload in installed():
         for name, path in getattr(record_of(workload), field, {}).items():
             yield workload, name, path
-
-
-def algorithm_sections() -> dict[str, type[AlgorithmSection]]:
-    """Return the settings sections that the installed workloads add, by `algorithm.name`.
-
-    Raises ConfigurationError for one that cannot be imported or is no section, and where two differ under one name.
-    """
-    sections: dict[str, type[AlgorithmSection]] = {}
-    for workload, name, path in entries("algorithms"):
-        section = load(path)
-        if not (isinstance(section, type) and issubclass(section, AlgorithmSection)):
-            raise ConfigurationError(f"workload={workload!r}: {path!r} is no AlgorithmSection")
-        if sections.setdefault(name, section) is not section:
-            raise ConfigurationError(
-                f"workload={workload!r}: another workload has another section for algorithm.name={name!r}"
-            )
-    return sections

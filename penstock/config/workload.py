@@ -1,26 +1,24 @@
 """What kind of work a run does: a record of module paths, found by entry point.
 
 Paths, not imports: each role loads only its own side, so an actor imports no learner and a broker
-neither. A path is "module:function".
+neither. A path is "module:function". This module imports nothing heavy either: the records of all installed workloads
+are read where `penstock --help` lists their commands.
 """
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.estimate import Range, Scores
 from penstock.config.plugins import load, record_of
-from penstock.config.settings import Settings
 
-__all__ = ["Progress", "Rehearsal", "Services", "Shortened", "Workload", "find", "load"]
+__all__ = ["Services", "Workload", "find", "load"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """An installed workload.
 
-    Every field but `name`, `places` and `algorithms` is a path for `load`. What the functions take and return is described in
+    Every field but `name`, `places`, `algorithms` and `commands` is a path for `load`. What the functions take and return is described in
     `workloads.plugin`, which also has those of a workload that acts by one forward pass per step.
     """
 
@@ -47,6 +45,9 @@ class Workload:
     algorithms: Mapping[str, str] = field(default_factory=dict)
     """Paths of the settings sections (`AlgorithmSection`) of algorithms that the core does not have, by `algorithm.name`.
     They are read by every process of a run, so their modules load no torch."""
+    commands: Mapping[str, str] = field(default_factory=dict)
+    """Paths of what the workload adds to the command line, by the name behind `penstock`: a function as typer takes it, or
+    a `typer.Typer` of several. Their modules import what a command needs when it runs."""
     prepare: str = ""
     """(Settings, run folder: Path, Progress) → Settings: makes what a run needs before its processes start; "": nothing.
     Called at every start, so it keeps what it finds made."""
@@ -71,32 +72,6 @@ class Services:
 
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortened:
-    """A training of which a rehearsal made a few steps. seconds: what they took. whole_seconds: what all will take."""
-
-    name: str
-    seconds: float
-    whole_seconds: Range
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
-    """A preparation in short. settings: name what was made, good enough to be run with. scores: of what it was made from."""
-
-    settings: Settings
-    shortened: tuple[Shortened, ...] = ()
-    scores: Mapping[str, Scores] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a long preparation is given. say: tells the user. stop: set when it must end early, by Interrupted."""
-
-    say: Callable[[str], None]
-    stop: threading.Event
 
 
 def find(name: str) -> Workload:

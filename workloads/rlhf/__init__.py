@@ -26,6 +26,10 @@ WORKLOAD = Workload(
     player="workloads.rlhf.response_evaluation:make_player",
     places=("model", "prompts", "reward", "true_reward"),
     algorithms={"token_ppo": "penstock.config.sections.token:TokenPPOSection"},
+    commands={
+        "reward": "workloads.rlhf.commands.reward_commands:reward_commands",
+        "generate": "workloads.rlhf.commands.generate:generate",
+    },
     prepare="workloads.rlhf.preparation:prepare",
     rehearse="workloads.rlhf.rehearsal:rehearse",
     services="workloads.rlhf.preparation:services",

@@ -18,8 +18,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.config.workload import Progress, Services
+from penstock.config.workload import Services
 from penstock.runtime.retry import Interrupted
 from workloads.language.quiet import quieten
 from workloads.rlhf.language_section import Language, language

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.config.estimate import Range, Scores
+from penstock.config.preparation import Progress, Rehearsal, Shortened
 from penstock.config.settings import Settings
-from penstock.config.workload import Progress, Rehearsal, Shortened
 from penstock.runtime.retry import Interrupted
 from workloads.language.feedback.examples import Example, Scored
 from workloads.language.feedback.reading import read

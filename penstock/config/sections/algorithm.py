@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from penstock.config.plugins import algorithm_sections
+from penstock.config.plugin_sections import algorithm_sections
 from penstock.config.sections.algorithm_section import AlgorithmSection
 from penstock.config.sections.on_policy import OnPolicySection
 from penstock.config.sections.replay import DQNSection, SACSection

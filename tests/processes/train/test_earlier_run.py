@@ -15,11 +15,11 @@ from typer.testing import CliRunner, Result
 from launch.cli.app import app
 from launch.run.plan import make_plan, prepare_folder
 from launch.run.request import Request
-from launch.run.service_settings import service_settings
 from launch.ui.catalogue import Catalogue
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import CheckpointStore
 from penstock.config.moved_keys import MOVED
+from penstock.config.service_settings import service_settings
 from penstock.config.settings import ConfigurationError, load, parse_assignment, parse_toml
 from penstock.registry.records import Origin
 from penstock.registry.registry import Registry

@@ -6,11 +6,11 @@ import pytest
 
 from launch.run.plan import make_plan, prepare_folder
 from launch.run.request import Request
-from launch.run.run_folder import held_folder
-from launch.run.service_settings import learner_settings, service_settings
 from launch.run.services import service_specs
 from learner.checkpoint.resume_options import ResumeOptions
 from penstock.config import toml_text
+from penstock.config.run_folder import held_folder
+from penstock.config.service_settings import learner_settings, service_settings
 from penstock.config.settings import ConfigurationError, ImpalaSection, PPOSection, Settings, load, parse_toml
 
 

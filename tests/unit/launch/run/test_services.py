@@ -19,7 +19,7 @@ from penstock.config.settings import ConfigurationError, load
 from tests.support.run.small_run import specification
 
 SHOW = (
-    "import json, sys; from pathlib import Path; from launch.run.service_settings import service_settings\n"
+    "import json, sys; from pathlib import Path; from penstock.config.service_settings import service_settings\n"
     "settings = service_settings(Path(sys.argv[1]), ())\n"
     "password = settings.security.redis_password\n"
     "print(json.dumps([settings.metrics.host, settings.metrics.port, password and password.get_secret_value()]))"

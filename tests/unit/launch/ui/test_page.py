@@ -13,7 +13,7 @@ import pytest
 
 from launch.cli.app import ui
 from launch.run.child_process import penstock
-from launch.run.run_folder import CONFIG_FILE
+from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.settings import ConfigurationError, load
 from penstock.config.toml_text import dump
 from penstock.registry.records import NewVersion, Origin

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.plugins import algorithm_sections, installed, record_of
+from penstock.config.plugin_sections import algorithm_sections
+from penstock.config.plugins import installed, record_of
 from penstock.config.sections.token import TokenPPOSection
 from penstock.config.settings import ConfigurationError, load
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from penstock.config import toml_text
 from penstock.config.moved_keys import MOVED
-from penstock.config.plugins import algorithm_sections
+from penstock.config.plugin_sections import algorithm_sections
 from penstock.config.sections.algorithm import SECTIONS
 from penstock.config.settings import (
     AlgorithmSection,

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from actor.specification import policy_maker
-from launch.commands import generate
 from learner.checkpoint.store import CheckpointStore
 from learner.publish.final_policy import FinalPolicy, read_final, write_final
 from penstock.config import settings as configuration
@@ -25,6 +24,7 @@ from penstock.wire.schema import fragment_schema
 from penstock.wire.specification import Probe, RunSpecification
 from workloads.language.policy.language_policy import LanguagePolicy, build
 from workloads.rlhf import artefacts
+from workloads.rlhf.commands import generate
 from workloads.rlhf.language_environment import spaces
 
 SUMMARY: dict[str, Any] = {"run": "a", "solved": True, "evaluation": {"mean": 0.7}, "policy_version": 9}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.config import settings as configuration
+from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.config.workload import Progress
 from penstock.runtime.retry import Interrupted
 from tests.support.language.tiny_reward import make_reward_model
 from workloads.rlhf import preparation

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.config import settings as configuration
 from penstock.config.estimate import MARGIN
+from penstock.config.preparation import Progress
 from penstock.config.settings import Settings
-from penstock.config.workload import Progress
 from penstock.runtime.retry import Interrupted
 from tests.support.language.tiny_reward import make_reward_model
 from workloads.language.reward.reward_model import CARD

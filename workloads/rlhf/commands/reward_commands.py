@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launch.cli.exit_codes import finish
-from launch.cli.options import AsJson, Assignments, ConfigFile, EndpointFile, Insecure
-from launch.commands.service_commands import in_foreground
+from penstock.runtime.command_exit import finish
+from penstock.runtime.command_options import AsJson, Assignments, ConfigFile, EndpointFile, Insecure
+from penstock.runtime.foreground import in_foreground
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings
@@ -63,7 +63,7 @@ def train(
     """Train a reward model on scores or pairs. Ctrl-C writes a checkpoint; --resume goes on from it."""
 
     def body(lifecycle: "Lifecycle") -> int:
-        from launch.commands.reward_training import Request, main
+        from workloads.rlhf.commands.reward_training import Request, main
 
         request = Request(
             feedback=feedback,
@@ -110,7 +110,7 @@ def score(
     """Score responses: a JSON object per row of FILE, with `where` and `reward`."""
 
     def body() -> int:
-        from launch.commands.reward_scoring import Request, main
+        from workloads.rlhf.commands.reward_scoring import Request, main
 
         request = Request(
             source=source,
@@ -144,7 +144,7 @@ def serve(
     """Serve a reward model's scores over gRPC."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from launch.commands.reward_scoring import needs_rlhf
+        from workloads.rlhf.commands.reward_scoring import needs_rlhf
 
         with needs_rlhf():
             from workloads.language.quiet import quieten

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.commands.reward_scoring import needs_rlhf, parse_columns
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.lifecycle import Lifecycle
+from workloads.rlhf.commands.reward_scoring import needs_rlhf, parse_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch.commands import reward_scoring, reward_training
 from launch.run.child_process import penstock
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.lifecycle import Lifecycle
 from tests.support.language.tiny_reward import make_base
+from workloads.rlhf.commands import reward_scoring, reward_training
 from workloads.rlhf.sentiment import Sentiment
 
 PATIENCE_S = 120
@@ -148,7 +148,7 @@ def test_a_mistake_is_told_before_anything_is_written(
 def test_a_file_without_a_row_to_score_is_an_error(place: Path, tmp_path: Path) -> None:
     """And so is a source that is none."""
     (tmp_path / "empty.jsonl").write_text('{"prompt": "tree"}\n')
-    function = "tests.unit.launch.commands.test_reward_commands:of_length"
+    function = "tests.unit.workloads.rlhf.commands.test_reward_commands:of_length"
     with pytest.raises(ConfigurationError, match="no row can be scored"):
         reward_scoring.main(to_score(place, source=function, file=str(tmp_path / "empty.jsonl")))
     with pytest.raises(ConfigurationError, match="name a reward model's folder"):
@@ -162,7 +162,7 @@ def of_length(_prompts: list[Any], responses: list[str]) -> list[float | None]:
 
 def test_a_reward_that_is_not_given_is_null(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And 0.0 is one."""
-    function = "tests.unit.launch.commands.test_reward_commands:of_length"
+    function = "tests.unit.workloads.rlhf.commands.test_reward_commands:of_length"
     assert 0 == reward_scoring.main(to_score(place, source=function))
     rewards = [json.loads(line)["reward"] for line in capsys.readouterr().out.splitlines()]
     assert {0.0, None} == set(rewards)

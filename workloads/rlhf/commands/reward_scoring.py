@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.config.settings import ConfigurationError
+from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import EXIT_OK, Fatal
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def parse_columns(said: Sequence[str]) -> dict[str, str]:
 
 def main(request: Request) -> int:
     """Score and write; bad rows are counted and named on stderr. Raises ConfigurationError, Fatal."""
-    from launch.run.service_settings import service_settings
     from penstock.config.credentials import credentials
+    from penstock.config.service_settings import service_settings
 
     with needs_rlhf():
         from workloads.language.quiet import quieten

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from launch.run.local_places import places_of
-from launch.run.run_folder import CONFIG_FILE, LOCK_FILE
 from penstock.config import settings as configuration
+from penstock.config.local_places import places_of
+from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
 from penstock.config.settings import Settings
 from penstock.config.workload import find, load
 

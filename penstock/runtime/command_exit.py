@@ -5,13 +5,12 @@ from collections.abc import Callable
 
 import typer
 
+from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import EXIT_FAILED, EXIT_USAGE, Fatal
 
 
 def finish(body: Callable[[], int]) -> None:
     """Run a command and leave with its exit code; 2 for a ConfigurationError, 1 for Fatal."""
-    from penstock.config.settings import ConfigurationError
-
     try:
         code = body()
     except ConfigurationError as error:

@@ -1,0 +1,103 @@
+"""Commands of installed workloads: found by name, imported when asked for, and no harm to the core's."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.cli.plugin_commands import plugin_paths
+from launch.run.child_process import penstock
+
+HEAVY = ("torch", "gymnasium", "redis", "grpc", "matplotlib", "numpy", "pydantic", "transformers")
+RECORD = """
+from penstock.config.workload import Workload
+
+WORKLOAD = Workload(
+    name="outside", environment="", spaces="", policy="", defaults="", target="", model="", crew="", player="",
+    commands={"count": "outside_commands:count", "many": "outside_commands:many", "train": "outside_commands:count"},
+)
+"""
+COMMANDS = """
+import typer
+
+many = typer.Typer(help="Several commands.")
+
+
+def count(to: int = 3) -> None:
+    '''Count to a number.'''
+    print(*range(1, to + 1))
+
+
+@many.command()
+def one() -> None:
+    print("one of many")
+
+
+@many.command()
+def other() -> None:
+    print("another")
+"""
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """An installed workload with commands: a function, a group, and one whose name is the core's."""
+    metadata = tmp_path / "outside-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[penstock.workloads]\noutside = outside_record:WORKLOAD\n")
+    (tmp_path / "outside_record.py").write_text(RECORD)
+    (tmp_path / "outside_commands.py").write_text(COMMANDS)
+    return tmp_path
+
+
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> "subprocess.CompletedProcess[str]":
+    """`penstock WORDS`, with the modules of a folder on the path."""
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return subprocess.run(penstock(*words), capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_workload_adds_functions_and_groups(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stand in the help behind the core's and run with their options; `train` stays the core's."""
+    reply = run(outside, monkeypatch, "--help")
+    assert "Count to a number." in reply.stdout
+    assert "Several commands." in reply.stdout
+    assert "Count to a number." not in run(outside, monkeypatch, "train", "--help").stdout
+    assert "1 2 3 4\n" == run(outside, monkeypatch, "count", "--to", "4").stdout
+    assert "one of many\n" == run(outside, monkeypatch, "many", "one").stdout
+
+
+def test_a_record_that_cannot_be_imported_is_told_and_left_out(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands of the core and of other workloads go on."""
+    (outside / "outside_record.py").write_text("import nowhere_to_be_found\n")
+    reply = run(outside, monkeypatch, "--help")
+    assert (reply.returncode, "  reward " in reply.stdout) == (0, True)
+    assert "workload='outside': outside_record:WORKLOAD cannot be loaded" in reply.stderr
+    assert "" == run(outside, monkeypatch, "train", "--help").stderr
+
+
+def test_a_command_that_cannot_be_imported_is_a_mistake_of_use(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path is named, and there is no traceback."""
+    (outside / "outside_commands.py").write_text("import nowhere_to_be_found\n")
+    reply = run(outside, monkeypatch, "count")
+    assert reply.returncode == 2
+    assert reply.stderr.startswith("'outside_commands:count' cannot be loaded: No module named")
+    assert "Traceback" not in reply.stderr
+
+
+def test_help_with_the_commands_of_workloads_imports_nothing_heavy() -> None:
+    """Records and modules of commands import what they need when they run."""
+    assert {"reward", "generate"} <= plugin_paths().keys()
+    code = (
+        "import sys\nfrom launch.cli.app import app\napp(['--help'], standalone_mode=False)\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    reply = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert reply.stdout.endswith("\n[]\n")
