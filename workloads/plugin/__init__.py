@@ -3,7 +3,7 @@
     fragments   cut generated experience into fragments: header fields, episode counts, learner's rewards; loads no torch
     acting      read a run, hold its policy, generate fragments, play an evaluation
     learning    build the model that a run learns, choose or add an algorithm
-    serving     versions that a run leaves in its folder, services of a workload's own, its own commands
+    serving     versions that a run leaves in its folder, services of a workload's own
 
 A workload is a `penstock.config.workload.Workload` record that an entry point of the group `penstock.workloads` names.
 Beside these modules it imports `penstock.policy`, `penstock.client`, `penstock.registry`, `penstock.runtime`,
