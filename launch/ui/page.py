@@ -69,11 +69,13 @@ def _serve_page(app: FastAPI) -> None:
 
     Their names are known, so no path is ever built from a request.
     """
-    for file in (resources.files("launch.ui") / "static").iterdir():
-        suffix = "." + file.name.rpartition(".")[2]
-        if suffix in _TYPES:
-            path = "/" if file.name == "index.html" else f"/{file.name}"
-            app.get(path)(_file(file.read_bytes(), _TYPES[suffix]))
+    static = resources.files("launch.ui") / "static"
+    for prefix, folder in (("/", static), ("/vendor/", static / "vendor")):
+        for file in folder.iterdir():
+            suffix = "." + file.name.rpartition(".")[2]
+            if suffix in _TYPES:
+                path = "/" if file.name == "index.html" else f"{prefix}{file.name}"
+                app.get(path)(_file(file.read_bytes(), _TYPES[suffix]))
 
 
 def _file(content: bytes, media_type: str) -> Callable[[], Response]:

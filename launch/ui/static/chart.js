@@ -1,27 +1,26 @@
-// Line charts as SVG: several runs in the same axes, values under the pointer or the arrow keys.
+// Line charts by uPlot: several runs in the same axes, values under the pointer or the arrow keys.
 
-import { compact, count, decimal, drawn, duration, element, isKnown } from "/dom.js";
+import { compact, count, decimal, duration, element, isKnown } from "/dom.js";
 
-const LEFT = 56, RIGHT = 16, TOP = 10, BOTTOM = 26;
+const { uPlot } = globalThis; // vendor/uPlot.iife.min.js, which index.html loads first
+const LEFT = 56, TOP = 10, BOTTOM = 30;
+// Between two ticks: 1, 2 or 5 times a power of ten, which `decimal` writes in full.
+const STEPS = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** (power - 1))).flat();
+
+const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 export class Chart {
   // fromZero: the vertical axis begins at 0.
   constructor(place, { label, fromZero }) {
-    this.label = label;
-    this.fromZero = fromZero;
-    this.series = [];
-    this.axis = "env_steps";
-    this.target = null;
-    this.at = null;
-    this.svg = drawn("svg", { tabindex: 0, role: "img" });
+    Object.assign(this, { label, fromZero, series: [], axis: "env_steps", target: null, plot: null, key: "" });
+    this.place = element("div", { class: "plot", tabindex: 0, role: "img" });
     this.tip = element("div", { class: "tip", role: "status", hidden: true });
-    place.replaceChildren(this.svg, this.tip);
-    this.place = place;
-    new ResizeObserver(() => this.draw()).observe(place);
-    this.svg.addEventListener("pointermove", (event) => this.point(event.clientX - this.svg.getBoundingClientRect().left));
-    this.svg.addEventListener("pointerleave", () => this.point(null));
-    this.svg.addEventListener("keydown", (event) => this.step(event));
-    this.svg.addEventListener("blur", () => this.point(null));
+    this.nothing = element("p", { class: "nothing" }, "No values yet");
+    place.replaceChildren(this.place, this.tip);
+    new ResizeObserver(() => (this.plot ? this.plot.setSize(this.size()) : this.rebuild())).observe(place);
+    new MutationObserver(() => this.rebuild()).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    this.place.addEventListener("keydown", (event) => this.step(event));
+    this.place.addEventListener("blur", () => this.leave());
   }
 
   // series: [{ name, colour, x, y }], arrays of equal length; null in y: not known.
@@ -29,19 +28,77 @@ export class Chart {
     this.series = series.map((one) => ({ ...one, points: known(one.x, one.y) }));
     this.axis = axis;
     this.target = target;
-    this.draw();
+    this.place.setAttribute("aria-label", this.summary());
+    const key = JSON.stringify([axis, target, series.map((one) => [one.name, one.colour])]);
+    if (key !== this.key || !this.plot) {
+      this.key = key;
+      this.rebuild();
+    } else this.plot.setData(this.data());
   }
 
-  draw() {
+  size() {
     const { width, height } = this.place.getBoundingClientRect();
-    if (!width) return;
-    const points = this.series.flatMap((one) => one.points);
-    this.scale = makeScale(points, this.target, this.fromZero, width, height);
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    this.svg.setAttribute("aria-label", this.summary());
-    const parts = points.length ? [...this.frame(), ...this.curves()] : [nothing(width, height)];
-    this.svg.replaceChildren(...parts);
-    this.mark();
+    return { width, height };
+  }
+
+  data() {
+    const shown = this.series.map((one) => [one.points.map(([a]) => a), one.points.map(([, b]) => b)]);
+    return shown.length ? uPlot.join(shown) : [[], []];
+  }
+
+  rebuild() {
+    this.plot?.destroy();
+    const empty = !this.series.some((one) => one.points.length);
+    this.plot = null;
+    this.place.replaceChildren(...(empty ? [this.nothing] : []));
+    if (empty || !this.size().width) return;
+    const axis = (values, size) => ({
+      stroke: shade("muted"), grid: { stroke: shade("grid") }, ticks: { show: false }, size, incrs: STEPS,
+      values: (_, ticks) => ticks.map(values), font: "12px system-ui",
+    });
+    this.plot = new uPlot({
+      ...this.size(),
+      legend: { show: false },
+      scales: { x: { time: false, range: (_, __, most) => [0, most || 1] }, y: { range: (_, low, high) => this.range(low, high) } },
+      padding: [TOP, 16, 0, 0],
+      axes: [{ ...axis((value) => this.tick(value), BOTTOM), grid: { show: false } }, axis(compact, LEFT)],
+      series: [{}, ...this.series.map((one) => ({
+        label: one.name, stroke: shade(`s${one.colour}`), width: 2, spanGaps: true, points: { show: false },
+      }))],
+      cursor: { y: false, drag: { setScale: false, x: false, y: false } },
+      hooks: { setCursor: [() => this.mark()], draw: [(plot) => this.decorate(plot)] },
+    }, this.data(), this.place);
+  }
+
+  range(low, high) {
+    const values = [low, high, ...(isKnown(this.target) ? [this.target] : []), ...(this.fromZero ? [0] : [])];
+    return uPlot.rangeNum(Math.min(...values), Math.max(...values), { min: { pad: 0.05, soft: 0, mode: this.fromZero ? 1 : 3 }, max: { pad: 0.05 } });
+  }
+
+  // The target, and the newest value of each series.
+  decorate({ ctx, bbox, valToPos }) {
+    ctx.save();
+    if (isKnown(this.target)) {
+      const y = valToPos(this.target, "y", true);
+      ctx.strokeStyle = ctx.fillStyle = shade("good");
+      ctx.setLineDash([5 * devicePixelRatio, 5 * devicePixelRatio]);
+      ctx.lineWidth = 1.5 * devicePixelRatio;
+      ctx.beginPath();
+      ctx.moveTo(bbox.left, y);
+      ctx.lineTo(bbox.left + bbox.width, y);
+      ctx.stroke();
+      ctx.textAlign = "left";
+      ctx.font = `600 ${12 * devicePixelRatio}px system-ui`;
+      ctx.fillText(`target ${decimal(this.target)}`, bbox.left + 6 * devicePixelRatio, y + 15 * devicePixelRatio);
+    }
+    for (const one of this.series.filter((one) => one.points.length)) {
+      const [a, b] = one.points.at(-1);
+      ctx.fillStyle = shade(`s${one.colour}`);
+      ctx.beginPath();
+      ctx.arc(valToPos(a, "x", true), valToPos(b, "y", true), 3.5 * devicePixelRatio, 0, 7);
+      ctx.fill();
+    }
+    ctx.restore();
   }
 
   summary() {
@@ -50,40 +107,6 @@ export class Chart {
       return `${one.name}: ${decimal(y)} at ${this.xText(x)}`;
     });
     return `${this.label}. ${said.join("; ") || "No values yet"}. Arrow keys read the values.`;
-  }
-
-  frame() {
-    const { x, y, width, height, xTicks, yTicks } = this.scale;
-    const rows = yTicks.flatMap((value) => [
-      drawn("line", { class: "gridline", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
-      drawn("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, compact(value)),
-    ]);
-    const columns = xTicks.map((value) =>
-      drawn("text", { x: x(value), y: height - 6, "text-anchor": "middle" }, this.tick(value)));
-    const axis = drawn("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: height - BOTTOM, y2: height - BOTTOM });
-    return [...rows, axis, ...columns, ...this.goal()];
-  }
-
-  goal() {
-    if (!isKnown(this.target)) return [];
-    const { y, width } = this.scale;
-    const at = y(this.target);
-    return [
-      drawn("line", { class: "target", x1: LEFT, x2: width - RIGHT, y1: at, y2: at }),
-      drawn("text", { class: "targetlabel", x: LEFT + 6, y: at + 15 }, `target ${decimal(this.target)}`),
-    ];
-  }
-
-  curves() {
-    const { x, y } = this.scale;
-    return this.series.filter((one) => one.points.length).flatMap((one) => {
-      const path = one.points.map(([a, b], index) => `${index ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`);
-      const [a, b] = one.points.at(-1);
-      return [
-        drawn("path", { class: `curve s${one.colour}`, d: path.join("") }),
-        drawn("circle", { class: `end s${one.colour}`, cx: x(a), cy: y(b), r: 3.5 }),
-      ];
-    });
   }
 
   tick(value) {
@@ -96,43 +119,34 @@ export class Chart {
 
   // ---- values under the pointer
 
-  point(offset) {
-    const { width } = this.scale ?? {};
-    const inside = offset !== null && offset >= LEFT - 8 && offset <= width - RIGHT + 8;
-    this.at = inside ? this.scale.back(offset) : null;
-    this.mark();
-  }
-
   step(event) {
     const direction = { ArrowLeft: -1, ArrowRight: 1, Escape: 0 }[event.key];
-    if (direction === undefined || !this.series.some((one) => one.points.length)) return;
+    if (direction === undefined || !this.plot) return;
     event.preventDefault();
-    if (!direction) return this.point(null);
-    const all = [...new Set(this.series.flatMap((one) => one.points.map(([a]) => a)))].sort((a, b) => a - b);
-    const here = this.at === null ? all.length : all.findIndex((a) => a >= this.at);
-    this.at = all[Math.min(all.length - 1, Math.max(0, here + direction))];
-    this.mark();
+    if (!direction) return this.leave();
+    const xs = this.plot.data[0];
+    const here = this.plot.cursor.idx ?? xs.length;
+    const at = Math.min(xs.length - 1, Math.max(0, here + direction));
+    this.plot.setCursor({ left: this.plot.valToPos(xs[at], "x"), top: TOP });
+  }
+
+  leave() {
+    this.plot?.setCursor({ left: -10, top: -10 });
   }
 
   mark() {
-    this.svg.querySelectorAll(".cursor, .under").forEach((old) => old.remove());
-    const found = this.at === null ? [] : this.series.flatMap((one) => {
-      const near = nearest(one.points, this.at);
+    const { idx, left } = this.plot.cursor;
+    const at = isKnown(idx) && left >= 0 ? this.plot.data[0][idx] : null;
+    const found = at === null ? [] : this.series.flatMap((one) => {
+      const near = nearest(one.points, at);
       return near ? [{ ...one, near }] : [];
     });
     this.tip.hidden = !found.length;
     if (!found.length) return;
-    const { x, y, width, height } = this.scale;
-    const at = x(found[0].near[0]);
-    this.svg.append(
-      drawn("line", { class: "cursor", x1: at, x2: at, y1: TOP, y2: height - BOTTOM }),
-      ...found.map((one) =>
-        drawn("circle", { class: `end under s${one.colour}`, cx: x(one.near[0]), cy: y(one.near[1]), r: 4.5 })),
-    );
-    this.tip.replaceChildren(element("strong", {}, this.xText(found[0].near[0])), ...found.map((one) =>
+    this.tip.replaceChildren(element("strong", {}, this.xText(at)), ...found.map((one) =>
       element("div", {}, element("span", { class: `swatch s${one.colour}` }), one.name, element("b", {}, decimal(one.near[1])))));
-    const room = this.tip.offsetWidth + 14;
-    this.tip.style.transform = `translate(${at + room > width ? at - room : at + 14}px, ${TOP}px)`;
+    const x = left + LEFT, room = this.tip.offsetWidth + 14;
+    this.tip.style.transform = `translate(${x + room > this.size().width ? x - room : x + 14}px, ${TOP}px)`;
   }
 }
 
@@ -141,36 +155,4 @@ const known = (x, y) => x.map((a, index) => [a, y[index]]).filter(([a, b]) => is
 function nearest(points, at) {
   if (!points.length || at > points.at(-1)[0] * 1.02 + 1e-9) return null;
   return points.reduce((best, one) => (Math.abs(one[0] - at) < Math.abs(best[0] - at) ? one : best));
-}
-
-function nothing(width, height) {
-  return drawn("text", { class: "nothing", x: width / 2, y: height / 2 }, "No values yet");
-}
-
-function makeScale(points, target, fromZero, width, height) {
-  const xs = points.map(([a]) => a), ys = points.map(([, b]) => b);
-  if (isKnown(target)) ys.push(target);
-  if (fromZero || !ys.length) ys.push(0);
-  const most = xs.reduce((a, b) => Math.max(a, b), 0) || 1;
-  const yTicks = ticks(least(ys), greatest(ys), Math.max(2, Math.floor(height / 60)));
-  const [low, high] = [Math.min(least(ys), yTicks[0]), Math.max(greatest(ys), yTicks.at(-1))];
-  const wide = width - LEFT - RIGHT, tall = height - TOP - BOTTOM;
-  return {
-    width, height, yTicks,
-    xTicks: ticks(0, most, Math.max(2, Math.floor(width / 130))).filter((value) => value <= most),
-    x: (value) => LEFT + (value / most) * wide,
-    y: (value) => TOP + (1 - (value - low) / (high - low || 1)) * tall,
-    back: (offset) => ((offset - LEFT) / wide) * most,
-  };
-}
-
-const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
-const greatest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
-
-function ticks(low, high, wanted) {
-  const rough = (high - low || Math.abs(high) || 1) / wanted;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough);
-  const first = Math.floor(low / step), last = Math.ceil(high / step);
-  return Array.from({ length: last - first + 1 }, (_, index) => Number(((first + index) * step).toPrecision(12)));
 }

@@ -7,13 +7,6 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-export function drawn(tag, attributes = {}, text = "") {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  setAll(made, attributes);
-  made.textContent = text;
-  return made;
-}
-
 function setAll(target, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === true) target.setAttribute(name, "");

@@ -37,6 +37,22 @@ NEWEST_STEP = (
     "() => Number(document.querySelector('#tiles div:nth-child(3) dd').textContent.replaceAll(',', ''))"
 )
 
+DRAWN = "() => document.querySelector('#return canvas').toDataURL()"
+CURVES = """() => {
+  const from = document.querySelector('#return canvas');
+  const copy = Object.assign(document.createElement('canvas'), { width: from.width, height: from.height });
+  const context = copy.getContext('2d', { willReadFrequently: true });
+  context.drawImage(from, 0, 0);
+  const pixels = new Uint32Array(context.getImageData(0, 0, copy.width, copy.height).data.buffer);
+  const colours = [...Array(8).keys()].map((index) =>
+    getComputedStyle(document.documentElement).getPropertyValue(`--s${index}`).trim());
+  return colours.filter((colour) => {
+    const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+    return pixels.includes(((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0);
+  }).length;
+}"""
+"""Of the colours of curves those that the chart of the return shows."""
+
 
 class Screen:
     """A tab, and everything that it complained about or asked for elsewhere."""
@@ -53,7 +69,7 @@ class Screen:
             lambda asked: None if asked.url.startswith(origin) else self.complaints.append(asked.url),
         )
         self.tab.goto(url)
-        self.tab.wait_for_selector("#return path.curve")
+        self.tab.wait_for_selector("#return canvas")
 
     def until(self, condition: str) -> None:
         """Wait until a JavaScript expression holds."""
@@ -103,11 +119,9 @@ def see_the_curve_move(screen: Screen) -> None:
     tab = screen.tab
     assert tab.text_content("#name") == "second"
     assert tab.text_content("#state") == "running"
-    path, steps = tab.get_attribute("#return path.curve", "d"), tab.evaluate(NEWEST_STEP)
+    drawn, steps = tab.evaluate(DRAWN), tab.evaluate(NEWEST_STEP)
     screen.until(f"() => ({NEWEST_STEP})() > {steps}")
-    screen.until(
-        f"() => document.querySelector('#return path.curve').getAttribute('d') !== {json.dumps(path)}"
-    )
+    screen.until(f"() => ({DRAWN})() !== {json.dumps(drawn)}")
 
 
 def see_what_flows(screen: Screen) -> None:
@@ -122,17 +136,17 @@ def see_what_flows(screen: Screen) -> None:
 def compare_runs(screen: Screen) -> None:
     """Two curves, two names, two rows; the address keeps the choice."""
     screen.tab.get_by_label("Compare first").check()
-    screen.until("() => document.querySelectorAll('#return path.curve').length === 2")
+    screen.until(f"() => ({CURVES})() === 2")
     assert screen.tab.locator("#legend li").all_text_contents() == ["second", "first"]
     assert screen.tab.locator("#comparison tbody tr").count() == 2
     assert screen.tab.url.endswith("?with=first")
-    screen.tab.hover("#return svg", position={"x": 420, "y": 160})
+    screen.tab.hover("#return .plot", position={"x": 420, "y": 160})
     screen.picture("page-running")
 
 
 def read_with_the_keyboard(screen: Screen) -> None:
     """Arrow keys move along the curve; Escape lets go."""
-    screen.tab.focus("#rate svg")
+    screen.tab.focus("#rate .plot")
     screen.tab.keyboard.press("ArrowLeft")
     assert "steps" in (screen.tab.text_content("#rate .tip strong") or "")
     screen.tab.keyboard.press("Escape")
@@ -197,7 +211,7 @@ def see_it_small_and_dark(screen: Screen) -> None:
     """On a telephone at night nothing is wider than the screen."""
     tab = screen.tab
     tab.get_by_label("Compare first").uncheck()
-    screen.until("() => document.querySelectorAll('#return path.curve').length === 1")
+    screen.until(f"() => ({CURVES})() === 1")
     tab.set_viewport_size({"width": 390, "height": 844})
     tab.emulate_media(color_scheme="dark")
     screen.until("() => document.documentElement.dataset.theme === 'dark'")
