@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from penstock.config.sections.on_policy import OnPolicySection
-from penstock.config.sections.section import Count, Fraction, NonNegative, Positive, PositiveReal
+from penstock.config.sections.section import ADVANCED, Count, Fraction, NonNegative, Positive, PositiveReal
 
 
 class TokenPPOSection(OnPolicySection):
@@ -26,11 +26,11 @@ class TokenPPOSection(OnPolicySection):
     """Gradient steps per epoch, each on whole responses."""
     micro_batch_tokens: Positive = 16_384
     """Token places, padding too, that are in memory at once: a minibatch is gone through in such parts, which changes nothing but memory. A longer response is a part alone."""
-    behaviour_weight_cap: NonNegative = 2.0
+    behaviour_weight_cap: Annotated[NonNegative, ADVANCED] = 2.0
     """Largest π_prox/μ of a token, a ratio of probabilities."""
     clip_range: NonNegative = 0.2
     """ε of the surrogate, a ratio of probabilities."""
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    dual_clip: Annotated[Annotated[float, Field(gt=1.0)] | None, ADVANCED] = None
     """Where the advantage is negative the surrogate stays above this multiple of it (Ye et al. 2020), a ratio such as 3; none: off."""
     target_kl: NonNegative | None = None
     """Stop the epochs of an update when KL(π_prox‖π_θ) exceeds 1.5 times this, in nats per token; none: off."""
@@ -60,7 +60,7 @@ class TokenPPOSection(OnPolicySection):
     """λ of the value targets, per token; 1: returns, without bias (Yuan et al. 2025)."""
     value_coefficient: NonNegative = 0.1
     """Weight of the value loss where it reaches the policy's own weights, a ratio."""
-    value_clip: NonNegative | None = 0.2
+    value_clip: Annotated[NonNegative | None, ADVANCED] = 0.2
     """Largest change of a value in one update, in the unit of the score; none: off."""
 
     @field_validator("kl_target")
