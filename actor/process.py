@@ -7,8 +7,8 @@ from functools import partial
 from typing import Final
 
 from actor.evaluation.evaluator import Evaluator
-from actor.link.broker_client import Link
-from actor.rollout.loop import Crew
+from actor.link.broker_client import BrokerClient
+from actor.rollout.loop import FragmentGenerator
 from actor.rollout.worker import Worker
 from penstock.config.credentials import credentials
 from penstock.config.settings import ConfigurationError, Settings
@@ -34,30 +34,32 @@ def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role,
     _, port = serve_http(health, settings.metrics.host, settings.metrics.port)
     announce(lifecycle.role, metrics_port=port)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    link = connect(broker, settings)
+    broker_client = connect(broker, settings)
     try:
         name = check_id("actor_id", actor_id or to_id(f"{socket.gethostname()}-{os.getpid()}"))
         if role is Role.EVALUATION:
-            return Evaluator(lifecycle, link, name, health, settings).run()
-        crew_of = partial(make_crew, settings=settings, health=health)
+            return Evaluator(lifecycle, broker_client, name, health, settings).run()
+        generator_of = partial(make_generator, settings=settings, health=health)
         journal = settings.actor.ack_journal
-        return Worker(lifecycle, link, name, health, crew_of, ack_journal=journal).run()
+        return Worker(lifecycle, broker_client, name, health, generator_of, ack_journal=journal).run()
     except (Fatal, ConfigurationError) as error:
         health.fail(str(error))
         raise
     finally:
-        link.close()
+        broker_client.close()
 
 
-def make_crew(specification: RunSpecification, settings: Settings, health: Health) -> Crew:
+def make_generator(specification: RunSpecification, settings: Settings, health: Health) -> FragmentGenerator:
     """What the run's workload acts with."""
-    crew: Crew = load(find(specification.workload).crew)(specification, settings, health)
-    return crew
+    generator: FragmentGenerator = load(find(specification.workload).generator)(
+        specification, settings, health
+    )
+    return generator
 
 
-def connect(broker: str, settings: Settings) -> Link:
+def connect(broker: str, settings: Settings) -> BrokerClient:
     """The link to a broker; raises ConfigurationError for an address or files that cannot be used."""
     try:
-        return Link(broker, credentials(settings.security))
+        return BrokerClient(broker, credentials(settings.security))
     except ValueError as error:
         raise ConfigurationError(f"--broker: {error}") from error

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from actor.link.broker_client import Link
+from actor.link.broker_client import BrokerClient
 from actor.link.fragment_queue import RolloutQueue
 from actor.link.outbox import Outbox
 from actor.link.session import Session, open_session
@@ -247,32 +247,32 @@ def send(
 ) -> None:
     """Send `count` fragments of the session's source as fast as credit allows, through an outbox."""
     lifecycle = Lifecycle("bench")
-    link = Link(address, Credentials())
-    session = opened(link, f"bench-actor-{os.getpid()}", lifecycle)
+    broker_client = BrokerClient(address, Credentials())
+    session = opened(broker_client, f"bench-actor-{os.getpid()}", lifecycle)
     outbox = Outbox(session, RolloutQueue(outbox_fragments))
     outbox.start()
     source = source_of(session.number)
     for sequence in range(1, count + 1):
-        await_leave(session, sequence)
+        await_credit(session, sequence)
         outbox.put(source(sequence), lifecycle.draining)
     outbox.flush(60.0)
     session.close(politely=True)
-    link.close()
+    broker_client.close()
 
 
-def opened(link: Link, name: str, lifecycle: Lifecycle) -> Session:
+def opened(broker_client: BrokerClient, name: str, lifecycle: Lifecycle) -> Session:
     """Return a rollout session that watches."""
-    session = open_session(link, name, Role.ROLLOUT, lifecycle)
+    session = open_session(broker_client, name, Role.ROLLOUT, lifecycle)
     if session is None:
-        raise RuntimeError(f"{link.address} opens no session")
+        raise RuntimeError(f"{broker_client.address} opens no session")
     session.start()
     return session
 
 
-def await_leave(session: Session, sequence: int) -> None:
+def await_credit(session: Session, sequence: int) -> None:
     """Wait until the session may begin `sequence`."""
     session.begin(sequence)
-    session.wait_until(lambda: session.leave.begin_through >= sequence or session.is_over)
+    session.wait_until(lambda: session.credit.begin_through >= sequence or session.is_over)
     session.check()
     if session.ended is not None:
         raise RuntimeError(str(session.ended))

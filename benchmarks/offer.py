@@ -16,7 +16,7 @@ from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
 from learner.lease import LeaseKeeper
 from learner.probe import Quarantine, make_probe
-from learner.publish.publisher import Offer, Publisher
+from learner.publish.publisher import PendingPublication, Publisher
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
@@ -67,7 +67,7 @@ def offers(here: Services, count: int) -> dict[str, list[float]]:
             began_s = time.perf_counter()
             weights = snapshot(module)
             copied_s = time.perf_counter()
-            publisher.offer(Offer(settled=0, weights=weights, update=update))
+            publisher.offer(PendingPublication(settled=0, weights=weights, update=update))
             given_s = time.perf_counter()
             spans = (copied_s - began_s, given_s - copied_s, given_s - began_s)
             for name, seconds in zip(parts, spans, strict=True):

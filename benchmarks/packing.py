@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from actor.link.broker_client import Link
-from benchmarks.experience_path import PROCESSES, Source, await_leave, opened, receive, repeated, send
+from actor.link.broker_client import BrokerClient
+from benchmarks.experience_path import PROCESSES, Source, await_credit, opened, receive, repeated, send
 from benchmarks.fragments import Shape, box, shape_of
 from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
@@ -90,19 +90,19 @@ def measure(here: Services, kind: str, way: str) -> Transfer:
 
 def send_packed(address: str, count: int, source_of: Callable[[int], Source], per_append: int) -> None:
     """Send `count` fragments of the session's source, so many in each Append."""
-    link = Link(address, Credentials())
-    session = opened(link, "bench-actor", Lifecycle("bench"))
+    broker_client = BrokerClient(address, Credentials())
+    session = opened(broker_client, "bench-actor", Lifecycle("bench"))
     source, acked = source_of(session.number), 0
     while acked < count:
         last = min(acked + per_append, count)
-        await_leave(session, last)
+        await_credit(session, last)
         packed = [source(sequence) for sequence in range(acked + 1, last + 1)]
         reply = session.append(acked, packed)
         acked = reply.acked_through
         if reply.refusal is not None and reply.refusal.reason is not Reason.FULL:
             raise RuntimeError(str(reply.refusal))
     session.close(politely=True)
-    link.close()
+    broker_client.close()
 
 
 def main(address: str, count: int, kind: str, way: str) -> None:

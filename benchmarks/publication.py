@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from actor.link.broker_client import Link
+from actor.link.broker_client import BrokerClient
 from actor.link.session import Session, Weights
 from benchmarks import plain_grpc, plain_redis
 from benchmarks.child import child
@@ -233,8 +233,8 @@ def act(broker: str, bare: str, size: int, number: int) -> None:
     """Apply every publication, and fetch from the bare server when told, until standard input ends."""
     torch.set_num_threads(1)
     lifecycle = Lifecycle("bench")
-    link, target = Link(broker, Credentials()), stand_in(size)
-    session = opened(link, f"bench-{number}", lifecycle)
+    broker_client, target = BrokerClient(broker, Credentials()), stand_in(size)
+    session = opened(broker_client, f"bench-{number}", lifecycle)
     threading.Thread(target=_apply_all, args=(session, target), daemon=True).start()
     client = plain_grpc.Client(bare, size)
     for _ in sys.stdin:
@@ -242,7 +242,7 @@ def act(broker: str, bare: str, size: int, number: int) -> None:
         print(FETCHED, time.monotonic(), flush=True)
     client.close()
     session.close(politely=True)
-    link.close()
+    broker_client.close()
 
 
 def _apply_all(session: Session, target: nn.Module) -> None:

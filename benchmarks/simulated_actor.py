@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 from prometheus_client import Counter
 
-from actor.link.broker_client import Link
+from actor.link.broker_client import BrokerClient
 from actor.link.session import Session
 from actor.rollout.episode_tracker import Ends, Episodes
 from actor.rollout.loop import ENVIRONMENT
@@ -72,8 +72,8 @@ class Load:
     slots: int | None = None
 
 
-class SyntheticCrew:
-    """Fragments out of nothing (see `actor.rollout.loop.Crew`)."""
+class SyntheticGenerator:
+    """Fragments out of nothing (see `actor.rollout.loop.FragmentGenerator`)."""
 
     def __init__(
         self, specification: RunSpecification, amount: Load, lifecycle: Lifecycle, settings: Settings
@@ -209,17 +209,17 @@ class SimulatedActor:
         self.ended: Callable[[SimulatedActor], None] = lambda _: None
         self.lifecycle = Lifecycle("actor")
         self.error: BaseException | None = None
-        self._link = Link(broker, credentials(settings.security))
+        self._broker_client = BrokerClient(broker, credentials(settings.security))
         health = health or Health("actor")
         health.watch(ENVIRONMENT, settings.actor.stall_timeout_s)
         health.suspend(ENVIRONMENT)
-        crew_of = lambda run: SyntheticCrew(run, amount, self.lifecycle, settings)  # noqa: E731 - one use
+        generator_of = lambda run: SyntheticGenerator(run, amount, self.lifecycle, settings)  # noqa: E731 - one use
         self._worker = Worker(
             self.lifecycle,
-            self._link,
+            self._broker_client,
             check_id("actor_id", actor_id),
             health,
-            crew_of,
+            generator_of,
             ack_journal=settings.actor.ack_journal,
         )
         self._thread = threading.Thread(target=self._run, name=actor_id, daemon=True)
@@ -245,7 +245,7 @@ class SimulatedActor:
         except BaseException as error:  # noqa: BLE001 - handed to who joins
             self.error = error
         finally:
-            self._link.close()
+            self._broker_client.close()
             self.ended(self)
 
 

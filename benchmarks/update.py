@@ -27,7 +27,7 @@ from benchmarks import bare_loop
 from benchmarks.table import Cell, Options, Table
 from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import Batch, assemble, check_meaning
-from learner.feed.log_batch import Delivery
+from learner.feed.log_batch import LogBatch
 from learner.ledger import Ledger, Origin
 from learner.reporting.recorder import Recorder, Staleness
 from penstock.config.settings import PolicySection, PPOSection
@@ -140,14 +140,18 @@ def _everything(section: PPOSection, fragments: list[Fragment], folder: Path) ->
 
     def once() -> None:
         loaded = _open(fragments)
-        delivery = _deliver(loaded, assemble(loaded, _CPU), ledger.position, algorithm.updates)
-        assert delivery.batch is not None
-        update = algorithm.update(delivery.batch, progress=0.0)
+        log_batch = _deliver(loaded, assemble(loaded, _CPU), ledger.position, algorithm.updates)
+        assert log_batch.batch is not None
+        update = algorithm.update(log_batch.batch, progress=0.0)
         ledger.book(
-            delivery.last, trained=delivery.trained, dropped={}, steps=update.steps, origins=delivery.origins
+            log_batch.last,
+            trained=log_batch.trained,
+            dropped={},
+            steps=update.steps,
+            origins=log_batch.origins,
         )
         weights.encode(weights.snapshot(policy))
-        recorder.updated(delivery, update.metrics, update=algorithm.updates, wait_s=0.0, compute_s=0.0)
+        recorder.updated(log_batch, update.metrics, update=algorithm.updates, wait_s=0.0, compute_s=0.0)
 
     return once
 
@@ -170,9 +174,9 @@ def _open(fragments: list[Fragment]) -> list[tuple[FragmentHeader, dict[str, Arr
 
 def _deliver(
     loaded: list[tuple[FragmentHeader, dict[str, Array]]], batch: Batch, position: int, updates: int
-) -> Delivery:
+) -> LogBatch:
     numbers = tuple(range(position + 1, position + 1 + len(loaded)))
-    return Delivery(
+    return LogBatch(
         last=numbers[-1],
         trained=numbers,
         dropped={},

@@ -13,7 +13,7 @@ from penstock.runtime.retry import Interrupted
 log = logging.getLogger(__name__)
 
 
-class Crew:
+class ThreadGroup:
     """Start threads with `start`, ask `check` between two units of work, end with `stop` and `join`."""
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ import time
 from functools import partial
 
 from actor.evaluation.play import Played
-from actor.evaluation.runner import Player
-from actor.link.broker_client import Link
+from actor.evaluation.runner import EvaluationRunner
+from actor.link.broker_client import BrokerClient
 from actor.link.session import Session, count_strikes, open_session
 from actor.rollout.loop import ENVIRONMENT
 from penstock.config.settings import Settings
@@ -33,12 +33,17 @@ class Evaluator:
     """An evaluation actor; `run` is its life."""
 
     def __init__(
-        self, lifecycle: Lifecycle, link: Link, actor_id: str, health: Health, settings: Settings
+        self,
+        lifecycle: Lifecycle,
+        broker_client: BrokerClient,
+        actor_id: str,
+        health: Health,
+        settings: Settings,
     ) -> None:
-        self._lifecycle, self._link, self._actor_id = lifecycle, link, actor_id
+        self._lifecycle, self._broker_client, self._actor_id = lifecycle, broker_client, actor_id
         self._health, self._settings = health, settings
         self._run = ""
-        self._player: Player | None = None
+        self._runner: EvaluationRunner | None = None
         self._done = self._strikes = 0
         self._unsent: dict[bool, tuple[Episode, ...]] = {}
         """Results by `deterministic`, the way they were played."""
@@ -47,12 +52,12 @@ class Evaluator:
         """Open sessions and serve them until there is no more to do."""
         try:
             while True:
-                session = open_session(self._link, self._actor_id, Role.EVALUATION, self._lifecycle)
+                session = open_session(self._broker_client, self._actor_id, Role.EVALUATION, self._lifecycle)
                 if session is None or self._serve(session):
                     return EXIT_OK
         finally:
-            if self._player is not None:
-                self._player.close()
+            if self._runner is not None:
+                self._runner.close()
 
     def _serve(self, session: Session) -> bool:
         """Evaluate in one session; True when the work is done, False when another session is needed."""
@@ -79,11 +84,11 @@ class Evaluator:
 
     def _prepare(self, session: Session) -> None:
         specification = session.specification
-        if self._player is not None and self._run != specification.run:
+        if self._runner is not None and self._run != specification.run:
             raise Fatal(f"the broker serves run {specification.run} now; start this actor again")
-        if self._player is None:
-            make_player = load(find(specification.workload).player)
-            self._player = made = make_player(specification, self._settings)
+        if self._runner is None:
+            make_runner = load(find(specification.workload).runner)
+            self._runner = made = make_runner(specification, self._settings)
             self._run = specification.run
             self._health.watch(ENVIRONMENT, made.stall_timeout_s)
             self._health.suspend(ENVIRONMENT)
@@ -98,8 +103,8 @@ class Evaluator:
 
     def _measure(self, session: Session) -> None:
         """Play the version asked for; leaves the result in `_unsent`, or nothing when it cannot be had."""
-        assert self._player is not None
-        section, local = self._player.evaluation, self._player.local
+        assert self._runner is not None
+        section, local = self._runner.evaluation, self._runner.local
         version, began = session.evaluate_version, time.monotonic()
         weights = session.fetch(version)
         if weights is None:
@@ -121,10 +126,10 @@ class Evaluator:
 
     def _play(self, *, deterministic: bool) -> list[Played] | None:
         """Every time from the same seeds; None when the process drains first."""
-        assert self._player is not None
-        section, version = self._player.evaluation, self._player.local.publication.version
+        assert self._runner is not None
+        section, version = self._runner.evaluation, self._runner.local.publication.version
         self._health.expect(ENVIRONMENT, f"version {version} is being evaluated")
-        played = self._player.play(
+        played = self._runner.play(
             episodes=section.episodes,
             seed=section.seed,
             deterministic=deterministic,

@@ -17,7 +17,7 @@ from penstock.wire.specification import RunSpecification
 MAX_ENVIRONMENTS = 100
 
 
-class Player(Protocol):
+class EvaluationRunner(Protocol):
     """Made once for a run; plays with the weights that `local` holds."""
 
     @property
@@ -47,18 +47,18 @@ class Player(Protocol):
         """Let go of everything."""
 
 
-def make_player(
+def make_runner(
     specification: RunSpecification, settings: Settings, episodes: int | None = None
-) -> "EnvironmentPlayer":
+) -> "EnvironmentRunner":
     """One that plays the run's environments. settings: of this process. episodes: None: as the run says.
 
     Raises what `run.read` and the environment raise.
     """
-    return EnvironmentPlayer(run.read(specification, settings.actor), episodes)
+    return EnvironmentRunner(run.read(specification, settings.actor), episodes)
 
 
-class EnvironmentPlayer:
-    """Plays in environments of its own (see `Player`)."""
+class EnvironmentRunner:
+    """Plays in environments of its own (see `EvaluationRunner`)."""
 
     def __init__(self, of: Run, episodes: int | None = None) -> None:
         torch.set_num_threads(of.actor.threads)

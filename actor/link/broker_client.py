@@ -38,7 +38,7 @@ from penstock.wire.limits import (
     WATCH_GRACE_S,
     WEIGHT_CHUNK_BYTES,
 )
-from penstock.wire.messages import Leave, News, Publication, Report, Role, RunState, Watch
+from penstock.wire.messages import Credit, News, Publication, Report, Role, RunState, Watch
 from penstock.wire.rawproto import read_beside
 from penstock.wire.refusal import Refusal
 from penstock.wire.specification import RunSpecification
@@ -56,21 +56,21 @@ _CHUNK_DEADLINE_S = CALL_DEADLINE_S + WEIGHT_CHUNK_BYTES / LEAST_BYTES_PER_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A session: its number, the run, the salt of its seeds and its first leave."""
+    """A session: its number, the run, the salt of its seeds and its first credit."""
 
     session: int
     specification: RunSpecification
     seed_salt: int
-    leave: Leave
+    credit: Credit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """How far the log got, why no further, and leave to go on."""
+    """How far the log got, why no further, and credit to go on."""
 
     acked_through: int
     refusal: Refusal | None
-    leave: Leave
+    credit: Credit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class _Line:
         self.heard_s = 0.0
 
 
-class Link:
+class BrokerClient:
     """Calls to one broker."""
 
     def __init__(self, address: str, credentials: Credentials) -> None:
@@ -158,7 +158,7 @@ class Link:
             session=reply.session,
             specification=specification,
             seed_salt=reply.seed_salt,
-            leave=Leave.from_proto(reply.leave),
+            credit=Credit.from_proto(reply.leave),
         )
 
     @_understood
@@ -175,7 +175,7 @@ class Link:
         return Appended(
             acked_through=reply.acked_through,
             refusal=Refusal.from_proto(reply.refusal),
-            leave=Leave.from_proto(reply.leave),
+            credit=Credit.from_proto(reply.leave),
         )
 
     @_understood
@@ -316,7 +316,7 @@ def _final(address: str, error: Exception) -> Exception:
 def _news(reply: weights_pb2.WatchLatestReply, weights: bytes) -> News:
     return News(
         latest=Publication.from_proto(reply.latest),
-        leave=Leave.from_proto(reply.leave),
+        credit=Credit.from_proto(reply.leave),
         state=RunState(reply.state) if reply.state else RunState.RUNNING,
         revision=reply.revision,
         weights=weights,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from actor.link.broker_client import Appended, Link, Opened
+from actor.link.broker_client import Appended, BrokerClient, Opened
 from penstock.runtime import logs, metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
@@ -25,7 +25,7 @@ from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 from penstock.wire.fragment import Fragment
 from penstock.wire.limits import MAX_WATCH_WAIT_MS, MAX_WEIGHT_BYTES
-from penstock.wire.messages import Leave, News, Publication, Report, Role, RunState, Watch
+from penstock.wire.messages import Credit, News, Publication, Report, Role, RunState, Watch
 from penstock.wire.refusal import Reason, Refusal
 from penstock.wire.specification import RunSpecification
 
@@ -61,16 +61,16 @@ class _Applied:
 class Session:
     """An open session: the one owner of its state, which others read and change by named methods only."""
 
-    def __init__(self, link: Link, opened: Opened, *, follows_weights: bool = True) -> None:
+    def __init__(self, broker_client: BrokerClient, opened: Opened, *, follows_weights: bool = True) -> None:
         """Without `follows_weights` publications neither end a wait nor are fetched."""
-        self._link, self._opened = link, opened
+        self._broker_client, self._opened = broker_client, opened
         self._follows_weights = follows_weights
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._listeners: list[Callable[[], None]] = []
         self._threads: list[threading.Thread] = []
         self._wait_ms = min(self.specification.session_timeout_ms // 3, MAX_WATCH_WAIT_MS)
-        self._leave = opened.leave
+        self._leave = opened.credit
         self._state = RunState.RUNNING
         self._weights: Weights | None = None
         self._evaluate_version = 0
@@ -100,7 +100,7 @@ class Session:
         return self._opened.seed_salt
 
     @property
-    def leave(self) -> Leave:
+    def credit(self) -> Credit:
         """The newest credit: absolute, so that what arrives late or twice changes nothing."""
         return self._leave
 
@@ -141,12 +141,12 @@ class Session:
 
     def may_begin(self, sequence: int) -> bool:
         """Whether a fragment of that number may be begun now: by credit, by the run's state and by the weights."""
-        weights, leave = self._weights, self._leave
+        weights, credit = self._weights, self._leave
         return (
-            sequence <= leave.begin_through
+            sequence <= credit.begin_through
             and self._state is RunState.RUNNING
             and weights is not None
-            and weights.publication.version >= max(1, leave.min_version)
+            and weights.publication.version >= max(1, credit.min_version)
         )
 
     # ------------------------------------------------------------ waiting for a change
@@ -213,7 +213,7 @@ class Session:
     def close(self, *, politely: bool) -> None:
         """Stop the threads; `politely`: tell the broker, which closes the session at once."""
         if politely:
-            self._link.close_session(self.number, CLOSE_DEADLINE_S)
+            self._broker_client.close_session(self.number, CLOSE_DEADLINE_S)
         self._closing.set()
         self.notify_waiters()
 
@@ -226,22 +226,22 @@ class Session:
 
     def append(self, acked_through: int, fragments: Sequence[Fragment]) -> Appended:
         """Send fragments and take the credit that comes back; repeated until answered or closed (Interrupted)."""
-        reply = self._link.append(self.number, acked_through, fragments, self._closing)
+        reply = self._broker_client.append(self.number, acked_through, fragments, self._closing)
         failpoint("append.answered", reply.acked_through)
-        self.raise_credit(reply.leave)
+        self.raise_credit(reply.credit)
         return reply
 
     def report(self, report: Report) -> tuple[int, Refusal | None]:
         """Send episodes: the last report that was taken, and why this one was not. Raises as `append`."""
-        return self._link.report(report, self._closing)
+        return self._broker_client.report(report, self._closing)
 
-    def raise_credit(self, leave: Leave) -> None:
+    def raise_credit(self, credit: Credit) -> None:
         """Take the credit of a reply, unless a higher one is known."""
         with self._changed:
             known = self._leave
-            is_newer = (leave.begin_through, leave.min_version) > (known.begin_through, known.min_version)
+            is_newer = (credit.begin_through, credit.min_version) > (known.begin_through, known.min_version)
             if is_newer:
-                self._leave = leave
+                self._leave = credit
         if is_newer:
             self.notify_waiters()
 
@@ -259,7 +259,7 @@ class Session:
         size = 0
         while True:
             failpoint("weights.fetching", version)
-            chunk = self._link.weights(self.number, version, size, self._closing)
+            chunk = self._broker_client.weights(self.number, version, size, self._closing)
             if chunk is None:
                 return None
             if chunk.publication.size > MAX_WEIGHT_BYTES:
@@ -275,7 +275,7 @@ class Session:
         while not self.is_closing and not self.is_over:
             asked_s, applied = time.monotonic(), self._applied
             failpoint("watch.waiting", self._begun_through)
-            reply = self._link.watch(self._request(applied), self._closing)
+            reply = self._broker_client.watch(self._request(applied), self._closing)
             failpoint("watch.answered", self._begun_through)
             if isinstance(reply, Refusal):
                 if reply.reason in _WAITING:
@@ -309,7 +309,7 @@ class Session:
         fresh = self._newer(news) if newest > known else None
         if fresh is not None:
             self._note_lag(newest, newest)
-        self.raise_credit(news.leave)
+        self.raise_credit(news.credit)
         with self._changed:
             before = (self._state, self._revision, self._evaluate_version)
             self._state, self._revision = news.state, max(self._revision, news.revision)
@@ -347,7 +347,9 @@ def _checked(publication: Publication, blob: bytes) -> Weights:
     return Weights(publication, blob, time.monotonic())
 
 
-def open_session(link: Link, actor_id: str, role: Role, lifecycle: Lifecycle) -> Session | None:
+def open_session(
+    broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle
+) -> Session | None:
     """The actor's next session; None when the process drains or the run has ended.
 
     Waits, with a message, while no learner has written the run specification. Raises Fatal when refused.
@@ -356,7 +358,7 @@ def open_session(link: Link, actor_id: str, role: Role, lifecycle: Lifecycle) ->
     while not lifecycle.draining.is_set():
         failpoint("session.opening")
         try:
-            reply = link.open_session(actor_id, role, lifecycle.draining)
+            reply = broker_client.open_session(actor_id, role, lifecycle.draining)
         except Interrupted:
             break
         if isinstance(reply, Opened):
@@ -364,7 +366,7 @@ def open_session(link: Link, actor_id: str, role: Role, lifecycle: Lifecycle) ->
             metrics.SESSIONS_OPENED.inc()
             logs.name_run(reply.specification.run)
             log.info("session open", extra={"session": reply.session, "run_name": reply.specification.run})
-            return Session(link, reply, follows_weights=role is not Role.EVALUATION)
+            return Session(broker_client, reply, follows_weights=role is not Role.EVALUATION)
         if reply.reason is Reason.RUN_CLOSED:
             log.info("the run has ended")
             break

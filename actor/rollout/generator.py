@@ -21,13 +21,15 @@ from penstock.wire.messages import Episode
 from penstock.wire.specification import RunSpecification
 
 
-def make_crew(specification: RunSpecification, settings: Settings, health: Health) -> "EnvironmentCrew":
-    """The crew of a run; settings: of this process. Raises what `run.read` and the environment raise."""
-    return EnvironmentCrew(run.read(specification, settings.actor), health)
+def make_generator(
+    specification: RunSpecification, settings: Settings, health: Health
+) -> "EnvironmentGenerator":
+    """The generator of a run; settings: of this process. Raises what `run.read` and the environment raise."""
+    return EnvironmentGenerator(run.read(specification, settings.actor), health)
 
 
 def watch(health: Health, stall_timeout_s: float) -> None:
-    """Have health watch what a crew does, from when it is first expected."""
+    """Have health watch what a generator does, from when it is first expected."""
     for name in (ENVIRONMENT, WEIGHTS):
         health.watch(name, stall_timeout_s)
         health.suspend(name)
@@ -41,8 +43,8 @@ def note_lag(health: Health, known: int, newest: int) -> None:
         health.suspend(WEIGHTS)
 
 
-class EnvironmentCrew:
-    """Steps N environments with a local policy (see `rollout.Crew`)."""
+class EnvironmentGenerator:
+    """Steps N environments with a local policy (see `rollout.FragmentGenerator`)."""
 
     def __init__(self, of: Run, health: Health) -> None:
         torch.set_num_threads(of.actor.threads)

@@ -1,10 +1,10 @@
 """The loop of a rollout worker in one session.
 
-  ┌─► await leave ─► apply newest weights ─► unroll T steps ─► put into the outbox ─┐
+  ┌─► await credit ─► apply newest weights ─► unroll T steps ─► put into the outbox ─┐
   └──────────────────────────────────────────────────────────────────────────────────┘
 
-In: leave to begin a sequence number and weights, from the session's watcher.  Out: one fragment per
-sequence number and the episodes that ended, into the outbox. Waits for leave (raised as the learner
+In: credit to begin a sequence number and weights, from the session's watcher.  Out: one fragment per
+sequence number and the episodes that ended, into the outbox. Waits for credit (raised as the learner
 settles), for the run (paused) and for room in the outbox: the environment then stands still and nothing
 is dropped. Ends, with the unroll in hand cut and handed over, on a drain, a stopped run or a session's end.
 """
@@ -32,7 +32,7 @@ _COUNT_S: Final = 1.0
 """A wait is counted as it goes on: one that never ends is seen as well."""
 
 
-class Crew(Protocol):
+class FragmentGenerator(Protocol):
     """What a worker acts with, made once and used in every session of the run."""
 
     @property
@@ -63,10 +63,15 @@ class Rollout:
     """The loop of one session."""
 
     def __init__(
-        self, lifecycle: Lifecycle, session: Session, outbox: Outbox, crew: Crew, health: Health
+        self,
+        lifecycle: Lifecycle,
+        session: Session,
+        outbox: Outbox,
+        generator: FragmentGenerator,
+        health: Health,
     ) -> None:
         self._lifecycle, self._stop = lifecycle, lifecycle.draining
-        self._session, self._outbox, self._crew, self._health = session, outbox, crew, health
+        self._session, self._outbox, self._generator, self._health = session, outbox, generator, health
 
     def run(self, actor_id: str) -> None:
         """Act until the session is over, the run stops or the process drains."""
@@ -74,23 +79,23 @@ class Rollout:
             self._act(actor_id)
 
     def _act(self, actor_id: str) -> None:
-        crew, session = self._crew, self._session
-        crew.begin(actor_id, session)
+        generator, session = self._generator, self._session
+        generator.begin(actor_id, session)
         sequence = 1
-        while self._await_leave(sequence):
+        while self._await_credit(sequence):
             with tracing.trace("actor.unroll"):
-                crew.follow(session)
+                generator.follow(session)
                 round_ = session.begin(sequence)
                 failpoint("unroll.begun", sequence)
-                crew.unroll(self._is_over)
-                fragment, episodes = crew.cut(session.number, sequence, round_)
+                generator.unroll(self._is_over)
+                fragment, episodes = generator.cut(session.number, sequence, round_)
                 if tracing.is_on():
                     _describe(fragment)
             if not self._hand_over(fragment, episodes):
                 return
             sequence += 1
 
-    def _await_leave(self, sequence: int) -> bool:
+    def _await_credit(self, sequence: int) -> bool:
         """Wait until `sequence` may begin; False when it never will."""
         session = self._session
         if session.may_begin(sequence):

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actor.link.ack_journal import AckJournal
-from actor.link.broker_client import Link
+from actor.link.broker_client import BrokerClient
 from actor.link.fragment_queue import RolloutQueue
 from actor.link.outbox import Outbox
 from actor.link.session import Session, count_strikes, open_session
-from actor.rollout.loop import Crew, Rollout
+from actor.rollout.loop import FragmentGenerator, Rollout
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
@@ -39,31 +39,31 @@ class Worker:
     def __init__(
         self,
         lifecycle: Lifecycle,
-        link: Link,
+        broker_client: BrokerClient,
         actor_id: str,
         health: Health,
-        make_crew: Callable[[RunSpecification], Crew],
+        make_generator: Callable[[RunSpecification], FragmentGenerator],
         *,
         ack_journal: Path | None = None,
     ) -> None:
         """ack_journal: folder for the record of what was acknowledged; None: no record."""
-        self._lifecycle, self._link, self._actor_id = lifecycle, link, actor_id
-        self._health, self._make_crew = health, make_crew
+        self._lifecycle, self._broker_client, self._actor_id = lifecycle, broker_client, actor_id
+        self._health, self._make_generator = health, make_generator
         self._journal_folder = ack_journal
         self._journal: AckJournal | None = None
-        self._crew: Crew | None = None
+        self._generator: FragmentGenerator | None = None
         self._strikes = 0
 
     def run(self) -> int:
         """Open sessions and serve them until there is no more to do."""
         try:
             while True:
-                session = open_session(self._link, self._actor_id, Role.ROLLOUT, self._lifecycle)
+                session = open_session(self._broker_client, self._actor_id, Role.ROLLOUT, self._lifecycle)
                 if session is None or self._serve(session):
                     return EXIT_OK
         finally:
-            if self._crew is not None:
-                self._crew.close()
+            if self._generator is not None:
+                self._generator.close()
             if self._journal is not None:
                 self._journal.close()
 
@@ -71,29 +71,29 @@ class Worker:
         """Act in one session; True when the worker's work is done, False when another one is needed."""
         session.start()
         try:
-            crew = self._crew = self._crew_for(session)
-            outbox = Outbox(session, RolloutQueue(crew.outbox_fragments), self._journal)
+            generator = self._generator = self._generator_for(session)
+            outbox = Outbox(session, RolloutQueue(generator.outbox_fragments), self._journal)
             outbox.start()
             self._health.set_ready(True)
-            Rollout(self._lifecycle, session, outbox, crew, self._health).run(self._actor_id)
+            Rollout(self._lifecycle, session, outbox, generator, self._health).run(self._actor_id)
             session.check()
             return self._is_done(session, outbox)
         finally:
             session.close(politely=not session.is_over)
             log.info("session closed", extra={"session": session.number})
 
-    def _crew_for(self, session: Session) -> Crew:
+    def _generator_for(self, session: Session) -> FragmentGenerator:
         specification = session.specification
-        if self._crew is None:
+        if self._generator is None:
             if self._journal_folder is not None:
                 self._journal = AckJournal(self._journal_folder, specification.run, self._actor_id)
-            return self._make_crew(specification)
-        known = self._crew.specification.run
+            return self._make_generator(specification)
+        known = self._generator.specification.run
         if known != specification.run:
             raise Fatal(
                 f"the broker serves run {specification.run} now, this actor works for {known}; start it again"
             )
-        return self._crew
+        return self._generator
 
     def _is_done(self, session: Session, outbox: Outbox) -> bool:
         if session.ended is None:

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from actor.rollout.reward import learner_reward, potentials
-from actor.serving.calls.episode_requests import EpisodeDesk
-from actor.serving.calls.episode_steps import Turns
+from actor.serving.calls.episode_requests import EpisodeRequests
+from actor.serving.calls.episode_steps import EpisodeSteps
 from actor.serving.calls.policy_service import PolicyService
-from actor.serving.calls.request_handler import Desk
+from actor.serving.calls.request_handler import RequestHandler
 from actor.serving.episodes.episodes import Episodes
 from actor.serving.experience.recorder import Learning
-from actor.serving.experience.run_follower import Following
+from actor.serving.experience.run_follower import RunFollower
 from actor.serving.experience.served_queue import ServedQueue
 from actor.serving.inference.batcher import Batcher
-from actor.serving.release.canary_monitor import Trial
+from actor.serving.release.canary_monitor import CanaryMonitor
 from actor.serving.release.traffic import Traffic
-from actor.serving.versions.loaded_versions import Shelf, Weights
+from actor.serving.versions.loaded_versions import LoadedVersions, Weights
 from actor.serving.versions.shadow_record import ShadowRecord
 from actor.specification import actor_section, environment_section, policy_maker
 from penstock.config.credentials import registry_with_password
@@ -39,14 +39,14 @@ class Source:
 
 
 @dataclass(slots=True)
-class Errands:
+class BackgroundTasks:
     """Tasks beside the calls; an error in one is raised where they are waited for."""
 
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def send(self, errand: Coroutine[Any, Any, None]) -> None:
+    def send(self, task: Coroutine[Any, Any, None]) -> None:
         """Begin one."""
-        self.tasks.add(asyncio.get_running_loop().create_task(errand))
+        self.tasks.add(asyncio.get_running_loop().create_task(task))
 
     async def first_error(self) -> None:
         """Wait, for ever, but for an error."""
@@ -61,63 +61,63 @@ class Errands:
 class Parts:
     """What a server is made of. traffic: None without a registry. learning: None where nothing is learned."""
 
-    shelf: Shelf
+    loaded_versions: LoadedVersions
     batcher: Batcher
-    trial: Trial
+    canary_monitor: CanaryMonitor
     traffic: Traffic | None
     episodes: Episodes
     learning: Learning | None
-    episode_desk: EpisodeDesk
+    episode_requests: EpisodeRequests
     service: PolicyService
-    errands: Errands
+    background_tasks: BackgroundTasks
     record: ShadowRecord | None
 
 
 def assemble(
-    settings: Settings, source: Source, specification: RunSpecification, following: Following | None
+    settings: Settings, source: Source, specification: RunSpecification, run_follower: RunFollower | None
 ) -> Parts:
     """Raises ConfigurationError for settings that fit neither one another nor the run."""
-    section, errands = settings.serving, Errands()
+    section, background_tasks = settings.serving, BackgroundTasks()
     _check_range(settings.canary)
-    traffic = _traffic(settings, source, following)
-    fetch = _no_weights if following is None else following.fetch
+    traffic = _traffic(settings, source, run_follower)
+    fetch = _no_weights if run_follower is None else run_follower.fetch
     make_policy = policy_maker(specification, settings.actor)
-    shelf = Shelf(make_policy, fetch if traffic is None else traffic.fetch, section)
+    loaded_versions = LoadedVersions(make_policy, fetch if traffic is None else traffic.fetch, section)
     batcher = Batcher(
         max_rows=section.max_batch_rows,
         max_wait_s=section.max_wait_ms / 1000,
         max_delay_s=section.max_delay_ms / 1000,
     )
-    trial = Trial(settings.canary, _withdrawing(traffic, errands))
+    canary_monitor = CanaryMonitor(settings.canary, _withdrawing(traffic, background_tasks))
     episodes = Episodes(section, specification.unroll_length)
-    learning = None if following is None else _learning(settings, specification, following)
+    learning = None if run_follower is None else _learning(settings, specification, run_follower)
     spaces = (specification.observation_space, specification.action_space)
     record = _record(section, source)
-    desk = Desk(section, (*spaces, make_policy().state_space), shelf, batcher, record)
+    handler = RequestHandler(section, (*spaces, make_policy().state_space), loaded_versions, batcher, record)
     slow_s = settings.canary.slow_ms / 1000
     feedback = None if traffic is None else traffic.keep_feedback
     now = asyncio.get_running_loop().time
-    episode_desk = EpisodeDesk(desk, episodes, learning, feedback, trial, now)
+    episode_requests = EpisodeRequests(handler, episodes, learning, feedback, canary_monitor, now)
     service = PolicyService(
-        desk,
-        Turns(desk, episodes, learning, slow_s, now),
-        episode_desk,
+        handler,
+        EpisodeSteps(handler, episodes, learning, slow_s, now),
+        episode_requests,
         episodes,
         section,
         (specification.run, *spaces),
         learns=learning is not None,
-        on_answer=trial.answered,
+        on_answer=canary_monitor.answered,
     )
     return Parts(
-        shelf=shelf,
+        loaded_versions=loaded_versions,
         batcher=batcher,
-        trial=trial,
+        canary_monitor=canary_monitor,
         traffic=traffic,
         episodes=episodes,
         learning=learning,
-        episode_desk=episode_desk,
+        episode_requests=episode_requests,
         service=service,
-        errands=errands,
+        background_tasks=background_tasks,
         record=record,
     )
 
@@ -136,14 +136,14 @@ def _record(section: ServingSection, source: Source) -> ShadowRecord | None:
     )
 
 
-def _traffic(settings: Settings, source: Source, following: Following | None) -> Traffic | None:
+def _traffic(settings: Settings, source: Source, run_follower: RunFollower | None) -> Traffic | None:
     url = registry_with_password(settings.registry)
     if source.run_dir is not None:
         url = registry_url(source.run_dir, url)
     elif not url:
         return None
     return Traffic(
-        url, settings.serving.policy, source.run_dir, None if following is None else following.fetch
+        url, settings.serving.policy, source.run_dir, None if run_follower is None else run_follower.fetch
     )
 
 
@@ -151,24 +151,24 @@ def _no_weights(_version: int) -> Weights | None:
     return None
 
 
-def _withdrawing(traffic: Traffic | None, errands: Errands) -> Callable[[int, str], None]:
+def _withdrawing(traffic: Traffic | None, background_tasks: BackgroundTasks) -> Callable[[int, str], None]:
     def withdraw(version: int, reason: str) -> None:
         if traffic is not None:
-            errands.send(traffic.withdraw(version, reason))
+            background_tasks.send(traffic.withdraw(version, reason))
 
     return withdraw
 
 
-def _learning(settings: Settings, specification: RunSpecification, following: Following) -> Learning:
+def _learning(settings: Settings, specification: RunSpecification, run_follower: RunFollower) -> Learning:
     section = settings.serving
     _check_window(section, specification)
-    queue = following.queue = ServedQueue(section.outbox_fragments, specification.stale_after)
+    queue = run_follower.queue = ServedQueue(section.outbox_fragments, specification.stale_after)
     compress = actor_section(specification).compress == "lz4"
     environment = environment_section(specification)
     for potential in potentials(environment):
         check_trusted("environment.reward", potential, settings.actor.allow_modules)
     reward = learner_reward(environment)
-    return Learning(specification, section, queue, following.send_queued, compress=compress, reward=reward)
+    return Learning(specification, section, queue, run_follower.send_queued, compress=compress, reward=reward)
 
 
 def _check_range(section: CanarySection) -> None:

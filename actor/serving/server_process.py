@@ -18,11 +18,11 @@ from typing import Final
 
 import torch
 
-from actor.link.broker_client import Link
+from actor.link.broker_client import BrokerClient
 from actor.process import SWITCH_INTERVAL_S, connect
 from actor.serving.assembly import Parts, Source, assemble
 from actor.serving.calls.policy_service import NAME
-from actor.serving.experience.run_follower import Following
+from actor.serving.experience.run_follower import RunFollower
 from actor.serving.versions.loaded_versions import Weights
 from actor.specification import probe_answer
 from penstock.config.settings import ConfigurationError, Settings
@@ -57,35 +57,39 @@ def main(lifecycle: Lifecycle, settings: Settings, *, source: Source, listen: st
     torch.set_num_threads(settings.actor.threads)
     health = Health(ROLE)
     _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
-    link = None if source.broker is None else connect(source.broker, settings)
+    broker_client = None if source.broker is None else connect(source.broker, settings)
     try:
         specification = _of_folder(source)
-        following = None if link is None else _following(lifecycle, link, source, settings, specification)
-        if specification is None and following is not None:
-            specification = following.begin()
+        run_follower = (
+            None
+            if broker_client is None
+            else _run_follower(lifecycle, broker_client, source, settings, specification)
+        )
+        if specification is None and run_follower is not None:
+            specification = run_follower.begin()
         if specification is None:
             return EXIT_OK
         return asyncio.run(
-            _serve(lifecycle, settings, source, specification, following, health, metrics_port, listen)
+            _serve(lifecycle, settings, source, specification, run_follower, health, metrics_port, listen)
         )
     except (Fatal, ConfigurationError) as error:
         health.fail(str(error))
         raise
     finally:
-        if link is not None:
-            link.close()
+        if broker_client is not None:
+            broker_client.close()
 
 
-def _following(
+def _run_follower(
     lifecycle: Lifecycle,
-    link: Link,
+    broker_client: BrokerClient,
     source: Source,
     settings: Settings,
     specification: RunSpecification | None,
-) -> Following:
+) -> RunFollower:
     name = check_id("actor_id", source.actor_id or to_id(f"{socket.gethostname()}-{os.getpid()}"))
     run = "" if specification is None else specification.run
-    return Following(lifecycle, link, name, run=run, ack_journal=settings.actor.ack_journal)
+    return RunFollower(lifecycle, broker_client, name, run=run, ack_journal=settings.actor.ack_journal)
 
 
 def _of_folder(source: Source) -> RunSpecification | None:
@@ -107,14 +111,14 @@ async def _serve(
     settings: Settings,
     source: Source,
     specification: RunSpecification,
-    following: Following | None,
+    run_follower: RunFollower | None,
     health: Health,
     metrics_port: int,
     listen: str,
 ) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     lifecycle.on_drain(setter(stop))
-    parts = assemble(settings, source, specification, following)
+    parts = assemble(settings, source, specification, run_follower)
     frame = ServerFrame(
         ROLE,
         (NAME,),
@@ -128,13 +132,15 @@ async def _serve(
     try:
         address = frame.bind()
         if parts.traffic is not None:
-            await parts.traffic.begin(parts.shelf, parts.trial)
-            parts.errands.send(parts.traffic.follow(parts.shelf, parts.trial, settings.registry.refresh_s))
-        if following is not None:
+            await parts.traffic.begin(parts.loaded_versions, parts.canary_monitor)
+            parts.background_tasks.send(
+                parts.traffic.follow(parts.loaded_versions, parts.canary_monitor, settings.registry.refresh_s)
+            )
+        if run_follower is not None:
             apply = partial(_apply, parts, specification)
-            following.start(loop, apply, setter(stop))
-        parts.errands.send(_sweep(parts))
-        parts.errands.send(watch_loop(partial(health.progress, EVENT_LOOP)))
+            run_follower.start(loop, apply, setter(stop))
+        parts.background_tasks.send(_sweep(parts))
+        parts.background_tasks.send(watch_loop(partial(health.progress, EVENT_LOOP)))
         health.watch(EVENT_LOOP, settings.broker.stall_timeout_s)
         await frame.begin(metrics_port=metrics_port)
         health.set_ready(True)
@@ -143,9 +149,9 @@ async def _serve(
         log.info("serving", extra={"address": address, "run_name": specification.run})
         await _until(stop, parts)
         health.set_ready(False, "draining")
-        await _drain(frame, parts, following, lifecycle)
+        await _drain(frame, parts, run_follower, lifecycle)
     finally:
-        for task in parts.errands.tasks:
+        for task in parts.background_tasks.tasks:
             task.cancel()
         await frame.close()
         parts.batcher.close()
@@ -165,11 +171,11 @@ def _rates(settings: Settings) -> Rates:
 async def _apply(parts: Parts, specification: RunSpecification, weights: Weights) -> tuple[float, ...]:
     """Answer `latest` with these; what the probe says under them."""
     try:
-        loaded = await parts.shelf.load(weights)
+        loaded = await parts.loaded_versions.load(weights)
     except ValueError as error:
         raise Fatal(f"weights {weights.version} cannot be applied: {error}") from error
     answer = await asyncio.to_thread(probe_answer, loaded.policy, specification.probe)
-    parts.shelf.follow_with(loaded)
+    parts.loaded_versions.follow_with(loaded)
     parts.episodes.let_go_of_old()
     return answer
 
@@ -177,12 +183,15 @@ async def _apply(parts: Parts, specification: RunSpecification, weights: Weights
 async def _sweep(parts: Parts) -> None:
     while True:
         await asyncio.sleep(_SWEEP_S)
-        parts.episode_desk.sweep()
+        parts.episode_requests.sweep()
 
 
 async def _until(stop: asyncio.Event, parts: Parts) -> None:
     """Until `stop`; raises what an errand raises."""
-    stopped, failed = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(parts.errands.first_error())
+    stopped, failed = (
+        asyncio.ensure_future(stop.wait()),
+        asyncio.ensure_future(parts.background_tasks.first_error()),
+    )
     done, rest = await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
     for task in rest:
         task.cancel()
@@ -190,14 +199,16 @@ async def _until(stop: asyncio.Event, parts: Parts) -> None:
         task.result()
 
 
-async def _drain(frame: ServerFrame, parts: Parts, following: Following | None, lifecycle: Lifecycle) -> None:
+async def _drain(
+    frame: ServerFrame, parts: Parts, run_follower: RunFollower | None, lifecycle: Lifecycle
+) -> None:
     """Say so, finish what is in flight, hand over what was learned."""
     await frame.drain(DRAIN_GRACE_S)
     for episode in parts.episodes:
-        parts.episode_desk.abandon(episode)
+        parts.episode_requests.abandon(episode)
     if parts.learning is not None:
         parts.learning.send_all()
-    if following is not None:
+    if run_follower is not None:
         lifecycle.drain("the server is done")
-        following.finish()
-        await asyncio.to_thread(following.join)
+        run_follower.finish()
+        await asyncio.to_thread(run_follower.join)

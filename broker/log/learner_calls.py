@@ -19,7 +19,7 @@ from penstock.runtime.exit import Fatal
 from penstock.runtime.retry import retry
 from penstock.wire.refusal import Reason, Refusal, Refused
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class LearnerCalls:
 
     def _waited(self, call: Callable[[], T], stop: threading.Event, wait_s: float) -> T:
         def tell(error: Exception, delay_s: float) -> None:
-            logger.warning("waiting for Redis", extra={"error": str(error), "delay_s": round(delay_s, 2)})
+            log.warning("waiting for Redis", extra={"error": str(error), "delay_s": round(delay_s, 2)})
 
         try:
             return retry(call, retryable=is_unavailable, stop=stop, on_wait=tell, give_up_s=wait_s)

@@ -39,7 +39,7 @@ from penstock.runtime.failpoint import failpoint
 from penstock.wire.messages import Publication
 from penstock.wire.refusal import Reason, Refusal, Refused
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _MAX_BLOCK_MS: Final = int(REPLY_TIMEOUT_S * 1000 / 2)
 _TRIM_SLICE: Final = 512
@@ -199,7 +199,7 @@ class LearnerLog:
             except Refused as refused:
                 if refused.refusal.reason is not Reason.NOT_READY:
                     raise
-                logger.warning("Redis was restarted once more: opening the log again")
+                log.warning("Redis was restarted once more: opening the log again")
             else:
                 return
 

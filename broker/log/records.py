@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from penstock.wire.fragment import FragmentHeader
-from penstock.wire.messages import Leave, News, Publication, Report, Role, RunState
+from penstock.wire.messages import Credit, News, Publication, Report, Role, RunState
 from penstock.wire.refusal import Refusal
 
 ControlAction = Literal["pause", "resume", "stop", "checkpoint"]
@@ -28,7 +28,7 @@ class Opened:
     session: int
     specification: bytes
     seed_salt: int
-    leave: Leave
+    credit: Credit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Appended:
 
     acked_through: int
     refusal: Refusal | None
-    leave: Leave
+    credit: Credit
     appended: int = 0
     gauges: Gauges = field(default_factory=Gauges)
 

@@ -22,7 +22,7 @@ from broker.log.records import (
     Watched,
 )
 from penstock.wire.fragment import parse_header
-from penstock.wire.messages import Leave, News, Publication, Report, Role, RunState
+from penstock.wire.messages import Credit, News, Publication, Report, Role, RunState
 from penstock.wire.refusal import Reason, Refusal
 
 _RETRY_AFTER_MS: Final = {
@@ -71,7 +71,10 @@ def opened(reply: Sequence[Any]) -> Opened | Refusal:
         return refused
     session, salt, through, version, round_ = (int(value) for value in reply[1:6])
     return Opened(
-        session=session, seed_salt=salt, leave=Leave(through, version, round_), specification=bytes(reply[6])
+        session=session,
+        seed_salt=salt,
+        credit=Credit(through, version, round_),
+        specification=bytes(reply[6]),
     )
 
 
@@ -81,7 +84,7 @@ def appended(reply: Sequence[Any]) -> Appended:
     return Appended(
         acked_through=acked,
         refusal=refusal(reply[0], _text(reply[1]), acked),
-        leave=Leave(through, version, round_),
+        credit=Credit(through, version, round_),
         appended=new,
         gauges=Gauges(
             outstanding_steps=outstanding, settled_steps=settled, log_entries=entries, log_bytes=size
@@ -103,7 +106,7 @@ def watched(reply: Sequence[Any]) -> Watched:
     through, minimum, round_, desired, revision, traffic, evaluate = map(int, reply[1:8])
     news = News(
         latest=Publication(int(reply[8]), int(reply[9]), _text(reply[10]), int(reply[11])),
-        leave=Leave(through, minimum, round_),
+        credit=Credit(through, minimum, round_),
         state=_desired(desired),
         revision=revision,
         traffic_revision=traffic,

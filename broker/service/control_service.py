@@ -21,7 +21,7 @@ from penstock.v1.control_pb2_grpc import ControlServiceServicer
 from penstock.wire.ids import check_id
 from penstock.wire.limits import KIB, MAX_NUMBER
 
-LOGGER = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 MAX_REASON_LENGTH: Final = KIB
 MAX_LISTED: Final = 256
 """Versions in one answer where the caller does not say how many."""
@@ -127,7 +127,7 @@ class ControlService(ControlServiceServicer):
             raise Malformed(f"reason: {len(request.reason)} characters, at most {MAX_REASON_LENGTH}")
         revision, desired = await self._store.control(action, request.reason)
         said = {"command": action, "by": _operator(), "reason": request.reason, "revision": revision}
-        LOGGER.info("command of an operator", extra=said)
+        log.info("command of an operator", extra=said)
         return pb.ControlReply(revision=revision, desired=weights_pb2.RunState.ValueType(desired.value))
 
 

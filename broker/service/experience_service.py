@@ -18,8 +18,8 @@ from broker.log.records import Appended, AppendItem
 from broker.log.store import Store, StoreUnavailable
 from broker.service.admission import Admission, Admitted
 from broker.service.call_rules import check_number, redis_down
-from broker.service.last_credit import Told
-from broker.service.session_owners import Ownership, caller_name
+from broker.service.last_credit import LastCredit
+from broker.service.session_owners import SessionOwners, caller_name
 from broker.service.staging import StagingBudget
 from broker.service.traces import trace_append
 from penstock.rpc.boundary import Malformed
@@ -31,10 +31,10 @@ from penstock.v1.experience_pb2_grpc import ExperienceServiceServicer
 from penstock.wire.append import AppendCall
 from penstock.wire.ids import check_id
 from penstock.wire.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND, MAX_NUMBER
-from penstock.wire.messages import Leave, Report, Role
+from penstock.wire.messages import Credit, Report, Role
 from penstock.wire.refusal import Reason, Refusal, Refused
 
-LOGGER = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 Context = Any
 """grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
 
@@ -48,11 +48,11 @@ class ExperienceService(ExperienceServiceServicer):
         admission: Admission,
         staging: StagingBudget,
         facts: ServerFacts,
-        owners: Ownership,
-        leave_told: Told,
+        owners: SessionOwners,
+        last_credit: LastCredit,
     ) -> None:
         self._store, self._admission, self._staging, self._owners = store, admission, staging, owners
-        self._leave_told = leave_told
+        self._last_credit = last_credit
         self._appends: set[asyncio.Task[Appended]] = set()
         self.note_facts(facts)
 
@@ -74,15 +74,15 @@ class ExperienceService(ExperienceServiceServicer):
         if isinstance(opened, Refusal):
             metrics.REFUSALS.labels(reason=opened.reason.label).inc()
             return pb.OpenSessionReply(refusal=opened.to_proto())
-        self._leave_told.note(opened.session, opened.leave.begin_through)
+        self._last_credit.note(opened.session, opened.credit.begin_through)
         failpoint("session.opened", opened.session)
         who = {"session": opened.session, "actor": actor_id, "acts_as": role.label, "by": caller_name()}
-        LOGGER.info("session opened", extra=who)
+        log.info("session opened", extra=who)
         return pb.OpenSessionReply(
             session=opened.session,
             specification=specification_pb2.RunSpecification.FromString(opened.specification),
             seed_salt=opened.seed_salt,
-            leave=opened.leave.to_proto(),
+            leave=opened.credit.to_proto(),
         )
 
     async def Append(  # type: ignore[override]  # noqa: N802 - parsed by `penstock.wire.append`
@@ -106,13 +106,13 @@ class ExperienceService(ExperienceServiceServicer):
         if appended.refusal is not None:
             metrics.REFUSALS.labels(reason=appended.refusal.reason.label).inc()
         metrics.APPEND_SECONDS.observe(time.perf_counter() - began)
-        self._leave_told.note(request.session, appended.leave.begin_through)
+        self._last_credit.note(request.session, appended.credit.begin_through)
         failpoint("append.answering", appended.acked_through)
         return pb.AppendReply(
             acked_through=appended.acked_through,
             durability=self._durability,
             refusal=appended.refusal.to_proto() if appended.refusal else None,
-            leave=appended.leave.to_proto(),
+            leave=appended.credit.to_proto(),
         )
 
     async def _append(self, request: AppendCall, admitted: Admitted) -> Appended:
@@ -141,7 +141,7 @@ class ExperienceService(ExperienceServiceServicer):
         check_number("session", request.session)
         await self._owners.check(request.session, context)
         await self._store.close_session(request.session)
-        LOGGER.info("session closed", extra={"session": request.session, "by": caller_name()})
+        log.info("session closed", extra={"session": request.session, "by": caller_name()})
         return pb.CloseSessionReply()
 
     async def ReportEpisodes(  # noqa: N802 - the name of the RPC
@@ -177,7 +177,7 @@ def _count(items: Sequence[AppendItem], appended: Appended) -> None:
 
 def _untaken(request: AppendCall, refusal: Refusal) -> Appended:
     """Nothing new was taken: the actor's own word on what was acknowledged stands."""
-    return Appended(acked_through=request.acked_through, refusal=refusal, leave=Leave())
+    return Appended(acked_through=request.acked_through, refusal=refusal, credit=Credit())
 
 
 def read_opening(request: pb.OpenSessionRequest) -> tuple[str, Role]:

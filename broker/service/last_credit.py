@@ -1,6 +1,6 @@
 """What this broker said last to each session, of the newest sessions: so that nothing known wakes a held call.
 
-Leave goes down with every Append as well. A reply that got lost is no trouble: who did not get it sends the
+Credit goes down with every Append as well. A reply that got lost is no trouble: who did not get it sends the
 Append again and is told again.
 """
 
@@ -10,7 +10,7 @@ from typing import Final
 MAX_REMEMBERED_SESSIONS: Final = 4096
 
 
-class Told:
+class LastCredit:
     """One number by session; 0 where nothing was said."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from penstock.runtime.health import Health
 from penstock.runtime.loop_lag import EVENT_LOOP
 from penstock.wire.messages import Role
 
-LOGGER = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 INTERVAL_S: Final = 1.0
 LOOKS: Final = "looks at redis"
 """What health watches beside the event loop."""
@@ -77,7 +77,7 @@ class Monitor:
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
-            LOGGER.warning("redis does not serve", extra={"error": str(error)})
+            log.warning("redis does not serve", extra={"error": str(error)})
         metrics.REDIS_UP.set(0)
         self._health.set_ready(False, f"redis does not serve: {error}")
         if now - self._away_since > self._section.redis_wait_s:
@@ -91,7 +91,7 @@ class Monitor:
                 "give each run a Redis of its own"
             )
         if self._away_since is not None:
-            LOGGER.info("redis serves again", extra={"away_s": time.monotonic() - self._away_since})
+            log.info("redis serves again", extra={"away_s": time.monotonic() - self._away_since})
         self._away_since = None
         metrics.REDIS_UP.set(1)
         self._health.set_ready(True)

@@ -28,9 +28,9 @@ from broker.service.call_rules import build_boundary
 from broker.service.changes import Changes
 from broker.service.control_service import ControlService
 from broker.service.experience_service import ExperienceService
-from broker.service.last_credit import Told
+from broker.service.last_credit import LastCredit
 from broker.service.monitor import LOOKS, Monitor
-from broker.service.session_owners import Ownership
+from broker.service.session_owners import SessionOwners
 from broker.service.staging import StagingBudget
 from broker.service.versions import Versions
 from broker.service.weight_cache import WeightCache
@@ -45,7 +45,7 @@ from penstock.runtime.retry import Interrupted, retry_async
 from penstock.runtime.server_frame import ServerFrame, setter
 from penstock.v1 import control_pb2_grpc, experience_pb2_grpc, weights_pb2_grpc
 
-LOGGER = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 ROLE: Final = "broker"
 SERVICES: Final = tuple(
     f"penstock.v1.{name}" for name in ("ExperienceService", "WeightService", "ControlService")
@@ -86,14 +86,14 @@ async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, liste
         facts = await wait_for_redis(examine, redis_url, settings.broker.redis_wait_s, stop)
         parts = assemble(frame, settings, redis_url, facts)
         await frame.begin(metrics_port=metrics_port)
-        LOGGER.info("serving", extra={"address": address, "redis": facts.version})
+        log.info("serving", extra={"address": address, "redis": facts.version})
         monitor = Monitor(
             parts.store, health, settings.broker, examine, parts.experience.note_facts, settings.run
         )
         await _run(parts, monitor, stop, health, settings.broker.drain_delay_s)
         await _drain(parts)
     except Interrupted:
-        LOGGER.info("asked to end while waiting for redis")
+        log.info("asked to end while waiting for redis")
     finally:
         await frame.close()
         await inspector.aclose()
@@ -128,7 +128,7 @@ async def wait_for_redis(
 
     def say(error: Exception, delay_s: float) -> None:
         fields = {"redis": shown, "error": str(error), "retry_s": delay_s, "limit_s": wait_s}
-        LOGGER.warning("waiting for redis", extra=fields)
+        log.warning("waiting for redis", extra=fields)
 
     try:
         facts = await retry_async(examine, retryable=is_unavailable, stop=stop, on_wait=say, give_up_s=wait_s)
@@ -141,7 +141,7 @@ async def wait_for_redis(
         text = f"redis at {shown} did not answer for {wait_s} s (broker.redis_wait_s): {error}; start it or check the URL"
         raise Fatal(text) from error
     for warning in facts.warnings:
-        LOGGER.warning("redis: %s", warning)
+        log.warning("redis: %s", warning)
     return facts
 
 
@@ -158,16 +158,16 @@ def assemble(frame: ServerFrame, settings: Settings, redis_url: str, facts: guar
     store = Store.connect(
         redis_url, password=redis_password(settings.security), tls=tls_files(settings.security)
     )
-    changes, owners, leave_told = Changes(), Ownership(store.owner_of), Told()
+    changes, owners, last_credit = Changes(), SessionOwners(store.owner_of), LastCredit()
     experience = ExperienceService(
         store,
         Admission(store.specification),
         StagingBudget(section.max_staged_bytes),
         facts,
         owners,
-        leave_told,
+        last_credit,
     )
-    weights = WeightService(store, WeightCache(store.weights_chunk), changes, owners, leave_told)
+    weights = WeightService(store, WeightCache(store.weights_chunk), changes, owners, last_credit)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(experience, frame.server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(weights, frame.server)
     versions = Versions(registry_with_password(settings.registry), settings.serving.policy)

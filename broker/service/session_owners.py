@@ -26,7 +26,7 @@ def caller_name() -> str:
     return "" if caller is None else str(caller)
 
 
-class Ownership:
+class SessionOwners:
     """`read(session)` answers the owner of an open session, None where there is none."""
 
     def __init__(self, read: Callable[[int], Awaitable[str | None]]) -> None:

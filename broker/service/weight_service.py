@@ -1,4 +1,4 @@
-"""WeightService: newest weights, leave to generate and run state on their way down.
+"""WeightService: newest weights, credit to generate and run state on their way down.
 
 WatchLatest looks, and holds the call until there is something that the caller does not know, its wait
 is over or the broker drains. While Redis does not answer it says NOT_READY and never fails.
@@ -12,8 +12,8 @@ from typing import Any
 from broker.log.store import Store, StoreUnavailable
 from broker.service.call_rules import check_number, redis_down
 from broker.service.changes import Changes
-from broker.service.last_credit import Told
-from broker.service.session_owners import Ownership
+from broker.service.last_credit import LastCredit
+from broker.service.session_owners import SessionOwners
 from broker.service.weight_cache import WeightCache
 from penstock.rpc.boundary import Absent, Malformed
 from penstock.runtime import metrics
@@ -41,11 +41,16 @@ class WeightService(WeightServiceServicer):
     """See the module."""
 
     def __init__(
-        self, store: Store, cache: WeightCache, changes: Changes, owners: Ownership, leave_told: Told
+        self,
+        store: Store,
+        cache: WeightCache,
+        changes: Changes,
+        owners: SessionOwners,
+        last_credit: LastCredit,
     ) -> None:
-        """leave_told: through which sequence a session was told to begin, with its Appends."""
+        """last_credit: through which sequence a session was told to begin, with its Appends."""
         self._store, self._cache, self._changes, self._owners = store, cache, changes, owners
-        self._leave_told, self._evaluations_told = leave_told, Told()
+        self._last_credit, self._last_evaluations = last_credit, LastCredit()
         self._held: dict[int, object] = {}
 
     async def WatchLatest(  # type: ignore[override]  # noqa: N802 - written here
@@ -63,7 +68,7 @@ class WeightService(WeightServiceServicer):
             metrics.REFUSALS.labels(reason=watched.reason.label).inc()
             return pb.WatchLatestReply(refusal=watched.to_proto()).SerializeToString()
         # A reply that gets lost costs one wait: the next call is told again when its wait ends.
-        self._evaluations_told.note(watch.session, watched.evaluate_version)
+        self._last_evaluations.note(watch.session, watched.evaluate_version)
         failpoint("watch.answering", watched.latest.version)
         return write_news(watched, await self._new_weights(watch, watched))
 
@@ -100,9 +105,9 @@ class WeightService(WeightServiceServicer):
     def _is_new(self, watch: Watch, news: News) -> bool:
         return (
             news.latest.version > watch.known_version
-            or news.leave.begin_through > max(watch.known_begin_through, self._leave_told[watch.session])
+            or news.credit.begin_through > max(watch.known_begin_through, self._last_credit[watch.session])
             or news.revision > watch.known_revision
-            or news.evaluate_version != self._evaluations_told[watch.session]
+            or news.evaluate_version != self._last_evaluations[watch.session]
         )
 
     async def _new_weights(self, watch: Watch, news: News) -> bytes:
@@ -180,7 +185,7 @@ def write_news(news: News, weights: bytes) -> bytes:
     """The bytes of a WatchLatestReply."""
     reply = pb.WatchLatestReply(
         latest=news.latest.to_proto(),
-        leave=news.leave.to_proto(),
+        leave=news.credit.to_proto(),
         state=pb.RunState.ValueType(news.state.value),
         revision=news.revision,
         traffic_revision=news.traffic_revision,

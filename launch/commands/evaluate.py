@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from actor.evaluation.runner import Player
+from actor.evaluation.runner import EvaluationRunner
 from launch.inspection.returns import shown
 from learner.publish.final_policy import FinalPolicy, read_final
 from penstock.config.service_settings import local_settings
@@ -65,15 +65,15 @@ def evaluate(
     final: FinalPolicy, local: Settings, *, episodes: int | None, seed: int | None, deterministic: bool
 ) -> Evaluation:
     """Play `episodes` (the run's setting when None) from `seed` (likewise)."""
-    make_player = load(find(final.specification.workload).player)
-    player: Player = make_player(final.specification, local, episodes)
-    count = episodes or player.evaluation.episodes
-    first = player.evaluation.seed if seed is None else seed
-    load_into(player.local.policy, final.blob)
+    make_runner = load(find(final.specification.workload).runner)
+    runner: EvaluationRunner = make_runner(final.specification, local, episodes)
+    count = episodes or runner.evaluation.episodes
+    first = runner.evaluation.seed if seed is None else seed
+    load_into(runner.local.policy, final.blob)
     try:
-        played = player.play(episodes=count, seed=first, deterministic=deterministic, stop=_NEVER)
+        played = runner.play(episodes=count, seed=first, deterministic=deterministic, stop=_NEVER)
     finally:
-        player.close()
+        runner.close()
     returns = np.array([episode.episode_return for episode in played or ()])
     return Evaluation(
         mean=float(returns.mean()),

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from launch.inspection.bottleneck import Figures
 from launch.inspection.observation import Observation
-from launch.inspection.processes import Sight
+from launch.inspection.processes import ProcessSnapshot
 from penstock.wire.messages import Role, RunState
 
 _ROLLOUT: Final = Role.ROLLOUT.label
@@ -52,11 +52,13 @@ class Change:
     """The change of counters of processes of some roles between two observations."""
 
     def __init__(self, before: Observation, after: Observation, *roles: str) -> None:
-        known = {(sight.name, sight.pid): sight for sight in before.of_role(*roles)}
+        known = {(snapshot.name, snapshot.pid): snapshot for snapshot in before.of_role(*roles)}
         self.pairs = [
-            (known[sight.name, sight.pid], sight)
-            for sight in after.of_role(*roles)
-            if (sight.name, sight.pid) in known and sight.samples and known[sight.name, sight.pid].samples
+            (known[snapshot.name, snapshot.pid], snapshot)
+            for snapshot in after.of_role(*roles)
+            if (snapshot.name, snapshot.pid) in known
+            and snapshot.samples
+            and known[snapshot.name, snapshot.pid].samples
         ]
 
     def rate(self, name: str, **labels: str) -> float | None:
@@ -164,14 +166,14 @@ def _halted(after: Observation) -> str:
 
 
 def _problem(after: Observation, *roles: str) -> str:
-    found = [f"{sight.name} {sight.problem}" for sight in after.of_role(*roles) if sight.problem]
+    found = [f"{snapshot.name} {snapshot.problem}" for snapshot in after.of_role(*roles) if snapshot.problem]
     return "; ".join(found)
 
 
 def _actor_problem(after: Observation) -> str:
     """Return a problem only when no working actor is left: the others' share is measured."""
     actors = after.of_role("actor")
-    return _problem(after, "actor") if actors and all(sight.problem for sight in actors) else ""
+    return _problem(after, "actor") if actors and all(snapshot.problem for snapshot in actors) else ""
 
 
 def _updates_written(before: Observation, after: Observation) -> int | None:
@@ -205,7 +207,7 @@ def _wait_share(before: Observation, after: Observation, names: frozenset[str], 
     return sum(shares) / len(shares) if shares else None
 
 
-def _rise(then: Sight, now: Sight, name: str, **labels: str) -> float | None:
+def _rise(then: ProcessSnapshot, now: ProcessSnapshot, name: str, **labels: str) -> float | None:
     old, new = then.total(name, **labels), now.total(name, **labels)
     return None if new is None else max(0.0, new - (old or 0.0))
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from launch.inspection.processes import (
     ENDPOINTS_FILE,
-    Sight,
+    ProcessSnapshot,
     is_alive,
     look,
     look_at_all,
@@ -45,14 +45,14 @@ class Observation:
 
     at_s: float
     wall_s: float
-    sights: tuple[Sight, ...]
+    sights: tuple[ProcessSnapshot, ...]
     status: control_pb2.StatusReply | None
     silence: str = ""
     learnt: Learnt | None = field(default=None, repr=False)
 
-    def of_role(self, *roles: str) -> tuple[Sight, ...]:
+    def of_role(self, *roles: str) -> tuple[ProcessSnapshot, ...]:
         """Return the processes of some roles."""
-        return tuple(sight for sight in self.sights if sight.role in roles)
+        return tuple(snapshot for snapshot in self.sights if snapshot.role in roles)
 
 
 def observe(run_dir: Path, ask: Ask) -> Observation:
@@ -103,13 +103,13 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}")]
 
 
-def _asked(ask: Ask, sights: tuple[Sight, ...]) -> tuple[control_pb2.StatusReply | None, str]:
+def _asked(ask: Ask, sights: tuple[ProcessSnapshot, ...]) -> tuple[control_pb2.StatusReply | None, str]:
     """Return the broker's reply.
 
     A broker that is known to stand still is not called, which would only take time.
     """
-    brokers = [sight for sight in sights if sight.role == "broker"]
-    if brokers and all(sight.problem and not sight.samples for sight in brokers):
+    brokers = [snapshot for snapshot in sights if snapshot.role == "broker"]
+    if brokers and all(snapshot.problem and not snapshot.samples for snapshot in brokers):
         return None, f"{brokers[0].name} {brokers[0].problem}"
     try:
         return ask(), ""

@@ -35,7 +35,7 @@ Sample = tuple[str, Mapping[str, str], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class ProcessSnapshot:
     """A process at one moment.
 
     problem: why it is not healthy, "" when it is. samples: name, labels, value.
@@ -68,7 +68,7 @@ def read_endpoints(run_dir: Path) -> dict[str, Endpoint]:
     return {name: Endpoint(**values) for name, values in content.items()}
 
 
-def look_at_all(run_dir: Path) -> tuple[Sight, ...]:
+def look_at_all(run_dir: Path) -> tuple[ProcessSnapshot, ...]:
     """Examine all processes of a run at once: one that is silent costs its timeout once."""
     endpoints = read_endpoints(run_dir)
     if not endpoints:
@@ -79,9 +79,9 @@ def look_at_all(run_dir: Path) -> tuple[Sight, ...]:
         return tuple(one.result() for one in looks)
 
 
-def look(name: str, endpoint: Endpoint, announced_at: float) -> Sight:
+def look(name: str, endpoint: Endpoint, announced_at: float) -> ProcessSnapshot:
     """Examine one process. announced_at: Unix time at which it was known to live."""
-    seen = Sight(name=name, role=endpoint.role, pid=endpoint.pid, at_s=time.monotonic())
+    seen = ProcessSnapshot(name=name, role=endpoint.role, pid=endpoint.pid, at_s=time.monotonic())
     ended = replace(seen, ended=True, problem="has ended")
     if not is_alive(endpoint.pid):
         return ended

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from launch.inspection.flow import Flow
 from launch.inspection.observation import Observation
-from launch.inspection.processes import Sight
+from launch.inspection.processes import ProcessSnapshot
 
 _ORDER: Final = ("actor", "server", "evaluator", "broker", "redis", "learner", "launcher")
 _SESSION_ROLES: Final = {"actor": "rollout", "server": "server", "evaluator": "evaluation"}
@@ -32,7 +32,7 @@ class RoleRow:
 
 def role_rows(now: Observation, flow: Flow) -> list[RoleRow]:
     """Return a row for each role, in the order in which a fragment passes them."""
-    found = {sight.role for sight in now.sights}
+    found = {snapshot.role for snapshot in now.sights}
     return [_row(role, now, flow) for role in _ORDER if role in found]
 
 
@@ -40,13 +40,13 @@ def _row(role: str, now: Observation, flow: Flow) -> RoleRow:
     sights = now.of_role(role)
     return RoleRow(
         role=role,
-        healthy=sum(not sight.problem for sight in sights),
+        healthy=sum(not snapshot.problem for snapshot in sights),
         of=len(sights),
         rate=_RATES[role](flow) if role in _RATES else "",
         lag=_LAGS[role](flow) if role in _LAGS else _versions_behind(role, now),
         version=_version(role, now),
         restarts=_restarts(role, now.of_role("launcher")),
-        problems=tuple(f"{sight.name} {sight.problem}" for sight in sights if sight.problem),
+        problems=tuple(f"{snapshot.name} {snapshot.problem}" for snapshot in sights if snapshot.problem),
     )
 
 
@@ -97,5 +97,5 @@ def _versions_behind(role: str, now: Observation) -> str:
     return f"{worst} version{'' if worst == 1 else 's'} behind"
 
 
-def _restarts(role: str, launchers: tuple[Sight, ...]) -> int:
-    return round(sum(sight.total("restarts_total", role=role) or 0.0 for sight in launchers))
+def _restarts(role: str, launchers: tuple[ProcessSnapshot, ...]) -> int:
+    return round(sum(snapshot.total("restarts_total", role=role) or 0.0 for snapshot in launchers))

@@ -19,7 +19,7 @@ from rich.text import Text
 from launch.inspection.broker import ask
 from launch.inspection.observation import is_going_on
 from launch.inspection.processes import ENDPOINTS_FILE
-from launch.inspection.watch import Look, Watch, watch_folder
+from launch.inspection.watch import RunSnapshot, Watch, watch_folder
 from penstock.config.credentials import credentials
 from penstock.config.service_settings import service_settings
 from penstock.config.settings import ConfigurationError
@@ -72,7 +72,7 @@ def main(
     return _live(watch, lambda: is_going_on(folder), console, interval_s)
 
 
-def look_parts(look: Look) -> list[RenderableType]:
+def look_parts(look: RunSnapshot) -> list[RenderableType]:
     """Return the bottleneck in one line, a table per role, and the broker's reply."""
     table = Table(
         "role", "well", "rate", "lag", "version", "restarts", "health", box=None, header_style="dim"
@@ -99,14 +99,14 @@ def _live(watch: Watch, goes_on: Callable[[], bool], console: Console, interval_
     return EXIT_OK
 
 
-def _look_twice(watch: Watch) -> Look:
+def _look_twice(watch: Watch) -> RunSnapshot:
     """Look twice, because rates need two observations."""
     watch.look()
     threading.Event().wait(_WINDOW_S)
     return watch.look()
 
 
-def _look_json(look: Look) -> dict[str, Any]:
+def _look_json(look: RunSnapshot) -> dict[str, Any]:
     known = _reply_json(look.now.status) if look.now.status else {"broker_problem": look.now.silence}
     return known | look.as_json()
 

@@ -34,7 +34,7 @@ _DEADLINE_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class RunSnapshot:
     """An observation and its interpretation. Rates in `flow` are None in the first look."""
 
     now: Observation
@@ -59,7 +59,7 @@ class Watch:
         self._seen: deque[Observation] = deque()
         self._lock = threading.Lock()
 
-    def look(self) -> Look:
+    def look(self) -> RunSnapshot:
         """Return the current look at the run."""
         with self._lock:
             age_s = time.monotonic() - self._seen[-1].at_s if self._seen else math.inf
@@ -71,7 +71,7 @@ class Watch:
                 self._seen.popleft()
             before, now = comparable(self._seen), self._seen[-1]
         flow = flow_between(before, now)
-        return Look(
+        return RunSnapshot(
             now=now, flow=flow, verdict=judge(figures_between(before, now)), rows=role_rows(now, flow)
         )
 
@@ -87,7 +87,7 @@ def comparable(seen: Sequence[Observation]) -> Observation:
 
 
 def _answering(observation: Observation) -> set[tuple[str, int]]:
-    return {(sight.name, sight.pid) for sight in observation.sights if sight.samples}
+    return {(snapshot.name, snapshot.pid) for snapshot in observation.sights if snapshot.samples}
 
 
 def watch_folder(run_dir: Path, config: Path | None = None, assignments: tuple[str, ...] = ()) -> Watch:

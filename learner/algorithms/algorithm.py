@@ -144,14 +144,14 @@ class Algorithm(ABC):
         """
         return Retained()
 
-    def recall(self, batch: Batch) -> None:
+    def reload(self, batch: Batch) -> None:
         """Take entries back, from `retain_from` on, read again after `load`, oldest first; pass over those not needed.
 
         Called only where `retain_from` names an entry. Raises ValueError for an entry that is not what it was.
         """
         raise NotImplementedError(f"{type(self).__name__} retains log entries and cannot take them back")
 
-    def end_recall(self) -> int:
+    def end_reload(self) -> int:
         """The log holds no more to recall; returns how many entries that were needed did not come."""
         return 0
 

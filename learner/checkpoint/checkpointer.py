@@ -40,7 +40,7 @@ class Room:
     entries: int
 
 
-class Keeper:
+class Checkpointer:
     """Makes the checkpoints of this process. lineage: committed ones behind the start, oldest first."""
 
     def __init__(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learner.algorithms.algorithm import Algorithm
-from learner.checkpoint.checkpointer import Keeper
+from learner.checkpoint.checkpointer import Checkpointer
 from learner.checkpoint.store import BEST, bytes_tensor
 from learner.evaluation.evaluation import Evaluation
 from learner.evaluation.reported_episodes import Episodes
@@ -30,7 +30,7 @@ class RunCheckpoints:
     run: str
     sections: dict[str, str]
     keep_best: bool
-    keeper: Keeper
+    checkpointer: Checkpointer
     algorithm: Algorithm
     ledger: Ledger
     position: FeedPosition
@@ -43,7 +43,7 @@ class RunCheckpoints:
 
     def consumed(self, size: int) -> None:
         """Note that entries of `size` payload bytes were consumed; 0 where they were not the log's."""
-        self.keeper.consumed(size)
+        self.checkpointer.consumed(size)
 
     @property
     def due(self) -> bool:
@@ -52,7 +52,7 @@ class RunCheckpoints:
         It is when the interval is over, an operator asked, the log fills up, or the best checkpoint may be
         one of this update.
         """
-        return self.keeper.due(self.lease.renewal) or (
+        return self.checkpointer.due(self.lease.renewal) or (
             self.keep_best and self.evaluation.lacks_checkpoint(self.algorithm.updates)
         )
 
@@ -60,11 +60,11 @@ class RunCheckpoints:
         """Make a committed checkpoint of the run as it is now."""
         if self.recording is not None:
             self.recording.sync()
-        self.keeper.spare(*self.evaluation.checkpoints())
+        self.checkpointer.spare(*self.evaluation.checkpoints())
         evaluation, best = self.evaluation.state()
-        self.keeper.save(self.algorithm, self._progress(evaluation), {BEST: bytes_tensor(best)})
+        self.checkpointer.save(self.algorithm, self._progress(evaluation), {BEST: bytes_tensor(best)})
         if self.keep_best:
-            self.evaluation.kept_as(self.keeper.last_id, self.algorithm.updates)
+            self.evaluation.kept_as(self.checkpointer.last_id, self.algorithm.updates)
 
     def _progress(self, evaluation: dict[str, Any]) -> Progress:
         return Progress(

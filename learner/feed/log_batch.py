@@ -11,7 +11,7 @@ from penstock.wire.tensor import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class LogBatch:
     """Entries up to `last`, all of them decided.
 
     trained: numbers in `batch`, in its order; with several ranks the batch of this one is a part of it.

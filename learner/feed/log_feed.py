@@ -22,7 +22,7 @@ from typing import Final
 from broker.log.learner_log import LearnerLog
 from broker.log.records import LogEntry, Verdict
 from learner.algorithms.algorithm import Algorithm
-from learner.feed.log_batch import Delivery
+from learner.feed.log_batch import LogBatch
 from learner.feed.payloads import Found, Payloads, State
 from learner.feed.upload import in_place
 from learner.lease import LeaseKeeper
@@ -72,7 +72,7 @@ class LogFeed:
         self._payloads = payloads
         self._budget = budget
         self._stop = stop
-        self._queue: queue.Queue[Delivery] = queue.Queue(maxsize=prefetch)
+        self._queue: queue.Queue[LogBatch] = queue.Queue(maxsize=prefetch)
         self._read = start.position
         self._delivered = start.position
         self._round = start.round
@@ -87,14 +87,14 @@ class LogFeed:
 
     # ---- the loop's side
 
-    def take(self, timeout_s: float) -> Delivery | None:
+    def take(self, timeout_s: float) -> LogBatch | None:
         """See `Feed`; a log has no end."""
         try:
-            delivery = self._queue.get(timeout=timeout_s)
+            log_batch = self._queue.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        delivery.arrive()
-        return delivery
+        log_batch.arrive()
+        return log_batch
 
     def skipped(self) -> None:
         """See `Feed`."""
@@ -110,13 +110,13 @@ class LogFeed:
             for entry in self._lease.patiently(lambda: self._log.read(self._read, _READ, _BLOCK_MS)):
                 self._note(entry)
             failpoint("feed.choosing", self._read)
-            while (delivery := self._next()) is not None and self._put(delivery):
+            while (log_batch := self._next()) is not None and self._put(log_batch):
                 pass
 
-    def _put(self, delivery: Delivery) -> bool:
+    def _put(self, log_batch: LogBatch) -> bool:
         while not self._stop.is_set():
             try:
-                self._queue.put(delivery, timeout=_PUT_WAIT_S)
+                self._queue.put(log_batch, timeout=_PUT_WAIT_S)
             except queue.Full:
                 continue
             return True
@@ -137,7 +137,7 @@ class LogFeed:
         else:
             self._pending.append(entry)
 
-    def _next(self) -> Delivery | None:
+    def _next(self) -> LogBatch | None:
         chosen = self._choose_round() if self._algorithm.lock_step else self._choose()
         while chosen is not None and not self._load(chosen):
             chosen = self._choose_round() if self._algorithm.lock_step else self._choose()
@@ -159,7 +159,7 @@ class LogFeed:
         if not kept:
             return [] if self._dropped else None
         # What was dropped in between is settled only together with what is kept: where both fill the
-        # budget nobody has leave to send the rest of a batch, so a smaller one must do.
+        # budget nobody has credit to send the rest of a batch, so a smaller one must do.
         return kept if self._steps_read - (self._steps_delivered or 0) >= self._budget else None
 
     def _choose_round(self) -> list[LogEntry] | None:
@@ -224,7 +224,7 @@ class LogFeed:
 
     # ---- out
 
-    def _deliver(self, chosen: Sequence[LogEntry]) -> Delivery:
+    def _deliver(self, chosen: Sequence[LogEntry]) -> LogBatch:
         started = time.perf_counter()
         last = self._last(chosen)
         numbers = range(self._delivered + 1, last + 1)
@@ -232,7 +232,7 @@ class LogFeed:
         headers = [_header(entry) for entry in chosen]
         found = [self._found[entry.number] for entry in chosen]
         dropped = {number: self._dropped.pop(number) for number in sorted(self._dropped) if number <= last}
-        delivery = Delivery(
+        log_batch = LogBatch(
             last=last,
             trained=tuple(entry.number for entry in chosen),
             dropped=dropped,
@@ -251,8 +251,8 @@ class LogFeed:
             fragments=tuple(one.fragment for one in found if one.fragment is not None),
         )
         self._forget(chosen, last)
-        metrics.UPDATE_SECONDS.labels("assemble").observe(delivery.assemble_s)
-        return delivery
+        metrics.UPDATE_SECONDS.labels("assemble").observe(log_batch.assemble_s)
+        return log_batch
 
     def _origin(self, number: int) -> Origin | None:
         header = self._undelivered[number].header

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from learner.feed.log_batch import Delivery
+from learner.feed.log_batch import LogBatch
 
 
 class FeedEnded(Exception):
@@ -17,7 +17,7 @@ class Feed(Protocol):
         """Read ahead in a thread until the process ends or the source does."""
         ...
 
-    def take(self, timeout_s: float) -> Delivery | None:
+    def take(self, timeout_s: float) -> LogBatch | None:
         """The next batch, called by the loop; None when there is none within `timeout_s` seconds.
 
         Raises FeedEnded, at this and every later call, where the source has an end and it is reached.
@@ -39,8 +39,8 @@ class FeedPosition:
     round: int = 0
     recorded: int = 0
 
-    def advance(self, delivery: Delivery) -> None:
+    def advance(self, log_batch: LogBatch) -> None:
         """Move behind a batch that was consumed."""
-        if delivery.round is not None:
-            self.round = delivery.round + 1
-        self.recorded = delivery.recorded
+        if log_batch.round is not None:
+            self.round = log_batch.round + 1
+        self.recorded = log_batch.recorded

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.log.learner_log import LearnerLog
-from learner.checkpoint.checkpointer import Keeper
+from learner.checkpoint.checkpointer import Checkpointer
 from learner.evaluation.evaluation import Evaluation, Result, scores_json
 from learner.evaluation.reported_episodes import Episodes
 from learner.feed.source import FeedPosition
@@ -20,7 +20,7 @@ from learner.publish.kept_versions import KeptVersions
 from learner.publish.publisher import Publisher
 from learner.publish.version_candidate import last
 from learner.recording.writer import RecordingWriter
-from learner.reporting.recorder import Moment, Recorder, ledger_json
+from learner.reporting.recorder import ProgressSnapshot, Recorder, ledger_json
 from learner.reporting.training_clock import TrainingClock
 from penstock.policy import weights
 from penstock.runtime import metrics
@@ -42,18 +42,18 @@ class Account:
     position: FeedPosition
     clock: TrainingClock
     publisher: Publisher
-    keeper: Keeper
+    checkpointer: Checkpointer
     evaluation: Evaluation
     episodes: Episodes
     kept: KeptVersions
     recorder: Recorder
     recording: RecordingWriter | None
 
-    def moment(self) -> Moment:
+    def moment(self) -> ProgressSnapshot:
         """Where the run is; may be asked from any thread."""
         renewal = self.lease.renewal
         mean_return, episode_length = self.episodes.means()
-        return Moment(
+        return ProgressSnapshot(
             training_seconds=self.clock.seconds(),
             env_steps=self.ledger.env_steps,
             updates=self.model.algorithm.updates,
@@ -62,7 +62,7 @@ class Account:
             mean_return=mean_return,
             episode_length=episode_length,
             publish_s=self.publisher.seconds,
-            checkpoint_s=self.keeper.seconds,
+            checkpoint_s=self.checkpointer.seconds,
             log_bytes=renewal.log_bytes,
             outstanding=renewal.outstanding,
             budget=self.model.pacing.budget,

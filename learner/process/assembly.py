@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.log.learner_log import LearnerLog
-from learner.checkpoint.checkpointer import Keeper
+from learner.checkpoint.checkpointer import Checkpointer
 from learner.checkpoint.resume import Beginning
 from learner.checkpoint.run_checkpoints import RunCheckpoints
 from learner.checkpoint.store import BEST, CheckpointStore, tensor_bytes
@@ -28,12 +28,12 @@ from learner.process.closing import Closing
 from learner.process.interruptions import Interruptions
 from learner.process.loop import Loop
 from learner.process.non_finite import NonFiniteUpdates
-from learner.process.replay_reload import recall
+from learner.process.replay_reload import reload
 from learner.process.stall import StallWatch
 from learner.progress import Progress, sections
 from learner.publish.kept_versions import KeptVersions
 from learner.publish.publisher import Publisher
-from learner.publish.registry_sync import Shelf
+from learner.publish.registry_sync import RegistrySync
 from learner.publish.version_candidate import lineage_of
 from learner.publish.weight_offers import WeightOffers
 from learner.ranks.leading import Ranks
@@ -43,7 +43,7 @@ from learner.recording.writer import RecordingWriter
 from learner.reporting.recorder import Recorder, Staleness
 from learner.reporting.trackers.tracker import Place, make_tracking
 from learner.reporting.training_clock import TrainingClock
-from learner.thread_group import Crew
+from learner.thread_group import ThreadGroup
 from penstock.config.settings import Settings
 from penstock.runtime import metrics
 from penstock.runtime.exit import RunFailed
@@ -78,7 +78,7 @@ class Learner:
         self._ledger = beginning.ledger
         self._position = FeedPosition(round=self._progress.round, recorded=self._progress.recorded)
         self._clock = TrainingClock(self._progress.training_seconds)
-        self._threads = Crew()
+        self._threads = ThreadGroup()
         self._reopened = threading.Event()
         self._lease = LeaseKeeper(
             foundation.learner_log,
@@ -101,7 +101,7 @@ class Learner:
             self._threads.stop,
             self._kept.published,
         )
-        self._keeper = self._make_keeper()
+        self._keeper = self._make_checkpointer()
         self._recorder = self._make_recorder()
         self._checkpoints = self._make_checkpoints()
         self._offers = self._make_offers()
@@ -138,7 +138,7 @@ class Learner:
     def _start(self) -> None:
         base, algorithm = self._base, self._base.model.algorithm
         self._threads.start("lease", self._lease.run, self._lease.wake)
-        recall(
+        reload(
             base.learner_log,
             self._lease,
             algorithm,
@@ -215,8 +215,10 @@ class Learner:
     def _make_kept(self) -> KeptVersions:
         base = self._base
         lineage = lineage_of(base.settings, base.run_dir, self._progress)
-        shelf = Shelf(base.learner_log.kept, self._lease, lineage.run, lineage.policy, base.run_dir)
-        return KeptVersions(lineage, shelf, self._threads.stop)
+        registry_sync = RegistrySync(
+            base.learner_log.kept, self._lease, lineage.run, lineage.policy, base.run_dir
+        )
+        return KeptVersions(lineage, registry_sync, self._threads.stop)
 
     def _make_offers(self) -> WeightOffers:
         return WeightOffers(
@@ -257,9 +259,9 @@ class Learner:
 
     # ---- what is kept and told
 
-    def _make_keeper(self) -> Keeper:
+    def _make_checkpointer(self) -> Checkpointer:
         base = self._base
-        return Keeper(
+        return Checkpointer(
             base.store,
             base.learner_log,
             self._lease,
@@ -277,7 +279,7 @@ class Learner:
             run=settings.run,
             sections=sections(settings),
             keep_best=settings.learner.keep_best,
-            keeper=self._keeper,
+            checkpointer=self._keeper,
             algorithm=self._base.model.algorithm,
             ledger=self._ledger,
             position=self._position,
@@ -305,7 +307,7 @@ class Learner:
             position=self._position,
             clock=self._clock,
             publisher=self._publisher,
-            keeper=self._keeper,
+            checkpointer=self._keeper,
             evaluation=self._evaluation,
             episodes=self._episodes,
             kept=self._kept,

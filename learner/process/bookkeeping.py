@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from learner.algorithms.algorithm import Update
 from learner.checkpoint.run_checkpoints import RunCheckpoints
-from learner.feed.log_batch import Delivery
+from learner.feed.log_batch import LogBatch
 from learner.feed.source import FeedPosition
 from learner.ledger import Drop, Ledger
 from learner.process.stall import StallWatch
@@ -21,29 +21,29 @@ class Bookkeeping:
     checkpoints: RunCheckpoints
     stall: StallWatch
 
-    def book(self, delivery: Delivery, update: Update | None, turn: int) -> None:
+    def book(self, log_batch: LogBatch, update: Update | None, turn: int) -> None:
         """Book a batch that was consumed. update: None where all of it was dropped. turn: updates made before it."""
-        trained, dropped, steps = delivery.trained, dict(delivery.dropped), delivery.steps
+        trained, dropped, steps = log_batch.trained, dict(log_batch.dropped), log_batch.steps
         if update is not None and update.reason == "nan":
-            trained, dropped, steps = (), dropped | dict.fromkeys(delivery.trained, Drop.NAN), 0
+            trained, dropped, steps = (), dropped | dict.fromkeys(log_batch.trained, Drop.NAN), 0
         self.ledger.book(
-            delivery.last, trained=trained, dropped=dropped, steps=steps, origins=delivery.origins
+            log_batch.last, trained=trained, dropped=dropped, steps=steps, origins=log_batch.origins
         )
         self.stall.note_dropped(dropped.values())
-        self._record(delivery, turn)
-        self.checkpoints.consumed(delivery.size)
-        self.position.advance(delivery)
+        self._record(log_batch, turn)
+        self.checkpoints.consumed(log_batch.size)
+        self.position.advance(log_batch)
 
-    def _record(self, delivery: Delivery, turn: int) -> None:
+    def _record(self, log_batch: LogBatch, turn: int) -> None:
         if self.recording is None:
             return
-        dropped = {number: reason.value for number, reason in delivery.dropped.items()}
+        dropped = {number: reason.value for number, reason in log_batch.dropped.items()}
         self.recording.consumed(
             Consumed(
-                position=delivery.last,
+                position=log_batch.last,
                 update=turn,
-                round=delivery.round,
+                round=log_batch.round,
                 dropped=dropped,
-                fragments=delivery.fragments,
+                fragments=log_batch.fragments,
             )
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from learner.lease import LeaseKeeper
-from learner.thread_group import Crew
+from learner.thread_group import ThreadGroup
 from penstock.wire.messages import RunState
 
 _WAIT_S: Final = 0.1
@@ -15,7 +15,7 @@ _WAIT_S: Final = 0.1
 class Interruptions:
     """lease: its newest renewal tells what operators want. draining: set when the process is asked to end."""
 
-    threads: Crew
+    threads: ThreadGroup
     lease: LeaseKeeper
     draining: threading.Event
 

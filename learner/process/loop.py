@@ -18,7 +18,7 @@ from typing import Final
 from learner.algorithms.algorithm import Algorithm, Settles, Update
 from learner.checkpoint.run_checkpoints import RunCheckpoints
 from learner.evaluation.evaluation import Evaluation
-from learner.feed.log_batch import Delivery
+from learner.feed.log_batch import LogBatch
 from learner.feed.source import Feed, FeedEnded
 from learner.process.bookkeeping import Bookkeeping
 from learner.process.closing import Closing
@@ -29,7 +29,7 @@ from learner.process.stall import StallWatch
 from learner.publish.weight_offers import WeightOffers
 from learner.ranks.leading import Ranks
 from learner.reporting.ledger_gauges import show_ledger
-from learner.reporting.recorder import Moment, Recorder
+from learner.reporting.recorder import ProgressSnapshot, Recorder
 from learner.reporting.training_clock import TrainingClock
 from penstock.config.settings import LearnerSection
 from penstock.runtime import metrics, tracing
@@ -58,7 +58,7 @@ class Loop:
     non_finite: NonFiniteUpdates
     recorder: Recorder
     clock: TrainingClock
-    moment: Callable[[], Moment]
+    moment: Callable[[], ProgressSnapshot]
     _waited_since: float = field(init=False, default_factory=time.perf_counter)
     _is_fed: bool = field(init=False, default=True)
     _stalled: str = field(init=False, default="")
@@ -88,9 +88,9 @@ class Loop:
                 continue
             self.stall.expect()
             failpoint("loop.waiting", self.books.ledger.position)
-            delivery = self._take()
-            if delivery is not None:
-                self._consume(delivery)
+            log_batch = self._take()
+            if log_batch is not None:
+                self._consume(log_batch)
             self.recorder.write(self.moment)
 
     def _ending(self) -> Ending | None:
@@ -116,48 +116,48 @@ class Loop:
         self.interruptions.wait()
         self._waited_since = time.perf_counter()
 
-    def _take(self) -> Delivery | None:
+    def _take(self) -> LogBatch | None:
         """A batch, if there is one soon. The metric counts each short wait: a learner without any batch starves most."""
         began = time.perf_counter()
-        delivery = None
+        log_batch = None
         try:
-            delivery = self.feed.take(_TAKE_S)
+            log_batch = self.feed.take(_TAKE_S)
         except FeedEnded:
             self._is_fed = False
         metrics.LEARNER_WAIT_SECONDS.inc(time.perf_counter() - began)
-        return delivery
+        return log_batch
 
-    def _consume(self, delivery: Delivery) -> None:
-        self.clock.start(delivery.created_us)
+    def _consume(self, log_batch: LogBatch) -> None:
+        self.clock.start(log_batch.created_us)
         turn, arrived = self.algorithm.updates, time.perf_counter()
-        update = self._update(delivery)
+        update = self._update(log_batch)
         wait_s, compute_s = arrived - self._waited_since, time.perf_counter() - arrived
-        self.books.book(delivery, update, turn)
-        self.offers.after(update, _trace(delivery, update, turn, compute_s))
+        self.books.book(log_batch, update, turn)
+        self.offers.after(update, _trace(log_batch, update, turn, compute_s))
         if self.non_finite.too_many:
             self.checkpoints.save()
             self._show_ledger()
             self.non_finite.give_up()
-        if delivery.batch is not None:
+        if log_batch.batch is not None:
             values = update.metrics if update is not None else {}
-            self.recorder.updated(delivery, values, update=turn, wait_s=wait_s, compute_s=compute_s)
-            self.offers.publisher.observe_generations(delivery.versions)
+            self.recorder.updated(log_batch, values, update=turn, wait_s=wait_s, compute_s=compute_s)
+            self.offers.publisher.observe_generations(log_batch.versions)
         if update is not None and update.applied:
             self.stall.note_update()
         self._waited_since = time.perf_counter()
 
-    def _update(self, delivery: Delivery) -> Update | None:
-        if delivery.batch is None:
+    def _update(self, log_batch: LogBatch) -> Update | None:
+        if log_batch.batch is None:
             return None
-        failpoint("update.before", delivery.last)
+        failpoint("update.before", log_batch.last)
         if self.algorithm.settles is Settles.ON_INSERT:
             # Actors go on while gradient steps are made; a crash sets the settled position back.
-            self.offers.settle(delivery.last)
+            self.offers.settle(log_batch.last)
         progress = self.books.ledger.fraction_of(self.section.total_steps)
         self.ranks.turn(progress)
-        update = self.algorithm.update(delivery.batch, progress=progress)
+        update = self.algorithm.update(log_batch.batch, progress=progress)
         self.ranks.agree(self.algorithm, update)
-        failpoint("update.after", delivery.last)
+        failpoint("update.after", log_batch.last)
         if update.applied:
             self.non_finite.end_row()
             metrics.UPDATES.inc()
@@ -166,23 +166,23 @@ class Loop:
         metrics.UPDATES_SKIPPED.labels(update.reason).inc()
         self.feed.skipped()
         if update.reason == "nan":
-            self.non_finite.note(delivery, update, self.algorithm.updates)
+            self.non_finite.note(log_batch, update, self.algorithm.updates)
         return update
 
     def _show_ledger(self) -> None:
         show_ledger(self.books.ledger, self.interruptions.lease.renewal)
 
 
-def _trace(delivery: Delivery, update: Update | None, turn: int, took_s: float) -> str:
+def _trace(log_batch: LogBatch, update: Update | None, turn: int, took_s: float) -> str:
     """A span of the update, with links to its fragments; "" where none of them is traced."""
-    if update is None or not delivery.traces:
+    if update is None or not log_batch.traces:
         return ""
     return tracing.record(
         "learner.update",
         took_s,
-        links=delivery.traces,
+        links=log_batch.traces,
         update=turn,
-        fragments=len(delivery.trained),
-        steps=delivery.steps,
+        fragments=len(log_batch.trained),
+        steps=log_batch.steps,
         applied=update.applied,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from learner.algorithms.algorithm import Update
-from learner.feed.log_batch import Delivery
+from learner.feed.log_batch import LogBatch
 from learner.reporting.evidence import keep_evidence
 from penstock.runtime.exit import RunFailed
 from penstock.runtime.health import Health
@@ -29,11 +29,11 @@ class NonFiniteUpdates:
     _in_a_row: int = field(init=False, default=0)
     _evidence: str = field(init=False, default="")
 
-    def note(self, delivery: Delivery, update: Update, count: int) -> None:
+    def note(self, log_batch: LogBatch, update: Update, count: int) -> None:
         """Keep the batch of an update that was undone. count: updates applied before it."""
         self._in_a_row += 1
-        self._evidence = keep_evidence(self.folder, delivery, update, count)
-        words = {"evidence": self._evidence, "last": delivery.last}
+        self._evidence = keep_evidence(self.folder, log_batch, update, count)
+        words = {"evidence": self._evidence, "last": log_batch.last}
         log.error("update skipped: a value was not finite", extra=words)
 
     def end_row(self) -> None:

@@ -23,7 +23,7 @@ _READ: Final = 64
 log = logging.getLogger(__name__)
 
 
-def recall(
+def reload(
     learner_log: LearnerLog,
     lease: LeaseKeeper,
     algorithm: Algorithm,
@@ -49,7 +49,7 @@ def recall(
             break
         after = entries[-1].number
         _give(algorithm, learner_log, entries, run_name, schema, device)
-    lost = algorithm.end_recall()
+    lost = algorithm.end_reload()
     words = {"first": first, "position": position, "lost": lost}
     if lost:
         log.error("replay comes back smaller: the log does not hold all of it any more", extra=words)
@@ -76,4 +76,4 @@ def _give(
             continue  # Booked `invalid` when it was read the first time: it is not in replay.
         places.append((entry.number, entry.size))
     if loaded:
-        algorithm.recall(assemble(loaded, device, places))
+        algorithm.reload(assemble(loaded, device, places))

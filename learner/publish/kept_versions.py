@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from learner.evaluation.evaluation import Result
-from learner.publish.registry_sync import BY, Shelf
-from learner.publish.version_candidate import Lineage, Worthy, best, periodic
+from learner.publish.registry_sync import BY, RegistrySync
+from learner.publish.version_candidate import Lineage, VersionCandidate, best, periodic
 from penstock.registry.records import (
     MAX_EVENTS,
     Action,
@@ -54,18 +54,18 @@ class KeptVersions:
 
     Args:
         lineage: the run behind the versions.
-        shelf: makes Redis and the folder follow the registry.
+        registry_sync: makes Redis and the folder follow the registry.
         stop: ends `run`.
     """
 
-    def __init__(self, lineage: Lineage, shelf: Shelf, stop: threading.Event) -> None:
+    def __init__(self, lineage: Lineage, registry_sync: RegistrySync, stop: threading.Event) -> None:
         self._lineage = lineage
-        self._shelf = shelf
+        self._registry_sync = registry_sync
         self._stop = stop
         self._hasten = threading.Event()
         self._changed = threading.Lock()
         self._serial = threading.Lock()
-        self._waiting: list[Worthy] = []
+        self._waiting: list[VersionCandidate] = []
         self._own: list[int] = []
         self._periods: int | None = None
         self._registry: Registry | None = None
@@ -95,10 +95,10 @@ class KeptVersions:
         """Offer the evaluated version; it is registered unless one before was at least as good."""
         self.offer(best(result))
 
-    def offer(self, worthy: Worthy) -> None:
+    def offer(self, candidate: VersionCandidate) -> None:
         """Register a version as soon as possible; never waits."""
         with self._changed:
-            self._waiting = [*self._waiting, worthy][-MAX_WAITING:]
+            self._waiting = [*self._waiting, candidate][-MAX_WAITING:]
         self._hasten.set()
 
     def wake(self) -> None:
@@ -114,10 +114,10 @@ class KeptVersions:
                 return
             self._look()
 
-    def finish(self, worthy: Worthy | None) -> None:
+    def finish(self, candidate: VersionCandidate | None) -> None:
         """Register the version that the process ends with, and the offers that still wait, in this thread."""
-        if worthy is not None:
-            self.offer(worthy)
+        if candidate is not None:
+            self.offer(candidate)
         self._look()
         with self._changed:
             left = [one.publication.version for one in self._waiting]
@@ -133,7 +133,7 @@ class KeptVersions:
             try:
                 registry = self._opened()
                 self._register_all(registry)
-                self._shelf.follow(registry)
+                self._registry_sync.follow(registry)
             except _failures() as error:
                 self._note(error)
             else:
@@ -151,36 +151,36 @@ class KeptVersions:
         with self._changed:
             waiting = list(self._waiting)
         if waiting:
-            self._shelf.confirm()
-        for worthy in waiting:
+            self._registry_sync.confirm()
+        for candidate in waiting:
             try:
-                self._register(registry, worthy)
+                self._register(registry, candidate)
             except (DifferentBytes, TooManyPinned) as error:
                 self._note(error)  # would be refused again
             with self._changed:
-                self._waiting = [one for one in self._waiting if one is not worthy]
+                self._waiting = [one for one in self._waiting if one is not candidate]
 
-    def _register(self, registry: "Registry", worthy: Worthy) -> None:
-        policy, version = self._lineage.policy, worthy.publication.version
+    def _register(self, registry: "Registry", candidate: VersionCandidate) -> None:
+        policy, version = self._lineage.policy, candidate.publication.version
         known = {one.version: one for one in registry.list(policy) if one.run == self._lineage.run}
         others = [one.evaluation.mean for one in known.values() if one.evaluation and one.version != version]
         is_new = version not in known
-        if is_new and worthy.origin is Origin.BEST and not _beats(worthy.evaluation, others):
+        if is_new and candidate.origin is Origin.BEST and not _beats(candidate.evaluation, others):
             return
         if is_new:
             failpoint("keep.writing", version)
-            write_kept(self._lineage.run_dir, version, worthy.blob)
+            write_kept(self._lineage.run_dir, version, candidate.blob)
             failpoint("keep.registering", version)
-            registry.register(self._row(worthy), by=BY, make_room=True)
+            registry.register(self._row(candidate), by=BY, make_room=True)
             self._own.append(version)
-            log.info("version kept", extra={"version": version, "origin": worthy.origin.value})
-        elif worthy.evaluation not in (None, known[version].evaluation):
-            registry.record_evaluation(policy, version, worthy.evaluation, by=BY)
-        if worthy.origin is not Origin.PERIODIC and self._lineage.activate_first:
-            self._activate(registry, version, is_last=worthy.origin is Origin.FINAL)
+            log.info("version kept", extra={"version": version, "origin": candidate.origin.value})
+        elif candidate.evaluation not in (None, known[version].evaluation):
+            registry.record_evaluation(policy, version, candidate.evaluation, by=BY)
+        if candidate.origin is not Origin.PERIODIC and self._lineage.activate_first:
+            self._activate(registry, version, is_last=candidate.origin is Origin.FINAL)
 
-    def _row(self, worthy: Worthy) -> NewVersion:
-        publication, lineage = worthy.publication, self._lineage
+    def _row(self, candidate: VersionCandidate) -> NewVersion:
+        publication, lineage = candidate.publication, self._lineage
         before = [version for version in (lineage.parent or 0, *self._own) if version < publication.version]
         return NewVersion(
             policy=lineage.policy,
@@ -190,10 +190,10 @@ class KeptVersions:
             sha256=publication.sha256,
             size_bytes=publication.size,
             configuration=lineage.configuration,
-            origin=worthy.origin,
+            origin=candidate.origin,
             parent=max(before, default=0) or None,
-            evaluation=worthy.evaluation,
-            reason=worthy.reason,
+            evaluation=candidate.evaluation,
+            reason=candidate.reason,
         )
 
     def _activate(self, registry: "Registry", version: int, *, is_last: bool) -> None:

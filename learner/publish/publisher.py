@@ -28,7 +28,7 @@ _MOST_TRACES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class PendingPublication:
     """Weights to publish, or a position to settle.
 
     weights: a `penstock.policy.weights.snapshot`; None: only settle.
@@ -77,7 +77,7 @@ class Publisher:
         self._on_published = on_published
         self._stop = stop
         self._changed = threading.Condition()
-        self._waiting: Offer | None = None
+        self._waiting: PendingPublication | None = None
         self._busy = False
         self._serial = threading.Lock()
         self._place: dict[int, int] = {}
@@ -85,7 +85,7 @@ class Publisher:
         self.seconds = 0.0
         self.count = 0
 
-    def offer(self, offer: Offer) -> None:
+    def offer(self, offer: PendingPublication) -> None:
         """Publish as soon as possible, in place of the offer that waits."""
         with self._changed:
             self._waiting = offer if self._waiting is None else _merged(self._waiting, offer)
@@ -96,7 +96,7 @@ class Publisher:
         with self._changed:
             self._changed.notify_all()
 
-    def publish(self, offer: Offer) -> None:
+    def publish(self, offer: PendingPublication) -> None:
         """Publish now, in this thread, after a publication that is under way."""
         self.flush()
         with self._serial:
@@ -146,7 +146,7 @@ class Publisher:
                     self._busy = False
                     self._changed.notify_all()
 
-    def _publish(self, offer: Offer) -> None:
+    def _publish(self, offer: PendingPublication) -> None:
         started = time.perf_counter()
         if offer.weights is None:
             self._lease.patiently(lambda: self._log.settle(offer.settled))
@@ -169,7 +169,7 @@ class Publisher:
         if offer.traces:
             _trace(offer, self.latest.version, time.perf_counter() - started)
 
-    def _send(self, blob: bytes, offer: Offer) -> Publication:
+    def _send(self, blob: bytes, offer: PendingPublication) -> Publication:
         return self._log.publish(
             blob,
             update=offer.update,
@@ -179,7 +179,7 @@ class Publisher:
             pin=offer.evaluate,
         )
 
-    def _have_evaluated(self, blob: bytes, offer: Offer) -> None:
+    def _have_evaluated(self, blob: bytes, offer: PendingPublication) -> None:
         candidate = Candidate(
             version=self.latest.version,
             update=offer.update,
@@ -193,7 +193,7 @@ class Publisher:
             self.withdraw(replaced)
 
 
-def _merged(old: Offer, new: Offer) -> Offer:
+def _merged(old: PendingPublication, new: PendingPublication) -> PendingPublication:
     """Return `new`, with the parts of `old` that must not be skipped."""
     if new.weights is None:
         return replace(old, settled=new.settled)
@@ -201,7 +201,7 @@ def _merged(old: Offer, new: Offer) -> Offer:
     return replace(new, evaluate=old.evaluate or new.evaluate, traces=traces)
 
 
-def _trace(offer: Offer, version: int, took_s: float) -> None:
+def _trace(offer: PendingPublication, version: int, took_s: float) -> None:
     """Record a part of the newest update's trace.
 
     It has links to the updates that the publisher has skipped.

@@ -33,7 +33,7 @@ BY: Final = "learner"
 log = logging.getLogger(__name__)
 
 
-class Shelf:
+class RegistrySync:
     """Makes Redis and the folder follow the registry.
 
     Call `follow` as often as wished, from one thread at a time.

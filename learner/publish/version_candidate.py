@@ -31,7 +31,7 @@ class Lineage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worthy:
+class VersionCandidate:
     """A publication to register."""
 
     publication: Publication
@@ -55,13 +55,13 @@ def lineage_of(settings: Settings, run_dir: Path, progress: Progress) -> Lineage
     )
 
 
-def best(result: Result) -> Worthy:
+def best(result: Result) -> VersionCandidate:
     """Return the candidate for an evaluated version.
 
     Only the registry knows whether one before was better.
     """
     candidate = result.candidate
-    return Worthy(
+    return VersionCandidate(
         publication=_publication(candidate.version, candidate.update, candidate.blob),
         blob=candidate.blob,
         origin=Origin.BEST,
@@ -70,12 +70,16 @@ def best(result: Result) -> Worthy:
     )
 
 
-def periodic(publication: Publication, blob: bytes, every: int) -> Worthy:
+def periodic(publication: Publication, blob: bytes, every: int) -> VersionCandidate:
     """Return the candidate for a version that is due after `every` updates."""
-    return Worthy(publication=publication, blob=blob, origin=Origin.PERIODIC, reason=f"every {every} updates")
+    return VersionCandidate(
+        publication=publication, blob=blob, origin=Origin.PERIODIC, reason=f"every {every} updates"
+    )
 
 
-def last(final: FinalPolicy, evaluation: Evaluation, newest: Publication, why: str) -> Worthy | None:
+def last(
+    final: FinalPolicy, evaluation: Evaluation, newest: Publication, why: str
+) -> VersionCandidate | None:
     """Return the candidate that a process ends with; None where it was not published as it is.
 
     Args:
@@ -91,7 +95,7 @@ def last(final: FinalPolicy, evaluation: Evaluation, newest: Publication, why: s
     known = {one.candidate.version for one in results if one}
     if publication != newest and final.version not in known:
         return None
-    return Worthy(
+    return VersionCandidate(
         publication=publication,
         blob=final.blob,
         origin=Origin.FINAL,

@@ -15,7 +15,7 @@ from learner.evaluation.evaluation import Candidate, Evaluation
 from learner.evaluation.reported_episodes import Episodes
 from learner.feed.source import FeedPosition
 from learner.ledger import Ledger
-from learner.publish.publisher import Offer, Publisher
+from learner.publish.publisher import PendingPublication, Publisher
 from learner.reporting.training_clock import TrainingClock
 from penstock.config.settings import LearnerSection
 from penstock.policy import weights
@@ -82,7 +82,7 @@ class WeightOffers:
 
     def settle(self, position: int) -> None:
         """Let actors generate as much as was consumed up to this log entry, without new weights."""
-        self.publisher.offer(Offer(settled=position))
+        self.publisher.offer(PendingPublication(settled=position))
 
     def publish_again(self) -> None:
         """Publish once more where Redis came back.
@@ -118,9 +118,9 @@ class WeightOffers:
     def _publish(self, *, evaluate: bool = False, trace: str = "") -> None:
         self.publisher.publish(self._offer(evaluate=evaluate, trace=trace))
 
-    def _offer(self, *, evaluate: bool, trace: str = "") -> Offer:
+    def _offer(self, *, evaluate: bool, trace: str = "") -> PendingPublication:
         (module,) = self.algorithm.published_modules().values()
-        return Offer(
+        return PendingPublication(
             settled=self.ledger.position,
             weights=weights.snapshot(module),
             update=self.algorithm.updates,

@@ -18,7 +18,7 @@ PATIENCE: Final = timedelta(days=365)
 """A learner may be paused, or wait for its lease, for any length of time."""
 
 
-class Line:
+class RankConnection:
     """Sends messages: `say` on rank 0 and `hear` on every other, in turn."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from learner.feed.upload import Staged, upload_to
 from learner.model.model import Model
 from learner.ranks.rendezvous import Meeting
 from learner.ranks.sharing import FollowingFeed
-from learner.thread_group import Crew
+from learner.thread_group import ThreadGroup
 from penstock.config.settings import Settings
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
@@ -57,9 +57,9 @@ def follow(
     if words["what"] == "end":
         return _ended(words)
     model.algorithm.load(AlgorithmState(tensors=load(data), numbers=words["numbers"]))
-    crew = Crew()
-    feed = _make_feed(settings, meeting, model, connect(), crew)
-    crew.start("feed", _ending_all(feed.run))
+    thread_group = ThreadGroup()
+    feed = _make_feed(settings, meeting, model, connect(), thread_group)
+    thread_group.start("feed", _ending_all(feed.run))
     health.watch(UPDATE, settings.learner.stall_timeout_s)
     health.suspend(UPDATE)
     health.set_ready(True)
@@ -75,7 +75,7 @@ def follow(
 
 
 def _make_feed(
-    settings: Settings, meeting: Meeting, model: Model, learner_log: LearnerLog, crew: Crew
+    settings: Settings, meeting: Meeting, model: Model, learner_log: LearnerLog, thread_group: ThreadGroup
 ) -> FollowingFeed:
     own = OwnPayloads(
         learner_log,
@@ -85,7 +85,7 @@ def _make_feed(
         take_digests=settings.actor.ack_journal is not None,
     )
     prefetch = settings.learner.prefetch_batches
-    return FollowingFeed(learner_log, own, meeting.feed, prefetch=prefetch, stop=crew.stop)
+    return FollowingFeed(learner_log, own, meeting.feed, prefetch=prefetch, stop=thread_group.stop)
 
 
 def _hear(meeting: Meeting) -> dict[str, Any]:

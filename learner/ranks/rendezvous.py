@@ -26,7 +26,7 @@ from learner.algorithms.algorithm import Algorithm, Update
 from learner.algorithms.shared.rank_group import RankGroup
 from learner.progress import configuration_hash
 from learner.ranks.collectives import TorchGroup
-from learner.ranks.connection import Line
+from learner.ranks.connection import RankConnection
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
@@ -70,7 +70,7 @@ def place_of(environ: Mapping[str, str]) -> Place:
 class Meeting:
     """The ranks together. turns: line on which rank 0 announces updates. feed: line for payloads."""
 
-    def __init__(self, place: Place, group: TorchGroup, turns: Line, feed: Line) -> None:
+    def __init__(self, place: Place, group: TorchGroup, turns: RankConnection, feed: RankConnection) -> None:
         self.place = place
         self.group: RankGroup = group
         self.turns = turns
@@ -123,7 +123,7 @@ def meet(place: Place, settings: Settings, device: torch.device) -> Meeting:
             device_id=device if is_gpu else None,
         )
         # In this order on every rank.
-        turns, feed = Line(), Line()
+        turns, feed = RankConnection(), RankConnection()
     except RuntimeError as error:
         raise Fatal(f"the {place.size} ranks did not meet within {timeout_s:g} s: {error}") from error
     assert dist.group.WORLD is not None, "the process group was made just now"

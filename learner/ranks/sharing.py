@@ -19,7 +19,7 @@ from broker.log.records import LogEntry
 from learner.feed.payloads import Found, Payloads, State
 from learner.feed.upload import Staged
 from learner.ledger import DIGEST_BYTES
-from learner.ranks.connection import Line
+from learner.ranks.connection import RankConnection
 from learner.ranks.division import divide
 from penstock.runtime.exit import Fatal
 
@@ -31,7 +31,7 @@ _COLUMNS: Final = 5
 class SharedPayloads:
     """Implements `Payloads` on rank 0."""
 
-    def __init__(self, own: Payloads, line: Line) -> None:
+    def __init__(self, own: Payloads, line: RankConnection) -> None:
         self._own = own
         self._line = line
 
@@ -69,7 +69,13 @@ class FollowingFeed:
     """The feed of any other rank: call `run` in a thread, `take` from the main one."""
 
     def __init__(
-        self, learner_log: LearnerLog, own: Payloads, line: Line, *, prefetch: int, stop: threading.Event
+        self,
+        learner_log: LearnerLog,
+        own: Payloads,
+        line: RankConnection,
+        *,
+        prefetch: int,
+        stop: threading.Event,
     ) -> None:
         self._log = learner_log
         self._own = own

@@ -23,7 +23,7 @@ import torch
 
 from learner.algorithms.algorithm import Algorithm, Imitator
 from learner.batch import assemble
-from learner.feed.log_batch import Delivery, reward_of
+from learner.feed.log_batch import LogBatch, reward_of
 from learner.feed.source import FeedEnded
 from learner.recording.reader import Recording
 from learner.recording.recording_index import Place
@@ -74,7 +74,7 @@ class RecordedFeed:
         self._seed = seed
         self._device = device
         self._stop = stop
-        self._queue: queue.Queue[Delivery | None] = queue.Queue(maxsize=prefetch)
+        self._queue: queue.Queue[LogBatch | None] = queue.Queue(maxsize=prefetch)
         self._held_out: frozenset[Place] = frozenset()
         self._taken_before = taken
         self._is_exhausted = False
@@ -99,16 +99,16 @@ class RecordedFeed:
 
     # ---- the loop's side
 
-    def take(self, timeout_s: float) -> Delivery | None:
+    def take(self, timeout_s: float) -> LogBatch | None:
         """See `Feed`."""
         try:
-            delivery = None if self._is_exhausted else self._queue.get(timeout=timeout_s)
+            log_batch = None if self._is_exhausted else self._queue.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if delivery is None:
+        if log_batch is None:
             self._is_exhausted = True
             raise FeedEnded
-        return delivery
+        return log_batch
 
     def skipped(self) -> None:
         """Do nothing: a recording has no fragments of a later turn to judge."""
@@ -130,10 +130,10 @@ class RecordedFeed:
                 return
         self._put(None)
 
-    def _put(self, delivery: Delivery | None) -> bool:
+    def _put(self, log_batch: LogBatch | None) -> bool:
         while not self._stop.is_set():
             try:
-                self._queue.put(delivery, timeout=_PUT_WAIT_S)
+                self._queue.put(log_batch, timeout=_PUT_WAIT_S)
             except queue.Full:
                 continue
             return True
@@ -167,12 +167,12 @@ class RecordedFeed:
         if waiting:
             yield _Planned(tuple(waiting), None, replayed=False)
 
-    def _deliver(self, planned: _Planned, count: int) -> Delivery:
+    def _deliver(self, planned: _Planned, count: int) -> LogBatch:
         """A batch. count: batches of the recording up to this one."""
         started = time.perf_counter()
         loaded = self._recording.load(planned.places)
         headers = [header for header, _ in loaded]
-        delivery = Delivery(
+        log_batch = LogBatch(
             last=0,
             trained=(),
             dropped={},
@@ -189,5 +189,5 @@ class RecordedFeed:
             reward=sum(reward_of(arrays) for _, arrays in loaded),
             recorded=count,
         )
-        metrics.UPDATE_SECONDS.labels("assemble").observe(delivery.assemble_s)
-        return delivery
+        metrics.UPDATE_SECONDS.labels("assemble").observe(log_batch.assemble_s)
+        return log_batch

@@ -8,29 +8,29 @@ from torch import Tensor
 
 from learner.algorithms.algorithm import Update
 from learner.batch import Batch
-from learner.feed.log_batch import Delivery
+from learner.feed.log_batch import LogBatch
 
 
-def keep_evidence(folder: Path, delivery: Delivery, update: Update, count: int) -> str:
+def keep_evidence(folder: Path, log_batch: LogBatch, update: Update, count: int) -> str:
     """Write the batch and its origin; returns the path without its endings.
 
     Args:
         folder: folder to write into.
-        delivery: the batch.
+        log_batch: the batch.
         update: the update that was not finite.
         count: number of updates made, for the name of the file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    base = folder / f"nan-{count:08d}-{delivery.last}"
+    base = folder / f"nan-{count:08d}-{log_batch.last}"
     origin = {
-        "entries": list(delivery.trained),
-        "updates": list(delivery.updates),
-        "versions": list(delivery.versions),
+        "entries": list(log_batch.trained),
+        "updates": list(log_batch.updates),
+        "versions": list(log_batch.versions),
         "metrics": update.metrics,
     }
     base.with_suffix(".json").write_text(json.dumps(origin) + "\n")
-    if delivery.batch is not None:
-        save_file(_tensors(delivery.batch), base.with_suffix(".safetensors"))
+    if log_batch.batch is not None:
+        save_file(_tensors(log_batch.batch), base.with_suffix(".safetensors"))
     return str(base)
 
 

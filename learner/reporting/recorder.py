@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from learner.feed.log_batch import Delivery
+from learner.feed.log_batch import LogBatch
 from learner.ledger import Balance
 from learner.reporting.trackers.tracker import Tracking
 from penstock.runtime import metrics
@@ -84,7 +84,7 @@ class _Since:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class ProgressSnapshot:
     """The state of the run at a line, beside the sums."""
 
     training_seconds: float
@@ -124,27 +124,33 @@ class Recorder:
         self.staleness = staleness
 
     def updated(
-        self, delivery: Delivery, values: Mapping[str, float], *, update: int, wait_s: float, compute_s: float
+        self,
+        log_batch: LogBatch,
+        values: Mapping[str, float],
+        *,
+        update: int,
+        wait_s: float,
+        compute_s: float,
     ) -> None:
-        """Count an update that was made from `delivery`.
+        """Count an update that was made from `log_batch`.
 
         Args:
-            delivery: the batch.
+            log_batch: the batch.
             values: the algorithm's metrics by name.
             update: the learner's count of updates.
             wait_s: seconds that the loop waited for the batch.
             compute_s: seconds of the update.
         """
-        ages = Counter(abs(update - made_with) for made_with in delivery.updates)
+        ages = Counter(abs(update - made_with) for made_with in log_batch.updates)
         self.staleness.add(ages)
         self._since.staleness.add(ages)
         self._since.wait_s += wait_s
-        self._since.assemble_s += delivery.assemble_s
+        self._since.assemble_s += log_batch.assemble_s
         self._since.compute_s += compute_s
-        self._last = {**values, "mean_reward": delivery.reward / max(delivery.steps, 1)}
+        self._last = {**values, "mean_reward": log_batch.reward / max(log_batch.steps, 1)}
         metrics.MEAN_REWARD.set(self._last["mean_reward"])
         # Another machine's clock may be ahead of this one.
-        age_s = max(0.0, time.time() - compute_s - delivery.created_us / 1e6)
+        age_s = max(0.0, time.time() - compute_s - log_batch.created_us / 1e6)
         metrics.BATCH_AGE_SECONDS.observe(age_s)
         metrics.UPDATE_SECONDS.labels("wait").observe(wait_s)
         metrics.UPDATE_SECONDS.labels("compute").observe(compute_s)
@@ -155,7 +161,7 @@ class Recorder:
             if name in values:
                 gauge.set(values[name])
 
-    def write(self, moment: Callable[[], Moment], *, now: bool = False) -> None:
+    def write(self, moment: Callable[[], ProgressSnapshot], *, now: bool = False) -> None:
         """Write a line when one is due, or `now`."""
         elapsed = time.monotonic() - self._since.at_s
         if elapsed < INTERVAL_S and not now:
@@ -177,7 +183,7 @@ class Recorder:
         if self._tracking is not None:
             self._tracking.close()
 
-    def _line(self, moment: Moment, elapsed: float) -> dict[str, Any]:
+    def _line(self, moment: ProgressSnapshot, elapsed: float) -> dict[str, Any]:
         since = self._since
         ages = since.staleness.quantiles()
         return {

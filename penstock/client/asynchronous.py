@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Self, Unpack
 
 from penstock.client import calls
-from penstock.client.connection import PLAINTEXT, AsyncLine
+from penstock.client.connection import PLAINTEXT, AsyncConnection
 from penstock.client.stream import ActStream
 from penstock.client.values import Action, ActionBatch, ActOptions, Description, EpisodeResult, StepOptions
 from penstock.rpc.auth import Credentials
@@ -28,32 +28,32 @@ class AsyncPolicyClient:
         policy: str = "default",
         deadline_s: float = CALL_DEADLINE_S,
     ) -> None:
-        self._line = AsyncLine(address, credentials, policy, deadline_s)
+        self._connection = AsyncConnection(address, credentials, policy, deadline_s)
 
     async def describe(self) -> Description:
         """Return spaces, versions and limits, as they are now."""
-        return await self._line.do(calls.describe(self._line.policy))
+        return await self._connection.do(calls.describe(self._connection.policy))
 
     async def act(self, observation: Any, **options: Unpack[ActOptions]) -> Action:
         """Return the action for one observation, as `PolicyClient.act` does."""
-        return await self._line.ask(lambda codec: codec.act(observation, options))
+        return await self._connection.ask(lambda codec: codec.act(observation, options))
 
     async def act_batch(self, observations: Any, **options: Unpack[ActOptions]) -> ActionBatch:
         """Return the actions for B observations, as `PolicyClient.act_batch` does."""
-        return await self._line.ask(lambda codec: codec.act_batch(observations, options))
+        return await self._connection.ask(lambda codec: codec.act_batch(observations, options))
 
     def act_stream(self) -> ActStream:
         """Open one call for many requests in flight; close it, or use it as a context manager."""
-        return ActStream(self._line)
+        return ActStream(self._connection)
 
     async def start_episode(self, client_key: str = "", *, learned: bool = True) -> "AsyncEpisode":
         """Begin an episode, as `PolicyClient.start_episode` does."""
-        started = await self._line.do(calls.start(self._line.policy, client_key, learned))
-        return AsyncEpisode(self._line, started)
+        started = await self._connection.do(calls.start(self._connection.policy, client_key, learned))
+        return AsyncEpisode(self._connection, started)
 
     async def close(self) -> None:
         """Close the connection and its streams; the server gives open episodes up after a while."""
-        await self._line.close()
+        await self._connection.close()
 
     async def __aenter__(self) -> Self:
         """Return the client."""
@@ -67,16 +67,16 @@ class AsyncPolicyClient:
 class AsyncEpisode:
     """An episode for tasks of an event loop, as `Episode` is for threads."""
 
-    def __init__(self, line: AsyncLine, started: calls.Started) -> None:
+    def __init__(self, connection: AsyncConnection, started: calls.Started) -> None:
         self.episode_id, self.arm, self.learned = started.episode_id, started.arm, started.learned
-        self._line = line
+        self._connection = connection
         self._step = 0
 
     async def act(
         self, observation: Any, *, stream: ActStream | None = None, **options: Unpack[StepOptions]
     ) -> Action:
         """Return the action of the next step, as `Episode.act` does; over `stream` where one is given."""
-        way = stream or self._line
+        way = stream or self._connection
         action = await way.ask(lambda codec: codec.step(self.episode_id, self._step, observation, options))
         self._step = action.step + 1
         return action
@@ -87,7 +87,7 @@ class AsyncEpisode:
 
     async def rewards(self, rewards: Iterable[tuple[int | None, float]]) -> int:
         """Add to the rewards of steps, as `Episode.rewards` does."""
-        return await self._line.do(calls.reward(self.episode_id, rewards))
+        return await self._connection.do(calls.reward(self.episode_id, rewards))
 
     async def end(
         self,
@@ -98,7 +98,7 @@ class AsyncEpisode:
         reward: float | None = None,
     ) -> EpisodeResult:
         """End the episode, as `Episode.end` does."""
-        return await self._line.ask(
+        return await self._connection.ask(
             lambda codec: codec.end(
                 self.episode_id,
                 terminated=terminated,
@@ -110,4 +110,4 @@ class AsyncEpisode:
 
     async def abandon(self) -> EpisodeResult:
         """Abandon the episode, as `Episode.abandon` does."""
-        return await self._line.do(calls.abandon(self.episode_id))
+        return await self._connection.do(calls.abandon(self.episode_id))

@@ -27,7 +27,7 @@ PLAINTEXT: Final = Credentials()
 _PERHAPS_OTHER_SPACES: Final = (InvalidRequest, BadReply, ValueError)
 
 
-class Line:
+class Connection:
     """A connection that any number of threads may use."""
 
     def __init__(self, address: str, credentials: Credentials, policy: str, deadline_s: float) -> None:
@@ -88,7 +88,7 @@ class Way(Protocol):
         """Return the result; raises a PolicyError, or an error that `is_worth_another` judges."""
 
 
-class AsyncLine:
+class AsyncConnection:
     """A connection that any number of tasks of one loop may use."""
 
     def __init__(self, address: str, credentials: Credentials, policy: str, deadline_s: float) -> None:

@@ -19,7 +19,7 @@ import grpc
 
 from penstock.client.attempts import Attempts
 from penstock.client.calls import Call, Codec
-from penstock.client.connection import AsyncLine
+from penstock.client.connection import AsyncConnection
 from penstock.client.errors import DeadlinePassed, NotAllowed, PolicyError, Unreachable, from_status
 from penstock.client.values import Action, ActionBatch, ActOptions
 from penstock.v1 import policy_pb2 as pb
@@ -33,13 +33,13 @@ class ActStream:
     It is also an async context manager.
     """
 
-    def __init__(self, line: AsyncLine) -> None:
-        self._line = line
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
         self._queue: asyncio.Queue[pb.ActRequest | None] = asyncio.Queue()
         self._waiting: dict[str, asyncio.Future[pb.ActReply]] = {}
         self._ended: str | None = None
         self._failure: type[PolicyError] = Unreachable
-        self._call = line.stub.ActStream(self._requests())
+        self._call = connection.stub.ActStream(self._requests())
         self._reading = asyncio.create_task(self._read(), name="act-stream")
 
     async def act(self, observation: Any, **options: Unpack[ActOptions]) -> Action:
@@ -52,7 +52,7 @@ class ActStream:
 
     async def ask(self, build: Callable[[Codec], Call[T]]) -> T:
         """Return the result of the Act that `build` makes with the spaces."""
-        return await self._line.ask(build, self._attempt)
+        return await self._connection.ask(build, self._attempt)
 
     async def aclose(self) -> None:
         """Cancel the stream; requests that still wait get Unreachable."""
@@ -79,7 +79,9 @@ class ActStream:
             async with asyncio.timeout(attempts.left_s()):
                 return call.result(await reply)
         except TimeoutError as error:
-            raise DeadlinePassed(f"no reply to {request_id} from {self._line.address} in time") from error
+            raise DeadlinePassed(
+                f"no reply to {request_id} from {self._connection.address} in time"
+            ) from error
         finally:
             del self._waiting[request_id]
 
@@ -95,7 +97,7 @@ class ActStream:
                     future.set_result(reply)
             self._end("the server ended it")
         except grpc.RpcError as error:
-            failure = from_status(self._line.address, error)
+            failure = from_status(self._connection.address, error)
             self._failure = NotAllowed if isinstance(failure, NotAllowed) else Unreachable
             self._end(str(failure))
         finally:
@@ -113,4 +115,4 @@ class ActStream:
                 future.set_exception(self._error())
 
     def _error(self) -> PolicyError:
-        return self._failure(f"the stream to {self._line.address} is over: {self._ended}")
+        return self._failure(f"the stream to {self._connection.address} is over: {self._ended}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Self, Unpack
 
 from penstock.client import calls
-from penstock.client.connection import PLAINTEXT, Line
+from penstock.client.connection import PLAINTEXT, Connection
 from penstock.client.values import Action, ActionBatch, ActOptions, Description, EpisodeResult, StepOptions
 from penstock.rpc.auth import Credentials
 from penstock.wire.limits import CALL_DEADLINE_S
@@ -37,11 +37,11 @@ class PolicyClient:
         policy: str = "default",
         deadline_s: float = CALL_DEADLINE_S,
     ) -> None:
-        self._line = Line(address, credentials, policy, deadline_s)
+        self._connection = Connection(address, credentials, policy, deadline_s)
 
     def describe(self) -> Description:
         """Return spaces, versions and limits, as they are now."""
-        return self._line.do(calls.describe(self._line.policy))
+        return self._connection.do(calls.describe(self._connection.policy))
 
     def act(self, observation: Any, **options: Unpack[ActOptions]) -> Action:
         """Return the action for one observation, in the form of the action space: array, dict or tuple.
@@ -49,19 +49,21 @@ class PolicyClient:
         Options: `client_key`, `deterministic`, `seed`, `version`, `distribution`, `value`, `mask`, `state`;
         see ActOptions.
         """
-        return self._line.ask(lambda codec: codec.act(observation, options))
+        return self._connection.ask(lambda codec: codec.act(observation, options))
 
     def act_batch(self, observations: Any, **options: Unpack[ActOptions]) -> ActionBatch:
         """Return the actions for B observations, each leaf with a leading axis of B; options as for `act`."""
-        return self._line.ask(lambda codec: codec.act_batch(observations, options))
+        return self._connection.ask(lambda codec: codec.act_batch(observations, options))
 
     def start_episode(self, client_key: str = "", *, learned: bool = True) -> "Episode":
         """Begin an episode; with `learned=False` the system does not learn from it."""
-        return Episode(self._line, self._line.do(calls.start(self._line.policy, client_key, learned)))
+        return Episode(
+            self._connection, self._connection.do(calls.start(self._connection.policy, client_key, learned))
+        )
 
     def close(self) -> None:
         """Close the connection; the server gives open episodes up after a while."""
-        self._line.close()
+        self._connection.close()
 
     def __enter__(self) -> Self:
         """Return the client."""
@@ -80,9 +82,9 @@ class Episode:
     InvalidRequest says that it did.
     """
 
-    def __init__(self, line: Line, started: calls.Started) -> None:
+    def __init__(self, connection: Connection, started: calls.Started) -> None:
         self.episode_id, self.arm, self.learned = started.episode_id, started.arm, started.learned
-        self._line = line
+        self._connection = connection
         self._step = 0
 
     def act(self, observation: Any, **options: Unpack[StepOptions]) -> Action:
@@ -91,7 +93,9 @@ class Episode:
         Options: `reward` (of the step before), `taken_action`, `taken_log_prob`, `deterministic`, `seed`,
         `distribution`, `value`, `mask`; see StepOptions.
         """
-        action = self._line.ask(lambda codec: codec.step(self.episode_id, self._step, observation, options))
+        action = self._connection.ask(
+            lambda codec: codec.step(self.episode_id, self._step, observation, options)
+        )
         self._step = action.step + 1
         return action
 
@@ -107,7 +111,7 @@ class Episode:
 
         Returns how many of them were too late to be learned from.
         """
-        return self._line.do(calls.reward(self.episode_id, rewards))
+        return self._connection.do(calls.reward(self.episode_id, rewards))
 
     def end(
         self,
@@ -123,7 +127,7 @@ class Episode:
 
         `reward`: of the last step.
         """
-        return self._line.ask(
+        return self._connection.ask(
             lambda codec: codec.end(
                 self.episode_id,
                 terminated=terminated,
@@ -135,4 +139,4 @@ class Episode:
 
     def abandon(self) -> EpisodeResult:
         """End the episode without the outcome of its last step; the steps before it are learned from."""
-        return self._line.do(calls.abandon(self.episode_id))
+        return self._connection.do(calls.abandon(self.episode_id))

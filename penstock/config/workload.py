@@ -35,9 +35,9 @@ class Workload:
     """(section: EnvironmentSection) → mean return that counts as solved, or None."""
     model: str
     """(Settings, this record, learner Group, torch device) → learner Model."""
-    crew: str
+    generator: str
     """(RunSpecification, Settings of this process, Health) → what a rollout worker generates fragments with."""
-    player: str
+    runner: str
     """(RunSpecification, Settings of this process, episodes: int or None) → what plays an evaluation."""
     places: tuple[str, ...] = ()
     """Keys of `environment.kwargs` and `policy.kwargs` that say where something lies or who is asked: an actor reads

@@ -18,7 +18,7 @@ from penstock.policy.custom_network import body_of
 from penstock.policy.distributions import ActionHead, head_of
 from penstock.policy.layers import dropouts
 from penstock.policy.masking import ActionMasks, masked
-from penstock.policy.memory import Look, Memory
+from penstock.policy.memory import Memory, SeenTrajectory
 from penstock.policy.networks import Inputs, Reader
 from penstock.policy.normaliser import Normaliser
 from penstock.policy.trajectory import Trajectory
@@ -105,7 +105,7 @@ class ActorCritic(nn.Module):
             inputs = self.reader.read(observation, self.dtype)
         return self._masked_by(inputs, observation)
 
-    def look(self, seen: Trajectory) -> Look:
+    def look(self, seen: Trajectory) -> SeenTrajectory:
         """Return inputs of all rows and last observations of a trajectory.
 
         Each row has the state before it.

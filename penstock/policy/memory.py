@@ -26,7 +26,7 @@ from penstock.wire.tensor import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class SeenTrajectory:
     """Inputs of a trajectory. M = T · B rows, step by step.
 
     observation: stacked, by path, [T, B, ...].
@@ -120,7 +120,7 @@ class Memory(nn.Module):
             inputs = reader.read(rows, dtype)
         return replace(inputs, time=single(self._of_cores(state))) if self.is_recurrent else inputs
 
-    def look(self, seen: Trajectory, reader: Reader, dtype: torch.dtype) -> Look:
+    def look(self, seen: Trajectory, reader: Reader, dtype: torch.dtype) -> SeenTrajectory:
         """Return inputs of all rows and last observations of a trajectory."""
         observation, final = seen.observation, seen.final_observation
         if self.frames.depth > 1:
@@ -128,7 +128,7 @@ class Memory(nn.Module):
         inputs = reader.read(observation, dtype)
         lasts = reader.read(final, dtype) if len(seen.final_slot) else None
         if not self.is_recurrent:
-            return Look(observation, inputs, lasts)
+            return SeenTrajectory(observation, inputs, lasts)
         starts = seen.starts()
         time = unroll(
             starts,
@@ -138,7 +138,7 @@ class Memory(nn.Module):
             final_slot=seen.final_slot.cpu().numpy(),
         )
         joined = inputs if lasts is None else _behind(inputs, lasts)
-        return Look(observation, replace(joined, time=time), None, starts)
+        return SeenTrajectory(observation, replace(joined, time=time), None, starts)
 
     def _given(self, path: str, row: Mapping[str, Tensor], like: Tensor) -> Tensor:
         if path in row:

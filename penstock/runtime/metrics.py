@@ -219,7 +219,7 @@ for _reason in (*(reason.label for reason in Reason), "malformed", "unauthentica
 
 # Log, seen by broker and learner
 _log = Families(_LOG)
-OUTSTANDING_STEPS = _log.gauge("outstanding_steps", "Steps behind the settled position or with leave")
+OUTSTANDING_STEPS = _log.gauge("outstanding_steps", "Steps behind the settled position or with credit")
 SETTLED_STEPS = _log.gauge("settled_steps", "Steps up to the settled position")
 LOG_ENTRIES = _log.gauge("log_entries", "Entries in the log")
 LOG_BYTES = _log.gauge("log_bytes", "Payload bytes in the log, in bytes")

@@ -46,8 +46,8 @@ class RunState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """Absolute leave to generate; begin a sequence only up to `begin_through` and with `min_version`."""
+class Credit:
+    """Absolute credit to generate; begin a sequence only up to `begin_through` and with `min_version`."""
 
     begin_through: int = 0
     min_version: int = 0
@@ -60,8 +60,8 @@ class Leave:
         )
 
     @classmethod
-    def from_proto(cls, message: experience_pb2.Leave) -> "Leave":
-        """The leave of a message."""
+    def from_proto(cls, message: experience_pb2.Leave) -> "Credit":
+        """The credit of a message."""
         return cls(message.begin_through, message.min_version, message.round)
 
 
@@ -182,7 +182,7 @@ class News:
     """Downward half of WatchLatest. `weights` is empty when unknown bytes exceed one chunk."""
 
     latest: Publication
-    leave: Leave
+    credit: Credit
     state: RunState
     revision: int
     weights: bytes = b""

@@ -41,7 +41,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def servers(store: Store, count: int) -> list[Actor]:
-    """So many who need no leave, their sessions open."""
+    """So many who need no credit, their sessions open."""
     actors = [Actor(store, f"server-{i}", role=Role.SERVER) for i in range(count)]
     for actor in actors:
         await actor.open()

@@ -44,7 +44,9 @@ class Recorded(Actor):
 
 async def recorded(store: Store, name: str, folder: Path) -> Recorded:
     """A new session."""
-    actor = Recorded(store, name, role=Role.SERVER)  # appends without leave: sessions need not share a budget
+    actor = Recorded(
+        store, name, role=Role.SERVER
+    )  # appends without credit: sessions need not share a budget
     actor.journal = AckJournal(folder, small_run.RUN, name)
     await actor.open()
     return actor

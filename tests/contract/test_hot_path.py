@@ -171,14 +171,14 @@ async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
     """The method Act of a server."""
     spaces = (stand.specification.observation_space, stand.specification.action_space)
     service = PolicyService(
-        stand.desk,
-        stand.turns,
-        stand.episode_desk,
+        stand.handler,
+        stand.episode_steps,
+        stand.episode_requests,
         stand.episodes,
         stand.section,
         ("run", *spaces),
         learns=False,
-        on_answer=stand.trial.answered,
+        on_answer=stand.canary_monitor.answered,
     )
 
     async def act(data: bytes, context: Any) -> bytes:
@@ -245,7 +245,7 @@ def test_calls_to_answer_a_request_of_a_stream(asked: dict[str, Any], most: int)
         asking = Asking()
 
         async def serve() -> None:
-            stream = ActStream(stand.desk, act_alone, stand.trial.answered)
+            stream = ActStream(stand.handler, act_alone, stand.canary_monitor.answered)
             await stream.serve(asking.requests(data), asking)
 
         assert calls(lambda: runner.run(serve())) / CLIENTS <= most

@@ -1,4 +1,4 @@
-"""The run goes on: leave to generate under loss, death and scarcity (simulated actors, real Redis)."""
+"""The run goes on: credit to generate under loss, death and scarcity (simulated actors, real Redis)."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ from broker.log import keys
 from broker.log.learner_log import LearnerLog
 from broker.log.records import Opened
 from broker.log.store import Store
-from penstock.wire.messages import Leave, Role
+from penstock.wire.messages import Credit, Role
 from tests.support.run.small_run import CHARGE, specification
 from tests.support.run.store_run import BLOB, PACING, Actor, item, open_run
 
@@ -84,7 +84,7 @@ async def test_an_actor_that_dies_with_the_only_leave_gives_it_back(store: Store
     dead, alive = Actor(store, "dead"), Actor(store, "alive")
     await dead.open()
     await alive.open()
-    assert (dead.leave.begin_through, alive.leave.begin_through) == (1, 0)
+    assert (dead.credit.begin_through, alive.credit.begin_through) == (1, 0)
     for _ in range(1000):
         if (await alive.watch()).begin_through:
             break
@@ -114,7 +114,7 @@ async def test_an_actor_that_waits_for_leave_keeps_its_session(store: Store, red
 
 
 async def test_a_third_of_the_replies_is_lost(store: Store, redis_url: str) -> None:
-    """Leave is absolute: 30% lost replies of every call change nothing and duplicate nothing."""
+    """Credit is absolute: 30% lost replies of every call change nothing and duplicate nothing."""
     log = open_run(redis_url)
     actors = [Actor(store, f"actor-{index}") for index in range(6)]
     for actor in actors:
@@ -124,10 +124,10 @@ async def test_a_third_of_the_replies_is_lost(store: Store, redis_url: str) -> N
         for actor in actors:
             before = replace(actor)
             await actor.watch()
-            if actor.leave.begin_through > actor.acked:
+            if actor.credit.begin_through > actor.acked:
                 await actor.append()
             if luck.random() < 0.3:  # the reply never came: the actor knows what it knew
-                actor.acked, actor.leave = before.acked, before.leave
+                actor.acked, actor.credit = before.acked, before.credit
         await asyncio.to_thread(learner.work)
         if learner.position >= 200:
             break
@@ -158,14 +158,14 @@ async def test_leave_is_given_by_fair_share_and_never_beyond_the_budget(store: S
     log = open_run(redis_url, budget=6 * CHARGE, fragment_charge=CHARGE)
     first, second, third = (Actor(store, f"actor-{index}") for index in range(3))
     await first.open()
-    assert first.leave.begin_through == 6
+    assert first.credit.begin_through == 6
     await second.open()
-    assert second.leave.begin_through == 0
+    assert second.credit.begin_through == 0
     await first.append(6)
     log.settle(6)
     assert ((await first.watch()).begin_through, (await second.watch()).begin_through) == (9, 3)
     await third.open()
-    assert third.leave.begin_through == 0
+    assert third.credit.begin_through == 0
     await store.close_session(second.session)
     assert (await third.watch()).begin_through == 3
     log.close()
@@ -178,9 +178,9 @@ async def test_leave_names_the_version_of_its_moment(store: Store, redis_url: st
     await actor.open()
     await actor.append()
     log.publish(BLOB, update=1, settled=0, scalars={})
-    assert await actor.watch() == Leave(1, 1, 0)
+    assert await actor.watch() == Credit(1, 1, 0)
     log.publish(BLOB, update=2, settled=1, scalars={})
-    assert await actor.watch() == Leave(2, 3, 0)
+    assert await actor.watch() == Credit(2, 3, 0)
     log.close()
 
 
@@ -189,14 +189,14 @@ async def test_nobody_has_leave_before_the_first_weights(store: Store, redis_url
     log = open_run(redis_url, publish=False)
     actor = Actor(store, "actor-0")
     await actor.open()
-    assert actor.leave.begin_through == 0
+    assert actor.credit.begin_through == 0
     log.publish(BLOB, update=0, settled=0, scalars={})
     assert (await actor.watch()).begin_through == 4
     log.close()
 
 
 async def test_a_short_fragment_replaces_its_full_charge(store: Store, redis_url: str) -> None:
-    """Outstanding counts F for leave and the true charge for what is appended."""
+    """Outstanding counts F for credit and the true charge for what is appended."""
     log = open_run(redis_url, budget=2 * CHARGE)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -207,7 +207,7 @@ async def test_a_short_fragment_replaces_its_full_charge(store: Store, redis_url
 
 
 async def test_taking_the_lease_sets_settled_back(store: Store, redis_url: str) -> None:
-    """The steps since the checkpoint are outstanding again, and leave waits for them."""
+    """The steps since the checkpoint are outstanding again, and credit waits for them."""
     log = open_run(redis_url)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -232,11 +232,11 @@ async def test_a_round_gives_each_session_one_fragment(store: Store, redis_url: 
     log = _lock_step(redis_url, 2)
     first, second = Actor(store, "actor-0"), Actor(store, "actor-1")
     await first.open()
-    assert first.leave.begin_through == 0
+    assert first.credit.begin_through == 0
     await second.open()
     for round_ in range(3):
         for actor in (first, second):
-            assert await actor.watch() == Leave(round_ + 1, round_ + 1, round_)
+            assert await actor.watch() == Credit(round_ + 1, round_ + 1, round_)
             assert not log.round_complete(round_)
             assert await actor.work() == 1
         assert log.round_complete(round_)
@@ -251,7 +251,7 @@ async def test_who_opens_later_joins_the_next_round(store: Store, redis_url: str
     first, late = Actor(store, "actor-0"), Actor(store, "actor-1")
     await first.open()
     await late.open()
-    assert late.leave.begin_through == 0
+    assert late.credit.begin_through == 0
     assert await first.work() == 1
     assert log.round_complete(0)
     log.publish(BLOB, update=1, settled=1, scalars={}, round=1)
@@ -297,7 +297,7 @@ async def test_a_round_without_workers_waits_for_the_next_one(store: Store, redi
     assert not log.round_complete(1)
     opened = await store.open_session("actor-0", Role.ROLLOUT)
     assert isinstance(opened, Opened)
-    assert opened.leave == Leave(1, 2, 1)
+    assert opened.credit == Credit(1, 2, 1)
     log.close()
 
 

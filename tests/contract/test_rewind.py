@@ -156,12 +156,12 @@ async def test_what_is_lost_and_not_yet_read_is_in_the_books(
 async def test_an_actor_whose_appends_were_all_lost_gets_leave_again(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """It waits with all its leave used; the row in Redis believes that it is still busy."""
+    """It waits with all its credit used; the row in Redis believes that it is still busy."""
     actor = Actor(store, "actor-0")
     await actor.open()
     copy = redis_server.save_aof()
     await actor.append(8)
-    assert actor.leave.begin_through == 8
+    assert actor.credit.begin_through == 8
     redis_server.go_back(copy)
     await reconnect(store)
     log.reopen(log.snapshot())
@@ -200,7 +200,7 @@ async def test_an_actor_that_lies_after_a_re_opening_holds_no_more_than_its_shar
 async def test_a_session_opened_after_a_re_opening_has_no_privilege(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """It lost nothing: no acknowledgement of its own, no leave."""
+    """It lost nothing: no acknowledgement of its own, no credit."""
     redis_server.restart()
     await reconnect(store)
     log.reopen(log.snapshot())
@@ -208,12 +208,12 @@ async def test_a_session_opened_after_a_re_opening_has_no_privilege(
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.work()
-    without_leave = (await actor.append()).refusal
+    without_credit = (await actor.append()).refusal
     actor.acked += 5
     claim = (await actor.append()).refusal
-    assert without_leave is not None
+    assert without_credit is not None
     assert claim is not None
-    assert (without_leave.reason, claim.reason, log.log_lost()) == (Reason.INVALID, Reason.GAP, 0)
+    assert (without_credit.reason, claim.reason, log.log_lost()) == (Reason.INVALID, Reason.GAP, 0)
 
 
 async def test_leave_given_in_lost_seconds_is_honoured(

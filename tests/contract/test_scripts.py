@@ -65,12 +65,12 @@ async def test_a_session_is_not_ready_before_the_specification(store: Store) -> 
 
 
 async def test_a_session_carries_the_specification_and_first_leave(store: Store, log: LearnerLog) -> None:
-    """An actor's first session in an empty run has salt 0 and leave for its share of the budget."""
+    """An actor's first session in an empty run has salt 0 and credit for its share of the budget."""
     opened = await store.open_session("actor-0", Role.ROLLOUT)
     assert isinstance(opened, Opened)
     assert specification().encode() == opened.specification
     assert (opened.session, opened.seed_salt) == (1, 0)
-    assert (opened.leave.begin_through, opened.leave.min_version) == (4, 1)
+    assert (opened.credit.begin_through, opened.credit.min_version) == (4, 1)
 
 
 async def test_a_second_session_has_its_own_salt_and_fences_the_first(store: Store, log: LearnerLog) -> None:
@@ -257,7 +257,7 @@ async def test_a_sequence_without_leave_is_invalid_for_a_rollout_worker(store: S
     log = open_run(redis_url, budget=CHARGE)
     actor = Actor(store, "actor-0")
     await actor.open()
-    assert actor.leave.begin_through == 1
+    assert actor.credit.begin_through == 1
     reply = await actor.append(2)
     assert reply.refusal is not None
     assert (reply.acked_through, reply.refusal.reason) == (1, Reason.INVALID)

@@ -96,7 +96,7 @@ async def test_scripts_are_loaded_again_when_redis_forgot_them(store: Store, red
         client.script_flush()
         assert (await actor.append(2)).appended == 2
         client.script_flush()
-        assert await actor.watch() == actor.leave
+        assert await actor.watch() == actor.credit
         client.script_flush()
         log.renew()
     log.close()
@@ -120,10 +120,10 @@ async def test_cancelled_calls_leave_no_reply_behind(store: Store, redis_url: st
                 task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             if task.cancelled():
-                actor.acked, actor.leave = before.acked, before.leave
+                actor.acked, actor.credit = before.acked, before.credit
             watched = await store.watch(Watch(session=actor.session))
             assert watched.news is not None
-            assert watched.news.leave.begin_through >= actor.acked
+            assert watched.news.credit.begin_through >= actor.acked
 
     await asyncio.gather(*(work(actor) for actor in actors))
     for actor in actors:

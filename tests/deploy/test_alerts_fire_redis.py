@@ -168,7 +168,7 @@ def test_a_log_that_fills_up(tmp_path: Path, redis_url: str) -> None:
 
         def offer() -> None:
             actor.watch()
-            actor.send_all_with_leave(at_most=1)
+            actor.send_all_with_credit(at_most=1)
 
         with going_on(offer):
             scene.fires("PenstockLogNearCeiling", "PenstockLogFull")

@@ -33,7 +33,7 @@ def trigger() -> dict[str, str]:
 
 
 def series(actors: int, *, actor_waits: float, learner_waits: float | None) -> list[dict[str, str]]:
-    """Five minutes, scraped every 15 s: shares of their time in which actors wait for leave, the learner for a batch."""
+    """Five minutes, scraped every 15 s: shares of their time in which actors wait for credit, the learner for a batch."""
 
     def rising(name: str, per_second: float, **labels: str) -> dict[str, str]:
         said = ",".join(f'{label}="{value}"' for label, value in labels.items())

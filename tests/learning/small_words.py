@@ -20,7 +20,7 @@ from workloads.language.generation.prompt_set import in_random_order
 from workloads.language.generation.response_fragments import Scored, TokenFragments
 from workloads.language.generation.reward_scorer import Response
 from workloads.rlhf.language_defaults import for_environment
-from workloads.rlhf.response_generator import equip, open_judge
+from workloads.rlhf.response_generator import equip, open_scorer
 from workloads.rlhf.sentiment import Sentiment
 
 TRUE = "workloads.rlhf.sentiment:true_rewards"
@@ -59,7 +59,7 @@ def learned(settings: Settings, updates: int) -> list[Batch]:
     of = actor_run.read(model.specification, settings.actor)
     equipment = equip(of)
     section, algorithm, slots = equipment.section, model.algorithm, of.environment.count
-    judge = open_judge(TRUE, equipment, settings, standardise=False)
+    scorer = open_scorer(TRUE, equipment, settings, standardise=False)
     fragments = TokenFragments(model.specification.schema, slots, equipment.tokenizer.pad_token_id)
     order = in_random_order(equipment.prompts.train, settings.seed)
     equipment.backend.seed(settings.seed)
@@ -69,7 +69,7 @@ def learned(settings: Settings, updates: int) -> list[Batch]:
         asked = [next(order) for _ in range(slots)]
         generated = equipment.backend.generate([one.ids for one in asked], section.response_tokens)
         responses = [Response(one.prompt, one.ids, generated.response(row)) for row, one in enumerate(asked)]
-        rewards = judge.score(responses, lambda: False)
+        rewards = scorer.score(responses, lambda: False)
         assert rewards is not None
         weights = Publication(version=update + 1, update=update)
         fields = HeaderFields(run=settings.run, session=1, sequence=update + 1, weights=weights, round=0)
@@ -82,5 +82,5 @@ def learned(settings: Settings, updates: int) -> list[Batch]:
         assert made.applied, made.reason
         reward = float(np.mean([one.episode_return for one in episodes]))
         found.append(Batch(reward, made.metrics["kl_reference"]))
-    judge.close()
+    scorer.close()
     return found

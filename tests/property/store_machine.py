@@ -80,7 +80,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert opened.session == self.server.open(actor, role)
         assert opened.session not in self.sessions
         self.sessions.add(opened.session)
-        assert opened.leave.begin_through == self.server.rows[opened.session].begin_through
+        assert opened.credit.begin_through == self.server.rows[opened.session].begin_through
         self.actors[actor] = (opened.session, 0)
 
     @rule(
@@ -104,13 +104,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(actor=st.sampled_from("abc"), ahead=st.integers(0, 1))
     def watch(self, actor: str, ahead: int) -> None:
-        """Ask for leave."""
+        """Ask for credit."""
         session, acked = self.actors[actor]
         expected = self.server.watch(session, acked + ahead)
         watched = self.run(self.store.watch(Watch(session=session, begun_through=acked + ahead)))
         assert (watched.refusal and watched.refusal.reason) == expected
         if watched.news is not None:
-            assert watched.news.leave.begin_through == self.server.rows[session].begin_through
+            assert watched.news.credit.begin_through == self.server.rows[session].begin_through
 
     @rule(actor=st.sampled_from("abc"))
     def close_session(self, actor: str) -> None:

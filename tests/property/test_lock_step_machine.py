@@ -39,7 +39,7 @@ class LockStepMachine(RuleBasedStateMachine):
         self.raw.flushall()
         self.store = Store.connect(self.url)
         self.log = open_run(self.url, lock_step=True, actor_count=ACTOR_COUNT, budget=1000 * CHARGE)
-        self.server = model.Server(ACTOR_COUNT, most_leave=1000)
+        self.server = model.Server(ACTOR_COUNT, most_credit=1000)
         self.published = -1
         self.saved: tuple[dict[bytes, bytes], model.Server] | None = None
         self.actors: dict[str, tuple[int, int]] = {}  # name → session, acknowledged as the actor knows
@@ -86,7 +86,7 @@ class LockStepMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), ahead=st.integers(0, 1))
     def watch(self, data: st.DataObject, ahead: int) -> None:
-        """Ask for leave."""
+        """Ask for credit."""
         actor = self._somebody(data)
         if actor is not None:
             session, acked = self.actors[actor]
@@ -142,7 +142,7 @@ class LockStepMachine(RuleBasedStateMachine):
 
     @invariant()
     def rounds_agree(self) -> None:
-        """Who owes what to which round, who has leave, and what is in the log."""
+        """Who owes what to which round, who has credit, and what is in the log."""
         if not hasattr(self, "server"):
             return
         server = self.server

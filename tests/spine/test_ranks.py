@@ -100,7 +100,7 @@ def test_two_ranks_train_one_run_and_drain_together(redis_url: str, tmp_path: Pa
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 2)
         bad = np.full((STEPS, SLOTS), np.nan, np.float32)
-        until(lambda: producer.send_with_leave(session, reward=bad), "leave")
+        until(lambda: producer.send_with_credit(session, reward=bad), "leave")
         producer.drive([session], lambda: producer.status().latest.update >= 5)
         others = ranks.pid(1)
         for rank in (0, 1):

@@ -78,7 +78,7 @@ def test_a_replayed_run_ends_with_the_same_bytes(redis_server: RedisServer, tmp_
     with LearnerThread(redis_server.url, first, given) as learner, Producer(redis_server.url) as producer:
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 3)
-        until(lambda: producer.send_with_leave(session, update=1000), "leave for what will be stale")
+        until(lambda: producer.send_with_credit(session, update=1000), "credit for what will be stale")
         producer.drive([session], lambda: learner.ended)
         original = learner.finish()
     assert original["updates"] == UPDATES

@@ -10,7 +10,7 @@ WORKLOAD = Workload(
     defaults="workloads.control.defaults:for_environment",
     target="workloads.control.environment:target",
     model="workloads.plugin.learning:make_step_model",
-    crew="workloads.plugin.acting:make_step_generator",
-    player="workloads.plugin.acting:make_step_runner",
+    generator="workloads.plugin.acting:make_step_generator",
+    runner="workloads.plugin.acting:make_step_runner",
     longest="workloads.control.environment:longest",
 )

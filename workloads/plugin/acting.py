@@ -5,8 +5,8 @@ Run               what was read; makes environments and policies
 LocalPolicy       a policy and the publication of the weights that it holds
 Session           an open session with the broker: newest weights, credit, seeds
 Played            one evaluated episode
-Crew              protocol of what a record's `crew` makes: generates fragments
-Player            protocol of what a record's `player` makes: plays evaluations
+FragmentGenerator  protocol of what a record's `generator` makes: generates fragments
+EvaluationRunner  protocol of what a record's `runner` makes: plays evaluations
 GENERATING        name under which health watches the steps of a generator
 
 action_seed, environment_seeds, place_of   seeds and place of one actor's session, equal in equal runs
@@ -16,13 +16,13 @@ make_step_generator, make_step_runner      of workloads that act by one forward 
 
 from actor.evaluation import runner
 from actor.evaluation.play import Played
-from actor.evaluation.runner import Player
+from actor.evaluation.runner import EvaluationRunner
 from actor.link.session import Session
 from actor.rollout import generator
 from actor.rollout.generator import note_lag, watch
 from actor.rollout.local_policy import LocalPolicy
 from actor.rollout.loop import ENVIRONMENT as GENERATING
-from actor.rollout.loop import Crew
+from actor.rollout.loop import FragmentGenerator
 from actor.rollout.seeds import action_seed, environment_seeds, place_of
 from actor.specification import Run, read
 from penstock.config.settings import Settings
@@ -31,10 +31,10 @@ from penstock.wire.specification import RunSpecification
 
 __all__ = [
     "GENERATING",
-    "Crew",
+    "EvaluationRunner",
+    "FragmentGenerator",
     "LocalPolicy",
     "Played",
-    "Player",
     "Run",
     "Session",
     "action_seed",
@@ -48,22 +48,24 @@ __all__ = [
 ]
 
 
-def make_step_generator(specification: RunSpecification, settings: Settings, health: Health) -> Crew:
+def make_step_generator(
+    specification: RunSpecification, settings: Settings, health: Health
+) -> FragmentGenerator:
     """Return what a rollout worker generates with where each step of N environments takes one forward pass.
 
     specification: of the run. settings: of this process. health: of this process; it watches steps and weights.
     Raises ConfigurationError for a workload or a module that this process does not have or allow, Fatal for spaces
     that differ from this machine's environment, and what making the environments raises.
     """
-    return generator.make_crew(specification, settings, health)
+    return generator.make_generator(specification, settings, health)
 
 
 def make_step_runner(
     specification: RunSpecification, settings: Settings, episodes: int | None = None
-) -> Player:
+) -> EvaluationRunner:
     """Return what an evaluation plays with where each step of an environment takes one forward pass.
 
     specification: of the run. settings: of this process. episodes: how many will be played at once; None: as the
     run's `evaluation.episodes` says. Raises as `make_step_generator`.
     """
-    return runner.make_player(specification, settings, episodes)
+    return runner.make_runner(specification, settings, episodes)

@@ -16,22 +16,22 @@ from workloads.language.generation.prompt_set import Asked, in_random_order
 from workloads.language.generation.reward_scorer import Response
 from workloads.plugin import acting
 from workloads.plugin.acting import LocalPolicy, Played, Run
-from workloads.rlhf.response_generator import Equipment, equip, open_judge
+from workloads.rlhf.response_generator import Equipment, equip, open_scorer
 
 BATCH: Final = 64
 """Responses at once."""
 
 
-def make_player(
+def make_runner(
     specification: RunSpecification, settings: Settings, episodes: int | None = None
-) -> "LanguagePlayer":
-    """The player of a run; settings: of this process. Raises what `acting.read` does, and ConfigurationError."""
+) -> "LanguageRunner":
+    """The evaluation runner of a run; settings: of this process. Raises what `acting.read` does, and ConfigurationError."""
     del episodes  # no more is made for many than for few
-    return LanguagePlayer(acting.read(specification, settings.actor), settings)
+    return LanguageRunner(acting.read(specification, settings.actor), settings)
 
 
-class LanguagePlayer:
-    """Asks the held-out prompts (see `acting.Player`)."""
+class LanguageRunner:
+    """Asks the held-out prompts (see `acting.EvaluationRunner`)."""
 
     def __init__(self, of: Run, settings: Settings) -> None:
         self._equipment: Equipment = equip(of)
@@ -40,10 +40,10 @@ class LanguagePlayer:
             raise ConfigurationError(
                 "environment.kwargs.held_out=0: no prompt is left to evaluate on; hold a share of them out"
             )
-        self._judge = (
-            open_judge(section.true_reward, self._equipment, settings, standardise=False)
+        self._scorer = (
+            open_scorer(section.true_reward, self._equipment, settings, standardise=False)
             if section.true_reward
-            else open_judge(section.reward, self._equipment, settings, standardise=section.standardise)
+            else open_scorer(section.reward, self._equipment, settings, standardise=section.standardise)
         )
         self.evaluation: EvaluationSection = of.evaluation
         self.stall_timeout_s = float(of.actor.stall_timeout_s)
@@ -79,7 +79,7 @@ class LanguagePlayer:
 
     def _judged(self, asked: list[Asked], generated: Generated, stop: threading.Event) -> list[Played] | None:
         responses = [Response(one.prompt, one.ids, generated.response(row)) for row, one in enumerate(asked)]
-        rewards = self._judge.score(responses, stop.is_set)
+        rewards = self._scorer.score(responses, stop.is_set)
         if rewards is None:
             return None
         if None in rewards.values:
@@ -89,4 +89,4 @@ class LanguagePlayer:
 
     def close(self) -> None:
         """Let go of the source of rewards."""
-        self._judge.close()
+        self._scorer.close()

@@ -24,7 +24,7 @@ from workloads.language.generation.backend import Backend, Generated
 from workloads.language.generation.cached_generation import make_backend
 from workloads.language.generation.prompt_set import Asked, Prompts, in_random_order, read_prompts
 from workloads.language.generation.response_fragments import Scored, TokenFragments
-from workloads.language.generation.reward_scorer import Judge, Response
+from workloads.language.generation.reward_scorer import Response, RewardScorer
 from workloads.language.quiet import quieten
 from workloads.language.reward.opening import open_source
 from workloads.language.reward.reward_source import ScoredBy
@@ -75,7 +75,7 @@ def equip(of: Run) -> Equipment:
     return Equipment(section=section, tokenizer=tokenizer, prompts=prompts, local=local, backend=backend)
 
 
-def open_judge(text: str, equipment: Equipment, settings: Settings, *, standardise: bool) -> Judge:
+def open_scorer(text: str, equipment: Equipment, settings: Settings, *, standardise: bool) -> RewardScorer:
     """Rewards of the source that a text of this machine's configuration names."""
     section = equipment.section
     source = open_source(
@@ -84,18 +84,20 @@ def open_judge(text: str, equipment: Equipment, settings: Settings, *, standardi
         credentials=credentials(settings.security),
         deadline_s=section.reward_timeout_s,
     )
-    return Judge(
+    return RewardScorer(
         source, equipment.tokenizer, reads_tokens=section.reward_reads == "tokens", standardise=standardise
     )
 
 
-def make_crew(specification: RunSpecification, settings: Settings, health: Health) -> "LanguageCrew":
-    """The crew of a run; settings: of this process. Raises what `acting.read` does, and ConfigurationError."""
-    return LanguageCrew(acting.read(specification, settings.actor), settings, health)
+def make_generator(
+    specification: RunSpecification, settings: Settings, health: Health
+) -> "LanguageGenerator":
+    """The generator of a run; settings: of this process. Raises what `acting.read` does, and ConfigurationError."""
+    return LanguageGenerator(acting.read(specification, settings.actor), settings, health)
 
 
-class LanguageCrew:
-    """Generates with a local policy (see `acting.Crew`)."""
+class LanguageGenerator:
+    """Generates with a local policy (see `acting.FragmentGenerator`)."""
 
     def __init__(self, of: Run, settings: Settings, health: Health) -> None:
         self._equipment = equipment = equip(of)
@@ -108,7 +110,7 @@ class LanguageCrew:
         self._health, self._actors = health, of.actor.count
         self.specification = of.specification
         self.outbox_fragments = of.actor.outbox_fragments
-        self._judge = open_judge(
+        self._scorer = open_scorer(
             self._section.reward, equipment, settings, standardise=self._section.standardise
         )
         self._fragments = TokenFragments(
@@ -159,7 +161,7 @@ class LanguageCrew:
         if not rows:
             return given, None
         responses = [Response(asked[row].prompt, asked[row].ids, generated.response(row)) for row in rows]
-        rewards = self._judge.score(responses, is_over)
+        rewards = self._scorer.score(responses, is_over)
         if rewards is None:
             return given, None
         for row, value in zip(rows, rewards.values, strict=True):
@@ -181,4 +183,4 @@ class LanguageCrew:
 
     def close(self) -> None:
         """Let go of the source of rewards."""
-        self._judge.close()
+        self._scorer.close()

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import grpc
 
-from actor.serving.calls.request_errors import Complaints
-from actor.serving.calls.request_handler import Desk
+from actor.serving.calls.request_errors import RequestErrors
+from actor.serving.calls.request_handler import RequestHandler
 from actor.serving.inference.forward_pass import Answer
 from actor.serving.versions.answering import Answered, Asked
 from penstock.runtime import metrics
@@ -37,11 +37,11 @@ class ActStream:
 
     def __init__(
         self,
-        desk: Desk,
+        handler: RequestHandler,
         act: Callable[[pb.ActRequest, float], Coroutine[Any, Any, bytes]],
         on_answer: Callable[[Answered], None],
     ) -> None:
-        self._desk, self._act, self._on_answer = desk, act, on_answer
+        self._handler, self._act, self._on_answer = handler, act, on_answer
         self._loop = asyncio.get_running_loop()
         self._replies: deque[bytes | BaseException] = deque()
         self._in_flight = 0
@@ -105,16 +105,16 @@ class ActStream:
                 self._news.set()
 
     def _begin(self, data: bytes) -> None:
-        question = self._desk.reader.read_plain(data)
+        question = self._handler.reader.read_plain(data)
         if question is None:
             self._begin_message(pb.ActRequest.FromString(data))
             return
         try:
-            choice = self._desk.shelf.choose("")
+            choice = self._handler.loaded_versions.choose("")
             told = partial(self._told_plain, data)
-            self._desk.answerer.ask(choice, question, math.inf, told, self._is_gone)
+            self._handler.answerer.ask(choice, question, math.inf, told, self._is_gone)
         except Refused as error:
-            self._say(refusing(self._desk.complaints, pb.ActRequest.FromString(data), error))
+            self._say(refusing(self._handler.request_errors, pb.ActRequest.FromString(data), error))
 
     def _begin_message(self, request: pb.ActRequest) -> None:
         until_s = self._loop.time() + request.deadline_ms / 1000 if request.deadline_ms else math.inf
@@ -122,9 +122,9 @@ class ActStream:
             self._reply_later(self._act(request, until_s))
             return
         try:
-            self._desk.ask(request, until_s, partial(self._told, request), self._is_gone)
+            self._handler.ask(request, until_s, partial(self._told, request), self._is_gone)
         except Refused as error:
-            self._say(refusing(self._desk.complaints, request, error))
+            self._say(refusing(self._handler.request_errors, request, error))
 
     def _is_gone(self) -> bool:
         return self._is_over
@@ -135,9 +135,9 @@ class ActStream:
             self._told(pb.ActRequest.FromString(data), asked, said)
             return
         try:
-            answered = self._desk.answerer.complete(asked, said)
+            answered = self._handler.answerer.complete(asked, said)
             self._on_answer(answered)
-            self._say(self._desk.writer.encode_plain(asked.question.request_id, answered, said))
+            self._say(self._handler.writer.encode_plain(asked.question.request_id, answered, said))
         except Exception as error:  # noqa: BLE001 - raised by `serve`, which holds the call
             self._say(error)
 
@@ -145,9 +145,9 @@ class ActStream:
         """The chosen version has answered, or has failed to."""
         try:
             if isinstance(said, Answer):
-                self._say(self._reply(request, self._desk.answerer.complete(asked, said)))
+                self._say(self._reply(request, self._handler.answerer.complete(asked, said)))
             elif isinstance(said, Refused):
-                self._say(refusing(self._desk.complaints, request, said))
+                self._say(refusing(self._handler.request_errors, request, said))
             else:
                 self._reply_later(self._fall_back(request, asked, said))
         except Exception as error:  # noqa: BLE001 - raised by `serve`, which holds the call
@@ -155,14 +155,14 @@ class ActStream:
 
     async def _fall_back(self, request: pb.ActRequest, asked: Asked, error: Exception | None) -> bytes:
         try:
-            answered = await self._desk.answerer.fall_back(asked, error)
+            answered = await self._handler.answerer.fall_back(asked, error)
         except Refused as refusal:
-            return refusing(self._desk.complaints, request, refusal)
+            return refusing(self._handler.request_errors, request, refusal)
         return self._reply(request, answered)
 
     def _reply(self, request: pb.ActRequest, answered: Answered) -> bytes:
         self._on_answer(answered)
-        return self._desk.writer.encode(request, answered)
+        return self._handler.writer.encode(request, answered)
 
     def _say(self, reply: bytes | BaseException) -> None:
         self._replies.append(reply)
@@ -180,7 +180,7 @@ class ActStream:
             self._say(task.exception() or task.result())
 
 
-def refusing(complaints: Complaints, request: pb.ActRequest, error: Refused) -> bytes:
+def refusing(request_errors: RequestErrors, request: pb.ActRequest, error: Refused) -> bytes:
     """The reply of a refusal, which is complained of."""
-    reply = pb.ActReply(request_id=request.request_id, refusal=complaints.refused(request, error))
+    reply = pb.ActReply(request_id=request.request_id, refusal=request_errors.refused(request, error))
     return reply.SerializeToString()

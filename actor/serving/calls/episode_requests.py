@@ -2,19 +2,19 @@
 
     StartEpisode ─► Act(0) ─► Act(1) ─► … ─► EndEpisode         Reward(step) at any time
 
-What an Act does stands in `turns`.
+What an Act does stands in `episode_steps`.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from actor.serving.calls.request_handler import Desk
+from actor.serving.calls.request_handler import RequestHandler
 from actor.serving.calls.step_rewards import of_step_before, of_steps
 from actor.serving.codec.replies import ARMS
 from actor.serving.episodes.episodes import Episode, Episodes
 from actor.serving.episodes.segments import Row
 from actor.serving.experience.recorder import Learning
-from actor.serving.release.canary_monitor import Trial
+from actor.serving.release.canary_monitor import CanaryMonitor
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
@@ -24,36 +24,36 @@ Feedback = Callable[[Sequence[tuple[str, int, float]]], Awaitable[None]]
 """Keeps rewards (episode id, step, amount) that came too late."""
 
 
-class EpisodeDesk:
+class EpisodeRequests:
     """One event loop uses it."""
 
     def __init__(
         self,
-        desk: Desk,
+        handler: RequestHandler,
         episodes: Episodes,
         learning: Learning | None,
         feedback: Feedback | None,
-        trial: Trial,
+        canary_monitor: CanaryMonitor,
         now: Callable[[], float],
     ) -> None:
         """learning: None where nothing is learned from. now: seconds, monotonic."""
-        self._desk, self._episodes, self._learning = desk, episodes, learning
-        self._feedback, self._trial, self._now = feedback, trial, now
+        self._handler, self._episodes, self._learning = handler, episodes, learning
+        self._feedback, self._canary_monitor, self._now = feedback, canary_monitor, now
         self._keeping = asyncio.Lock()
 
     # ------------------------------------------------------------ start
 
     def start(self, request: pb.StartEpisodeRequest) -> pb.StartEpisodeReply:
         """A new episode, or the one that this request has started before; raises Refused."""
-        self._desk.reader.check_call(request.policy, request.request_id)
+        self._handler.reader.check_call(request.policy, request.request_id)
         episode = self._episodes.started_by(request.client_key, request.request_id)
         if episode is None:
-            arm = self._desk.shelf.choose(request.client_key).arm
+            arm = self._handler.loaded_versions.choose(request.client_key).arm
             learned = self._learning is not None and arm is Arm.LATEST and not request.not_learned
             episode = self._episodes.start(
                 request.client_key, request.request_id, arm, learned=learned, now_s=self._now()
             )
-            self._trial.begin(episode)
+            self._canary_monitor.begin(episode)
             episode.unlearned_as = "unasked" if request.not_learned else "arm"
             metrics.EPISODES_OPEN.set(len(self._episodes))
         return pb.StartEpisodeReply(episode_id=episode.id, arm=ARMS[episode.arm], learned=episode.learned)
@@ -62,7 +62,7 @@ class EpisodeDesk:
 
     async def reward(self, request: pb.RewardRequest) -> pb.RewardReply:
         """Add rewards, once; raises Refused when none of them was taken."""
-        self._desk.reader.check_call("", request.request_id)
+        self._handler.reader.check_call("", request.request_id)
         episode = self._episodes.find_any(request.episode_id)
         if episode is not None and request.request_id in episode.rewarded:
             return pb.RewardReply(late=episode.rewarded[request.request_id])
@@ -108,7 +108,7 @@ class EpisodeDesk:
 
     def end(self, request: pb.EndEpisodeRequest) -> pb.EndEpisodeReply:
         """The episode is over; the same reply when it is said again; raises Refused."""
-        self._desk.reader.check_call("", request.request_id)
+        self._handler.reader.check_call("", request.request_id)
         known = self._episodes.find_any(request.episode_id)
         if known is not None and known.is_over and known.ending_request == request.request_id != "":
             return _ended(known)
@@ -118,7 +118,7 @@ class EpisodeDesk:
         final = self._read_end(request)
         reward = of_step_before(episode, request)
         if reward is not None:
-            episode.add_reward(episode.trail.length - 1, reward)
+            episode.add_reward(episode.segment_builder.length - 1, reward)
         if request.ending == pb.ENDING_ABANDONED:
             self.abandon(episode)
         else:
@@ -134,7 +134,7 @@ class EpisodeDesk:
         if request.ending not in (pb.ENDING_TERMINATED, pb.ENDING_TRUNCATED, pb.ENDING_ABANDONED):
             raise invalid(f"ending={request.ending}: say TERMINATED, TRUNCATED or ABANDONED")
         if request.final_observation:
-            return self._desk.reader.read_final(request.final_observation)
+            return self._handler.reader.read_final(request.final_observation)
         if request.ending == pb.ENDING_TRUNCATED:
             raise invalid("final_observation: a truncated episode is valued by it; send it")
         return None
@@ -147,7 +147,7 @@ class EpisodeDesk:
 
     def _close(self, episode: Episode, *, is_whole: bool = True) -> None:
         episode.is_over = True
-        self._trial.end(episode, is_whole=is_whole)
+        self._canary_monitor.end(episode, is_whole=is_whole)
         metrics.ARM_RETURN.labels(episode.arm).observe(episode.total_return)
         self._episodes.close(episode)
         metrics.EPISODES_OPEN.set(len(self._episodes))
@@ -163,4 +163,4 @@ class EpisodeDesk:
 
 
 def _ended(episode: Episode) -> pb.EndEpisodeReply:
-    return pb.EndEpisodeReply(total_return=episode.total_return, length=episode.trail.length)
+    return pb.EndEpisodeReply(total_return=episode.total_return, length=episode.segment_builder.length)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actor.serving.calls.request_handler import Desk
+from actor.serving.calls.request_handler import RequestHandler
 from actor.serving.calls.step_rewards import of_step_before
 from actor.serving.episodes.episodes import Episode, Episodes
 from actor.serving.episodes.segments import Row
@@ -31,7 +31,7 @@ from penstock.wire.refusal import Reason, Refusal, Refused, invalid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class EpisodeStep:
     """A step that is under way. reward: of the step before.   taken: what the caller does instead of asking."""
 
     episode: Episode
@@ -42,26 +42,26 @@ class Turn:
     taken: Row | None
 
 
-class Turns:
+class EpisodeSteps:
     """One event loop uses it; `now` in seconds, monotonic."""
 
     def __init__(
         self,
-        desk: Desk,
+        handler: RequestHandler,
         episodes: Episodes,
         learning: Learning | None,
         slow_s: float,
         now: Callable[[], float],
     ) -> None:
         """learning: None where nothing is learned from. slow_s: an answer that takes longer is slow."""
-        self._desk, self._episodes, self._learning = desk, episodes, learning
+        self._handler, self._episodes, self._learning = handler, episodes, learning
         self._slow_s, self._now = slow_s, now
         self._loop = asyncio.get_running_loop()
         self._falling_back: set[asyncio.Task[None]] = set()
 
     async def act(self, request: pb.ActRequest, until_s: float) -> bytes:
         """The reply to the next step, or the one that this request was given before; raises Refused."""
-        self._desk.reader.check_call(request.policy, request.request_id)
+        self._handler.reader.check_call(request.policy, request.request_id)
         episode = self._episodes.find(request.episode_id, self._now())
         mine: asyncio.Future[bytes] = self._loop.create_future()
         if request.request_id and request.request_id == episode.last_request:
@@ -70,83 +70,85 @@ class Turns:
                 return await mine
             if episode.last_reply:
                 return episode.last_reply
-        _check_turn(episode, request)
-        turn = self._read(episode, request)
+        _check_step(episode, request)
+        episode_step = self._read(episode, request)
         episode.last_request, episode.last_reply, episode.waiting = request.request_id, b"", [mine]
         try:
-            self._begin(turn, until_s)
+            self._begin(episode_step, until_s)
         except Exception:
             episode.waiting = None
             raise
         return await mine
 
-    def _read(self, episode: Episode, request: pb.ActRequest) -> Turn:
-        question = self._desk.reader.read(request)
+    def _read(self, episode: Episode, request: pb.ActRequest) -> EpisodeStep:
+        question = self._handler.reader.read(request)
         if episode.state:
             question = replace(question, observation={**question.observation, **episode.state})
-        reward, taken = of_step_before(episode, request), self._desk.reader.read_taken(request)
-        return Turn(episode, request, question, reward, self._choose(episode), taken)
+        reward, taken = of_step_before(episode, request), self._handler.reader.read_taken(request)
+        return EpisodeStep(episode, request, question, reward, self._choose(episode), taken)
 
     def _choose(self, episode: Episode) -> Choice:
         """Newer weights only where a segment begins."""
-        shelf, loaded = self._desk.shelf, episode.loaded
-        if loaded is None or episode.trail.is_due(self._now()):
-            return shelf.follow(episode.arm, episode.client_key)
-        return Choice(episode.arm, loaded, False, shelf.shadow_of(loaded))
+        loaded_versions, loaded = self._handler.loaded_versions, episode.loaded
+        if loaded is None or episode.segment_builder.is_due(self._now()):
+            return loaded_versions.follow(episode.arm, episode.client_key)
+        return Choice(episode.arm, loaded, False, loaded_versions.shadow_of(loaded))
 
     # ------------------------------------------------------------ the answer
 
-    def _begin(self, turn: Turn, until_s: float) -> None:
-        question, taken = turn.question, turn.taken
-        if taken is None or question.distribution or question.value or self._desk.reader.remembers:
+    def _begin(self, episode_step: EpisodeStep, until_s: float) -> None:
+        question, taken = episode_step.question, episode_step.taken
+        if taken is None or question.distribution or question.value or self._handler.reader.remembers:
             # Whether its caller is there or not: it may come again for the reply.
-            self._desk.answerer.ask(turn.choice, question, until_s, partial(self._told, turn), _is_never_gone)
+            self._handler.answerer.ask(
+                episode_step.choice, question, until_s, partial(self._told, episode_step), _is_never_gone
+            )
         else:
-            arm = turn.episode.arm
-            self._step(turn, Answered(arm=arm, action=taken, answer=None, fallback="", seconds=0.0))
+            arm = episode_step.episode.arm
+            self._step(episode_step, Answered(arm=arm, action=taken, answer=None, fallback="", seconds=0.0))
 
-    def _told(self, turn: Turn, asked: Asked, said: Answer | Exception | None) -> None:
+    def _told(self, episode_step: EpisodeStep, asked: Asked, said: Answer | Exception | None) -> None:
         """The chosen version has answered, or has failed to."""
         try:
             if isinstance(said, Answer):
-                self._step(turn, self._desk.answerer.complete(asked, said))
+                self._step(episode_step, self._handler.answerer.complete(asked, said))
             elif isinstance(said, Refused):
-                _tell(turn.episode, said)
+                _tell(episode_step.episode, said)
             else:
-                task = self._loop.create_task(self._fall_back(turn, asked, said))
+                task = self._loop.create_task(self._fall_back(episode_step, asked, said))
                 self._falling_back.add(task)
                 task.add_done_callback(self._falling_back.discard)
         except Exception as error:  # noqa: BLE001 - raised by `act`; others share the pass
-            _tell(turn.episode, error)
+            _tell(episode_step.episode, error)
 
-    async def _fall_back(self, turn: Turn, asked: Asked, error: Exception | None) -> None:
+    async def _fall_back(self, episode_step: EpisodeStep, asked: Asked, error: Exception | None) -> None:
         try:
-            self._step(turn, await self._desk.answerer.fall_back(asked, error))
+            self._step(episode_step, await self._handler.answerer.fall_back(asked, error))
         except Exception as refused:  # noqa: BLE001 - raised by `act`
-            _tell(turn.episode, refused)
+            _tell(episode_step.episode, refused)
 
     # ------------------------------------------------------------ the step
 
-    def _step(self, turn: Turn, answered: Answered) -> None:
+    def _step(self, episode_step: EpisodeStep, answered: Answered) -> None:
         """It happens, and who waits for the reply gets it."""
-        episode, request = turn.episode, turn.request
-        played = self._play(turn, answered)
+        episode, request = episode_step.episode, episode_step.request
+        played = self._play(episode_step, answered)
         if episode.is_over:
             raise Refused(Refusal(reason=Reason.EPISODE_UNKNOWN, detail="the episode has ended meanwhile"))
-        reply = self._reply(turn, answered)
+        reply = self._reply(episode_step, answered)
         # From here on nothing fails: the step has happened.
-        if turn.reward is not None:
-            episode.add_reward(episode.trail.length - 1, turn.reward)
-        self._record(turn, answered, played)
+        if episode_step.reward is not None:
+            episode.add_reward(episode.segment_builder.length - 1, episode_step.reward)
+        self._record(episode_step, answered, played)
         episode.last_reply = reply
         if request.request_id:
             episode.acted.append(request.request_id)
         _tell(episode, reply)
 
-    def _play(self, turn: Turn, answered: Answered) -> "_Played":
+    def _play(self, episode_step: EpisodeStep, answered: Answered) -> "_Played":
         """What the step was; raises Refused for an action that no policy could have taken."""
-        answer, taken, request = answered.answer, turn.taken, turn.request
-        loaded = turn.choice.loaded if answer is None else answer.loaded
+        answer, taken, request = answered.answer, episode_step.taken, episode_step.request
+        loaded = episode_step.choice.loaded if answer is None else answer.loaded
         if taken is None and answer is not None:
             unlearned_mask = request.action_mask and not (self._learning and self._learning.takes_masks)
             drawn = not (answered.fallback or request.deterministic or unlearned_mask)
@@ -164,24 +166,24 @@ class Turns:
             # A fallback's, on the bounds that a squashed policy never reaches: the step is not learned from.
             action = {name: np.zeros_like(array) for name, array in action.items()}
         if taken is not None:
-            _check_allowed(loaded.policy.action_heads, action, turn.question.masks)
+            _check_allowed(loaded.policy.action_heads, action, episode_step.question.masks)
         log_prob = (
             request.taken_log_prob if taken is not None and request.HasField("taken_log_prob") else None
         )
         return _Played(loaded, action, log_prob)
 
-    def _reply(self, turn: Turn, answered: Answered) -> bytes:
+    def _reply(self, episode_step: EpisodeStep, answered: Answered) -> bytes:
         """Messages behind one another are one message."""
-        episode, request = turn.episode, turn.request
-        where = pb.ActReply(episode_id=episode.id, step=episode.trail.length).SerializeToString()
-        if turn.taken is None:
-            return self._desk.writer.encode(request, answered) + where
-        version = 0 if turn.choice.loaded is None else turn.choice.loaded.version
-        reply = self._desk.writer.reply_taken(request, answered, turn.taken, version)
+        episode, request = episode_step.episode, episode_step.request
+        where = pb.ActReply(episode_id=episode.id, step=episode.segment_builder.length).SerializeToString()
+        if episode_step.taken is None:
+            return self._handler.writer.encode(request, answered) + where
+        version = 0 if episode_step.choice.loaded is None else episode_step.choice.loaded.version
+        reply = self._handler.writer.reply_taken(request, answered, episode_step.taken, version)
         return reply.SerializeToString() + where
 
-    def _record(self, turn: Turn, answered: Answered, played: "_Played") -> None:
-        episode, now, loaded = turn.episode, self._now(), played.loaded
+    def _record(self, episode_step: EpisodeStep, answered: Answered, played: "_Played") -> None:
+        episode, now, loaded = episode_step.episode, self._now(), played.loaded
         episode.answers += 1
         episode.errors += bool(answered.fallback)
         episode.slow += answered.seconds > self._slow_s
@@ -191,9 +193,9 @@ class Turns:
         if answered.answer is not None:
             episode.state = answered.answer.state
         if self._learning is not None and episode.learned and loaded is not None:
-            self._learning.step(episode, turn.question, played.action, played.log_prob, loaded, now)
+            self._learning.step(episode, episode_step.question, played.action, played.log_prob, loaded, now)
             return
-        episode.trail.skip(now)
+        episode.segment_builder.skip(now)
         if self._learning is not None:
             count_not_learned(episode.unlearned_as, 1)
 
@@ -214,13 +216,13 @@ def _tell(episode: Episode, said: bytes | Exception) -> None:
             future.set_exception(said)
 
 
-def _check_turn(episode: Episode, request: pb.ActRequest) -> None:
+def _check_step(episode: Episode, request: pb.ActRequest) -> None:
     if episode.waiting is not None:
         raise invalid("an Act of this episode is under way; wait for its reply")
     if request.request_id and request.request_id in episode.acted:
         raise invalid(f"request_id={request.request_id!r} was used for an earlier step; make a new one")
-    if request.HasField("step") and request.step != episode.trail.length:
-        raise invalid(f"step={request.step}: the next step is {episode.trail.length}")
+    if request.HasField("step") and request.step != episode.segment_builder.length:
+        raise invalid(f"step={request.step}: the next step is {episode.segment_builder.length}")
     if request.batch or request.version:
         raise invalid("batch, version: an episode takes one observation at a time, from its own arm")
 

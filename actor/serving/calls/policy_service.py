@@ -12,9 +12,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from actor.serving.calls.act_stream import ActStream, refusing
-from actor.serving.calls.episode_requests import EpisodeDesk
-from actor.serving.calls.episode_steps import Turns
-from actor.serving.calls.request_handler import Desk
+from actor.serving.calls.episode_requests import EpisodeRequests
+from actor.serving.calls.episode_steps import EpisodeSteps
+from actor.serving.calls.request_handler import RequestHandler
 from actor.serving.codec.replies import ARMS
 from actor.serving.episodes.episodes import Episodes
 from actor.serving.versions.answering import Answered
@@ -39,9 +39,9 @@ class PolicyService:
 
     def __init__(
         self,
-        desk: Desk,
-        turns: Turns,
-        episode_desk: EpisodeDesk,
+        handler: RequestHandler,
+        episode_steps: EpisodeSteps,
+        episode_requests: EpisodeRequests,
         episodes: Episodes,
         section: ServingSection,
         described: tuple[str, Space, Space],
@@ -50,7 +50,12 @@ class PolicyService:
         on_answer: Told,
     ) -> None:
         """described: run, observation space, action space. on_answer: told of answers without an episode."""
-        self._desk, self._turns, self._episode_desk, self._episodes = desk, turns, episode_desk, episodes
+        self._handler, self._episode_steps, self._episode_requests, self._episodes = (
+            handler,
+            episode_steps,
+            episode_requests,
+            episodes,
+        )
         self._section, self._described, self._learns = section, described, learns
         self._on_answer = on_answer
         self._loop = asyncio.get_running_loop()
@@ -94,17 +99,17 @@ class PolicyService:
     async def _answer(self, request: pb.ActRequest, until_s: float) -> bytes:
         try:
             if request.episode_id:
-                return await self._turns.act(request, until_s)
-            answered = await self._desk.act(request, until_s)
+                return await self._episode_steps.act(request, until_s)
+            answered = await self._handler.act(request, until_s)
         except Refused as error:
-            return refusing(self._desk.complaints, request, error)
+            return refusing(self._handler.request_errors, request, error)
         self._on_answer(answered)
-        return self._desk.writer.encode(request, answered)
+        return self._handler.writer.encode(request, answered)
 
     async def act_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """See policy.proto. Ends, with all that it has begun, when its caller goes away."""
         try:
-            await ActStream(self._desk, self._answer, self._on_answer).serve(requests, context)
+            await ActStream(self._handler, self._answer, self._on_answer).serve(requests, context)
         except DecodeError as error:
             raise Malformed("ActStream: bytes that are no ActRequest") from error
 
@@ -112,33 +117,33 @@ class PolicyService:
         """See policy.proto."""
         self._calls["start_episode"].inc()
         try:
-            return self._episode_desk.start(request)
+            return self._episode_requests.start(request)
         except Refused as error:
-            return pb.StartEpisodeReply(refusal=self._desk.complaints.refused(request, error))
+            return pb.StartEpisodeReply(refusal=self._handler.request_errors.refused(request, error))
 
     async def reward(self, request: pb.RewardRequest, _context: Context) -> pb.RewardReply:
         """See policy.proto."""
         self._calls["reward"].inc()
         try:
-            return await self._episode_desk.reward(request)
+            return await self._episode_requests.reward(request)
         except Refused as error:
-            return pb.RewardReply(refusal=self._desk.complaints.refused(request, error))
+            return pb.RewardReply(refusal=self._handler.request_errors.refused(request, error))
 
     async def end(self, request: pb.EndEpisodeRequest, _context: Context) -> pb.EndEpisodeReply:
         """See policy.proto."""
         self._calls["end_episode"].inc()
         try:
-            return self._episode_desk.end(request)
+            return self._episode_requests.end(request)
         except Refused as error:
-            return pb.EndEpisodeReply(refusal=self._desk.complaints.refused(request, error))
+            return pb.EndEpisodeReply(refusal=self._handler.request_errors.refused(request, error))
 
     async def describe(self, request: pb.DescribeRequest, _context: Context) -> pb.DescribeReply:
         """See policy.proto."""
         self._calls["describe"].inc()
         try:
-            self._desk.reader.check_call(request.policy, "")
+            self._handler.reader.check_call(request.policy, "")
         except Refused as error:
-            return pb.DescribeReply(refusal=self._desk.complaints.refused(request, error))
+            return pb.DescribeReply(refusal=self._handler.request_errors.refused(request, error))
         run, observation, action = self._described
         section = self._section
         return pb.DescribeReply(
@@ -153,7 +158,7 @@ class PolicyService:
                     sha256=loaded.sha256,
                     arms=[ARMS[arm] for arm in arms],
                 )
-                for version, (loaded, arms) in self._desk.shelf.served().items()
+                for version, (loaded, arms) in self._handler.loaded_versions.served().items()
             ],
             max_batch=section.max_request_rows,
             max_message_bytes=MAX_MESSAGE_BYTES,

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 EVERY_S: Final = 10.0
 
 
-class Complaints:
+class RequestErrors:
     """Of one server; `clock`: monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

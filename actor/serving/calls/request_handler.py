@@ -6,13 +6,13 @@ codec      versions            versions             codec
 
 from collections.abc import Callable
 
-from actor.serving.calls.request_errors import Complaints
+from actor.serving.calls.request_errors import RequestErrors
 from actor.serving.codec.replies import ReplyWriter
 from actor.serving.codec.requests import RequestReader
 from actor.serving.inference.batcher import Batcher
 from actor.serving.versions.answering import Answered, Answerer, Tell
 from actor.serving.versions.fallback import Fallback
-from actor.serving.versions.loaded_versions import Shelf
+from actor.serving.versions.loaded_versions import LoadedVersions
 from actor.serving.versions.shadow import Shadow
 from actor.serving.versions.shadow_record import ShadowRecord
 from penstock.config.settings import ServingSection
@@ -20,14 +20,14 @@ from penstock.v1 import policy_pb2 as pb
 from penstock.wire.spaces import Dict, Space
 
 
-class Desk:
+class RequestHandler:
     """Used by one event loop."""
 
     def __init__(
         self,
         section: ServingSection,
         spaces: tuple[Space, Space, Dict],
-        shelf: Shelf,
+        loaded_versions: LoadedVersions,
         batcher: Batcher,
         record: ShadowRecord | None,
     ) -> None:
@@ -38,18 +38,18 @@ class Desk:
         observation, action, state = spaces
         self.reader = RequestReader(section, observation, action, state)
         self.writer = ReplyWriter(action, state)
-        self.shelf = shelf
-        self.complaints = Complaints()
+        self.loaded_versions = loaded_versions
+        self.request_errors = RequestErrors()
         fallback, shadow = Fallback(section, action), Shadow(batcher, record)
-        self.answerer = Answerer(shelf, batcher, fallback, shadow, self.complaints.failed)
+        self.answerer = Answerer(loaded_versions, batcher, fallback, shadow, self.request_errors.failed)
 
     async def act(self, request: pb.ActRequest, until_s: float) -> Answered:
         """Answer a request without an episode; raises Refused. until_s: by the clock of the event loop."""
         question = self.reader.read(request)
         if request.version:
-            choice = await self.shelf.exactly(request.version)
+            choice = await self.loaded_versions.exactly(request.version)
         else:
-            choice = self.shelf.choose(request.client_key)
+            choice = self.loaded_versions.choose(request.client_key)
         return await self.answerer.answer(choice, question, until_s)
 
     def ask(self, request: pb.ActRequest, until_s: float, tell: Tell, is_gone: Callable[[], bool]) -> None:
@@ -58,4 +58,4 @@ class Desk:
         tell, is_gone: see `Answerer.ask`.
         """
         question = self.reader.read(request)
-        self.answerer.ask(self.shelf.choose(request.client_key), question, until_s, tell, is_gone)
+        self.answerer.ask(self.loaded_versions.choose(request.client_key), question, until_s, tell, is_gone)

@@ -16,7 +16,7 @@ def of_step_before(episode: Episode, request: Any) -> float | None:
     """The reward of the step before that an Act or EndEpisode carries; raises Refused."""
     if not request.HasField("reward"):
         return None
-    if episode.trail.length == 0:
+    if episode.segment_builder.length == 0:
         raise invalid(f"reward={request.reward}: there was no step before")
     return _finite(request.reward)
 
@@ -25,7 +25,7 @@ def of_steps(episode: Episode | None, request: Any) -> list[tuple[int, float]]:
     """Steps and amounts of a RewardRequest; raises Refused. episode: None where it is forgotten."""
     if not 1 <= len(request.rewards) <= MAX_REWARDS:
         raise invalid(f"rewards: {len(request.rewards)} in one call, send 1 to {MAX_REWARDS}")
-    length = None if episode is None else episode.trail.length
+    length = None if episode is None else episode.segment_builder.length
     amounts = []
     for reward in request.rewards:
         if not reward.HasField("step") and not length:

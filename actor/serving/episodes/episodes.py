@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from actor.serving.episodes.segments import Segment, Trail
+from actor.serving.episodes.segments import Segment, SegmentBuilder
 from actor.serving.inference.forward_pass import Loaded
 from actor.serving.versions.loaded_versions import MAX_LOADED
 from penstock.config.settings import ServingSection
@@ -43,7 +43,7 @@ class Episode:
     client_key: str
     arm: Arm
     owner: Identity | None
-    trail: Trail
+    segment_builder: SegmentBuilder
     learned: bool
     heard_s: float
     loaded: Loaded | None = None
@@ -76,7 +76,7 @@ class Episode:
 
     def segment_of(self, step: int) -> Segment | None:
         """Where the step's reward can still be changed."""
-        newest = self.trail.open
+        newest = self.segment_builder.open
         if newest is not None and newest.holds(step):
             return newest
         return next((segment for segment in self.ripening if segment.holds(step)), None)
@@ -136,7 +136,9 @@ class Episodes:
             client_key=client_key,
             arm=arm,
             owner=CALLER.get(),
-            trail=Trail(lane, self._count, self._unroll_length, self._section.max_fragment_age_s),
+            segment_builder=SegmentBuilder(
+                lane, self._count, self._unroll_length, self._section.max_fragment_age_s
+            ),
             learned=learned,
             heard_s=now_s,
         )

@@ -126,7 +126,7 @@ def _stacked(rows: list[Array]) -> Array:
     return np.concatenate(rows)[:, np.newaxis]
 
 
-class Trail:
+class SegmentBuilder:
     """The open segment of an episode; `step` and `end` return the one that they complete."""
 
     def __init__(self, lane: int, number: int, unroll_length: int, max_age_s: float) -> None:

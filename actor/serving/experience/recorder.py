@@ -86,9 +86,11 @@ class Learning:
             self.stop(episode, "full", now_s)
             return
         weights = (loaded.version, loaded.update)
-        self._take(episode, episode.trail.step(observation, action, log_prob, weights, now_s, state), now_s)
-        assert episode.trail.open is not None
-        episode.trail.open.bytes += size
+        self._take(
+            episode, episode.segment_builder.step(observation, action, log_prob, weights, now_s, state), now_s
+        )
+        assert episode.segment_builder.open is not None
+        episode.segment_builder.open.bytes += size
         self._buffered += size
 
     @property
@@ -106,17 +108,17 @@ class Learning:
 
     def end(self, episode: Episode, *, terminated: bool, final: Row | None, now_s: float) -> None:
         """The episode is over."""
-        self._take(episode, episode.trail.end(terminated=terminated, final=final), now_s)
-        if episode.trail.length:
+        self._take(episode, episode.segment_builder.end(terminated=terminated, final=final), now_s)
+        if episode.segment_builder.length:
             self._report(episode, terminated=terminated)
 
     def give_up(self, episode: Episode, now_s: float) -> None:
         """Nobody will say what came of its last step; what was before it is learned from."""
-        last = episode.trail.open
+        last = episode.segment_builder.open
         if last is None:
             return
         count_not_learned("abandoned", 1)
-        segment = episode.trail.give_up()
+        segment = episode.segment_builder.give_up()
         if segment is None:
             self._buffered -= last.bytes
         self._take(episode, segment, now_s)
@@ -125,7 +127,7 @@ class Learning:
         """This step and the rest of the episode are only answered; what was seen before is kept."""
         self.give_up(episode, now_s)
         episode.learned, episode.unlearned_as = False, reason
-        episode.trail.skip(now_s)
+        episode.segment_builder.skip(now_s)
         count_not_learned(reason, 1)
 
     def _take(self, episode: Episode, segment: Segment | None, now_s: float) -> None:
@@ -151,14 +153,14 @@ class Learning:
     def _report(self, episode: Episode, *, terminated: bool) -> None:
         """An episode is over."""
         metrics.EPISODE_RETURN.observe(episode.total_return)
-        metrics.EPISODE_LENGTH_STEPS.observe(episode.trail.length)
+        metrics.EPISODE_LENGTH_STEPS.observe(episode.segment_builder.length)
         metrics.EPISODES.labels("no").inc()
         self._queue.episodes.append(
             Played(
                 slot_id=episode.lane,
                 episode_id=episode.number,
                 episode_return=episode.total_return,
-                length=episode.trail.length,
+                length=episode.segment_builder.length,
                 terminated=terminated,
                 version=episode.version,
             )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from actor.link.ack_journal import AckJournal
-from actor.link.broker_client import Link
+from actor.link.broker_client import BrokerClient
 from actor.link.outbox import Outbox
 from actor.link.session import Session, count_strikes, open_session
 from actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
@@ -36,14 +36,20 @@ Apply = Callable[[Weights], Awaitable[tuple[float, ...]]]
 """Answer with these weights from now on; the probe's log-probabilities under them."""
 
 
-class Following:
+class RunFollower:
     """`begin` once, then `start`; `join` at the end."""
 
     def __init__(
-        self, lifecycle: Lifecycle, link: Link, actor_id: str, *, run: str, ack_journal: Path | None
+        self,
+        lifecycle: Lifecycle,
+        broker_client: BrokerClient,
+        actor_id: str,
+        *,
+        run: str,
+        ack_journal: Path | None,
     ) -> None:
         """run: "" where only the broker knows it. ack_journal: folder for a record of what was acknowledged."""
-        self._lifecycle, self._link, self._actor_id = lifecycle, link, actor_id
+        self._lifecycle, self._broker_client, self._actor_id = lifecycle, broker_client, actor_id
         self._journal_folder = ack_journal
         self._journal: AckJournal | None = None
         self._thread: threading.Thread | None = None
@@ -56,7 +62,7 @@ class Following:
 
     def begin(self) -> RunSpecification | None:
         """Open the first session, waiting for the run; None when the process drains first."""
-        self._session = open_session(self._link, self._actor_id, Role.SERVER, self._lifecycle)
+        self._session = open_session(self._broker_client, self._actor_id, Role.SERVER, self._lifecycle)
         if self._session is None:
             return None
         self._run = self._session.specification.run
@@ -103,7 +109,7 @@ class Following:
                 self._journal = AckJournal(self._journal_folder, self._run, self._actor_id)
             while not self._finishing.is_set() and not self._lifecycle.draining.is_set():
                 session = self._session or open_session(
-                    self._link, self._actor_id, Role.SERVER, self._lifecycle
+                    self._broker_client, self._actor_id, Role.SERVER, self._lifecycle
                 )
                 if session is None or self._serve(session, loop, apply):
                     self._finishing.wait(ENDED_S)

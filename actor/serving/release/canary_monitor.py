@@ -1,4 +1,4 @@
-"""The canary on trial: what its clients see, against what those of the active version see.
+"""The canary on canary_monitor: what its clients see, against what those of the active version see.
 
 Every episode of either arm, and every request without one, is an outcome; `penstock.registry.safety` says after each
 whether the canary is worse. A canary that is found worse is withdrawn at once, by name: whoever else comes second
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _JUDGED: Final = (Arm.ACTIVE, Arm.CANARY)
 
 
-class Trial:
+class CanaryMonitor:
     """One event loop uses it. `withdraw` is told version and reason."""
 
     def __init__(self, section: CanarySection, withdraw: Callable[[int, str], None]) -> None:
@@ -96,11 +96,11 @@ class Trial:
 
     def _observe(self, arm: Arm, ticket: int, outcome: Outcome | None) -> None:
         assert self._bounds is not None
-        turn = self._cohorts[arm].end(ticket, outcome)
-        if arm is Arm.CANARY and outcome is not None and outcome.not_finite and outcome not in turn:
+        episode_step = self._cohorts[arm].end(ticket, outcome)
+        if arm is Arm.CANARY and outcome is not None and outcome.not_finite and outcome not in episode_step:
             # No matter of chance: it waits for no episode that began before.
-            turn = [outcome]
-        for one in turn:
+            episode_step = [outcome]
+        for one in episode_step:
             before = self.state.verdict
             self.state = safety.observe(self.state, self._bounds, one, canary=arm is Arm.CANARY)
             if self.state.verdict is not before:

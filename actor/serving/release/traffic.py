@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from actor.serving.release.canary_monitor import Trial
-from actor.serving.versions.loaded_versions import Shelf, Weights
+from actor.serving.release.canary_monitor import CanaryMonitor
+from actor.serving.versions.loaded_versions import LoadedVersions, Weights
 from penstock.config.settings import ConfigurationError
 from penstock.registry.records import PolicyVersion, Status
 from penstock.registry.registry import Registry
@@ -23,7 +23,7 @@ _BY: Final = "server"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TrafficSnapshot:
     """What the registry says at one moment. newest: of the versions that are kept and neither tried nor withdrawn."""
 
     arms: Arms
@@ -42,7 +42,7 @@ class Traffic:
         self._said: list[str] = []
         self._is_filled = False
 
-    def look(self) -> Look | None:
+    def look(self) -> TrafficSnapshot | None:
         """None while nothing was ever registered. Blocks; raises RegistryError."""
         if self._registry is None:
             file = self._url.removeprefix("sqlite:///")
@@ -53,7 +53,7 @@ class Traffic:
         arms = self._registry.arms(self._policy)
         pinned = self._registry.pinned(self._policy)
         worthy = [row for row in pinned if row.status not in (Status.CANARY, Status.ROLLED_BACK)]
-        return Look(arms, worthy[-1] if worthy else None, self._registry.active(self._policy))
+        return TrafficSnapshot(arms, worthy[-1] if worthy else None, self._registry.active(self._policy))
 
     def fetch(self, version: int) -> Weights | None:
         """The weights of a version that is held. Blocks; raises ValueError for damaged ones."""
@@ -70,19 +70,21 @@ class Traffic:
             else None
         )
 
-    async def follow(self, shelf: Shelf, trial: Trial, refresh_s: float) -> None:
+    async def follow(
+        self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor, refresh_s: float
+    ) -> None:
         """For ever: look, and steer."""
         while True:
             await asyncio.sleep(refresh_s)
             try:
-                await self.steer(shelf, trial)
+                await self.steer(loaded_versions, canary_monitor)
             except RegistryError as error:
                 self._say([f"registry: {error}"])
 
-    async def begin(self, shelf: Shelf, trial: Trial) -> None:
+    async def begin(self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor) -> None:
         """The first look; raises ConfigurationError where nothing could ever be answered with."""
         try:
-            await self.steer(shelf, trial)
+            await self.steer(loaded_versions, canary_monitor)
         except RegistryError as error:
             raise ConfigurationError(f"registry: {error}") from error
         if self._live is None and not self._is_filled:
@@ -91,31 +93,31 @@ class Traffic:
                 "registered one (`penstock policy list`), or follow it with --broker"
             )
 
-    async def steer(self, shelf: Shelf, trial: Trial) -> None:
+    async def steer(self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor) -> None:
         """Look once; raises RegistryError."""
         look = await asyncio.to_thread(self.look)
         if look is None:
             return
         self._is_filled = look.newest is not None
         wrong = []
-        if look.newest is not None and (self._live is None or shelf.latest is None):
-            wrong += await self._take_newest(shelf, look.newest)
-        wrong += await shelf.steer(look.arms)
+        if look.newest is not None and (self._live is None or loaded_versions.latest is None):
+            wrong += await self._take_newest(loaded_versions, look.newest)
+        wrong += await loaded_versions.steer(look.arms)
         evaluation = None if look.active is None else look.active.evaluation
-        trial.steer(look.arms.active, look.arms.canary, evaluation)
+        canary_monitor.steer(look.arms.active, look.arms.canary, evaluation)
         self._say(wrong)
 
-    async def _take_newest(self, shelf: Shelf, newest: PolicyVersion) -> list[str]:
+    async def _take_newest(self, loaded_versions: LoadedVersions, newest: PolicyVersion) -> list[str]:
         """Without a live run, and before it is heard, the newest version that is kept is the latest.
 
         Returns what is wrong with it.
         """
-        if shelf.latest is not None and shelf.latest.version == newest.version:
+        if loaded_versions.latest is not None and loaded_versions.latest.version == newest.version:
             return []
         try:
             weights = await asyncio.to_thread(self.fetch, newest.version)
             if weights is not None:
-                await shelf.take_latest(weights)
+                await loaded_versions.take_latest(weights)
         except ValueError as error:
             return [str(error)]
         return []

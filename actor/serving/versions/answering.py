@@ -14,7 +14,7 @@ from functools import partial
 from actor.serving.inference.batcher import Batcher
 from actor.serving.inference.forward_pass import Answer, Loaded, NotFinite, Question
 from actor.serving.versions.fallback import FALLBACKS, Fallback
-from actor.serving.versions.loaded_versions import Choice, Shelf
+from actor.serving.versions.loaded_versions import Choice, LoadedVersions
 from actor.serving.versions.shadow import Shadow
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
@@ -57,14 +57,14 @@ class Answerer:
 
     def __init__(
         self,
-        shelf: Shelf,
+        loaded_versions: LoadedVersions,
         batcher: Batcher,
         fallback: Fallback,
         shadow: Shadow,
         on_failure: Callable[[Loaded, Question, Exception], None],
     ) -> None:
         """on_failure: takes each version that could not answer, the question, and the error."""
-        self._shelf, self._batcher, self._fallback, self._shadow = shelf, batcher, fallback, shadow
+        self._shelf, self._batcher, self._fallback, self._shadow = loaded_versions, batcher, fallback, shadow
         self._on_failure = on_failure
         self._count = {
             (arm, name): metrics.ANSWERS.labels(arm, name or "none").inc for arm in Arm for name in FALLBACKS

@@ -53,7 +53,7 @@ class Choice:
     shadow: Loaded | None = None
 
 
-class Shelf:
+class LoadedVersions:
     """One event loop uses it; what blocks runs in a thread."""
 
     def __init__(self, make_policy: Callable[[], Policy], fetch: Fetch, section: ServingSection) -> None:

@@ -14,7 +14,7 @@ local function open_round()
     local sequence, through = numbers(row, 'sequence', 'begin_through')
     through = math.max(through, sequence + 1)
     redis.call('HSET', row, 'begin_through', through, 'min_version', version, 'round', round)
-    redis.call('HSET', LEAVE, session, through - sequence)
+    redis.call('HSET', CREDIT, session, through - sequence)
     redis.call('SADD', ROSTER, session)
   end
   redis.call('HSET', STATE, 'round_open', 1)

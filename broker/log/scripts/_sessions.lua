@@ -1,7 +1,7 @@
 -- Rows of open sessions. Session numbers are text here, as Redis gives and takes them.
 -- Needs: run.
 
--- The only way a row goes. What it had leave for is outstanding no more.
+-- The only way a row goes. What it had credit for is outstanding no more.
 local function close_session(session)
   local actor = redis.call('HGET', SESSION .. session, 'actor')
   if not actor then return false end
@@ -15,7 +15,7 @@ local function close_session(session)
   redis.call('ZREM', OPEN, session)
   redis.call('SREM', ROLLOUTS, session)
   redis.call('SREM', ROSTER, session)
-  redis.call('HDEL', LEAVE, session)
+  redis.call('HDEL', CREDIT, session)
   redis.call('HDEL', PROBES, session)
   return true
 end

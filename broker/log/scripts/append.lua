@@ -5,7 +5,7 @@
 -- Reply: {status, detail, acked_through, appended, begin_through, min_version, round,
 --         outstanding, settled steps, entries, bytes}; status OK, FULL, GAP, INVALID, EXPIRED or FENCED
 --         for the first fragment not taken (GAP expects acked_through + 1).
--- uses: run, sessions, leave
+-- uses: run, sessions, credit
 redis.call('DEL', ABSENT)
 local session, actor_acked = ARGV[1], tonumber(ARGV[2])
 local row = SESSION .. session
@@ -19,8 +19,8 @@ local actor = redis.call('HGET', row, 'actor') or ''
 local steps = role == 2 and outstanding() or 0
 
 -- Redis went back in time and the row with it; now its actor says how far it was, once. What it saw
--- acknowledged is acknowledged, and lost. What it began with leave of the lost seconds is honoured: this
--- message, and as much as one session can have leave for.
+-- acknowledged is acknowledged, and lost. What it began with credit of the lost seconds is honoured: this
+-- message, and as much as one session can have credit for.
 local function catch_up()
   redis.call('HDEL', row, 'returned')
   local claimed = actor_acked - sequence
@@ -30,10 +30,10 @@ local function catch_up()
     acked, lost, sequence, rewound = acked + claimed, lost + claimed, actor_acked, true
   end
   if role ~= 1 then return end
-  lenient = sequence + #KEYS + most_leave() + 1
+  lenient = sequence + #KEYS + most_credit() + 1
   through = math.min(through, lenient)
   redis.call('HSET', row, 'begin_through', through, 'lenient_through', lenient)
-  note_leave(session, math.max(0, through - sequence))
+  note_credit(session, math.max(0, through - sequence))
 end
 
 local function refusal_of_call()
@@ -48,7 +48,7 @@ end
 local function refusal_of_fragment(i, given, kind, size, version)
   if given > sequence + 1 then return 'GAP', '' end
   if role == 1 and given > math.max(through, lenient) then
-    return 'INVALID', 'sequence ' .. int(given) .. ' was begun without leave'
+    return 'INVALID', 'sequence ' .. int(given) .. ' was begun without credit'
   end
   -- The allocator leaps when a log is re-opened: no version of the lost seconds lies beyond it.
   if version > allocated then
@@ -113,7 +113,7 @@ if appended > 0 or rewound then
     'log_lost', lost)
   through = math.max(through, role == 1 and sequence or 0)
   redis.call('HSET', row, 'sequence', sequence, 'begin_through', through)
-  if role == 1 then note_leave(session, through - sequence) end
+  if role == 1 then note_credit(session, through - sequence) end
   if lock_step == 1 and appended > 0 then redis.call('SREM', ROSTER, session) end
 end
 steps = outstanding()
@@ -121,6 +121,6 @@ if detail ~= 'closed' and role > 0 then
   renew_session(session)
   steps = grant(session, steps)
 end
-local leave, version, leave_round = leave_of(session)
-return {status or 'OK', detail or '', sequence, appended, leave, version, leave_round,
+local credit, version, credit_round = credit_of(session)
+return {status or 'OK', detail or '', sequence, appended, credit, version, credit_round,
   steps, (numbers(STATE, 'settled_steps')), entries, bytes}

@@ -4,7 +4,7 @@
 -- ARGV: epoch, nonce, run, holder, time to live in ms, specification, pacing (JSON), state of the learner
 --       (JSON, '' for none), position to set settled back to ('' when re-opening).
 -- Reply: {'OK', epoch} or {'FENCED'} or {'TRIMMED', trim floor}.
--- uses: run, sessions, leave, rounds
+-- uses: run, sessions, credit, rounds
 redis.call('DEL', ABSENT)
 local mine, position = tonumber(ARGV[1]), tonumber(ARGV[9])
 local stored = numbers(STATE, 'epoch')
@@ -48,7 +48,7 @@ local function raise_sequences()
       redis.call('HSET', row, 'sequence', last)
       if role == 1 then
         redis.call('HSET', row, 'begin_through', math.max(through, last))
-        note_leave(session, math.max(through, last) - last)
+        note_credit(session, math.max(through, last) - last)
       end
     end
   end
@@ -105,12 +105,12 @@ redis.call('SET', SPECIFICATION, ARGV[6])
 for field, value in pairs(cjson.decode(ARGV[7])) do
   redis.call('HSET', STATE, field, value)
 end
--- Leave of lost seconds that was honoured before may be more than a session is ever given: until its actor
+-- Credit of lost seconds that was honoured before may be more than a session is ever given: until its actor
 -- has said how far it is it counts no further.
 if rewound then
   for _, session in ipairs(redis.call('ZRANGE', OPEN, 0, -1)) do
     local sequence, through = numbers(SESSION .. session, 'sequence', 'begin_through')
-    note_leave(session, math.min(through - sequence, most_leave()))
+    note_credit(session, math.min(through - sequence, most_credit()))
   end
 end
 -- A stop outlives a learner that crashed before it had followed it.

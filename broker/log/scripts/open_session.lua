@@ -2,7 +2,7 @@
 -- ARGV: actor id, role, owner (identity that opens it, '' for none).
 -- Reply: {'OK', session, seed salt, begin_through, min_version, round, specification}
 --        or {'NOT_READY' | 'RUN_CLOSED' | 'FULL', detail}.
--- uses: run, sessions, leave, rounds
+-- uses: run, sessions, credit, rounds
 redis.call('DEL', ABSENT)
 local actor, role = ARGV[1], tonumber(ARGV[2])
 local specification = redis.call('GET', SPECIFICATION)
@@ -44,5 +44,5 @@ grant(session, outstanding())
 if previous or expired > 0 or numbers(STATE, 'lock_step') == 1 then changed() end
 
 local salt = (previous or number > 0 or reopened > 0) and tonumber(session) or 0
-local through, version, round = leave_of(session)
+local through, version, round = credit_of(session)
 return {'OK', tonumber(session), salt, through, version, round, specification}

@@ -3,7 +3,7 @@
 -- ARGV: epoch, version, update, sha256, size, chunks, settled, scalars (JSON), round ('' for none),
 --       pin (0 or 1).
 -- Reply: {'OK'} or {'FENCED' | 'CLOSED'}.
--- uses: run, leave, rounds, weights
+-- uses: run, credit, rounds, weights
 redis.call('DEL', ABSENT)
 local refused = fence(ARGV[1])
 if refused then return {refused} end

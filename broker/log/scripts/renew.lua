@@ -3,7 +3,7 @@
 -- Reply: {'OK', closed, desired, revision, checkpoint revision, bytes, entries, head, outstanding, settled,
 --         settled steps, acked, log_lost, evaluate version, rollout sessions, expired,
 --         {session, actor, probe JSON, ...}} or {'FENCED'}.
--- uses: run, sessions, leave
+-- uses: run, sessions, credit
 redis.call('DEL', ABSENT)
 local refused = fence(ARGV[1])
 if refused == 'FENCED' then return {'FENCED'} end

@@ -1,6 +1,6 @@
 -- Gives budget back up to a position; never goes back.
 -- ARGV: epoch, position. Reply: {'OK'} or {'FENCED' | 'CLOSED'}.
--- uses: run, leave
+-- uses: run, credit
 redis.call('DEL', ABSENT)
 local refused = fence(ARGV[1])
 if refused then return {refused} end

@@ -249,16 +249,16 @@ class OffPolicy(Algorithm):
             )
         return Retained(size=section.capacity_bytes, entries=section.capacity)
 
-    def recall(self, batch: Batch) -> None:
+    def reload(self, batch: Batch) -> None:
         """Put fragments back that replay held when the state was made."""
         for source, fragment in fragments(batch):
             if self.replay.awaits(source.number):
                 new = transitions(fragment, discount=self.section.discount, steps=self.section.n_step)
-                self.replay.recall(source.number, new)
+                self.replay.reload(source.number, new)
 
-    def end_recall(self) -> int:
+    def end_reload(self) -> int:
         """Return how many entries did not come; where too few are left to sample from, reset the limiter."""
-        lost = self.replay.end_recall()
+        lost = self.replay.end_reload()
         if self.replay.size < self.section.learning_starts <= self.limiter.counts.inserted:
             self.limiter.restart()
         return lost

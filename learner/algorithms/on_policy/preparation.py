@@ -17,7 +17,7 @@ from learner.algorithms.shared.advantage import Advantages, Unrolls, carries, ne
 from learner.algorithms.shared.loss import Surrogate
 from learner.algorithms.shared.rank_group import RankGroup, RankRows
 from learner.batch import Batch
-from penstock.policy.memory import Look
+from penstock.policy.memory import SeenTrajectory
 from penstock.policy.normaliser import Moments, moments
 from penstock.policy.policy import Policy
 from penstock.policy.trajectory import Trajectory
@@ -97,11 +97,11 @@ def prepare(
     )
 
 
-def see(policy: Policy, batch: Batch) -> Look:
+def see(policy: Policy, batch: Batch) -> SeenTrajectory:
     """Inputs of every observation of a batch, each with what the policy remembers before it."""
     if batch.begins is None:
         lasts = policy.read(batch.final_observation) if len(batch.final_slot) else None
-        return Look(batch.observation, policy.read(batch.observation), lasts)
+        return SeenTrajectory(batch.observation, policy.read(batch.observation), lasts)
     return policy.look(
         Trajectory(
             observation=batch.observation,
@@ -119,7 +119,7 @@ def _in_sequences(
     policy: Policy,
     group: RankGroup,
     trained: Tensor,
-    look: Look,
+    look: SeenTrajectory,
     weigh: Weigh,
     of_rows: tuple[dict[str, Tensor], Tensor, Tensor, Moments | None],
 ) -> Prepared:
@@ -168,7 +168,7 @@ def _columns(
     return torch.stack([surrogate.anchor, surrogate.weighted_advantage, target, value, behaviour, proximal])
 
 
-def _observed(policy: Policy, look: Look, batch: Batch, group: RankGroup) -> Moments | None:
+def _observed(policy: Policy, look: SeenTrajectory, batch: Batch, group: RankGroup) -> Moments | None:
     if policy.normaliser is None:
         return None
     reals = policy.reader.raw_reals(look.observation, torch.float64)

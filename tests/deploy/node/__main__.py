@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.deploy.manifests import Workload, kinds, overlay, render, workloads
-from tests.deploy.node.client import PLAYED, player
+from tests.deploy.node.client import PLAYED, runner
 from tests.deploy.node.network import DATABASE, Addresses, connect, open_network
 from tests.deploy.node.pod import Pod
 from tests.deploy.node.probes import fetch, port_of
@@ -37,7 +37,7 @@ class Node:
         if not alone:
             secrets = made_by_cert_manager(self.objects) | made_by_operator(work / "operator")
         self.volumes = Volumes(work, self.objects, secrets)
-        self.outside = [self._pod(player(self.objects), "client-0")]
+        self.outside = [self._pod(runner(self.objects), "client-0")]
         if not alone:
             self.outside.append(self._database())
         self.pods = [

@@ -40,7 +40,7 @@ PLAYED: Final = "sum(rate(penstock_policy_episode_return_count[10s])) > 0"
 """Prometheus has seen some episodes of it."""
 
 
-def player(objects: tuple[Object, ...]) -> Workload:
+def runner(objects: tuple[Object, ...]) -> Workload:
     """As the overlay keeps certificates: all on one volume, as `local` does, or each in a secret."""
     (actor,) = [one for one in workloads(objects) if one.name == "actor"]
     mount: Object = {"name": "certificates", "mountPath": "/certificates", "readOnly": True}

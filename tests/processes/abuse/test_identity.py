@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc import StatusCode
 
-from actor.link.broker_client import Link, Opened
+from actor.link.broker_client import BrokerClient, Opened
 from launch.commands.certificates import Order, main
 from penstock.rpc.access import ACCESS
 from penstock.rpc.auth import Credentials
@@ -316,11 +316,11 @@ def test_while_redis_is_away_who_opened_a_session_at_another_broker_is_told_to_w
 def test_the_log_says_who_did_what(certified: Secure) -> None:
     """Sessions with actor and identity, commands with operator and reason; what a reason holds stays on its line."""
     broker, name = certified.broker, f"actor-{NAMES[0]}"
-    link = Link(broker.address, certified.credentials(name))
-    opened = link.open_session(NAMES[0], Role.ROLLOUT, threading.Event())
+    broker_client = BrokerClient(broker.address, certified.credentials(name))
+    opened = broker_client.open_session(NAMES[0], Role.ROLLOUT, threading.Event())
     assert isinstance(opened, Opened)
-    link.close_session(opened.session, PATIENCE_S)
-    link.close()
+    broker_client.close_session(opened.session, PATIENCE_S)
+    broker_client.close()
     with open_channel(broker.address, certified.credentials("operator")) as channel:
         control = control_pb2_grpc.ControlServiceStub(channel)
         control.Pause(control_pb2.ControlRequest(reason="lunch\r\x1b[2Jsession"), timeout=PATIENCE_S)
@@ -536,11 +536,11 @@ def test_an_old_connection_comes_again_and_the_actor_goes_on(short_folder: Path)
     """Certificates that have run out do not live on in a connection; a call that meets its end is repeated."""
     ports: set[str] = set()
     with secured(short_folder, max_connection_age_s=0.5) as secure:
-        link = Link(secure.broker.address, secure.credentials("actor"))
+        broker_client = BrokerClient(secure.broker.address, secure.credentials("actor"))
         while len(ports) < 3:
-            assert isinstance(link.open_session("actor-0", Role.ROLLOUT, threading.Event()), Opened)
+            assert isinstance(broker_client.open_session("actor-0", Role.ROLLOUT, threading.Event()), Opened)
             ports |= client_ports(secure.broker.address)
-        link.close()
+        broker_client.close()
 
 
 def client_ports(address: str) -> set[str]:

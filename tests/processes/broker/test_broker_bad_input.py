@@ -149,7 +149,7 @@ def test_the_good_fragments_before_a_bad_one_are_taken(actor: SimulatedActor, le
 
 
 def test_sequence_zero_and_one_without_leave_are_invalid(actor: SimulatedActor, learner: LearnerLog) -> None:
-    """A worker never begins what it has no leave for."""
+    """A worker never begins what it has no credit for."""
     assert refusal_of(actor.send(_changed(fragment(actor.session), sequence=0))).reason is Reason.INVALID
     sequence = actor.acked_through
     while sequence < actor.begin_through + 200:
@@ -157,7 +157,7 @@ def test_sequence_zero_and_one_without_leave_are_invalid(actor: SimulatedActor, 
         reply = actor.send(fragment(actor.session, sequence))
         if reply.refusal.reason:
             break
-    assert "without leave" in refusal_of(reply).detail
+    assert "without credit" in refusal_of(reply).detail
 
 
 def test_an_evaluation_session_appends_nothing(stage: Stage, learner: LearnerLog) -> None:

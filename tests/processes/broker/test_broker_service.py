@@ -79,7 +79,7 @@ def test_fragments_come_out_of_the_log_as_they_went_in(broker: BrokerProcess, le
     with SimulatedActor(broker.address, "a-1") as actor:
         opened = actor.open()
         assert opened.specification.run == RUN
-        reply = actor.send_all_with_leave()
+        reply = actor.send_all_with_credit()
     assert reply.acked_through >= 1
     assert not reply.refusal.reason
     assert reply.durability in (experience.DURABILITY_FSYNC_1S, experience.DURABILITY_FSYNC)
@@ -224,7 +224,7 @@ def test_control_reaches_actors_and_status_shows_the_run(broker: BrokerProcess, 
     """Pause ends a held watch; stop is not taken back."""
     with SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
-        actor.send_all_with_leave()
+        actor.send_all_with_credit()
         known = actor.watch()
         control = control_pb2_grpc.ControlServiceStub(actor.channel)
         paused = control.Pause(control_pb2.ControlRequest(reason="lunch"), timeout=5)
@@ -309,9 +309,9 @@ def test_leave_that_an_append_has_told_wakes_no_held_watch(
     with SimulatedActor(broker.address, "actor-0") as actor, ThreadPoolExecutor(1) as threads:
         actor.open()
         known = actor.watch()
-        actor.send_all_with_leave(at_most=8)
+        actor.send_all_with_credit(at_most=8)
         learner.settle(actor.acked_through)
-        actor.send_all_with_leave(at_most=1)
+        actor.send_all_with_credit(at_most=1)
         assert actor.begin_through > known.leave.begin_through
         held = threads.submit(
             actor.watch,

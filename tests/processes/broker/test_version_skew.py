@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from actor.link.broker_client import Link, Opened
+from actor.link.broker_client import BrokerClient, Opened
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.runtime.exit import Fatal
@@ -157,20 +157,20 @@ def test_an_unknown_reason_ends_an_actor_in_words(redis_server: RedisServer, tmp
         network_run(redis_server, tmp_path) as run,
         skewed(run, same, refuse_for_an_unknown_reason) as address,
     ):
-        link = Link(address, Credentials())
-        session = Link(run.broker.address, Credentials()).open_session("a-0", Role.ROLLOUT, stop)
+        broker_client = BrokerClient(address, Credentials())
+        session = BrokerClient(run.broker.address, Credentials()).open_session("a-0", Role.ROLLOUT, stop)
         assert isinstance(session, Opened)
         calls: list[Callable[[], Any]] = [
-            lambda: link.open_session("a-0", Role.ROLLOUT, stop),
-            lambda: link.append(session.session, 0, [own_fragment(session.session, 1)], stop),
-            lambda: link.watch(Watch(session=session.session), stop),
+            lambda: broker_client.open_session("a-0", Role.ROLLOUT, stop),
+            lambda: broker_client.append(session.session, 0, [own_fragment(session.session, 1)], stop),
+            lambda: broker_client.watch(Watch(session=session.session), stop),
         ]
         for call in calls:
             with pytest.raises(
                 Fatal, match=f"{TOMORROW} is not a valid Reason; run the same version everywhere"
             ):
                 call()
-        link.close()
+        broker_client.close()
 
 
 def test_an_unknown_run_state_ends_an_actor_in_words(redis_server: RedisServer, tmp_path: Path) -> None:
@@ -192,11 +192,11 @@ def test_a_call_that_the_broker_does_not_serve_ends_an_actor_in_words(
             unknown(b"", timeout=5)
         assert code_of(caught.value)[0] is grpc.StatusCode.UNIMPLEMENTED
     empty = grpc.server(futures.ThreadPoolExecutor(1))
-    link = Link(f"127.0.0.1:{empty.add_insecure_port('127.0.0.1:0')}", Credentials())
+    broker_client = BrokerClient(f"127.0.0.1:{empty.add_insecure_port('127.0.0.1:0')}", Credentials())
     empty.start()
     with pytest.raises(Fatal, match="refuses this actor's calls: UNIMPLEMENTED"):
-        link.watch(Watch(session=1), threading.Event())
-    link.close()
+        broker_client.watch(Watch(session=1), threading.Event())
+    broker_client.close()
     empty.stop(0).wait()
 
 

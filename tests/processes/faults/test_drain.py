@@ -28,7 +28,7 @@ from tests.support.network.network_run import (
     PATIENCE_S,
     NetworkRun,
     append,
-    await_leave,
+    await_credit,
     network_run,
     own_fragment,
 )
@@ -94,7 +94,7 @@ def test_a_broker_that_drains_finishes_and_answers_what_has_begun(
     ):
         actor.open()
         append(actor, 1)
-        await_leave(actor, 2)
+        await_credit(actor, 2)
         os.kill(redis_server.pid, signal.SIGSTOP)
         begun = pool.submit(actor.send, own_fragment(actor.session, 2))
         eventually(lambda: run.metric("penstock_staged_bytes") > 0, "the append to begin")
@@ -127,7 +127,7 @@ def test_a_broker_whose_redis_hangs_ends_all_the_same(redis_server: RedisServer,
     ):
         actor.open()
         append(actor, 1)
-        await_leave(actor, 2)
+        await_credit(actor, 2)
         os.kill(redis_server.pid, signal.SIGSTOP)
         try:
             begun = pool.submit(actor.send, own_fragment(actor.session, 2))

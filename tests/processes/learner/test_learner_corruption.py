@@ -162,7 +162,7 @@ def test_a_whole_checkpoint_under_another_name_is_found(run: Run) -> None:
 
 
 def test_another_checkpoint_of_the_same_name_is_found(run: Run, tmp_path: Path) -> None:
-    """Whole in itself, but not what was committed, as a learner may leave that was fenced off."""
+    """Whole in itself, but not what was committed, as a learner may credit that was fenced off."""
     newest, other = run.path(""), CheckpointStore(tmp_path, COUNT)
     other.write(newest.name, {"weight": torch.ones(1)}, {"numbers": {}})
     aside = newest.with_name("aside")

@@ -84,7 +84,7 @@ def test_a_stale_fragment_is_dropped_and_counted(redis_url: str, tmp_path: Path)
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
         session = producer.open()
-        until(lambda: producer.send_with_leave(session, update=4), "leave")
+        until(lambda: producer.send_with_credit(session, update=4), "leave")
         producer.drive([session], lambda: producer.status().latest.update >= 1)
         result = learner.drain()
     assert result["ledger"]["balanced"]
@@ -92,7 +92,7 @@ def test_a_stale_fragment_is_dropped_and_counted(redis_url: str, tmp_path: Path)
 
 
 def test_stale_experience_alone_gives_its_budget_back(redis_url: str, tmp_path: Path) -> None:
-    """When everything is dropped the settled position moves on, and actors get leave again."""
+    """When everything is dropped the settled position moves on, and actors get credit again."""
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session = producer.open()
@@ -125,8 +125,8 @@ def test_drops_between_good_fragments_never_stop_the_run(redis_url: str, tmp_pat
         good, bad = producer.open("good"), producer.open("bad")
         sent = 0
         while sent < 3:
-            sent += producer.send_with_leave(good) > 0
-            producer.send_with_leave(bad, update=1000)
+            sent += producer.send_with_credit(good) > 0
+            producer.send_with_credit(bad, update=1000)
         producer.drive([bad], lambda: producer.status().latest.update >= 1, update=1000)
         result = learner.drain()
     assert result["ledger"]["balanced"]
@@ -141,7 +141,7 @@ def test_a_fragment_without_its_final_observation_is_invalid(redis_url: str, tmp
         Producer(redis_url, tmp_path) as producer,
     ):
         session = producer.open()
-        until(lambda: producer.send_with_leave(session, truncated=truncated), "leave")
+        until(lambda: producer.send_with_credit(session, truncated=truncated), "leave")
         producer.drive([session], lambda: learner.ended)
         result = learner.finish()
     assert result["ledger"]["balanced"]
@@ -180,7 +180,7 @@ def test_a_batch_that_is_not_finite_is_skipped_and_booked(redis_url: str, tmp_pa
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
         session = producer.open()
-        until(lambda: producer.send_with_leave(session, reward=absurd), "leave")
+        until(lambda: producer.send_with_credit(session, reward=absurd), "leave")
         producer.drive([session], lambda: learner.ended)
         result = learner.finish()
     assert result["ledger"]["balanced"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from learner.algorithms.algorithm import AlgorithmState
-from learner.checkpoint.checkpointer import Keeper, Room
+from learner.checkpoint.checkpointer import Checkpointer, Room
 from learner.checkpoint.store import CheckpointStore
 from learner.lease import LeaseKeeper
 from learner.ledger import Ledger
@@ -44,7 +44,7 @@ def test_the_lineage_names_the_version_that_its_checkpoint_knows(redis_url: str,
         description=lambda: "{}",
     )
     store, lineage = CheckpointStore(tmp_path / "checkpoints", 3), tmp_path / "lineage.jsonl"
-    keeper = Keeper(
+    checkpointer = Checkpointer(
         store,
         log,
         lease,
@@ -56,7 +56,7 @@ def test_the_lineage_names_the_version_that_its_checkpoint_knows(redis_url: str,
     )
     assert isinstance(given.algorithm, OnPolicySection)
     algorithm = Overtaken(given.algorithm, lambda: log.publish(b"weights-2", update=1, settled=0, scalars={}))
-    keeper.save(algorithm, Progress(run=RUN, sections={}, log=lease.known()))
+    checkpointer.save(algorithm, Progress(run=RUN, sections={}, log=lease.known()))
     (line,) = map(json.loads, lineage.read_text().splitlines())
     checkpoint = store.read(line["checkpoint"])
     assert line["version"] == checkpoint.state["log"]["version"] == known

@@ -92,7 +92,7 @@ def test_a_resumed_learner_shows_its_books_from_the_start(
     with Producer(redis_url) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
             session = producer.open()
-            until(lambda: producer.send_with_leave(session, update=1000), "leave")
+            until(lambda: producer.send_with_credit(session, update=1000), "leave")
             producer.drive([session], lambda: producer.status().latest.update >= 2)
             learner.drain()
         books = newest(tmp_path).state["totals"]
@@ -121,7 +121,7 @@ def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoi
 ) -> None:
     """Checkpoint at update u, kill -9 at u + 3H: what is read again is as fresh as it was.
 
-    What is begun afterwards, with leave from before, is not made with the old weights either.
+    What is begun afterwards, with credit from before, is not made with the old weights either.
     """
     given = endless()
     assert isinstance(given.algorithm, PPOSection)

@@ -19,7 +19,7 @@ from tests.support.network.network_run import (
     PATIENCE_S,
     NetworkRun,
     append,
-    await_leave,
+    await_credit,
     digest,
     network_run,
     own_fragment,
@@ -80,7 +80,7 @@ class Canceller:
         if self.sequence:
             self.settle()
         self.sequence += 1
-        await_leave(self.actor, self.sequence)
+        await_credit(self.actor, self.sequence)
         message = fragments.to_proto(own_fragment(session, self.sequence))
         request = experience.AppendRequest(session=session, fragments=[message])
         return self.actor.experience.Append.future(request, timeout=DEADLINE_S)

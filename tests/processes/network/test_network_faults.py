@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actor.link import broker_client
-from actor.link.broker_client import Link
+from actor.link.broker_client import BrokerClient
 from actor.link.session import open_session
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
@@ -69,7 +69,7 @@ def test_weights_arrive_over_a_thin_line(redis_server: RedisServer, tmp_path: Pa
     blob = bytes(range(256)) * 4096 + b"behind the first chunk"
     with network_run(redis_server, tmp_path, weights=blob) as run:
         run.proxy.set(bytes_per_s=MEGABIT_PER_S)
-        line = Link(run.proxy.address, Credentials())
+        line = BrokerClient(run.proxy.address, Credentials())
         session = open_session(line, "a-0", Role.ROLLOUT, Lifecycle("actor"))
         assert session is not None
         session.start()
@@ -113,7 +113,7 @@ def survive_silence(server: RedisServer, folder: Path, seconds: float) -> None:
 def test_an_actor_that_is_cut_off_keeps_no_more_than_its_outbox(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """It has leave for sixteen times as much: it stands still all the same, with one fragment more in hand."""
+    """It has credit for sixteen times as much: it stands still all the same, with one fragment more in hand."""
     outbox = 4
     with network_run(redis_server, tmp_path) as run:
         (sender,) = run.start(1, outbox=outbox).senders

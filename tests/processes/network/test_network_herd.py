@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actor.link.broker_client import Link
+from actor.link.broker_client import BrokerClient
 from actor.link.session import Session, open_session
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
@@ -32,10 +32,10 @@ STEADY_S = 2.0
 @contextmanager
 def watching(run: NetworkRun, actors: int) -> Iterator[list[Session]]:
     """So many actors with a connection each, that hang in WatchLatest."""
-    links = [Link(run.proxy.address, Credentials()) for _ in range(actors)]
+    links = [BrokerClient(run.proxy.address, Credentials()) for _ in range(actors)]
     sessions = []
-    for number, link in enumerate(links):
-        session = open_session(link, f"a-{number}", Role.ROLLOUT, Lifecycle("actor"))
+    for number, broker_client in enumerate(links):
+        session = open_session(broker_client, f"a-{number}", Role.ROLLOUT, Lifecycle("actor"))
         assert session is not None
         session.start()
         sessions.append(session)
@@ -45,8 +45,8 @@ def watching(run: NetworkRun, actors: int) -> Iterator[list[Session]]:
     finally:
         for session in sessions:
             session.close(politely=False)
-        for link in links:
-            link.close()
+        for broker_client in links:
+            broker_client.close()
 
 
 def await_all(run: NetworkRun, actors: int) -> None:

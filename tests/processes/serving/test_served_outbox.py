@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from actor.link.broker_client import Link
+from actor.link.broker_client import BrokerClient
 from actor.link.outbox import Outbox
 from actor.link.session import Session, open_session
 from actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
@@ -50,10 +50,10 @@ def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
 @pytest.fixture
 def opened(broker: BrokerProcess) -> Iterator[Callable[[], Session]]:
     """Opens sessions of a policy server; closes them."""
-    link, sessions = Link(broker.address, Credentials()), list[Session]()
+    broker_client, sessions = BrokerClient(broker.address, Credentials()), list[Session]()
 
     def make() -> Session:
-        session = open_session(link, SERVER, Role.SERVER, Lifecycle("server"))
+        session = open_session(broker_client, SERVER, Role.SERVER, Lifecycle("server"))
         assert session is not None
         session.start()
         sessions.append(session)
@@ -62,7 +62,7 @@ def opened(broker: BrokerProcess) -> Iterator[Callable[[], Session]]:
     yield make
     for session in sessions:
         session.close(politely=not session.is_over)
-    link.close()
+    broker_client.close()
 
 
 def served(number: int, update: int = 0) -> Fragment:
@@ -189,9 +189,9 @@ def test_a_session_that_ends_loses_what_was_under_way_and_counts_it(
     queue.put(served(2))
     assert outbox.drop("invalid") == 1
     assert not_learned("lost") == before + STEPS
-    following = Outbox(opened(), NumberedWhenSent(queue))
-    following.start()
-    assert following.flush(20)
+    run_follower = Outbox(opened(), NumberedWhenSent(queue))
+    run_follower.start()
+    assert run_follower.flush(20)
     assert stored(log) == [(1, 2)]
     log.close()
 

@@ -89,7 +89,7 @@ def nothing_stored(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def session_of(stage: Stage, actor_id: str, role: Role = Role.ROLLOUT) -> Iterator[SimulatedActor]:
-    """An actor with a session that is closed afterwards, so that its leave goes back."""
+    """An actor with a session that is closed afterwards, so that its credit goes back."""
     with SimulatedActor(stage.address, actor_id, role) as actor:
         actor.open()
         yield actor

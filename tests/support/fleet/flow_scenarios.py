@@ -182,7 +182,7 @@ def absent_learner(folder: Path, seconds: float, report: Report) -> None:
             **memory.figures(),
         }
         assert unlearned <= budget, f"they went on beyond the budget: {unlearned} steps of {budget}"
-        assert sent == 0, f"{sent} fragments were sent without leave"
+        assert sent == 0, f"{sent} fragments were sent without credit"
         memory.check(rise=8 * MIB)
 
         run.fleet.start("learner")

@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 import pytest
 
-from actor.link.broker_client import Link
+from actor.link.broker_client import BrokerClient
 from actor.link.fragment_queue import RolloutQueue
 from actor.link.outbox import Outbox
 from actor.link.session import Session, count_strikes, open_session
@@ -66,15 +66,15 @@ def digest(payload: bytes | memoryview) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
-def await_leave(actor: SimulatedActor, sequence: int) -> None:
+def await_credit(actor: SimulatedActor, sequence: int) -> None:
     """Watch until the number may begin."""
     while actor.begin_through < sequence:
         actor.watch(wait_ms=1000, known_version=2**40, known_begin_through=actor.begin_through)
 
 
 def append(actor: SimulatedActor, sequence: int) -> experience_pb2.AppendReply:
-    """Wait for leave and append one fragment."""
-    await_leave(actor, sequence)
+    """Wait for credit and append one fragment."""
+    await_credit(actor, sequence)
     return actor.send(own_fragment(actor.session, sequence))
 
 
@@ -127,15 +127,15 @@ class Reader(threading.Thread):
 
 def _may_go_on(session: Session, sequence: int, stop: threading.Event) -> bool:
     """Whether the sequence may begin, or never will."""
-    return session.leave.begin_through >= sequence or session.is_over or stop.is_set()
+    return session.credit.begin_through >= sequence or session.is_over or stop.is_set()
 
 
 class Sender(threading.Thread):
-    """An actor that sends `count` fragments as leave comes; what ends a session is handled as a worker does."""
+    """An actor that sends `count` fragments as credit comes; what ends a session is handled as a worker does."""
 
     def __init__(self, address: str, actor_id: str, count: int = LIVES, *, outbox: int = 4) -> None:
         super().__init__(name=actor_id, daemon=True)
-        self.link = Link(address, Credentials())
+        self.broker_client = BrokerClient(address, Credentials())
         self.lifecycle = Lifecycle("actor")
         self.sent: dict[Name, str] = {}
         self.acked: dict[int, int] = {}
@@ -155,7 +155,7 @@ class Sender(threading.Thread):
         strikes = 0
         try:
             while self.acknowledged < self._count and not self.lifecycle.draining.is_set():
-                session = open_session(self.link, self.name, Role.ROLLOUT, self.lifecycle)
+                session = open_session(self.broker_client, self.name, Role.ROLLOUT, self.lifecycle)
                 if session is None:
                     return
                 self._serve(session)
@@ -165,7 +165,7 @@ class Sender(threading.Thread):
         except BaseException as error:  # noqa: BLE001 - raised again by `finish`
             self.error = error
         finally:
-            self.link.close()
+            self.broker_client.close()
 
     def finish(self) -> None:
         """Wait for its end; raises what ended it."""
@@ -342,6 +342,6 @@ def network_run(
         finally:
             for sender in run_.senders:
                 sender.lifecycle.drain("the test is over")
-                sender.link.close()
+                sender.broker_client.close()
             reader._ended.set()
             reader.join(PATIENCE_S)

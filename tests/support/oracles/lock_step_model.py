@@ -22,10 +22,10 @@ class Row:
 
 @dataclass
 class Server:
-    """What Redis holds of the rounds. most_leave: sequences that the budget would let one session begin."""
+    """What Redis holds of the rounds. most_credit: sequences that the budget would let one session begin."""
 
     actor_count: int
-    most_leave: int
+    most_credit: int
     round: int = 0
     is_open: bool = False
     session: int = 0
@@ -92,7 +92,7 @@ class Server:
         lost = max(0, acked - row.sequence)
         self.acked, self.lost, row.sequence = self.acked + lost, self.lost + lost, row.sequence + lost
         if row.role is Role.ROLLOUT:
-            row.lenient_through = row.sequence + 1 + self.most_leave + 1
+            row.lenient_through = row.sequence + 1 + self.most_credit + 1
             row.begin_through = max(row.sequence, min(row.begin_through, row.lenient_through))
 
     def watch(self, session: int, begun: int) -> Reason | None:

@@ -1,6 +1,6 @@
 """The run as a few lines of Python: what Redis must do, written a second time as an oracle.
 
-Only what the properties need: sessions, appends, leave, settlement, trim, publications, the lease, and a Redis
+Only what the properties need: sessions, appends, credit, settlement, trim, publications, the lease, and a Redis
 that goes back.
 """
 
@@ -27,7 +27,7 @@ class Row:
     lenient_through: int = 0
 
     def raise_to(self, sequence: int) -> None:
-        """Everything up to a sequence is acknowledged; a rollout worker had leave for it."""
+        """Everything up to a sequence is acknowledged; a rollout worker had credit for it."""
         self.sequence = sequence
         if self.role is Role.ROLLOUT:
             self.begin_through = max(self.begin_through, sequence)
@@ -105,23 +105,23 @@ class Server:
     commits: list[str] = field(default_factory=list)
     weights: Weights = field(default_factory=Weights)
 
-    def most_leave(self) -> int:
-        """Sequences that one session may have leave for."""
+    def most_credit(self) -> int:
+        """Sequences that one session may have credit for."""
         return max(1, self.budget // self.charge)
 
     def outstanding(self) -> int:
-        """Steps behind the settled position, and F for each sequence with leave."""
+        """Steps behind the settled position, and F for each sequence with credit."""
         rows = self.rows.values()
         begun = sum(self._leave(row) for row in rows if row.role is Role.ROLLOUT)
         return self.total - self.settled_total + self.charge * begun
 
     def _leave(self, row: Row) -> int:
         """One that was rewound and has not said how far it was may have begun what is lost."""
-        leave = row.begin_through - row.sequence
-        return min(leave, self.most_leave()) if row.returned else leave
+        credit = row.begin_through - row.sequence
+        return min(credit, self.most_credit()) if row.returned else credit
 
     def grant(self, row: Row) -> None:
-        """Raise leave by one while budget and share allow."""
+        """Raise credit by one while budget and share allow."""
         workers = sum(other.role is Role.ROLLOUT for other in self.rows.values())
         if row.role is not Role.ROLLOUT:
             return
@@ -141,14 +141,14 @@ class Server:
         return self.session
 
     def watch(self, session: int, begun: int) -> Reason | None:
-        """Leave for one session."""
+        """Credit for one session."""
         if self.closed:
             return Reason.NOT_READY
         if session not in self.rows:
             return self.gone(session)
         row = self.rows[session]
         if row.rewound and row.role is Role.ROLLOUT:
-            far = row.sequence + self.most_entries + self.most_leave()
+            far = row.sequence + self.most_entries + self.most_credit()
             begun = min(begun, far if row.returned else row.lenient_through)
             row.begin_through, row.rewound = max(row.begin_through, begun) + 1, False
         self.grant(row)
@@ -183,7 +183,7 @@ class Server:
             self.acked, self.lost = self.acked + lost, self.lost + lost
             row.raise_to(acked)
         if row.role is Role.ROLLOUT:
-            row.lenient_through = row.sequence + sent + self.most_leave() + 1
+            row.lenient_through = row.sequence + sent + self.most_credit() + 1
             row.begin_through = max(row.sequence, min(row.begin_through, row.lenient_through))
 
     def _why_not(self, row: Row, sequence: int) -> Reason | None:

@@ -1,6 +1,6 @@
 """A learner under test and its torch-free producers, before one real Redis server.
 
-`Producer` speaks to the store as the broker would: sessions, leave, fragments of random experience with
+`Producer` speaks to the store as the broker would: sessions, credit, fragments of random experience with
 the newest published weights named in their headers. `LearnerThread` runs `learner.process.entry.main` here;
 `learner_process` runs `penstock learner` as a process that can be killed.
 """
@@ -28,7 +28,7 @@ from penstock.config.settings import Settings, load
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.wire import fragment as wire
 from penstock.wire.fragment import FragmentHeader, Kind, Slot, WeightSpan
-from penstock.wire.messages import Episode, Leave, Publication, Report, Role, Watch
+from penstock.wire.messages import Credit, Episode, Publication, Report, Role, Watch
 from penstock.wire.refusal import Refusal
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
@@ -79,7 +79,7 @@ class Producer:
         self._runner = asyncio.Runner()
         self._store = Store.connect(url)
         self._sequences: dict[int, int] = {}
-        self._leaves: dict[int, Leave] = {}
+        self._leaves: dict[int, Credit] = {}
         self._reports: dict[int, int] = {}
         self._seeds: dict[int, int] = {}
         self._latest = Publication()
@@ -99,7 +99,7 @@ class Producer:
             return None if isinstance(opened, Refusal) else opened
 
         opened = until(attempt, "a session")
-        self._sequences[opened.session], self._leaves[opened.session] = 0, opened.leave
+        self._sequences[opened.session], self._leaves[opened.session] = 0, opened.credit
         if self._run_dir is not None:
             self._journals[opened.session] = AckJournal(self._run_dir / "journals", RUN, actor_id)
         self._seeds[opened.session] = zlib.crc32(data.encode()) if data else opened.session
@@ -114,21 +114,21 @@ class Producer:
             taken = [item for item in items if item.header.sequence <= reply.acked_through]
             self._journals[session].record([wire.Fragment(item.header, item.payload) for item in taken])
         self._sequences[session] = max(self._sequences[session], reply.acked_through)
-        self._leaves[session] = reply.leave
+        self._leaves[session] = reply.credit
         return reply
 
-    def send_with_leave(self, session: int, **header: Any) -> int:
-        """Append all that there is leave for now; how many that were."""
-        leave = self._watch(session)
-        count = min(leave.begin_through - self._sequences[session], 32)
+    def send_with_credit(self, session: int, **header: Any) -> int:
+        """Append all that there is credit for now; how many that were."""
+        credit = self._watch(session)
+        count = min(credit.begin_through - self._sequences[session], 32)
         if count > 0:
-            self.send(session, count=count, round_=leave.round, **header)
+            self.send(session, count=count, round_=credit.round, **header)
         return max(count, 0)
 
     def drive(self, sessions: list[int], done: Callable[[], bool], **header: Any) -> None:
-        """Send from all sessions, as leave comes, until `done`."""
+        """Send from all sessions, as credit comes, until `done`."""
         until(
-            lambda: done() or (sum(self.send_with_leave(s, **header) for s in sessions) < 0),
+            lambda: done() or (sum(self.send_with_credit(s, **header) for s in sessions) < 0),
             "the run to go on",
         )
 
@@ -201,10 +201,10 @@ class Producer:
                 assert time.monotonic() < deadline, "Redis did not come back"
                 time.sleep(0.02)
 
-    def _watch(self, session: int) -> Leave:
+    def _watch(self, session: int) -> Credit:
         watched = self._call(lambda: self._store.watch(Watch(session=session)))
         if watched.news is not None:
-            self._leaves[session] = watched.news.leave
+            self._leaves[session] = watched.news.credit
         return self._leaves[session]
 
     def _item(

@@ -1,4 +1,4 @@
-"""An actor without environment or policy: sessions, leave, fragments and an outbox over real gRPC."""
+"""An actor without environment or policy: sessions, credit, fragments and an outbox over real gRPC."""
 
 from typing import Any, Self
 
@@ -55,8 +55,8 @@ class SimulatedActor:
         self.begin_through = max(self.begin_through, reply.leave.begin_through)
         return reply
 
-    def send_all_with_leave(self, at_most: int = 64) -> experience.AppendReply:
-        """Append every sequence number there is leave for, in one call."""
+    def send_all_with_credit(self, at_most: int = 64) -> experience.AppendReply:
+        """Append every sequence number there is credit for, in one call."""
         last = min(self.begin_through, self.acked_through + at_most)
         return self.send(
             *(fragment(self.session, sequence) for sequence in range(self.acked_through + 1, last + 1))

@@ -8,7 +8,7 @@ from broker.log.learner_log import LearnerLog
 from broker.log.records import Appended, AppendItem, Opened, Pacing
 from broker.log.store import Store, StoreUnavailable
 from penstock.wire.fragment import Kind, header_bytes
-from penstock.wire.messages import Leave, Role, Watch
+from penstock.wire.messages import Credit, Role, Watch
 from tests.support.run import small_run
 
 TTL_MS = 60_000
@@ -50,41 +50,41 @@ async def reconnect(store: Store) -> None:
 
 @dataclass
 class Actor:
-    """An actor without environment: appends as far as its leave goes."""
+    """An actor without environment: appends as far as its credit goes."""
 
     store: Store
     name: str
     session: int = 0
     acked: int = 0
-    leave: Leave = field(default_factory=Leave)
+    credit: Credit = field(default_factory=Credit)
     role: Role = Role.ROLLOUT
 
     async def open(self) -> Opened:
         """Open a session; the books of the old one are forgotten."""
         opened = await self.store.open_session(self.name, self.role)
         assert isinstance(opened, Opened), opened
-        self.session, self.acked, self.leave = opened.session, 0, opened.leave
+        self.session, self.acked, self.credit = opened.session, 0, opened.credit
         return opened
 
-    async def watch(self) -> Leave:
-        """Ask for leave."""
-        watched = await self.store.watch(Watch(session=self.session, begun_through=self.leave.begin_through))
+    async def watch(self) -> Credit:
+        """Ask for credit."""
+        watched = await self.store.watch(Watch(session=self.session, begun_through=self.credit.begin_through))
         assert watched.news is not None, watched.refusal
-        self.leave = watched.news.leave
-        return self.leave
+        self.credit = watched.news.credit
+        return self.credit
 
     async def append(self, count: int = 1, **options: Any) -> Appended:
         """Append the next `count` fragments."""
         items = [item(self.session, self.acked + 1 + i, **options) for i in range(count)]
         reply = await self.store.append(self.session, self.acked, items)
         self.acked = max(self.acked, reply.acked_through)
-        self.leave = reply.leave
+        self.credit = reply.credit
         return reply
 
     async def work(self) -> int:
-        """Append everything that there is leave for; the number of fragments taken."""
+        """Append everything that there is credit for; the number of fragments taken."""
         begun = self.acked
-        while self.leave.begin_through > self.acked:
+        while self.credit.begin_through > self.acked:
             reply = await self.append()
             assert reply.refusal is None, reply.refusal
         return self.acked - begun

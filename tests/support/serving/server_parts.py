@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from actor.serving.calls.episode_requests import EpisodeDesk
-from actor.serving.calls.episode_steps import Turns
-from actor.serving.calls.request_handler import Desk
+from actor.serving.calls.episode_requests import EpisodeRequests
+from actor.serving.calls.episode_steps import EpisodeSteps
+from actor.serving.calls.request_handler import RequestHandler
 from actor.serving.episodes.episodes import Episodes
 from actor.serving.experience.recorder import Learning
 from actor.serving.experience.served_queue import ServedQueue
 from actor.serving.inference.batcher import Batcher
 from actor.serving.inference.forward_pass import Loaded, Question
-from actor.serving.release.canary_monitor import Trial
+from actor.serving.release.canary_monitor import CanaryMonitor
 from actor.serving.versions.answering import Answered
-from actor.serving.versions.loaded_versions import Shelf, Weights
+from actor.serving.versions.loaded_versions import LoadedVersions, Weights
 from actor.serving.versions.shadow_record import ShadowRecord
 from actor.specification import policy_maker
 from learner.batch import check_meaning
@@ -119,7 +119,7 @@ def reason_of(error: BaseException | None) -> Reason:
 
 
 class Stand:
-    """Made in a running loop. `now_s`: what episodes take for the time; `withdrawn`: what the trial found worse."""
+    """Made in a running loop. `now_s`: what episodes take for the time; `withdrawn`: what the canary's trial found worse."""
 
     def __init__(
         self,
@@ -136,19 +136,25 @@ class Stand:
         self.weights: dict[int, Weights] = {}
         self.fetched: list[int] = []
         self.withdrawn: list[tuple[int, str]] = []
-        self.shelf = Shelf(policy_maker(self.specification), self._fetch, self.section)
+        self.loaded_versions = LoadedVersions(policy_maker(self.specification), self._fetch, self.section)
         self.batcher = Batcher(max_rows=256, max_wait_s=0.0, max_delay_s=FAR)
         self.queue = ServedQueue(self.section.outbox_fragments, self.specification.stale_after)
         self.episodes = Episodes(self.section, self.specification.unroll_length)
-        self.trial = Trial(judging, lambda version, why: self.withdrawn.append((version, why)))
+        self.canary_monitor = CanaryMonitor(
+            judging, lambda version, why: self.withdrawn.append((version, why))
+        )
         self.learning = self._learning() if learns else None
         spaces = (self.specification.observation_space, self.specification.action_space)
         state = policy_maker(self.specification)().state_space
-        self.desk = Desk(self.section, (*spaces, state), self.shelf, self.batcher, record)
+        self.handler = RequestHandler(
+            self.section, (*spaces, state), self.loaded_versions, self.batcher, record
+        )
         slow_s = judging.slow_ms / 1000
         now = lambda: self.now_s  # noqa: E731 - two uses
-        self.turns = Turns(self.desk, self.episodes, self.learning, slow_s, now)
-        self.episode_desk = EpisodeDesk(self.desk, self.episodes, self.learning, None, self.trial, now)
+        self.episode_steps = EpisodeSteps(self.handler, self.episodes, self.learning, slow_s, now)
+        self.episode_requests = EpisodeRequests(
+            self.handler, self.episodes, self.learning, None, self.canary_monitor, now
+        )
         self._requests = 0
 
     def _learning(self) -> Learning:
@@ -161,14 +167,14 @@ class Stand:
     # ------------------------------------------------------------ versions
 
     def keep(self, version: int, *, policy: Policy | None = None) -> Weights:
-        """Hold a version's weights where the shelf finds them."""
+        """Hold a version's weights where the loaded versions finds them."""
         policy = policy or policy_of(self.specification, version)
         self.weights[version] = Weights(version, version, encode(policy))
         return self.weights[version]
 
     async def publish(self, version: int, *, policy: Policy | None = None) -> None:
         """The learner's newest weights; update and version have the same number."""
-        await self.shelf.take_latest(self.keep(version, policy=policy))
+        await self.loaded_versions.take_latest(self.keep(version, policy=policy))
 
     # ------------------------------------------------------------ calls
 
@@ -180,7 +186,7 @@ class Stand:
     def start(self, client_key: str = "ada", **fields: Any) -> str:
         """The id of a new episode."""
         request = pb.StartEpisodeRequest(client_key=client_key, **({"request_id": self.new_id()} | fields))
-        return self.episode_desk.start(request).episode_id
+        return self.episode_requests.start(request).episode_id
 
     def asking(self, observation: Any, **fields: Any) -> pb.ActRequest:
         """A request with a new id."""
@@ -191,15 +197,15 @@ class Stand:
 
     async def answer(self, request: pb.ActRequest, until_s: float) -> tuple[pb.ActReply, Answered]:
         """What a request without an episode gets, as its caller reads it."""
-        answered = await self.desk.act(request, until_s)
-        written = self.desk.writer.encode(request, answered)
-        assert written == self.desk.writer.reply(request, answered).SerializeToString()
+        answered = await self.handler.act(request, until_s)
+        written = self.handler.writer.encode(request, answered)
+        assert written == self.handler.writer.reply(request, answered).SerializeToString()
         return pb.ActReply.FromString(written), answered
 
     async def act(self, episode: str, observation: Any, **fields: Any) -> pb.ActReply:
         """The next step."""
         request = self.asking(observation, episode_id=episode, **fields)
-        return pb.ActReply.FromString(await self.turns.act(request, FAR))
+        return pb.ActReply.FromString(await self.episode_steps.act(request, FAR))
 
     async def reward(self, episode: str, *steps: tuple[int | None, float], request_id: str = "") -> int:
         """Rewards; how many were late."""
@@ -207,13 +213,13 @@ class Stand:
         request = pb.RewardRequest(
             episode_id=episode, request_id=request_id or self.new_id(), rewards=rewards
         )
-        return (await self.episode_desk.reward(request)).late
+        return (await self.episode_requests.reward(request)).late
 
     def end(self, episode: str, ending: pb.Ending.ValueType, **fields: Any) -> pb.EndEpisodeReply:
         """The end of an episode."""
         final = fields.pop("final", None)
         parts = [] if final is None else parts_of(self.specification.observation_space, final)
-        return self.episode_desk.end(
+        return self.episode_requests.end(
             pb.EndEpisodeRequest(
                 episode_id=episode,
                 ending=ending,

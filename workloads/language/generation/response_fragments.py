@@ -53,7 +53,9 @@ class TokenFragments:
         known = set(_tensors_of([Asked(0, "", (0,))], _NOTHING, (None,), pad_id))
         unknown = sorted(schema.by_name.keys() - known)
         if unknown:
-            raise ConfigurationError(f"schema: tensors {unknown} are not made by a crew of language models")
+            raise ConfigurationError(
+                f"schema: tensors {unknown} are not made by a generator of language models"
+            )
 
     def restart(self, slots: int) -> None:
         """For another session."""

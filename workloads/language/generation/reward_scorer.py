@@ -37,7 +37,7 @@ class Response(NamedTuple):
     ids: tuple[int, ...]
 
 
-class Judge:
+class RewardScorer:
     """Scores responses; used by one thread."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """The replay memory: a ring of transitions that enter and leave by whole log entries, oldest first.
 
 The log is the storage: a checkpoint holds the numbers and priorities of the entries, never a payload. After
-`load` the entries are awaited; `recall` puts each back in its place, from the fragment that was read again,
+`load` the entries are awaited; `reload` puts each back in its place, from the fragment that was read again,
 so that the next sample is the same as without the restart. Lives on the learner's device; random numbers
 are drawn on the CPU, so that one seed gives one order everywhere. Used by one thread.
 """
@@ -230,7 +230,7 @@ class Replay:
             self._lost += 1
         return bool(self._awaited) and self._awaited[0][0].number == number
 
-    def recall(self, number: int, new: Transitions) -> None:
+    def reload(self, number: int, new: Transitions) -> None:
         """Put the entry back that is awaited next; raises ValueError when it is not what it was."""
         if not self.awaits(number):
             raise ValueError(f"log entry {number}: not awaited by replay")
@@ -243,7 +243,7 @@ class Replay:
         if self._tree is not None and priorities is not None:
             self._tree.set(index, priorities.to(self._device))
 
-    def end_recall(self) -> int:
+    def end_reload(self) -> int:
         """Stop waiting; returns how many of the awaited entries did not come."""
         lost, self._lost = self._lost + len(self._awaited), 0
         self._awaited.clear()

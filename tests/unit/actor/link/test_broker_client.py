@@ -8,7 +8,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from actor.link.broker_client import Link
+from actor.link.broker_client import BrokerClient
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.runtime.exit import Fatal
@@ -58,13 +58,13 @@ def test_a_deadline_leaves_time_for_the_bytes_of_a_thin_line() -> None:
     server = grpc.server(futures.ThreadPoolExecutor(1), options=CHANNEL_OPTIONS)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(clock, server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(clock, server)
-    link = Link(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", Credentials())
+    broker_client = BrokerClient(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", Credentials())
     server.start()
     large = replace(small_run.fragment(1), payload=b"\0" * (2 * MIB))
-    link.append(1, 0, [], stop)
-    link.append(1, 0, [large] * 3, stop)
-    link.weights(1, 1, 0, stop)
-    link.close()
+    broker_client.append(1, 0, [], stop)
+    broker_client.append(1, 0, [large] * 3, stop)
+    broker_client.weights(1, 1, 0, stop)
+    broker_client.close()
     server.stop(0)
     assert clock.given_s["append 0"] <= APPEND_DEADLINE_S
     assert clock.given_s["append 3"] >= 6 * MIB / MEGABIT
@@ -104,15 +104,15 @@ def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
     server = grpc.server(futures.ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(silent, server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(silent, server)
-    link = Link(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", Credentials())
+    broker_client = BrokerClient(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", Credentials())
     server.start()
-    watcher = threading.Thread(target=lambda: link.watch(Watch(session=1), stop))
+    watcher = threading.Thread(target=lambda: broker_client.watch(Watch(session=1), stop))
     watcher.start()
     assert silent.watched.wait(20)
-    link.report(Report(session=1, sequence=1, episodes=()), stop)
+    broker_client.report(Report(session=1, sequence=1, episodes=()), stop)
     watcher.join(20)
     silent.over.set()
-    link.close()
+    broker_client.close()
     server.stop(0)
     first, second = silent.callers
     assert first != second
@@ -120,13 +120,13 @@ def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
 
 def test_a_fragment_above_the_message_limit_is_fatal_and_never_sent_again(address: str) -> None:
     """Size and limit are named; no repetition would make it smaller."""
-    link, stop = Link(address, Credentials()), threading.Event()
+    broker_client, stop = BrokerClient(address, Credentials()), threading.Event()
     big = replace(small_run.fragment(1), payload=b"\0" * (MAX_MESSAGE_BYTES + 1))
     give_up = threading.Timer(20, stop.set)
     give_up.start()
     try:
         with pytest.raises(Fatal, match=rf"limit of {MAX_MESSAGE_BYTES} bytes .*larger than max \(83\d+"):
-            link.append(1, 0, [big], stop)
+            broker_client.append(1, 0, [big], stop)
     finally:
         give_up.cancel()
-        link.close()
+        broker_client.close()

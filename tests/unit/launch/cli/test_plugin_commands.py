@@ -14,7 +14,7 @@ RECORD = """
 from penstock.config.workload import Workload
 
 WORKLOAD = Workload(
-    name="outside", environment="", spaces="", policy="", defaults="", target="", model="", crew="", player="",
+    name="outside", environment="", spaces="", policy="", defaults="", target="", model="", generator="", runner="",
     commands={"count": "outside_commands:count", "many": "outside_commands:many", "train": "outside_commands:count"},
 )
 """

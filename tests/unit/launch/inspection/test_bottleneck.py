@@ -8,7 +8,7 @@ import pytest
 from launch.inspection.bottleneck import Bound, Figures, judge
 from launch.inspection.flow import figures_between, flow_between
 from launch.inspection.observation import Learnt, Observation
-from launch.inspection.processes import Sample, Sight
+from launch.inspection.processes import ProcessSnapshot, Sample
 from launch.inspection.roles import role_rows
 from launch.inspection.watch import comparable
 from penstock.v1 import control_pb2
@@ -96,7 +96,7 @@ def test_what_was_not_measured_is_not_judged(figures: Figures) -> None:
 # ---------------------------------------------------------------- from two observations
 
 
-def sight(name: str, at_s: float, problem: str = "", pid: int = 1, **values: float) -> Sight:
+def snapshot(name: str, at_s: float, problem: str = "", pid: int = 1, **values: float) -> ProcessSnapshot:
     """A process; its values are named as the metrics are, with `__cause_leave` for a label."""
     samples: list[Sample] = []
     for key, value in values.items():
@@ -104,7 +104,7 @@ def sight(name: str, at_s: float, problem: str = "", pid: int = 1, **values: flo
         labels = dict([label.split("_", 1)]) if label else {}
         samples.append((f"penstock_{metric}", labels, value))
     role = name.partition("-")[0]
-    return Sight(name=name, role=role, pid=pid, at_s=at_s, problem=problem, samples=tuple(samples))
+    return ProcessSnapshot(name=name, role=role, pid=pid, at_s=at_s, problem=problem, samples=tuple(samples))
 
 
 def session(actor_id: str, sequence: int, begin_through: int) -> control_pb2.SessionStatus:
@@ -114,7 +114,9 @@ def session(actor_id: str, sequence: int, begin_through: int) -> control_pb2.Ses
     )
 
 
-def seen(at_s: float, *sights: Sight, sessions: tuple[control_pb2.SessionStatus, ...] = ()) -> Observation:
+def seen(
+    at_s: float, *sights: ProcessSnapshot, sessions: tuple[control_pb2.SessionStatus, ...] = ()
+) -> Observation:
     """A moment of a run that goes on."""
     status = control_pb2.StatusReply(run="r", desired=cast("Any", RunState.RUNNING), sessions=sessions)
     status.latest.version, status.log_head, status.settled = 5, 30, 20
@@ -122,9 +124,9 @@ def seen(at_s: float, *sights: Sight, sessions: tuple[control_pb2.SessionStatus,
     return Observation(at_s=at_s, wall_s=1000.0 + at_s, sights=sights, status=status, learnt=learnt)
 
 
-def learner(at_s: float, updates: float, wait: float, compute: float, problem: str = "") -> Sight:
+def learner(at_s: float, updates: float, wait: float, compute: float, problem: str = "") -> ProcessSnapshot:
     """A learner with its counters."""
-    return sight(
+    return snapshot(
         "learner",
         at_s,
         problem,
@@ -135,14 +137,14 @@ def learner(at_s: float, updates: float, wait: float, compute: float, problem: s
     )
 
 
-def actor(name: str, at_s: float, steps: float, leave_s: float, pid: int = 1) -> Sight:
+def actor(name: str, at_s: float, steps: float, credit_s: float, pid: int = 1) -> ProcessSnapshot:
     """An actor with its counters."""
-    return sight(
+    return snapshot(
         name,
         at_s,
         pid=pid,
         environment_steps_total=steps,
-        actor_wait_seconds_total__cause_leave=leave_s,
+        actor_wait_seconds_total__cause_leave=credit_s,
         actor_wait_seconds_total__cause_outbox=0.0,
         ack_latency_seconds_sum=steps / 1000,
         ack_latency_seconds_count=steps / 100,
@@ -165,7 +167,7 @@ def test_rates_are_differences_of_counters_by_time() -> None:
 
 def test_the_oldest_look_at_which_all_answered_is_compared_with() -> None:
     """A process that was silent, or was not there, would have no rates for as long as the window."""
-    silent = seen(0, learner(0, 1, 0, 0), sight("actor-0", 0, "stands still: stopped by a signal"))
+    silent = seen(0, learner(0, 1, 0, 0), snapshot("actor-0", 0, "stands still: stopped by a signal"))
     starting, now = seen(1, learner(1, 2, 0, 1)), seen(4, learner(4, 5, 0, 4), actor("actor-0", 4, 9, 0))
     whole = seen(2, learner(2, 3, 0, 2), actor("actor-0", 2, 5, 0))
     assert comparable([silent, starting, whole, now]) is whole
@@ -199,7 +201,7 @@ def test_one_look_alone_measures_nothing() -> None:
 def test_a_learner_that_was_stopped_is_named() -> None:
     """Its port says nothing any longer; its lines tell since when."""
     before = seen(0, actor("actor-0", 0, 100, 3), learner(0, 3, 1, 1))
-    stopped = sight("learner", 9, "stands still: stopped by a signal")
+    stopped = snapshot("learner", 9, "stands still: stopped by a signal")
     after = seen(9, actor("actor-0", 9, 100, 3), stopped, sessions=(session("actor-0", 7, 7),))
     assert judge(figures_between(before, after)).line == (
         "learner-bound: learner stands still: stopped by a signal; no update for 9 s; 1 of 1 actors wait for leave"
@@ -208,7 +210,7 @@ def test_a_learner_that_was_stopped_is_named() -> None:
 
 def test_one_dead_actor_of_two_is_no_bottleneck_by_itself() -> None:
     """The other's share is measured."""
-    dead = sight("actor-1", 2, "has ended")
+    dead = snapshot("actor-1", 2, "has ended")
     after = seen(2, actor("actor-0", 2, 100, 0), dead, learner(2, 3, 1, 1))
     assert figures_between(after, after).actor_problem == ""
     assert figures_between(seen(0), seen(2, dead)).actor_problem == "actor-1 has ended"
@@ -226,8 +228,8 @@ def test_a_paused_run_and_one_that_is_starting_are_not_judged() -> None:
 
 def test_a_role_has_one_row_with_rate_lag_version_restarts_and_health() -> None:
     """In the order in which a fragment passes them."""
-    launcher = sight("launcher", 2, restarts_total__role_actor=3)
-    sights = [actor("actor-0", 2, 300, 0), sight("actor-1", 2, "has ended"), launcher]
+    launcher = snapshot("launcher", 2, restarts_total__role_actor=3)
+    sights = [actor("actor-0", 2, 300, 0), snapshot("actor-1", 2, "has ended"), launcher]
     after = seen(2, *sights, learner(2, 5, 0, 1), sessions=(session("actor-0", 1, 2),))
     before = seen(0, actor("actor-0", 0, 100, 0), learner(0, 1, 0, 0))
     rows = role_rows(after, flow_between(before, after))

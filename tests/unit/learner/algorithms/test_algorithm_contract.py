@@ -226,8 +226,8 @@ def test_a_restored_state_goes_on_bit_by_bit(case: Case) -> None:
     assert second.retain_from() == first.retain_from()
     if first.retain_from() is not None:
         for number in range(1, case.stored_after + 1):
-            second.recall(case.batch(number))
-        assert second.end_recall() == 0
+            second.reload(case.batch(number))
+        assert second.end_reload() == 0
     assert same(second.state(), state)
     for algorithm in (first, second):
         for number in range(case.stored_after + 1, case.stored_after + 3):

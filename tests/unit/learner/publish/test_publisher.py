@@ -2,15 +2,17 @@
 
 import numpy as np
 
-from learner.publish.publisher import Offer, _merged
+from learner.publish.publisher import PendingPublication, _merged
 
 WEIGHTS = {"w": np.zeros(1, np.float32)}
 
 
-def offered(update: int, *, trace: str = "", evaluate: bool = False) -> Offer:
+def offered(update: int, *, trace: str = "", evaluate: bool = False) -> PendingPublication:
     """Weights after an update."""
     traces = (trace,) if trace else ()
-    return Offer(settled=update * 10, weights=WEIGHTS, update=update, evaluate=evaluate, traces=traces)
+    return PendingPublication(
+        settled=update * 10, weights=WEIGHTS, update=update, evaluate=evaluate, traces=traces
+    )
 
 
 def test_newer_weights_hold_the_updates_that_were_skipped() -> None:
@@ -22,7 +24,7 @@ def test_newer_weights_hold_the_updates_that_were_skipped() -> None:
 
 def test_settling_further_does_not_replace_weights() -> None:
     """They wait with their trace."""
-    merged = _merged(offered(1, trace="a"), Offer(settled=25))
+    merged = _merged(offered(1, trace="a"), PendingPublication(settled=25))
     assert (merged.update, merged.settled, merged.traces) == (1, 25, ("a",))
 
 

@@ -13,7 +13,7 @@ from learner.algorithms.algorithm import Imitator
 from learner.algorithms.clone import Clone
 from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import Batch
-from learner.feed.log_batch import Delivery
+from learner.feed.log_batch import LogBatch
 from learner.feed.source import FeedEnded
 from learner.recording.reader import Recording
 from learner.recording.recorded_feed import RecordedFeed
@@ -33,18 +33,18 @@ def feed(folder: Path, algorithm: Any, *, taken: int = 0, seed: int = 0) -> Reco
     )  # fmt: skip
 
 
-def everything(of: RecordedFeed) -> list[Delivery]:
+def everything(of: RecordedFeed) -> list[LogBatch]:
     """All deliveries, as the loop takes them."""
     thread = threading.Thread(target=of.run, daemon=True)
     thread.start()
     found = []
     while True:
         try:
-            delivery = of.take(10.0)
+            log_batch = of.take(10.0)
         except FeedEnded:
             break
-        if delivery is not None:
-            found.append(delivery)
+        if log_batch is not None:
+            found.append(log_batch)
     thread.join(10.0)
     return found
 

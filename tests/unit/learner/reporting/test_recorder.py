@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from launch.run.progress import read_rows
-from learner.feed.log_batch import Delivery, reward_of
+from learner.feed.log_batch import LogBatch, reward_of
 from learner.publish.final_policy import FinalPolicy, read_final, write_final
-from learner.reporting.recorder import Moment, Recorder, Staleness
+from learner.reporting.recorder import ProgressSnapshot, Recorder, Staleness
 from learner.reporting.training_clock import TrainingClock
 from penstock.policy import weights
 from penstock.runtime import metrics
@@ -51,11 +51,11 @@ def test_a_line_torn_by_a_crash_stands_alone(tmp_path: Path) -> None:
 def test_a_line_says_what_was_evaluated_and_what_rewards_the_learner_was_given(tmp_path: Path) -> None:
     """Beside the figures of the update; the mean reward is of the valid steps of its batch."""
     recorder = Recorder(tmp_path, Staleness(), 0)
-    delivery = Delivery(
+    log_batch = LogBatch(
         last=1, trained=(1,), dropped={}, steps=8, updates=(0,), versions=(1,), batch=None, round=None, size=1,
         created_us=1, assemble_s=0.0, origins={}, reward=-2.0,
     )  # fmt: skip
-    recorder.updated(delivery, {"nll": 0.5}, update=0, wait_s=0.0, compute_s=0.0)
+    recorder.updated(log_batch, {"nll": 0.5}, update=0, wait_s=0.0, compute_s=0.0)
     evaluated = {"evaluation_deterministic": 3.5, "evaluation_sampled": 2.5, "evaluation_best": 4.0}
     recorder.write(lambda: moment(8, evaluated), now=True)
     (row,) = read_rows(tmp_path / "metrics.jsonl")
@@ -71,9 +71,9 @@ def test_the_reward_of_a_fragment_is_that_of_its_valid_steps() -> None:
     assert reward_of({"reward": np.array([[1, 50], [2, 4]], np.float32), "valid": valid}) == 7.0
 
 
-def moment(env_steps: int, evaluated: Mapping[str, float] | None = None) -> Moment:
+def moment(env_steps: int, evaluated: Mapping[str, float] | None = None) -> ProgressSnapshot:
     """Somewhere in a run."""
-    return Moment(
+    return ProgressSnapshot(
         evaluated=evaluated or {},
         training_seconds=1.0,
         env_steps=env_steps,

@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.v1 import experience_pb2, refusal_pb2, weights_pb2
-from penstock.wire.messages import Durability, Episode, Leave, Publication, Report, Role, RunState
+from penstock.wire.messages import Credit, Durability, Episode, Publication, Report, Role, RunState
 from penstock.wire.refusal import Reason, Refusal, Refused
 
 EPISODE = Episode(slot_id=3, episode_id=2**40, episode_return=-1.5, length=200, terminated=True, version=9)
@@ -15,9 +15,9 @@ def test_a_report_survives_redis() -> None:
 
 def test_leave_and_publication_survive_the_wire() -> None:
     """Each field has its place."""
-    leave = Leave(begin_through=5, min_version=3, round=2)
+    credit = Credit(begin_through=5, min_version=3, round=2)
     publication = Publication(version=7, update=6, sha256="ab", size=99)
-    assert leave == Leave.from_proto(leave.to_proto())
+    assert credit == Credit.from_proto(credit.to_proto())
     assert publication == Publication.from_proto(publication.to_proto())
 
 

@@ -28,8 +28,8 @@ WORDS = Workload(
     defaults="nobody:asks",
     target=f"{__name__}:target",
     model="workloads.language.language_model:make_model",
-    crew="nobody:generates",
-    player="nobody:plays",
+    generator="nobody:generates",
+    runner="nobody:plays",
 )
 
 

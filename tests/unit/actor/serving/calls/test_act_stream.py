@@ -51,12 +51,12 @@ def served(stand: Stand, told: list[Answered] | None = None) -> ActStream:
     async def act(request: pb.ActRequest, until_s: float) -> bytes:
         try:
             if request.episode_id:
-                return await stand.turns.act(request, until_s)
+                return await stand.episode_steps.act(request, until_s)
             return (await stand.answer(request, until_s))[0].SerializeToString()
         except Refused as error:
-            return refusing(stand.desk.complaints, request, error)
+            return refusing(stand.handler.request_errors, request, error)
 
-    return ActStream(stand.desk, act, ([] if told is None else told).append)
+    return ActStream(stand.handler, act, ([] if told is None else told).append)
 
 
 async def test_every_kind_of_request_is_answered_under_its_id() -> None:
@@ -142,7 +142,7 @@ async def test_an_error_that_nobody_foresaw_ends_the_stream() -> None:
         raise AssertionError
 
     with pytest.raises(ZeroDivisionError):
-        await ActStream(stand.desk, never, fail).serve(stream_of([stand.asking(seen(0))]), caller)
+        await ActStream(stand.handler, never, fail).serve(stream_of([stand.asking(seen(0))]), caller)
 
 
 async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
@@ -161,7 +161,7 @@ async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
             await asyncio.sleep(0)
         gate.set()
 
-    await ActStream(stand.desk, slow, lambda _: None).serve(requests(), caller)
+    await ActStream(stand.handler, slow, lambda _: None).serve(requests(), caller)
     assert [reply.request_id for reply in caller.replies] == ["plain", "slow"]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from actor.serving.calls.request_errors import EVERY_S, Complaints
+from actor.serving.calls.request_errors import EVERY_S, RequestErrors
 from actor.serving.inference.forward_pass import NotFinite
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.refusal import Reason, Refusal, Refused
@@ -22,14 +22,16 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 def test_one_line_of_a_kind_in_ten_seconds_counts_the_others(caplog: pytest.LogCaptureFixture) -> None:
     """Each kind has its own; the request's id and its episode are named, as far as it has them."""
     now = [100.0]
-    complaints = Complaints(lambda: now[0])
+    request_errors = RequestErrors(lambda: now[0])
     with caplog.at_level(logging.INFO):
         for number in range(1000):
             request = pb.ActRequest(request_id=f"r-{number}", episode_id="e-1")
-            assert complaints.refused(request, OVERLOADED).retry_after_ms == 9
-        complaints.refused(pb.DescribeRequest(), Refused(Refusal(reason=Reason.INVALID, detail="policy=x")))
+            assert request_errors.refused(request, OVERLOADED).retry_after_ms == 9
+        request_errors.refused(
+            pb.DescribeRequest(), Refused(Refusal(reason=Reason.INVALID, detail="policy=x"))
+        )
         now[0] += EVERY_S
-        complaints.refused(pb.RewardRequest(request_id="late"), OVERLOADED)
+        request_errors.refused(pb.RewardRequest(request_id="late"), OVERLOADED)
     told = [
         (one["reason"], one.get("client_request_id"), one.get("episode_id"), one["others"])
         for one in lines(caplog)
@@ -44,7 +46,9 @@ def test_one_line_of_a_kind_in_ten_seconds_counts_the_others(caplog: pytest.LogC
 def test_a_version_that_fails_is_named_with_the_request_that_met_it(caplog: pytest.LogCaptureFixture) -> None:
     """And with the error."""
     question = question_of(request_id="r-7")
-    Complaints().failed(loaded_of(specification(), version=9), question, NotFinite("version 9: not finite"))
+    RequestErrors().failed(
+        loaded_of(specification(), version=9), question, NotFinite("version 9: not finite")
+    )
     (line,) = lines(caplog)
     assert (line["version"], line["client_request_id"]) == (9, "r-7")
     assert line["levelno"] == logging.ERROR

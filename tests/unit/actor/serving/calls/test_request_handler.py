@@ -83,8 +83,8 @@ async def test_an_act_that_is_repeated_gets_its_reply_and_is_no_step() -> None:
     stand = await ready()
     episode = stand.start()
     request = stand.asking(seen(0), episode_id=episode, step=0)
-    first = await stand.turns.act(request, 1e9)
-    assert await stand.turns.act(request, 1e9) == first
+    first = await stand.episode_steps.act(request, 1e9)
+    assert await stand.episode_steps.act(request, 1e9) == first
     assert (await stand.act(episode, seen(1), step=1)).step == 1
 
 
@@ -92,12 +92,12 @@ async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it(
     """One pass, one step, one reply for both; any other Act is refused meanwhile, and so is the end."""
     stand = await ready()
     episode, held = stand.start(), Held()
-    stand.shelf.latest = held.loaded
+    stand.loaded_versions.latest = held.loaded
     stand.batcher._work.note(1, 1.0)
     request = stand.asking(seen(0), episode_id=episode, want_value=True)
-    first = asyncio.create_task(stand.turns.act(request, 1e9))
+    first = asyncio.create_task(stand.episode_steps.act(request, 1e9))
     await asyncio.to_thread(held.begun.wait, 60)
-    second = asyncio.create_task(stand.turns.act(request, 1e9))
+    second = asyncio.create_task(stand.episode_steps.act(request, 1e9))
     with refused(Reason.INVALID, "under way"):
         await stand.act(episode, seen(1))
     with refused(Reason.INVALID, "under way"):
@@ -111,16 +111,16 @@ async def test_who_hangs_up_finds_the_reply_that_it_lost() -> None:
     """The step goes on without its caller."""
     stand = await ready()
     episode, held = stand.start(), Held()
-    stand.shelf.latest = held.loaded
+    stand.loaded_versions.latest = held.loaded
     stand.batcher._work.note(1, 1.0)
     request = stand.asking(seen(0), episode_id=episode, want_value=True)
-    caller = asyncio.create_task(stand.turns.act(request, 1e9))
+    caller = asyncio.create_task(stand.episode_steps.act(request, 1e9))
     await asyncio.to_thread(held.begun.wait, 60)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
     held.go.set()
-    assert pb.ActReply.FromString(await stand.turns.act(request, 1e9)).step == 0
+    assert pb.ActReply.FromString(await stand.episode_steps.act(request, 1e9)).step == 0
     assert stand.end(episode, TERMINATED).length == 1
 
 
@@ -132,10 +132,10 @@ async def test_an_act_that_was_refused_leaves_the_episode_as_it_was() -> None:
     wrong = stand.asking(seen(1), episode_id=episode, request_id="r", reward=5.0)
     wrong.observation[0].path = "camera"
     with refused(Reason.INVALID, "camera"):
-        await stand.turns.act(wrong, 1e9)
+        await stand.episode_steps.act(wrong, 1e9)
     with refused(Reason.DEADLINE, "its turn"):
         late = stand.asking(seen(1), episode_id=episode, request_id="r", reward=5.0)
-        await stand.turns.act(late, -1.0)
+        await stand.episode_steps.act(late, -1.0)
     assert (await stand.act(episode, seen(1), request_id="r", reward=1.0)).step == 1
     assert stand.end(episode, TERMINATED).total_return == 1.0
 
@@ -152,7 +152,7 @@ async def test_a_reward_that_is_repeated_counts_once() -> None:
     for _ in range(2):
         await stand.reward(episode, (0, 1.0), request_id="c")
     stand.now_s = 10.0
-    stand.episode_desk.sweep()
+    stand.episode_requests.sweep()
     (fragment,) = stand.fragments()
     assert fragment.arrays()["reward"].tolist() == [[5.0]]
 
@@ -212,7 +212,7 @@ async def test_what_an_episode_cannot_do_is_refused(fields: dict[str, Any], matc
     with refused(Reason.INVALID, match):
         await stand.act(episode, seen(0), **fields)
     (found,) = stand.episodes
-    assert found.trail.length == 0
+    assert found.segment_builder.length == 0
     assert len(found.last_request) <= MAX_REQUEST_ID
 
 
@@ -341,7 +341,7 @@ async def test_an_episode_that_was_given_up_is_unknown() -> None:
     stand.now_s = 59.0
     await stand.act(kept, seen(0))
     stand.now_s = 61.0
-    stand.episode_desk.sweep()
+    stand.episode_requests.sweep()
     assert [episode.id for episode in stand.episodes] == [kept]
     with refused(Reason.EPISODE_UNKNOWN, "given up"):
         await stand.act(left, seen(0))
@@ -353,12 +353,12 @@ async def test_an_episode_is_not_given_up_while_its_answer_is_computed() -> None
     """However long that takes."""
     stand = await ready(episode_timeout_s=1.0)
     episode, held = stand.start(), Held()
-    stand.shelf.latest = held.loaded
+    stand.loaded_versions.latest = held.loaded
     stand.batcher._work.note(1, 1.0)
     caller = asyncio.create_task(stand.act(episode, seen(0), want_value=True))
     await asyncio.to_thread(held.begun.wait, 60)
     stand.now_s = 100.0
-    stand.episode_desk.sweep()
+    stand.episode_requests.sweep()
     assert len(stand.episodes) == 1
     held.go.set()
     await caller
@@ -377,7 +377,7 @@ async def test_ten_thousand_abandoned_episodes_leave_a_bounded_memory() -> None:
             if number % 10 == 0:
                 await stand.act(episode, seen(0))
         stand.now_s += 5.0
-        stand.episode_desk.sweep()
+        stand.episode_requests.sweep()
     assert len(stand.episodes) == 0
     assert len(stand.episodes._over) == REMEMBERED_EPISODES
     assert len(stand.episodes._started) <= REMEMBERED_EPISODES
@@ -436,7 +436,7 @@ async def test_a_client_that_is_tied_to_a_version_plays_its_episodes_with_it() -
     stand = await ready()
     stand.keep(2)
     stand.keep(3)
-    await stand.shelf.steer(arms(active=3, pinned=(2, 3), pins={"ada": 2}))
+    await stand.loaded_versions.steer(arms(active=3, pinned=(2, 3), pins={"ada": 2}))
     replies = [await stand.act(stand.start("ada"), seen(0)) for _ in range(2)]
     assert [(reply.version, reply.arm) for reply in replies] == [(2, pb.ARM_PINNED)] * 2
     reply, _ = await stand.answer(stand.asking(seen(0), client_key="ada"), 1e9)
@@ -448,8 +448,8 @@ async def test_only_who_follows_the_learner_is_learned_from() -> None:
     """An episode on another arm is answered."""
     stand = await ready()
     stand.keep(2)
-    await stand.shelf.steer(arms(active=2, pinned=(2,)))
-    reply = stand.episode_desk.start(pb.StartEpisodeRequest(client_key="ada"))
+    await stand.loaded_versions.steer(arms(active=2, pinned=(2,)))
+    reply = stand.episode_requests.start(pb.StartEpisodeRequest(client_key="ada"))
     assert (reply.arm, reply.learned) == (pb.ARM_ACTIVE, False)
     await stand.play(reply.episode_id, 6)
     assert stand.end(reply.episode_id, TERMINATED).length == 6

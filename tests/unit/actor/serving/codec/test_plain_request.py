@@ -85,7 +85,7 @@ async def asked(
             yield request.SerializeToString()
 
     call = Call()
-    await ActStream(stand.desk, act, ([] if told is None else told).append).serve(sent(), call)
+    await ActStream(stand.handler, act, ([] if told is None else told).append).serve(sent(), call)
     by_id = {reply.request_id: reply for reply in call.replies}
     return [by_id[request.request_id] for request in requests]
 
@@ -181,8 +181,8 @@ async def test_a_plain_request_is_answered_as_its_message_is(observation: str, a
         stand, told = Stand(made, learns=False), list[Answered]()
         await stand.publish(300)
         stand.batcher._expected = 64
-        assert stand.shelf.latest is not None
-        stand.shelf.latest.random.bit_generator.state = np.random.default_rng(5).bit_generator.state
+        assert stand.loaded_versions.latest is not None
+        stand.loaded_versions.latest.random.bit_generator.state = np.random.default_rng(5).bit_generator.state
         requests = [
             stand.asking(
                 drawn(SPACES[observation], i),
@@ -192,8 +192,8 @@ async def test_a_plain_request_is_answered_as_its_message_is(observation: str, a
             for i in range(5)
         ]
         if is_message:
-            stand.desk.reader._plain._has_any = False
-        plain = [stand.desk.reader.read_plain(request.SerializeToString()) for request in requests]
+            stand.handler.reader._plain._has_any = False
+        plain = [stand.handler.reader.read_plain(request.SerializeToString()) for request in requests]
         assert all((question is None) is is_message for question in plain)
         replies.append(await asked(stand, *requests, told=told))
         assert len(told) == 5
@@ -221,7 +221,7 @@ async def test_what_is_counted_is_the_same(wrong: bool) -> None:
         stand = Stand(learns=False)
         await stand.publish(1)
         stand.batcher._expected = 64
-        stand.desk.reader._plain._has_any = not is_message
+        stand.handler.reader._plain._has_any = not is_message
         requests = [stand.asking(seen(step)) for step in range(3)]
         if wrong:
             requests.append(pb.ActRequest(observation=[pb.Part(value=WRONG["NaN"])]))
@@ -277,12 +277,12 @@ async def test_a_shadow_looks_on_at_plain_requests_too() -> None:
     for number in (2, 3):
         stand.keep(number)
     traffic = Traffic(policy="default", shadow=3)
-    await stand.shelf.steer(Arms(active=2, canary=None, traffic=traffic, pinned=frozenset({2, 3})))
+    await stand.loaded_versions.steer(Arms(active=2, canary=None, traffic=traffic, pinned=frozenset({2, 3})))
     before = metrics.SHADOW_AGREEMENT._sum.get()
     (reply,) = await asked(stand, stand.asking(seen(0)))
     assert reply.version == 2
-    loaded = stand.shelf.choose("").loaded
+    loaded = stand.loaded_versions.choose("").loaded
     assert loaded is not None
-    await stand.batcher.ask(loaded, stand.desk.reader.read(stand.asking(seen(1))))  # behind the shadow's
+    await stand.batcher.ask(loaded, stand.handler.reader.read(stand.asking(seen(1))))  # behind the shadow's
     await asyncio.sleep(0)
     assert metrics.SHADOW_AGREEMENT._sum.get() > before

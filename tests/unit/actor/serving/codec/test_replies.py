@@ -28,10 +28,10 @@ async def test_every_kind_of_action_is_written_as_protobuf_does(action: str, bat
     observation = parts_of(OBSERVATION, rows if batch else rows[0])
     for request_id in ("", "a", "b" * 128, "ä"):
         request = pb.ActRequest(request_id=request_id, observation=observation, batch=batch)
-        answered = await stand.desk.act(request, FAR)
-        expected = stand.desk.writer.reply(request, answered)
+        answered = await stand.handler.act(request, FAR)
+        expected = stand.handler.writer.reply(request, answered)
         assert expected.version == 300
-        assert stand.desk.writer.encode(request, answered) == expected.SerializeToString()
+        assert stand.handler.writer.encode(request, answered) == expected.SerializeToString()
 
 
 @pytest.mark.parametrize("wish", ["want_value", "want_distribution"])
@@ -40,7 +40,7 @@ async def test_a_reply_that_says_more_is_written_whole(wish: str) -> None:
     stand = Stand()
     await stand.publish(1)
     request = stand.asking(rows_of(1)["observation"][0], **{wish: True})
-    answered = await stand.desk.act(request, FAR)
-    reply = pb.ActReply.FromString(stand.desk.writer.encode(request, answered))
-    assert reply == stand.desk.writer.reply(request, answered)
+    answered = await stand.handler.act(request, FAR)
+    reply = pb.ActReply.FromString(stand.handler.writer.encode(request, answered))
+    assert reply == stand.handler.writer.reply(request, answered)
     assert reply.value if wish == "want_value" else reply.distribution

@@ -197,10 +197,10 @@ async def test_who_is_not_heard_of_is_given_up() -> None:
     stand, episode = await begun(episode_timeout_s=60.0)
     await stand.play(episode, 3)
     stand.now_s = 59.9
-    stand.episode_desk.sweep()
+    stand.episode_requests.sweep()
     assert len(stand.episodes) == 1
     stand.now_s = 60.0
-    stand.episode_desk.sweep()
+    stand.episode_requests.sweep()
     assert len(stand.episodes) == 0
     assert steps_seen(stand.fragments()) == [[0, 1, 2]]
 
@@ -244,19 +244,19 @@ async def test_a_late_reward_lands_in_its_step_within_the_window() -> None:
         await stand.act(episode, seen(step))
     stand.now_s = 1.0
     stand.end(episode, TERMINATED)
-    stand.episode_desk.sweep()
+    stand.episode_requests.sweep()
     assert stand.fragments() == []
     assert await stand.reward(episode, (0, 10.0), (3, 13.0), (5, 15.0)) == 0
     stand.now_s = 4.9
-    stand.episode_desk.sweep()
+    stand.episode_requests.sweep()
     assert stand.fragments() == []
     stand.now_s = 5.0
-    stand.episode_desk.sweep()
+    stand.episode_requests.sweep()
     (first,) = stand.fragments()
     assert column(first, "reward") == [10, 0, 0, 13]
     assert await stand.reward(episode, (4, 14.0)) == 0
     stand.now_s = 6.0
-    stand.episode_desk.sweep()
+    stand.episode_requests.sweep()
     (last,) = stand.fragments()
     assert column(last, "reward") == [14, 15]
 
@@ -492,7 +492,7 @@ class Transition:
     reward: float
     terminated: bool
     truncated: bool
-    following: tuple[float, ...]
+    run_follower: tuple[float, ...]
 
 
 WAYS: Final = ("with the next", "at once", "in two", "late")
@@ -531,7 +531,7 @@ async def served(played: Sequence[Played], unroll: int) -> list[Transition]:
             if way == "late":
                 assert await stand.reward(episode, (step, reward)) == 0
     stand.now_s = 2.0
-    stand.episode_desk.sweep()
+    stand.episode_requests.sweep()
     found = stand.fragments()
     assert all(fragment.header.steps <= unroll for fragment in found)
     found.sort(key=lambda fragment: fragment.header.slots[0][1:])
@@ -565,10 +565,10 @@ def rolled_out(played: Sequence[Played], unroll: int) -> list[Transition]:
 def stepped(one: Played, number: int, step: int, reward: float) -> Stepped:
     """What an environment that is reset at once says."""
     over = step + 1 == len(one.rewards)
-    following = seen(step + 1, number)[np.newaxis]
-    ended = Ended(np.array([0]), {"observation": following}) if over else None
+    run_follower = seen(step + 1, number)[np.newaxis]
+    ended = Ended(np.array([0]), {"observation": run_follower}) if over else None
     return Stepped(
-        observation={"observation": seen(0, number + 1)[np.newaxis] if over else following},
+        observation={"observation": seen(0, number + 1)[np.newaxis] if over else run_follower},
         reward=np.array([reward]),
         terminated=np.array([over and not one.truncated]),
         truncated=np.array([over and one.truncated]),
@@ -590,7 +590,7 @@ def transitions(fragment: Fragment) -> list[Transition]:
             reward=column(fragment, "reward")[step],
             terminated=column(fragment, "terminated")[step],
             truncated=column(fragment, "truncated")[step],
-            following=tuple(finals.get(step, observed[step + 1])),
+            run_follower=tuple(finals.get(step, observed[step + 1])),
         )
         for step in range(fragment.header.steps)
     ]

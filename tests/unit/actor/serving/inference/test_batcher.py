@@ -224,13 +224,13 @@ async def test_a_pass_that_takes_long_leaves_the_loop_alone() -> None:
     batcher, loaded = make(), loaded_of(MADE)
     with passes() as counted, pass_under_way(batcher) as (held, first):
         await asyncio.to_thread(held.begun.wait, 60)
-        following = [batcher.ask(loaded, question_of()) for _ in range(5)]
+        run_follower = [batcher.ask(loaded, question_of()) for _ in range(5)]
         for _ in range(100):
             await asyncio.sleep(0)
         assert not first.done()
-        assert not any(future.done() for future in following)
+        assert not any(future.done() for future in run_follower)
         held.go.set()
-        await asyncio.gather(first, *following)
+        await asyncio.gather(first, *run_follower)
     assert counted == [2, 6]
     batcher.close()
 

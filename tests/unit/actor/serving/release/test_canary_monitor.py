@@ -1,4 +1,4 @@
-"""The canary on trial: what clients see decides, each episode once, and nobody decides for another trial."""
+"""The canary on canary_monitor: what clients see decides, each episode once, and nobody decides for another trial."""
 
 import re
 from typing import Any
@@ -37,8 +37,8 @@ async def steer(stand: Stand, canary: int | None) -> None:
     share = 0.0 if canary is None else 0.5
     held = frozenset({ACTIVE, CANARY, *stand.weights})
     traffic = Traffic(policy="default", canary_share=share)
-    await stand.shelf.steer(Arms(traffic=traffic, active=ACTIVE, canary=canary, pinned=held))
-    stand.trial.steer(ACTIVE, canary, Evaluation(mean=0.5, std=0.1, episodes=10))
+    await stand.loaded_versions.steer(Arms(traffic=traffic, active=ACTIVE, canary=canary, pinned=held))
+    stand.canary_monitor.steer(ACTIVE, canary, Evaluation(mean=0.5, std=0.1, episodes=10))
 
 
 async def play(stand: Stand, client: int, good: float = 1.0, bad: float = 1.0) -> None:
@@ -73,7 +73,7 @@ async def test_a_canary_whose_clients_earn_less_is_withdrawn() -> None:
     assert value_of("penstock_canaries_withdrawn_total") == before + 1
     assert version == CANARY
     assert why.startswith("withdraw for lower_return")
-    assert stand.trial.state.canary_episodes < 60
+    assert stand.canary_monitor.state.canary_episodes < 60
 
 
 async def test_a_canary_that_answers_nan_is_withdrawn_with_its_first_episode() -> None:
@@ -84,12 +84,12 @@ async def test_a_canary_that_answers_nan_is_withdrawn_with_its_first_episode() -
         for client in range(20):
             if without_episode:
                 request = stand.asking(seen(0), client_key=f"client-{client}")
-                stand.trial.answered((await stand.answer(request, 1e9))[1])
+                stand.canary_monitor.answered((await stand.answer(request, 1e9))[1])
             else:
                 await play(stand, client)
         assert [version for version, _ in stand.withdrawn] == [CANARY]
-        assert stand.trial.state.cause is Cause.NOT_FINITE
-        assert stand.trial.state.canary_episodes == 1
+        assert stand.canary_monitor.state.cause is Cause.NOT_FINITE
+        assert stand.canary_monitor.state.canary_episodes == 1
 
 
 async def test_answers_of_nan_wait_for_no_episode_that_began_before() -> None:
@@ -128,7 +128,10 @@ async def test_a_canary_that_is_as_good_stays_until_the_horizon() -> None:
     for client in range(200):
         await play(stand, client)
     assert stand.withdrawn == []
-    assert (stand.trial.state.verdict, stand.trial.state.canary_episodes) == (Verdict.UNDECIDED, 60)
+    assert (stand.canary_monitor.state.verdict, stand.canary_monitor.state.canary_episodes) == (
+        Verdict.UNDECIDED,
+        60,
+    )
 
 
 async def test_an_episode_of_a_trial_that_is_over_counts_for_nothing() -> None:
@@ -141,7 +144,7 @@ async def test_an_episode_of_a_trial_that_is_over_counts_for_nothing() -> None:
     await steer(stand, 3)
     for episode in open_:
         stand.end(episode, pb.ENDING_TERMINATED, reward=0.5)
-    assert (stand.trial.state.canary_episodes, stand.trial.state.active_episodes) == (0, 0)
+    assert (stand.canary_monitor.state.canary_episodes, stand.canary_monitor.state.active_episodes) == (0, 0)
 
 
 async def test_short_episodes_wait_for_those_that_began_before() -> None:
@@ -153,10 +156,14 @@ async def test_short_episodes_wait_for_those_that_began_before() -> None:
     for episode in reversed(open_[1:]):
         stand.end(episode, pb.ENDING_TERMINATED, reward=0.5)
     arms = {episode.arm for episode in stand.episodes}
-    waiting = stand.trial.state.canary_episodes if Arm.CANARY in arms else stand.trial.state.active_episodes
+    waiting = (
+        stand.canary_monitor.state.canary_episodes
+        if Arm.CANARY in arms
+        else stand.canary_monitor.state.active_episodes
+    )
     assert waiting == 0
     stand.end(open_[0], pb.ENDING_TERMINATED, reward=0.5)
-    assert stand.trial.state.canary_episodes + stand.trial.state.active_episodes == 20
+    assert stand.canary_monitor.state.canary_episodes + stand.canary_monitor.state.active_episodes == 20
 
 
 async def test_an_abandoned_episode_counts_by_its_answers_alone() -> None:
@@ -169,8 +176,8 @@ async def test_an_abandoned_episode_counts_by_its_answers_alone() -> None:
         await stand.reward(episode, (0, earned))
         stand.end(episode, pb.ENDING_ABANDONED)
     assert stand.withdrawn == []
-    assert stand.trial.state.evidence(Cause.LOWER_RETURN) == 1.0
-    assert stand.trial.state.canary_episodes == 60
+    assert stand.canary_monitor.state.evidence(Cause.LOWER_RETURN) == 1.0
+    assert stand.canary_monitor.state.canary_episodes == 60
 
 
 async def test_a_canary_that_is_still_there_is_withdrawn_again() -> None:
@@ -190,8 +197,8 @@ async def test_without_a_range_returns_do_not_count(known: bool) -> None:
     """A range is declared, or comes from the active version's evaluation."""
     stand = await on_trial(return_range=None)
     if not known:
-        stand.trial.steer(None, None, None)
-        stand.trial.steer(ACTIVE, CANARY, None)
+        stand.canary_monitor.steer(None, None, None)
+        stand.canary_monitor.steer(ACTIVE, CANARY, None)
     for client in range(200):
         await play(stand, client, good=0.9, bad=0.1)
     assert bool(stand.withdrawn) is known
@@ -203,4 +210,4 @@ async def test_slow_answers_count_against_the_canary() -> None:
     for client in range(40):
         await play(stand, client)
     # Slow on both arms is nothing that the canary does worse.
-    assert stand.trial.state.cause is Cause.HORIZON
+    assert stand.canary_monitor.state.cause is Cause.HORIZON

@@ -70,8 +70,8 @@ async def test_a_version_that_answered_and_no_longer_does_has_the_one_before_it(
     await ask(stand)
     await stand.publish(2)
     await ask(stand)
-    assert stand.shelf.latest is not None
-    broken(stand.shelf.latest.policy)
+    assert stand.loaded_versions.latest is not None
+    broken(stand.loaded_versions.latest.policy)
     reply = await ask(stand)
     assert (reply.version, reply.fallback) == (1, pb.FALLBACK_PREVIOUS)
 
@@ -128,15 +128,15 @@ async def test_an_arm_whose_weights_are_damaged_keeps_the_version_before() -> No
     """And what is wrong is told."""
     stand = Stand()
     stand.keep(1)
-    await stand.shelf.steer(arms(1))
+    await stand.loaded_versions.steer(arms(1))
     assert (await ask(stand)).version == 1
     stand.weights[2] = Weights(2, 2, b"\0" * 100)
-    (wrong,) = await stand.shelf.steer(arms(2))
+    (wrong,) = await stand.loaded_versions.steer(arms(2))
     assert "version=2" in wrong
     reply = await ask(stand)
     assert (reply.version, reply.fallback, reply.arm) == (1, pb.FALLBACK_PREVIOUS, pb.ARM_ACTIVE)
     stand.keep(2)
-    assert await stand.shelf.steer(arms(2)) == []
+    assert await stand.loaded_versions.steer(arms(2)) == []
     assert ((await ask(stand)).version, (await ask(stand)).fallback) == (2, 0)
 
 
@@ -147,7 +147,7 @@ async def test_a_swap_does_not_touch_answers_under_way() -> None:
     """They end with the version that they began with."""
     stand = Stand()
     held = Held()
-    stand.shelf.latest = held.loaded
+    stand.loaded_versions.latest = held.loaded
     stand.batcher._work.note(1, 1.0)
     under_way = asyncio.create_task(ask(stand, want_value=True))
     await asyncio.to_thread(held.begun.wait, 60)
@@ -161,11 +161,11 @@ async def test_loaded_weights_are_never_changed() -> None:
     """Each version has a policy of its own."""
     stand = Stand()
     await stand.publish(1)
-    first = stand.shelf.latest
+    first = stand.loaded_versions.latest
     assert first is not None
     before = first.policy.action_parameters(question_of(3).observation).copy()
     await stand.publish(2)
-    assert stand.shelf.latest is not first
+    assert stand.loaded_versions.latest is not first
     np.testing.assert_array_equal(first.policy.action_parameters(question_of(3).observation), before)
 
 
@@ -175,7 +175,7 @@ async def test_weights_that_do_not_fit_change_nothing() -> None:
     await stand.publish(1)
     for blob in (b"", b"\0" * 100, stand.weights[1].blob[:-8]):
         with pytest.raises(ValueError, match="weights"):
-            await stand.shelf.take_latest(Weights(2, 2, blob))
+            await stand.loaded_versions.take_latest(Weights(2, 2, blob))
     assert (await ask(stand)).version == 1
 
 
@@ -205,7 +205,7 @@ async def test_of_the_versions_that_were_named_the_newest_used_stay() -> None:
     await ask(stand, version=MAX_LOADED + 1)
     await ask(stand, version=1)
     assert stand.fetched == list(range(1, MAX_LOADED + 2))
-    assert len(stand.shelf.served()) == MAX_LOADED
+    assert len(stand.loaded_versions.served()) == MAX_LOADED
     await ask(stand, version=2)
     assert stand.fetched[-1] == 2
 
@@ -216,12 +216,12 @@ async def test_arms_hold_what_they_need_and_let_go_of_the_rest() -> None:
     for version in range(1, 7):
         stand.keep(version)
     traffic = {"canary_share": 0.5, "shadow": 3, "pins": {"ada": 4}}
-    await stand.shelf.steer(arms(1, 3, 4, canary=2, **traffic))
-    assert sorted(stand.shelf.served()) == [1, 2, 3, 4]
-    await stand.shelf.steer(arms(2, canary=5, canary_share=0.5))
-    assert sorted(stand.shelf.served()) == [2, 5]
+    await stand.loaded_versions.steer(arms(1, 3, 4, canary=2, **traffic))
+    assert sorted(stand.loaded_versions.served()) == [1, 2, 3, 4]
+    await stand.loaded_versions.steer(arms(2, canary=5, canary_share=0.5))
+    assert sorted(stand.loaded_versions.served()) == [2, 5]
     assert stand.fetched == [1, 2, 3, 4, 5]
-    served = stand.shelf.served()
+    served = stand.loaded_versions.served()
     assert (served[2][1], served[5][1]) == ([Arm.ACTIVE], [Arm.CANARY])
 
 
@@ -230,7 +230,7 @@ async def test_who_says_no_name_is_dealt_anew_and_who_does_stays() -> None:
     stand = Stand()
     stand.keep(1)
     stand.keep(2)
-    await stand.shelf.steer(arms(1, canary=2, canary_share=0.5))
+    await stand.loaded_versions.steer(arms(1, canary=2, canary_share=0.5))
     assert {(await ask(stand)).version for _ in range(60)} == {1, 2}
     for key in ("ada", "bob", "eve"):
         assert len({(await ask(stand, client_key=key)).version for _ in range(10)}) == 1
@@ -241,11 +241,11 @@ async def test_a_shadow_answers_as_well_and_changes_no_answer() -> None:
     stand = Stand()
     stand.keep(1)
     stand.keep(2, policy=broken(policy_of(stand.specification, 2)))
-    await stand.shelf.steer(arms(1, 2, shadow=2))
+    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
     (family,) = metrics.SHADOW_AGREEMENT.collect()
     before = {sample.name.rpartition("_")[2]: sample.value for sample in family.samples}
     assert (await ask(stand)).version == 1
-    loaded = stand.shelf.choose("ada").loaded
+    loaded = stand.loaded_versions.choose("ada").loaded
     assert loaded is not None
     await stand.batcher.ask(loaded, question_of())  # comes after the shadow's turn
     await asyncio.sleep(0)  # a round of the loop, in which the shadow's answer is noted

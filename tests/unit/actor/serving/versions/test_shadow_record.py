@@ -29,9 +29,9 @@ async def ask(stand: Stand, seed: int, **fields: Any) -> Any:
 
 async def settle(stand: Stand) -> None:
     """Until the shadow has had its turn."""
-    loaded = stand.shelf.choose("ada").loaded
+    loaded = stand.loaded_versions.choose("ada").loaded
     assert loaded is not None
-    await stand.batcher.ask(loaded, stand.desk.reader.read(stand.asking(rows_of(1)["observation"][0])))
+    await stand.batcher.ask(loaded, stand.handler.reader.read(stand.asking(rows_of(1)["observation"][0])))
     await asyncio.sleep(0)
 
 
@@ -46,7 +46,7 @@ async def test_each_answer_is_written_down_with_what_the_shadow_says(tmp_path: P
     stand = Stand(record=record)
     stand.keep(1)
     stand.keep(2)
-    await stand.shelf.steer(arms(1, 2, shadow=2))
+    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
     replies = [await ask(stand, seed, request_id=f"r-{seed}") for seed in range(3)]
     record.close()
     shadow = policy_of(stand.specification, 2)
@@ -75,7 +75,7 @@ async def test_every_step_of_an_episode_is_written_down(tmp_path: Path) -> None:
     stand = Stand(record=record)
     stand.keep(1)
     stand.keep(2)
-    await stand.shelf.steer(arms(1, 2, shadow=2))
+    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
     episode = stand.start()
     for step in range(10):
         await stand.play(episode, 1, step)
@@ -91,7 +91,7 @@ async def test_the_shadow_is_under_the_mask_of_the_request(tmp_path: Path) -> No
     stand = Stand(record=record)
     stand.keep(1)
     stand.keep(2)
-    await stand.shelf.steer(arms(1, 2, shadow=2))
+    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
     allowed = np.array([True, False, True])
     for seed in range(8):
         await ask(stand, seed, action_mask=[pb.Part(value=to_tensor(allowed))])
@@ -113,7 +113,7 @@ async def test_a_shadow_that_cannot_answer_is_written_down_as_such(tmp_path: Pat
     stand = Stand(record=record)
     stand.keep(1)
     stand.keep(2, policy=broken(policy_of(stand.specification, 2)))
-    await stand.shelf.steer(arms(1, 2, shadow=2))
+    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
     await ask(stand, 0)
     record.close()
     (row,) = written(tmp_path / "shadow.jsonl")
@@ -131,7 +131,7 @@ async def test_the_file_is_turned_over_and_no_disk_fails_an_answer(
     stand = Stand(record=record)
     stand.keep(1)
     stand.keep(2)
-    await stand.shelf.steer(arms(1, 2, shadow=2))
+    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
     for seed in range(20):
         await ask(stand, seed)
     record.close()
@@ -141,7 +141,7 @@ async def test_the_file_is_turned_over_and_no_disk_fails_an_answer(
     stand = Stand(record=record)
     stand.keep(1)
     stand.keep(2)
-    await stand.shelf.steer(arms(1, 2, shadow=2))
+    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
     assert (await ask(stand, 21)).version == 1
     record.close()
     assert metrics.SHADOW_UNRECORDED._value.get() == before + 1

@@ -148,7 +148,7 @@ def test_a_memory_that_comes_back_too_small_is_filled_before_it_is_used() -> Non
     for number in range(1, 11):
         first.update(corridor(number), progress=0.0)
     second.load(first.state())
-    assert second.end_recall() == len(first.replay.entries) > 0
+    assert second.end_reload() == len(first.replay.entries) > 0
     made = [second.update(corridor(number), progress=0.0).gradient_steps for number in (11, 12, 13)]
     assert made[0] == 0
     assert made[2] > 0

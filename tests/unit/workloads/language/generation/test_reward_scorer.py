@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.exit import Fatal
-from workloads.language.generation.reward_scorer import Judge, Response
+from workloads.language.generation.reward_scorer import Response, RewardScorer
 from workloads.language.reward.reward_source import BadReward, Rewards, Sample, ScoredBy, Unavailable
 from workloads.language.tokenizer import load_tokenizer
 
@@ -46,21 +46,23 @@ def responses(base: Path) -> list[Response]:
     ]
 
 
-def judge(base: Path, source: Recorder, *, reads_tokens: bool = False, standardise: bool = False) -> Judge:
+def scorer(
+    base: Path, source: Recorder, *, reads_tokens: bool = False, standardise: bool = False
+) -> RewardScorer:
     """Of the tiny tokenizer."""
-    return Judge(source, load_tokenizer(str(base)), reads_tokens=reads_tokens, standardise=standardise)
+    return RewardScorer(source, load_tokenizer(str(base)), reads_tokens=reads_tokens, standardise=standardise)
 
 
 def test_a_source_reads_text_unless_it_has_the_tokenizer(base: Path) -> None:
     """Tokens are shown as they were drawn."""
     source = Recorder(rewards(1.0, 2.0), rewards(1.0, 2.0))
     asked = responses(base)
-    judge(base, source).score(asked, lambda: False)
+    scorer(base, source).score(asked, lambda: False)
     assert source.shown == [
         Sample(prompt="apple", response="good bad"),
         Sample(prompt="apple", response="bad bad"),
     ]
-    judge(base, source, reads_tokens=True).score(asked, lambda: False)
+    scorer(base, source, reads_tokens=True).score(asked, lambda: False)
     assert [one.response_ids for one in source.shown] == [one.ids for one in asked]
     assert source.shown[0].prompt_ids == (1, 9)
 
@@ -68,14 +70,14 @@ def test_a_source_reads_text_unless_it_has_the_tokenizer(base: Path) -> None:
 def test_a_source_that_is_away_is_asked_again(base: Path) -> None:
     """Until it answers."""
     source = Recorder(Unavailable("away"), Unavailable("away"), rewards(0.0, None))
-    given = judge(base, source).score(responses(base), lambda: False)
+    given = scorer(base, source).score(responses(base), lambda: False)
     assert given is not None
     assert given.values == (0.0, None)
 
 
 def test_nobody_waits_for_rewards_when_the_work_is_over(base: Path) -> None:
     """The answer is none."""
-    assert judge(base, Recorder(Unavailable("away"))).score(responses(base), lambda: True) is None
+    assert scorer(base, Recorder(Unavailable("away"))).score(responses(base), lambda: True) is None
 
 
 class Hanging:
@@ -96,7 +98,7 @@ class Hanging:
 
 def test_a_call_that_hangs_holds_nobody_up(base: Path) -> None:
     """It is left alone when the work is over, and ends when the judge is closed."""
-    hung = Judge(Hanging(), load_tokenizer(str(base)), reads_tokens=False, standardise=False)
+    hung = RewardScorer(Hanging(), load_tokenizer(str(base)), reads_tokens=False, standardise=False)
     assert hung.score(responses(base), lambda: True) is None
     hung.close()
 
@@ -104,14 +106,14 @@ def test_a_call_that_hangs_holds_nobody_up(base: Path) -> None:
 def test_what_no_repetition_changes_ends_the_actor(base: Path) -> None:
     """With the reason."""
     with pytest.raises(Fatal, match=r"environment\.kwargs\.reward: NaN"):
-        judge(base, Recorder(BadReward("NaN"))).score(responses(base), lambda: False)
+        scorer(base, Recorder(BadReward("NaN"))).score(responses(base), lambda: False)
 
 
 def test_standardised_rewards_are_in_standard_deviations(base: Path) -> None:
     """At most 5 of them; one that is absent stays absent."""
     source = Recorder(rewards(3.0, None, mean=1.0, std=4.0), rewards(99.0, -99.0, mean=1.0, std=4.0))
-    scaled = judge(base, source, standardise=True)
+    scaled = scorer(base, source, standardise=True)
     values = [scaled.score(responses(base), lambda: False) for _ in range(2)]
     assert [one.values for one in values if one] == [(0.5, None), (5.0, -5.0)]
     with pytest.raises(Fatal, match="does not say the mean and std"):
-        judge(base, Recorder(rewards(1.0, 2.0)), standardise=True).score(responses(base), lambda: False)
+        scorer(base, Recorder(rewards(1.0, 2.0)), standardise=True).score(responses(base), lambda: False)

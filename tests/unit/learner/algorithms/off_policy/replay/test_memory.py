@@ -181,8 +181,8 @@ def recalled(memory: Replay, parts: dict[int, Transitions]) -> int:
     """Read all of `parts` again, in order."""
     for number, part in sorted(parts.items()):
         if memory.awaits(number):
-            memory.recall(number, part)
-    return memory.end_recall()
+            memory.reload(number, part)
+    return memory.end_reload()
 
 
 def same(one: Sample, other: Sample) -> bool:
@@ -230,7 +230,7 @@ def test_a_state_that_was_not_recalled_yet_is_still_whole(how: Prioritisation | 
     tensors, numbers = first.state()
     second = replay(how=how)
     second.load(tensors, numbers)
-    second.recall(1, rows(3, 10))
+    second.reload(1, rows(3, 10))
     again, _ = second.state()
     assert again.keys() == tensors.keys()
     assert all(torch.equal(tensor, again[name]) for name, tensor in tensors.items())
@@ -257,7 +257,7 @@ def test_an_entry_that_is_not_what_it_was_is_named() -> None:
     second = replay()
     second.load(*first.state())
     with pytest.raises(ValueError, match="log entry 5: 2 transitions, 3 when it entered"):
-        second.recall(5, rows(2, 0))
+        second.reload(5, rows(2, 0))
 
 
 def test_a_state_of_another_kind_of_replay_is_refused() -> None:

@@ -1,27 +1,27 @@
--- Pacing: leave to generate, the outstanding steps that bound it, the settled position that frees it.
+-- Pacing: credit to generate, the outstanding steps that bound it, the settled position that frees it.
 -- Needs: run.
 
--- Steps in the log behind the settled position, plus a full fragment for each sequence with leave.
+-- Steps in the log behind the settled position, plus a full fragment for each sequence with credit.
 local function outstanding()
   local total, settled, charge = numbers(STATE, 'steps_total', 'settled_steps', 'fragment_charge')
   local begun = 0
-  for _, sequences in ipairs(redis.call('HVALS', LEAVE)) do
+  for _, sequences in ipairs(redis.call('HVALS', CREDIT)) do
     begun = begun + sequences
   end
   return total - settled + charge * begun
 end
 
--- Notes how many sequences a rollout session has leave for beyond what it appended.
-local function note_leave(session, count)
+-- Notes how many sequences a rollout session has credit for beyond what it appended.
+local function note_credit(session, count)
   if count > 0 then
-    redis.call('HSET', LEAVE, session, count)
+    redis.call('HSET', CREDIT, session, count)
   else
-    redis.call('HDEL', LEAVE, session)
+    redis.call('HDEL', CREDIT, session)
   end
 end
 
--- The most sequences that one session ever has leave for.
-local function most_leave()
+-- The most sequences that one session ever has credit for.
+local function most_credit()
   local budget, charge = numbers(STATE, 'budget', 'fragment_charge')
   return math.max(1, math.floor(budget / charge))
 end
@@ -41,13 +41,13 @@ local function grant(session, steps)
   end
   if granted > through then
     redis.call('HSET', row, 'begin_through', granted, 'min_version', version)
-    note_leave(session, granted - sequence)
+    note_credit(session, granted - sequence)
   end
   return steps
 end
 
--- Leave as replies carry it.
-local function leave_of(session)
+-- Credit as replies carry it.
+local function credit_of(session)
   local through, version, round = numbers(SESSION .. session, 'begin_through', 'min_version', 'round')
   return through, version, math.max(0, round)
 end
