@@ -106,8 +106,8 @@ def policy_maker(specification: RunSpecification, local: ActorSection | None = N
         policy: object = make(*spaces, section, specification.seed)
         if not isinstance(policy, Policy):
             raise ConfigurationError(
-                f"workload={workload.name!r}: its {type(policy).__name__} gives no single actions, so it is neither served "
-                "nor exported as ONNX"
+                f"workload={workload.name!r}: its {type(policy).__name__} gives no single actions, so it is "
+                "neither served nor exported as ONNX"
             )
         return policy
 

@@ -20,7 +20,10 @@ _FINAL = "final/"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A fragment of a batch: number of its log entry, bytes of its payload, and the steps and columns it has."""
+    """A fragment of a batch.
+
+    Number of its log entry, bytes of its payload, and the steps and columns it has.
+    """
 
     number: int
     size: int
@@ -183,8 +186,9 @@ def check_meaning(header: FragmentHeader, arrays: Mapping[str, Array]) -> None:
     """Raise ValueError that says why when a well-formed fragment cannot be trained on.
 
     That is: a truncated step without its final observation, a final row that points outside or at a step
-    that did not end, a `reward`, `log_prob` or floating observation or action that is not finite where valid, a
-    state that is not finite, a mask that allows nothing or forbids the index that was taken where a step is valid. The caller books `invalid`.
+    that did not end, a `reward`, `log_prob` or floating observation or action that is not finite where valid,
+    a state that is not finite, a mask that allows nothing or forbids the index that was taken where a step is
+    valid. The caller books `invalid`.
     """
     valid = arrays["valid"].astype(bool)
     _check_finals(header, arrays, valid)

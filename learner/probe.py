@@ -2,9 +2,9 @@
 
 An actor answers with its log-probabilities under the weights it applied; the learner keeps the right
 answers of every version it published and compares. A session whose answer is wrong is quarantined: the
-feed books its fragments `quarantined` until it answers right again. One update may change less than two builds of a
-numerical library differ by; so an answer that is almost right is wrong too if it is that of the version which the
-session had before. Safe to use from any thread.
+feed books its fragments `quarantined` until it answers right again. One update may change less than two
+builds of a numerical library differ by; so an answer that is almost right is wrong too if it is that of the
+version which the session had before. Safe to use from any thread.
 """
 
 import logging
@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 def make_probe(observation_space: Space, policy: Policy, seed: int) -> Probe:
     """The probe of a run: observations drawn within their bounds, and an action of the policy for each.
 
-    With a policy that remembers, the state that it had after as many others: zeros would not show its weights.
+    With a policy that remembers, the state that it had after as many others: zeros would not show its
+    weights.
     """
     generator = np.random.default_rng(seed)
     before, observation = (
@@ -124,7 +125,8 @@ class Quarantine:
         given = np.asarray(answer.log_prob, np.float64)
         if given.shape != right.shape:
             return f"{given.size} answers to {right.size} questions"
-        # Relative too: rounding grows with the answer, and that of many narrow Gaussians is large. NaN is wrong.
+        # Relative too: rounding grows with the answer, and that of many narrow Gaussians is large. NaN is
+        # wrong.
         if np.isclose(given, right, rtol=self._tolerance, atol=self._tolerance).all():
             return ""
         worst = int(np.argmax(np.abs(given - right.astype(np.float64))))

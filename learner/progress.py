@@ -14,8 +14,8 @@ class Progress:
     """position: last log entry consumed. round: next one of lock-step. episodes: `Episodes.state()`.
 
     numbers: of the `AlgorithmState`. evaluation: `Evaluation.state()`. recorded: batches
-    consumed of the recording that the run learns from. staleness: fragments by age in updates. sections: what must not
-    change between stop and resume, as canonical JSON. training_seconds: since the first experience.
+    consumed of the recording that the run learns from. staleness: fragments by age in updates. sections: what
+    must not change between stop and resume, as canonical JSON. training_seconds: since the first experience.
     """
 
     run: str

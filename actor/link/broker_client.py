@@ -6,9 +6,9 @@ until it is answered or `stop` is set (Interrupted); every call is safe to repea
 changes (a malformed request, no permission, a message above the limit) is Fatal. Used by several threads.
 
 A deadline leaves time for the bytes. A connection on which a deadline passes and nothing at all was heard for
-the second half of it leads nowhere, whatever the operating system thinks of it: the calls go on over a new one.
-Not for all of it: what came just after the call began would keep a dead connection for another deadline, and two
-of those that watch are as long as a session lives.
+the second half of it leads nowhere, whatever the operating system thinks of it: the calls go on over a new
+one. Not for all of it: what came just after the call began would keep a dead connection for another deadline,
+and two of those that watch are as long as a session lives.
 """
 
 import logging
@@ -308,7 +308,8 @@ def _final(address: str, error: Exception) -> Exception:
     if call_status.is_too_large(error):
         return Fatal(
             f"a message between this actor and the broker at {address} is above the limit of "
-            f"{MAX_MESSAGE_BYTES} bytes ({call_status.text_of(error)}); lower actor.unroll_length or environment.count"
+            f"{MAX_MESSAGE_BYTES} bytes ({call_status.text_of(error)}); lower actor.unroll_length or "
+            "environment.count"
         )
     return Fatal(f"the broker at {address} refuses this actor's calls: {call_status.text_of(error)}")
 

@@ -65,7 +65,10 @@ class FragmentQueue(Protocol):
 
 
 class RolloutQueue:
-    """Fragments that were numbered when they were made, sent in that order: a `FragmentQueue` of one session."""
+    """Fragments that were numbered when they were made, sent in that order.
+
+    A `FragmentQueue` of one session.
+    """
 
     def __init__(self, capacity: int) -> None:
         """capacity: most unacknowledged fragments."""

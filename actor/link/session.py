@@ -5,9 +5,9 @@
                      └────────────── closing ─► closed
 
 The watcher hangs in WatchLatest, which also renews the session, so an environment that takes long costs
-nothing. Other threads wait for a change with `wait_until`, or are told of it (`on_change`). Credit is absolute: what
-arrives late or twice changes nothing. An error in a thread of the session is kept and raised by `check`, in the main
-thread.
+nothing. Other threads wait for a change with `wait_until`, or are told of it (`on_change`). Credit is
+absolute: what arrives late or twice changes nothing. An error in a thread of the session is kept and raised
+by `check`, in the main thread.
 """
 
 import hashlib
@@ -140,7 +140,10 @@ class Session:
             raise self._failure
 
     def may_begin(self, sequence: int) -> bool:
-        """Whether a fragment of that number may be begun now: by credit, by the run's state and by the weights."""
+        """Whether a fragment of that number may be begun now.
+
+        By credit, by the run's state and by the weights.
+        """
         weights, credit = self._weights, self._leave
         return (
             sequence <= credit.begin_through
@@ -152,7 +155,10 @@ class Session:
     # ------------------------------------------------------------ waiting for a change
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until the condition, which is asked again after every change; False when the time was over first."""
+        """Wait until the condition, which is asked again after every change.
+
+        False when the time was over first.
+        """
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)
 
@@ -204,7 +210,10 @@ class Session:
         self.notify_waiters()
 
     def wait_or_end(self, refusal: Refusal, least_wait_s: float) -> None:
-        """Wait as long as FULL or NOT_READY ask, or until the session closes; any other refusal ends the session."""
+        """Wait as long as FULL or NOT_READY ask, or until the session closes.
+
+        Any other refusal ends the session.
+        """
         if refusal.reason in _WAITING:
             self._closing.wait(max(least_wait_s, refusal.retry_after_ms / 1000))
         else:
@@ -220,12 +229,18 @@ class Session:
     # ------------------------------------------------------------ what is done in it
 
     def begin(self, sequence: int) -> int:
-        """Begin the fragment of that number, which goes up with the next watch; returns the credit's round."""
+        """Begin the fragment of that number, which goes up with the next watch.
+
+        Returns the credit's round.
+        """
         self._begun_through = sequence
         return self._leave.round
 
     def append(self, acked_through: int, fragments: Sequence[Fragment]) -> Appended:
-        """Send fragments and take the credit that comes back; repeated until answered or closed (Interrupted)."""
+        """Send fragments and take the credit that comes back.
+
+        Repeated until answered or closed (Interrupted).
+        """
         reply = self._broker_client.append(self.number, acked_through, fragments, self._closing)
         failpoint("append.answered", reply.acked_through)
         self.raise_credit(reply.credit)

@@ -2,9 +2,10 @@
 
 In: the action taken, `Stepped` and the policy's state, step by step.  Out: a Fragment of T' ≤ T rows that
 follows the run's schema, and the episodes that ended inside. Row T' of the observations, their masks and the
-state before it are row 0 of the next fragment, so nothing is lost between two. A fragment's payload is a copy: the arrays are free again once it is cut.
-Each end adds the true last observation, so a fragment of large observations and many ends `is_full` before
-row T: when one more step, in which every slot ends, might not fit into a message.
+state before it are row 0 of the next fragment, so nothing is lost between two. A fragment's payload is a
+copy: the arrays are free again once it is cut. Each end adds the true last observation, so a fragment of
+large observations and many ends `is_full` before row T: when one more step, in which every slot ends, might
+not fit into a message.
 """
 
 from collections.abc import Callable, Mapping
@@ -102,7 +103,10 @@ class FragmentBuilder:
         stepped: Stepped,
         state: Mapping[str, Array] = _NOTHING,
     ) -> None:
-        """Add the step that `action` [N, ...] by path led to; state: the policy's after it, which is not changed."""
+        """Add the step that `action` [N, ...] by path led to.
+
+        State: the policy's after it, which is not changed.
+        """
         row = self.length
         for path, array in action.items():
             self._actions[path][row] = array
@@ -180,7 +184,8 @@ def _step_rules(schema: FragmentSchema) -> list[Any]:
         head = rule.name.partition("/")[0]
         if rule.name not in _FIXED and head not in _HEADS:
             raise ConfigurationError(
-                f"schema: tensor {rule.name!r} is not made by a rollout worker; the workload needs its own rollout"
+                f"schema: tensor {rule.name!r} is not made by a rollout worker; the workload needs its "
+                "own rollout"
             )
         if head not in (_FINAL, _STATE):
             rules.append(rule)

@@ -1,7 +1,8 @@
 """The one place where the header of a new fragment is built.
 
-Rollouts (`fragment_builder`), policy servers (`actor.serving.episodes.segments`) and workloads with generators of
-their own cut different arrays into the same kind of fragment: one span of weights over all of its steps.
+Rollouts (`fragment_builder`), policy servers (`actor.serving.episodes.segments`) and workloads with
+generators of their own cut different arrays into the same kind of fragment: one span of weights over all of
+its steps.
 """
 
 import time

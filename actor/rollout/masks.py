@@ -1,7 +1,8 @@
 """Action masks of an environment: which actions it allows next, by the path of the action.
 
 They come under one key, of the observation where that is a Dict that has it, else of `infos` in the form of
-Gymnasium's vector environments. The value is one flat mask of all choices, or has the parts of the action space.
+Gymnasium's vector environments. The value is one flat mask of all choices, or has the parts of the action
+space.
 """
 
 from typing import Any
@@ -27,7 +28,10 @@ class Masks:
         self._steps = np.zeros(slots, np.int64)
 
     def read(self, observation: Any, infos: dict[str, Any]) -> Rows:
-        """The masks that came with an observation; where none came nothing is allowed. Raises Fatal for another form."""
+        """The masks that came with an observation; where none came nothing is allowed.
+
+        Raises Fatal for another form.
+        """
         is_part = isinstance(observation, dict) and self._key in observation
         given = observation[self._key] if is_part else infos.get(self._key)
         flat = np.zeros((self._slots, self._total), np.bool_)
@@ -35,8 +39,8 @@ class Masks:
             came = _joined(self._space, given, self._slots)
             if came.shape[1] != self._total:
                 raise Fatal(
-                    f"environment.mask_key={self._key!r}: masks of {came.shape[1]} choices came, the action space "
-                    f"has {self._total}; give one value for each choice"
+                    f"environment.mask_key={self._key!r}: masks of {came.shape[1]} choices came, the action "
+                    f"space has {self._total}; give one value for each choice"
                 )
             flat[:] = came
         cuts = np.split(flat, np.cumsum(list(self._sizes.values()))[:-1], 1)
@@ -62,8 +66,9 @@ class Masks:
             if not allows.all():
                 slot = int(allows.argmin())
                 raise Fatal(
-                    f"environment.mask_key={self._key!r}: {name} of slot {slot} allows nothing, or was not given, at step "
-                    f"{self._steps[slot]} of its episode; the environment must allow at least one action"
+                    f"environment.mask_key={self._key!r}: {name} of slot {slot} allows nothing, or was not "
+                    f"given, at step {self._steps[slot]} of its episode; the environment must allow at least "
+                    "one action"
                 )
 
 

@@ -1,4 +1,7 @@
-"""Seeds of a session, different for every actor, session and slot, and the place of an actor; equal in equal runs."""
+"""Seeds of a session, different for every actor, session and slot, and the place of an actor.
+
+Equal in equal runs.
+"""
 
 import re
 import zlib
@@ -24,7 +27,8 @@ def action_seed(run_seed: int, actor_id: str, salt: int) -> int:
 def place_of(actor_id: str, actors: int, slots: int) -> Place:
     """Which environments of the run an actor has, of `actors` with `slots` each.
 
-    By the number that its id ends with (`actor-3`), else by a hash of the id; actors beyond `actors` share places.
+    By the number that its id ends with (`actor-3`), else by a hash of the id; actors beyond `actors` share
+    places.
     """
     number = re.search(r"\d+$", actor_id)
     index = int(number[0]) if number else zlib.crc32(actor_id.encode())

@@ -6,9 +6,10 @@ In: the broker's address; all else comes with the session.  Out: fragments and f
      ▲           │ the broker ends the session: drop the outbox, count it
      └───────────┘
 
-On a drain or a stopped run the outbox is flushed and the session closed. When the broker ends the session it drops the outbox, counts it and
-opens another with new seeds; INVALID or GAP three times without an acknowledgement between, or FENCED, is
-Fatal. On a crash what was not acknowledged is lost with the process; nothing is ever sent under a new number.
+On a drain or a stopped run the outbox is flushed and the session closed. When the broker ends the session it
+drops the outbox, counts it and opens another with new seeds; INVALID or GAP three times without an
+acknowledgement between, or FENCED, is Fatal. On a crash what was not acknowledged is lost with the process;
+nothing is ever sent under a new number.
 """
 
 import logging

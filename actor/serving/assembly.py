@@ -132,7 +132,8 @@ def _record(section: ServingSection, source: Source) -> ShadowRecord | None:
     if named is None:
         return None  # a folder that is only read
     raise ConfigurationError(
-        f"serving.shadow_record={str(named)!r}: its folder is not there or cannot be written to; name a file in one that can"
+        f"serving.shadow_record={str(named)!r}: its folder is not there or cannot be written to; name a "
+        "file in one that can"
     )
 
 
@@ -190,6 +191,6 @@ def _check_window(section: ServingSection, specification: RunSpecification) -> N
     if updates > stale_after:
         raise ConfigurationError(
             f"serving.reward_window_s={section.reward_window_s:g}: at {rate:g} steps/s "
-            f"(serving.declared_steps_per_s) and batches of {batch} that are {updates:.1f} updates, and what is "
-            f"older than {stale_after} is stale: shorten the window, or raise algorithm.stale_after"
+            f"(serving.declared_steps_per_s) and batches of {batch} that are {updates:.1f} updates, and what "
+            f"is older than {stale_after} is stale: shorten the window, or raise algorithm.stale_after"
         )

@@ -42,7 +42,10 @@ log = logging.getLogger(__name__)
 
 ROLE: Final = "server"
 DRAIN_GRACE_S: Final = 5.0
-"""A call takes milliseconds; what is still there after this long is a stream whose client does not hang up."""
+"""A call takes milliseconds.
+
+What is still there after this long is a stream whose client does not hang up.
+"""
 STREAMS_PER_CONNECTION: Final = 1024
 """A client that speaks for many environments has one connection for all of them."""
 _SWEEP_S: Final = 0.05
@@ -51,7 +54,8 @@ _SWEEP_S: Final = 0.05
 def main(lifecycle: Lifecycle, settings: Settings, *, source: Source, listen: str) -> int:
     """Serve until the lifecycle drains, also when the run has ended; returns the exit code.
 
-    Raises ConfigurationError for an address, a folder or settings that cannot be used, Fatal when it cannot go on.
+    Raises ConfigurationError for an address, a folder or settings that cannot be used, Fatal when it cannot
+    go on.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     torch.set_num_threads(settings.actor.threads)

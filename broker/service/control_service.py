@@ -1,8 +1,8 @@
 """ControlService: what operators see of a run and want of it.
 
-Writes only the desired state; learner and actors follow it at their next look. Versions and traffic are changed in
-the registry, which learner and policy servers follow. While Redis, or the registry, does not answer, calls end
-as UNAVAILABLE: an operator should know.
+Writes only the desired state; learner and actors follow it at their next look. Versions and traffic are
+changed in the registry, which learner and policy servers follow. While Redis, or the registry, does not
+answer, calls end as UNAVAILABLE: an operator should know.
 """
 
 import logging

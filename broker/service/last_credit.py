@@ -1,4 +1,6 @@
-"""What this broker said last to each session, of the newest sessions: so that nothing known wakes a held call.
+"""What this broker said last to each session, of the newest sessions.
+
+So that nothing known wakes a held call.
 
 Credit goes down with every Append as well. A reply that got lost is no trouble: who did not get it sends the
 Append again and is told again.

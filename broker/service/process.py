@@ -138,7 +138,10 @@ async def wait_for_redis(
         if not is_unavailable(error):
             text = f"redis at {shown}: {error}; check the URL's user and security.redis_password"
             raise ConfigurationError(text) from error
-        text = f"redis at {shown} did not answer for {wait_s} s (broker.redis_wait_s): {error}; start it or check the URL"
+        text = (
+            f"redis at {shown} did not answer for {wait_s} s (broker.redis_wait_s): {error}; start it or "
+            "check the URL"
+        )
         raise Fatal(text) from error
     for warning in facts.warnings:
         log.warning("redis: %s", warning)
@@ -209,8 +212,8 @@ async def _until_first(*ends: Coroutine[Any, Any, Any], beside: "set[asyncio.Tas
 async def _cancel(tasks: "set[asyncio.Task[None]]") -> None:
     """End the tasks; raises what one of them raised.
 
-    Said again until it is heard: before Python 3.12 `asyncio.wait_for`, which the Redis client uses, swallows a
-    cancellation that comes as it ends.
+    Said again until it is heard: before Python 3.12 `asyncio.wait_for`, which the Redis client uses, swallows
+    a cancellation that comes as it ends.
     """
     pending = tasks
     while pending:

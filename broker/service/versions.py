@@ -1,7 +1,7 @@
 """Versions and traffic for operators: the registry behind ControlService, in threads.
 
-The registry is opened at the first call and kept open. It waits for a disk or a network, so every call runs in
-a thread of its own pool; what it refuses ends the call with a status that says whose move it is. Whether a
+The registry is opened at the first call and kept open. It waits for a disk or a network, so every call runs
+in a thread of its own pool; what it refuses ends the call with a status that says whose move it is. Whether a
 change takes effect before the answer is lost nobody knows: look again.
 """
 

@@ -73,8 +73,8 @@ _HOPS: Final[Sequence[Panel]] = [
 
 _PACING: Final[Sequence[Panel]] = [
     lines("Who waits for whom",
-          "Share of their time that the learner waits for a batch and rollout workers for credit or for their "
-          "outbox.",
+          "Share of their time that the learner waits for a batch and rollout workers for credit or for "
+          "their outbox.",
           "percentunit", above(0.8),
           ("penstock:learner_wait_share{RUN}", "learner {{run}}"),
           ("penstock:actor_wait_share{RUN}", "actors {{run}}")),

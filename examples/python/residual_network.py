@@ -1,6 +1,7 @@
 """A network of one's own: residual blocks over the vector part of an observation, the images through a trunk.
 
-penstock train CartPole-v1 --set policy.network=residual_network:ResidualNetwork --set policy.network_arguments.blocks=3
+penstock train CartPole-v1 --set policy.network=residual_network:ResidualNetwork --set
+policy.network_arguments.blocks=3
 
 from this folder, or with it on PYTHONPATH. The contract is `penstock.policy.custom_network.Network`.
 """

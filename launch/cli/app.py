@@ -128,7 +128,9 @@ def audit(
         typer.Option(
             "--journal",
             metavar="DIR",
-            help="Folder of the actors' records (actor.ack_journal); may be repeated. Default: the run's own.",
+            help=(
+                "Folder of the actors' records (actor.ack_journal); may be repeated. Default: the run's own."
+            ),
         ),
     ] = None,
     redis_url: Annotated[
@@ -140,7 +142,10 @@ def audit(
     as_json: AsJson = False,
     assignments: Assignments = None,
 ) -> None:
-    """Say for every acknowledged fragment where it went; exit 1 with a list when one is lost, doubled or unaccounted."""
+    """Say for every acknowledged fragment where it went.
+
+    Exit 1 with a list when one is lost, doubled or unaccounted.
+    """
 
     def body() -> int:
         from launch.audit.audit_command import main
@@ -190,7 +195,10 @@ def record(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Record the final policy of a run at play, for `penstock train --from`. For what a learner consumes: learner.record."""
+    """Record the final policy of a run at play, for `penstock train --from`.
+
+    For what a learner consumes: learner.record.
+    """
 
     def body() -> int:
         from launch.commands.record import main

@@ -12,7 +12,10 @@ from penstock.runtime.exit import EXIT_USAGE
 
 
 class WithPluginCommands(TyperGroup):
-    """The commands of the core, and behind them those of workloads; the core's are looked up first, without any record."""
+    """The commands of the core, and behind them those of workloads.
+
+    The core's are looked up first, without any record.
+    """
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, as help lists them."""
@@ -20,7 +23,10 @@ class WithPluginCommands(TyperGroup):
         return [*own, *sorted(plugin_paths().keys() - set(own))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of a name, None where there is none; imports the module of a workload's command."""
+        """Return the command of a name, None where there is none.
+
+        Imports the module of a workload's command.
+        """
         found = super().get_command(ctx, cmd_name)
         if found is not None:
             return found
@@ -31,7 +37,8 @@ class WithPluginCommands(TyperGroup):
 def plugin_paths() -> dict[str, str]:
     """Return the paths of the commands of all installed workloads, by name.
 
-    A record that cannot be imported, and a name that another workload has taken, are named on stderr and left out.
+    A record that cannot be imported, and a name that another workload has taken, are named on stderr and left
+    out.
     """
     paths: dict[str, str] = {}
     for workload in installed():

@@ -4,7 +4,8 @@ For development and small installations; larger ones have an authority of their 
 certificates with the same alternative name (`wire.identity`). Called again with the same folder it
 keeps the authority and replaces the rest: that is how certificates are rotated. Written: certificate
 and key per party, a token per party and the file by which a server accepts them, and with `users` the
-ACL file of Redis with a fresh password per user. `passwords` names others that are made once and kept. Keys, tokens and passwords are mode 0600.
+ACL file of Redis with a fresh password per user. `passwords` names others that are made once and kept. Keys,
+tokens and passwords are mode 0600.
 """
 
 import ipaddress
@@ -116,7 +117,10 @@ def _alternative_names(hosts: Sequence[str] | None, identity: Identity | None) -
 
 
 def _purposes(*, serves: bool) -> x509.ExtendedKeyUsage:
-    """An actor's certificate passes for no server, whatever host it runs on. Redis is asked by its own probes."""
+    """An actor's certificate passes for no server, whatever host it runs on.
+
+    Redis is asked by its own probes.
+    """
     server = [ExtendedKeyUsageOID.SERVER_AUTH] if serves else []
     return x509.ExtendedKeyUsage([*server, ExtendedKeyUsageOID.CLIENT_AUTH])
 

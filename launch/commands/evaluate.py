@@ -54,8 +54,8 @@ def main(
     result = evaluate(final, local, episodes=episodes, seed=seed, deterministic=deterministic)
     how = "deterministic" if deterministic else "sampled"
     text = (
-        f"{shown(result.mean)} ± {shown(result.std, result.mean)} over {result.episodes} {how} episodes of version "
-        f"{result.version}, seeds from {result.seed}"
+        f"{shown(result.mean)} ± {shown(result.std, result.mean)} over {result.episodes} {how} episodes of "
+        f"version {result.version}, seeds from {result.seed}"
     )
     sys.stdout.write((json.dumps(asdict(result)) if as_json else text) + "\n")
     return EXIT_OK

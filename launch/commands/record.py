@@ -1,7 +1,7 @@
 """`penstock record RUN`: the final policy of a run at play, as a recording; needs no broker.
 
-Fragments are cut as a rollout worker cuts them and belong to no batch: whoever learns from the recording makes
-its own. Whole fragments are written until there are as many steps as were asked for.
+Fragments are cut as a rollout worker cuts them and belong to no batch: whoever learns from the recording
+makes its own. Whole fragments are written until there are as many steps as were asked for.
 """
 
 import json
@@ -29,7 +29,10 @@ _RECORDER = "recorder"
 
 
 def main(run: Path, out: Path, *, steps: int, seed: int, deterministic: bool, as_json: bool) -> int:
-    """Record and say what; raises ConfigurationError for a run that has not ended or a folder that is taken."""
+    """Record and say what.
+
+    Raises ConfigurationError for a run that has not ended or a folder that is taken.
+    """
     try:
         final = read_final(run)
     except ValueError as error:
@@ -37,8 +40,8 @@ def main(run: Path, out: Path, *, steps: int, seed: int, deterministic: bool, as
     made = actor_run.read(final.specification, local_settings(run).actor)
     account = record(made, final, out, steps=steps, seed=seed, deterministic=deterministic)
     text = (
-        f"{out}: {account['steps']} steps of version {account['version']} in {account['fragments']} fragments; "
-        f"{account['episodes']} episodes, mean return {account['mean_return']}"
+        f"{out}: {account['steps']} steps of version {account['version']} in {account['fragments']} "
+        f"fragments; {account['episodes']} episodes, mean return {account['mean_return']}"
     )
     sys.stdout.write((json.dumps(account) if as_json else text) + "\n")
     return EXIT_OK

@@ -1,4 +1,7 @@
-"""What lies in the folders of a run, and whether they can still be written: the one cause that a full disk keeps out of every log."""
+"""What lies in the folders of a run, and whether they can still be written.
+
+The one cause that a full disk keeps out of every log.
+"""
 
 import os
 from collections.abc import Iterable

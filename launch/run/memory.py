@@ -1,8 +1,9 @@
 """Memory: what the processes of a run need at most, and what this machine has left for them.
 
-The kernel keeps the peak of each process (VmHWM). Pages of files, such as libraries, are in it for every process that
-maps them and in memory once: of several processes all peaks are added and these pages counted once. psutil tells
-neither the peak nor a container's limit, and takes two to three times as long to find out who has started whom.
+The kernel keeps the peak of each process (VmHWM). Pages of files, such as libraries, are in it for every
+process that maps them and in memory once: of several processes all peaks are added and these pages counted
+once. psutil tells neither the peak nor a container's limit, and takes two to three times as long to find out
+who has started whom.
 """
 
 import math
@@ -64,7 +65,10 @@ def of_process(pid: int) -> Memory:
 
 
 class Trees:
-    """Processes with all that they started and that still run. Who has started whom is looked up now and then."""
+    """Processes with all that they started and that still run.
+
+    Who has started whom is looked up now and then.
+    """
 
     def __init__(self) -> None:
         self._children: dict[int, list[int]] = {}
@@ -108,7 +112,10 @@ class Room:
 
 
 def available(root: Path = Path("/")) -> Room:
-    """Memory that new processes can have: the least of the machine's and the container's. root: of /proc and /sys."""
+    """Memory that new processes can have: the least of the machine's and the container's.
+
+    root: of /proc and /sys.
+    """
     meminfo = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
     rooms = [Room(_kib(meminfo["MemAvailable"]), "MemAvailable of /proc/meminfo")]
     for limit, usage in _CGROUP_LIMITS:
@@ -123,7 +130,9 @@ def available(root: Path = Path("/")) -> Room:
 
 
 class DeviceMemory:
-    """Watches the memory of this machine's GPUs while a run goes on; knows nothing where there is no nvidia-smi.
+    """Watches the memory of this machine's GPUs while a run goes on.
+
+    Knows nothing where there is no nvidia-smi.
 
     What others do on the same GPUs counts too: it is the whole of them that is looked at.
     """

@@ -96,7 +96,10 @@ def _death(server: subprocess.Popen[bytes], words: "ServerWords", folder: Path) 
 
 
 def _look(path: Path, health: Health) -> None:
-    """Whether the server answers, and whether it takes writes: killing one with a full disk would not help."""
+    """Whether the server answers, and whether it takes writes.
+
+    Killing one with a full disk would not help.
+    """
     info = ask(path, b"INFO persistence")
     if info:
         health.progress(SERVER)

@@ -139,7 +139,10 @@ class Run:
         return Outcome(code=EXIT_INTERRUPTED)
 
     def _learner_ended(self) -> Outcome:
-        """Target reached or steps done: 0. Asked to end by an operator or a signal of its own: interrupted."""
+        """Target reached or steps done: 0.
+
+        Asked to end by an operator or a signal of its own: interrupted.
+        """
         if learner_account(self._plan.run_dir).get("finished"):
             return Outcome(code=EXIT_OK)
         self._say("the learner was asked to end; `penstock train --resume` goes on from here")

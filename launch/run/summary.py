@@ -68,8 +68,8 @@ class RedisFacts:
 class Ending:
     """How the launcher saw the run end. `cause`: why it failed, "" when it did not.
 
-    preparation_seconds: of wall_seconds, before the processes started. device_memory: most bytes of GPUs in use beyond
-    those before the run, None without a GPU.
+    preparation_seconds: of wall_seconds, before the processes started. device_memory: most bytes of GPUs in
+    use beyond those before the run, None without a GPU.
     """
 
     wall_seconds: float
@@ -104,7 +104,10 @@ def make_summary(plan: Plan, ending: Ending) -> dict[str, Any]:
 
 
 def concluded(run_dir: Path, summary: dict[str, Any], prediction: dict[str, Any] | None) -> dict[str, Any]:
-    """The summary with what the finished folder takes, and how all of it compares with the dry run; null without one."""
+    """The summary with what the finished folder takes, and how all of it compares with the dry run.
+
+    Null without one.
+    """
     summary = {**summary, "disk_bytes": sum(sizes(run_dir).values())}
     return {**summary, "dry_run": None if prediction is None else stored.compare(prediction, summary)}
 
@@ -123,15 +126,22 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"{summary['environment']}: {_verdict(summary)}",
         f"  run          {summary['run']} (seed {summary['seed']})",
         f"  ended        {_ending(summary)}",
-        f"  steps        {_count(summary['env_steps'])} ({_count(summary['env_steps_per_second'])} per second)",
-        f"  time         {_seconds(summary['training_seconds'])} of training, {_seconds(summary['wall_seconds'])} in all",
+        (
+            f"  steps        {_count(summary['env_steps'])} ({_count(summary['env_steps_per_second'])} per "
+            "second)"
+        ),
+        (
+            f"  time         {_seconds(summary['training_seconds'])} of training, "
+            f"{_seconds(summary['wall_seconds'])} in all"
+        ),
         f"  updates      {_count(summary['updates'])}, policy version {_count(summary['policy_version'])}",
         f"  return       {shown(summary['mean_return'])} over the last 100 training episodes",
     ]
     if evaluation:
         lines.append(
-            f"  evaluation   {shown(mean := evaluation.get('mean'))} ± {shown(evaluation.get('std'), mean)} over "
-            f"{evaluation.get('episodes')} episodes of version {evaluation.get('version')}{_ways(evaluation)}"
+            f"  evaluation   {shown(mean := evaluation.get('mean'))} ± {shown(evaluation.get('std'), mean)} "
+            f"over {evaluation.get('episodes')} episodes of version "
+            f"{evaluation.get('version')}{_ways(evaluation)}"
         )
     if summary["staleness"]:
         parts = ", ".join(f"{key} {_decimal(value)}" for key, value in summary["staleness"].items())

@@ -5,9 +5,9 @@ work can be done), or the whole run fails. A service that dies gets restarted af
 does one that drained with exit 0 because somebody else sent it a signal, an actor after STOPPED_S, since
 an operator's stop makes it end as well. After MAX_FAILURES deaths
 in a row without HEALTHY_S of being ready between them (SOUND_S, where it was killed because it made no
-progress), or at once after exit 2 (its configuration will not get better), after exit 3 (the run has failed) or after it has itself waited in vain for longer than HEALTHY_S, the supervisor
-raises `GaveUp` with the service's last line. All methods belong to one
-thread; children's deaths arrive through a queue.
+progress), or at once after exit 2 (its configuration will not get better), after exit 3 (the run has failed)
+or after it has itself waited in vain for longer than HEALTHY_S, the supervisor raises `GaveUp` with the
+service's last line. All methods belong to one thread; children's deaths arrive through a queue.
 """
 
 import logging

@@ -75,7 +75,10 @@ class AlgorithmState:
 
 
 class Algorithm(ABC):
-    """One way to learn. A subclass says what is abstract; the rest fits an algorithm that uses a batch once and forgets it."""
+    """One way to learn.
+
+    A subclass says what is abstract; the rest fits an algorithm that uses a batch once and forgets it.
+    """
 
     lock_step: bool = False
     """True when rounds replace the budget (staleness 0); `take` is then not asked."""
@@ -115,7 +118,10 @@ class Algorithm(ABC):
 
     @abstractmethod
     def published_modules(self) -> dict[str, nn.Module]:
-        """What is published, by policy name. Copy (`penstock.policy.weights.snapshot`) before the next update."""
+        """What is published, by policy name.
+
+        Copy (`penstock.policy.weights.snapshot`) before the next update.
+        """
 
     def scalars(self, progress: float) -> dict[str, float]:
         """Numbers sent to actors with every version. progress: as of `update`."""
@@ -145,9 +151,12 @@ class Algorithm(ABC):
         return Retained()
 
     def reload(self, batch: Batch) -> None:
-        """Take entries back, from `retain_from` on, read again after `load`, oldest first; pass over those not needed.
+        """Take entries back, from `retain_from` on, read again after `load`, oldest first.
 
-        Called only where `retain_from` names an entry. Raises ValueError for an entry that is not what it was.
+        Pass over those not needed.
+
+        Called only where `retain_from` names an entry. Raises ValueError for an entry that is not what it
+        was.
         """
         raise NotImplementedError(f"{type(self).__name__} retains log entries and cannot take them back")
 
@@ -157,7 +166,10 @@ class Algorithm(ABC):
 
 
 def fragments_reaching(steps: int, pending: Sequence[Charged]) -> int:
-    """The fewest of the oldest `pending` fragments whose charges add up to `steps`; 0 where all of them do not."""
+    """The fewest of the oldest `pending` fragments whose charges add up to `steps`.
+
+    0 where all of them do not.
+    """
     total = 0
     for count, fragment in enumerate(pending, 1):
         total += fragment.charge

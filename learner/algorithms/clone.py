@@ -3,8 +3,8 @@
     L = −E[ log π(a|s) ] + c_v · ½ E[ (V(s) − R)² ]
 
 The first term is the cross-entropy of a choice and the negative log-likelihood of a Gaussian; the second, off
-unless asked for, fits the critic to the discounted returns R, so that what is trained further begins with values.
-Where a fragment is cut R goes on with the critic's own value.
+unless asked for, fits the critic to the discounted returns R, so that what is trained further begins with
+values. Where a fragment is cut R goes on with the critic's own value.
 
     read → returns → [minibatch steps] → finite? → merge statistics, measure the held-out steps
                                             └ no: everything back
@@ -41,7 +41,10 @@ of the steps held out, after the update."""
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """n valid steps. inputs: [n, ...]; action: by path, [n, *shape]; returns: [n], or None where no critic is fitted."""
+    """n valid steps.
+
+    inputs: [n, ...]; action: by path, [n, *shape]; returns: [n], or None where no critic is fitted.
+    """
 
     inputs: Inputs
     action: dict[str, Tensor]

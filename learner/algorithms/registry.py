@@ -32,8 +32,8 @@ class HardwareMaker(Protocol):
         """Return the algorithm.
 
         policy: what it learns, on its device. section: the settings of the algorithm's own kind.
-        seed: of all that the algorithm draws. hardware: ranks, precision and compilation, as far as the section's
-        class says that the algorithm can use them.
+        seed: of all that the algorithm draws. hardware: ranks, precision and compilation, as far as the
+        section's class says that the algorithm can use them.
         """
         ...
 
@@ -113,7 +113,10 @@ def _check_networks(settings: Settings, *, compiled: bool) -> None:
         )
     if compiled and settings.policy.dropout:
         _refuse(
-            f"learner.compile=true: the compiler cannot draw what policy.dropout={settings.policy.dropout} drops",
+            (
+                "learner.compile=true: the compiler cannot draw what "
+                f"policy.dropout={settings.policy.dropout} drops"
+            ),
             "leave it at false, or policy.dropout=0",
         )
 
@@ -138,7 +141,10 @@ def _check_ranks(settings: Settings, size: int) -> None:
             learner.record is not None,
             "no recording",
         ),
-        f"learner.feed_from={str(learner.feed_from)!r}: a recording is read by one rank, and there are {size}": (
+        (
+            f"learner.feed_from={str(learner.feed_from)!r}: a recording is read by one rank, and there are "
+            f"{size}"
+        ): (
             learner.feed_from is not None,
             "experience of actors",
         ),

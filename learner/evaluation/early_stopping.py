@@ -9,8 +9,8 @@ from penstock.config.settings import ConfigurationError, EvaluationSection
 class Patience:
     """Told the mean return of every evaluation, in order.
 
-    An evaluation is an improvement when its mean exceeds the best one's by more than `evaluation.min_improvement`;
-    the first is one. `evaluation.patience` of the others in a row exhaust it.
+    An evaluation is an improvement when its mean exceeds the best one's by more than
+    `evaluation.min_improvement`; the first is one. `evaluation.patience` of the others in a row exhaust it.
     """
 
     def __init__(self, section: EvaluationSection) -> None:

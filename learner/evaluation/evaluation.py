@@ -53,7 +53,10 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Of one version. scores: by `deterministic`, the way it was played. deterministic: the way that counts."""
+    """Of one version.
+
+    scores: by `deterministic`, the way it was played. deterministic: the way that counts.
+    """
 
     candidate: Candidate
     scores: Mapping[bool, Score]
@@ -108,7 +111,8 @@ class Evaluation:
     def wanted(self, recent: Sequence[float], *, update: int, env_steps: int) -> bool:
         """Whether the weights of `update` should be evaluated. recent: returns, newest last.
 
-        True at most once until the result is there, and not once patience is exhausted. Tell `requested` next.
+        True at most once until the result is there, and not once patience is exhausted. Tell `requested`
+        next.
         """
         with self._lock:
             is_busy = self._asked or self._pending is not None or update <= self._last_update

@@ -18,9 +18,9 @@ class LogBatch:
     dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment.
     batch: None when everything was dropped. round: of lock-step. size: payload bytes of all entries.
     created_us: oldest creation time, 0 without a fragment. assemble_s: seconds that putting it together took.
-    origins: number → who sent it, of trained and dropped. traces: of the fragments that are traced, for links.
-    reward: sum over the batch's steps. fragments: of the batch as they came, where the learner records.
-    recorded: batches of a recording up to this one, which the next checkpoint notes; 0 from the log.
+    origins: number → who sent it, of trained and dropped. traces: of the fragments that are traced, for
+    links. reward: sum over the batch's steps. fragments: of the batch as they came, where the learner
+    records. recorded: batches of a recording up to this one, which the next checkpoint notes; 0 from the log.
     arrive: see `learner.feed.upload.Staged`.
     """
 

@@ -42,8 +42,9 @@ class State(IntEnum):
 class Found:
     """What is known of a payload.
 
-    steps: valid ones of a good one. reward: sum over these. digest: first DIGEST_BYTES of its SHA-256, where that
-    is taken. fragment: it and its header, where it was found in this process and is kept for the recording.
+    steps: valid ones of a good one. reward: sum over these. digest: first DIGEST_BYTES of its SHA-256, where
+    that is taken. fragment: it and its header, where it was found in this process and is kept for the
+    recording.
     """
 
     state: State

@@ -1,4 +1,7 @@
-"""Where the loop's batches come from: the log (`learner.feed.log_feed`) or a recording (`learner.recording.recorded_feed`)."""
+"""Where the loop's batches come from.
+
+The log (`learner.feed.log_feed`) or a recording (`learner.recording.recorded_feed`).
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,7 +34,9 @@ class Feed(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class FeedPosition:
-    """How far the loop has consumed its feed, beside the ledger's log entries; a checkpoint holds both figures.
+    """How far the loop has consumed its feed, beside the ledger's log entries.
+
+    A checkpoint holds both figures.
 
     round: next of lock-step. recorded: batches of a recording consumed so far.
     """

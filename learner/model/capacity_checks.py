@@ -1,4 +1,6 @@
-"""Whether a run fits: its fragments, specification, log and weights into messages, ceilings and Redis's memory.
+"""Whether a run fits.
+
+Its fragments, specification, log and weights into messages, ceilings and Redis's memory.
 
 Each check raises a ConfigurationError that names the setting, the figure and what would fit.
 """
@@ -25,8 +27,9 @@ def check_schema(schema: FragmentSchema) -> FragmentSchema:
     """Raises ConfigurationError for more tensors than a fragment may have."""
     if len(schema.tensors) > MAX_TENSORS:
         raise ConfigurationError(
-            f"environment.id: its observation and action spaces make {len(schema.tensors)} tensors of a fragment "
-            f"(two of each part of an observation), at most {MAX_TENSORS} are allowed; join parts of the spaces"
+            f"environment.id: its observation and action spaces make {len(schema.tensors)} tensors of a "
+            f"fragment (two of each part of an observation), at most {MAX_TENSORS} are allowed; join parts "
+            "of the spaces"
         )
     return schema
 
@@ -41,7 +44,8 @@ def check_fragment(settings: Settings, schema: FragmentSchema) -> None:
     remedy = f"use {fits}" if fits else "lower environment.count"
     raise ConfigurationError(
         f"actor.unroll_length={length}: a fragment of {count} environments has "
-        f"{schema.fragment_bytes(length, count, count)} bytes, a message holds {payload_room(count)}; {remedy}"
+        f"{schema.fragment_bytes(length, count, count)} bytes, a message holds {payload_room(count)}; "
+        f"{remedy}"
     )
 
 
@@ -57,7 +61,10 @@ def check_specification(specification: RunSpecification) -> RunSpecification:
 
 
 def room_of(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorithm: Algorithm) -> Room:
-    """What the log holds beside the budget and what the algorithm retains; refused when that is not two intervals' worth."""
+    """What the log holds beside the budget and what the algorithm retains.
+
+    Refused when that is not two intervals' worth.
+    """
     count = settings.environment.count
     fragment = schema.fragment_bytes(settings.actor.unroll_length, count, count)
     fragments = -(-pacing.budget // pacing.fragment_charge) + settings.actor.count

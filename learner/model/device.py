@@ -19,8 +19,9 @@ def device_of(settings: Settings, index: int = 0) -> torch.device:
         return torch.device(name)
     if index >= torch.cuda.device_count():
         raise ConfigurationError(
-            f"learner.device={settings.learner.device!r}: rank {index} of this machine has no GPU of its own, "
-            f"torch sees {torch.cuda.device_count()}; start as many ranks as there are, or say device=cpu"
+            f"learner.device={settings.learner.device!r}: rank {index} of this machine has no GPU of its "
+            f"own, torch sees {torch.cuda.device_count()}; start as many ranks as there are, or say "
+            "device=cpu"
         )
     return torch.device(name, index)
 

@@ -1,7 +1,7 @@
 """What a run learns with, made from its settings: spaces, policy, algorithm, schema, specification.
 
-What cannot work is refused before the lease is taken, by a ConfigurationError that names the setting, the figure
-and what would fit: what does not fit in `learner.model.capacity_checks`.
+What cannot work is refused before the lease is taken, by a ConfigurationError that names the setting, the
+figure and what would fit: what does not fit in `learner.model.capacity_checks`.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,10 @@ from penstock.wire.specification import Probe, RunSpecification
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """target: mean return that counts as solved, or None. weight_bytes: size of one version of the weights."""
+    """target: mean return that counts as solved, or None.
+
+    weight_bytes: size of one version of the weights.
+    """
 
     algorithm: Algorithm
     specification: RunSpecification
@@ -50,7 +53,9 @@ class Model:
 def make_model(
     settings: Settings, group: RankGroup | None = None, device: torch.device | None = None
 ) -> Model:
-    """As the workload of the settings makes it; raises ConfigurationError for settings that do not fit together.
+    """As the workload of the settings makes it.
+
+    Raises ConfigurationError for settings that do not fit together.
 
     group: the ranks that learn it together; None: this process alone. device: None: as the settings say.
     """

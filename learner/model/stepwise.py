@@ -1,4 +1,7 @@
-"""The model of a run that acts step by step: observations and actions of fixed size, one forward pass each."""
+"""The model of a run that acts step by step.
+
+Observations and actions of fixed size, one forward pass each.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -52,8 +55,8 @@ def _mask_rules(settings: Settings, action: Space) -> tuple[TensorRule, ...]:
     rules = mask_rules(action) if key else ()
     if key and not rules:
         raise ConfigurationError(
-            f"environment.mask_key={key!r}: the actions {action} are no choices of one of n, which alone take a "
-            "mask; leave it empty"
+            f"environment.mask_key={key!r}: the actions {action} are no choices of one of n, which alone "
+            "take a mask; leave it empty"
         )
     return rules
 
@@ -78,6 +81,6 @@ def _check_state(settings: Settings) -> None:
         )
     if policy.burn_in >= length:
         raise ConfigurationError(
-            f"policy.burn_in={policy.burn_in}: nothing is left to learn from of actor.unroll_length={length} steps; "
-            "lower the one or raise the other"
+            f"policy.burn_in={policy.burn_in}: nothing is left to learn from of actor.unroll_length={length} "
+            "steps; lower the one or raise the other"
         )

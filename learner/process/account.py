@@ -133,7 +133,10 @@ class Account:
         }
 
     def _recording_json(self) -> dict[str, Any] | None:
-        """What the run learned from in place of actors: its ledger, which counts what they sent, holds nothing."""
+        """What the run learned from in place of actors.
+
+        Its ledger, which counts what they sent, holds nothing.
+        """
         recording = self.model.recording
         if recording is None:
             return None

@@ -1,7 +1,7 @@
 """A learner that has the lease: its parts are made and connected here, its threads started and ended.
 
-Threads: the loop (this one), feed, publisher, lease, episodes, versions. They share no state but what each part
-guards itself. The first error of any of them ends all; nothing is written after a refused renewal.
+Threads: the loop (this one), feed, publisher, lease, episodes, versions. They share no state but what each
+part guards itself. The first error of any of them ends all; nothing is written after a refused renewal.
 """
 
 import threading

@@ -1,4 +1,7 @@
-"""What became of each batch, written down: ledger, recording, feed position, and the counts of checkpoints and stalls."""
+"""What became of each batch, written down.
+
+Ledger, recording, feed position, and the counts of checkpoints and stalls.
+"""
 
 from dataclasses import dataclass
 
@@ -22,7 +25,10 @@ class Bookkeeping:
     stall: StallWatch
 
     def book(self, log_batch: LogBatch, update: Update | None, turn: int) -> None:
-        """Book a batch that was consumed. update: None where all of it was dropped. turn: updates made before it."""
+        """Book a batch that was consumed.
+
+        update: None where all of it was dropped. turn: updates made before it.
+        """
         trained, dropped, steps = log_batch.trained, dict(log_batch.dropped), log_batch.steps
         if update is not None and update.reason == "nan":
             trained, dropped, steps = (), dropped | dict.fromkeys(log_batch.trained, Drop.NAN), 0

@@ -1,4 +1,7 @@
-"""What follows the last update: the last weights are evaluated, or the best ones become the newest version again."""
+"""What follows the last update.
+
+The last weights are evaluated, or the best ones become the newest version again.
+"""
 
 import logging
 import time
@@ -29,7 +32,10 @@ class Closing:
     interruptions: Interruptions
 
     def close(self, ending: Ending) -> Result | None:
-        """The evaluation whose weights are the newest version again; None where those of the last update are."""
+        """The evaluation whose weights are the newest version again.
+
+        None where those of the last update are.
+        """
         self.offers.finish()
         if ending in (Ending.STEPS, Ending.RECORDING):
             self._evaluate_last()

@@ -58,7 +58,9 @@ def main(
     resumption: ResumeOptions,
     make: Callable[[Settings], Model] | None = None,
 ) -> int:
-    """Run the learner, or one rank of it; exit code. Raises Fatal or ConfigurationError, as `run_service` expects.
+    """Run the learner, or one rank of it; exit code.
+
+    Raises Fatal or ConfigurationError, as `run_service` expects.
 
     resumption: whether the run is gone on with, and from which checkpoint.
     make: what is learned, and by which algorithm; None: what the settings say, by all ranks.

@@ -117,7 +117,10 @@ class Loop:
         self._waited_since = time.perf_counter()
 
     def _take(self) -> LogBatch | None:
-        """A batch, if there is one soon. The metric counts each short wait: a learner without any batch starves most."""
+        """A batch, if there is one soon.
+
+        The metric counts each short wait: a learner without any batch starves most.
+        """
         began = time.perf_counter()
         log_batch = None
         try:

@@ -48,8 +48,9 @@ class NonFiniteUpdates:
     def give_up(self) -> NoReturn:
         """End the run rather than this process: started again it would do the same. Raises RunFailed.
 
-        Call it when a checkpoint holds what was not finite as dropped, so that a run which is resumed with other
-        settings does not meet it again. All of it may have happened within a second: wait for a collector of metrics.
+        Call it when a checkpoint holds what was not finite as dropped, so that a run which is resumed with
+        other settings does not meet it again. All of it may have happened within a second: wait for a
+        collector of metrics.
         """
         self.health.await_readers(LAST_READ_S, self.draining)
         raise RunFailed(

@@ -1,7 +1,9 @@
-"""Read again what an algorithm retained: the log is the storage of replay, a checkpoint holds only what is in it.
+"""Read again what an algorithm retained.
 
-Between taking the lease and the first update of a resumed learner. An entry that is not there any more was booked when it entered,
-so the books stay whole; the memory comes back smaller, and that is said.
+The log is the storage of replay, a checkpoint holds only what is in it.
+
+Between taking the lease and the first update of a resumed learner. An entry that is not there any more was
+booked when it entered, so the books stay whole; the memory comes back smaller, and that is said.
 """
 
 import logging
@@ -33,7 +35,9 @@ def reload(
     device: torch.device,
     position: int,
 ) -> None:
-    """Give the algorithm back what lies in the log from `retain_from` up to `position`; nothing where it retains nothing.
+    """Give the algorithm back what lies in the log from `retain_from` up to `position`.
+
+    Nothing where it retains nothing.
 
     Raises ValueError where an entry is not what it was when it entered.
     """

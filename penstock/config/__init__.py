@@ -1,1 +1,4 @@
-"""What a process is configured with: settings in sections, trusted modules, credentials, the workload record."""
+"""What a process is configured with.
+
+Settings in sections, trusted modules, credentials, the workload record.
+"""

@@ -28,7 +28,10 @@ def tls_files(section: SecuritySection) -> TlsFiles:
 
 
 def redis_password(section: SecuritySection) -> str | None:
-    """The password as it is set, else that in the file; raises ConfigurationError for a file that is not there."""
+    """The password as it is set, else that in the file.
+
+    Raises ConfigurationError for a file that is not there.
+    """
     if section.redis_password is not None:
         return section.redis_password.get_secret_value()
     if section.redis_password_file is None:

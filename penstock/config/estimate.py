@@ -1,4 +1,7 @@
-"""What is expected of a figure before it is known: low, likely and high, from measured spread and a stated margin."""
+"""What is expected of a figure before it is known.
+
+Low, likely and high, from measured spread and a stated margin.
+"""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -6,7 +9,10 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 MARGIN: Final = 0.1
-"""What low and high lie beyond the lowest and the highest that was measured, as a share: a calibration sees a few seconds."""
+"""What low and high lie beyond the lowest and the highest that was measured, as a share.
+
+A calibration sees a few seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""Where this machine has what a run of its own names: the user named it here, so the actors that we start may use it."""
+"""Where this machine has what a run of its own names.
+
+The user named it here, so the actors that we start may use it.
+"""
 
 from penstock.config.settings import Settings
 from penstock.config.workload import find

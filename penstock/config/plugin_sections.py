@@ -8,7 +8,8 @@ from penstock.config.sections.algorithm_section import AlgorithmSection
 def algorithm_sections() -> dict[str, type[AlgorithmSection]]:
     """Return the settings sections that the installed workloads add, by `algorithm.name`.
 
-    Raises ConfigurationError for one that cannot be imported or is no section, and where two differ under one name.
+    Raises ConfigurationError for one that cannot be imported or is no section, and where two differ under one
+    name.
     """
     sections: dict[str, type[AlgorithmSection]] = {}
     for workload, name, path in entries("algorithms"):

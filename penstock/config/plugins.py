@@ -19,8 +19,8 @@ def installed() -> list[str]:
 def record_of(name: str) -> Any:
     """Return what the entry point of an installed workload names.
 
-    Raises ConfigurationError for a name that is not installed, which lists the installed, and for an entry point that
-    cannot be imported.
+    Raises ConfigurationError for a name that is not installed, which lists the installed, and for an entry
+    point that cannot be imported.
     """
     for point in entry_points(group=GROUP):
         if point.name == name:

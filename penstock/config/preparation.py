@@ -10,7 +10,10 @@ from penstock.config.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortened:
-    """A training of which a rehearsal made a few steps. seconds: what they took. whole_seconds: what all will take."""
+    """A training of which a rehearsal made a few steps.
+
+    seconds: what they took. whole_seconds: what all will take.
+    """
 
     name: str
     seconds: float
@@ -19,7 +22,10 @@ class Shortened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """A preparation in short. settings: name what was made, good enough to be run with. scores: of what it was made from."""
+    """A preparation in short.
+
+    settings: name what was made, good enough to be run with. scores: of what it was made from.
+    """
 
     settings: Settings
     shortened: tuple[Shortened, ...] = ()
@@ -28,7 +34,10 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a long preparation is given. say: tells the user. stop: set when it must end early, by Interrupted."""
+    """What a long preparation is given.
+
+    say: tells the user. stop: set when it must end early, by Interrupted.
+    """
 
     say: Callable[[str], None]
     stop: threading.Event

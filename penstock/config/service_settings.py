@@ -41,7 +41,8 @@ def learner_settings(
 def local_settings(run_dir: Path, assignments: tuple[str, ...] = ()) -> Settings:
     """Settings of a run as its folder has them: what may be imported, and where things lie.
 
-    A folder without a configuration has the defaults. assignments: of the command line; they lie over the file.
+    A folder without a configuration has the defaults. assignments: of the command line; they lie over the
+    file.
     """
     config = run_dir / CONFIG_FILE
     said = [configuration.parse_assignment(one) for one in assignments]

@@ -87,7 +87,10 @@ class Settings(Section):
     """The whole configuration of a run."""
 
     run: str = ""
-    """Name of the run; empty: `penstock train` makes one from the environment and a random suffix. A learner on its own must be given one."""
+    """Name of the run; empty: `penstock train` makes one from the environment and a random suffix.
+
+    A learner on its own must be given one.
+    """
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the run."""
     workload: str = "control"

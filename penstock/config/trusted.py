@@ -17,7 +17,10 @@ def module_of(name: str) -> str:
 
 
 def check_trusted(key: str, name: str, allowed: Collection[str]) -> None:
-    """Raises ConfigurationError with the remedy when the module of `name` is not `allowed`. key: of the setting."""
+    """Raises ConfigurationError with the remedy when the module of `name` is not `allowed`.
+
+    key: of the setting.
+    """
     module = module_of(name)
     if module and module not in allowed:
         raise ConfigurationError(
@@ -31,14 +34,14 @@ def placed(
 ) -> dict[str, Any]:
     """Arguments that a specification told, with those under `keys` from `places` of this process.
 
-    section: their name. A key that the run does not use stays as it is. Raises ConfigurationError for one that
-    `places` lacks.
+    section: their name. A key that the run does not use stays as it is. Raises ConfigurationError for one
+    that `places` lacks.
     """
     missing = sorted(key for key in keys if told.get(key) and key not in places)
     if missing:
         key = missing[0]
         raise ConfigurationError(
-            f"{section}.{key}={told[key]!r}: places are not taken from a run's specification; say where this machine "
-            f"has it with --set 'actor.places.{key}=\"…\"'"
+            f"{section}.{key}={told[key]!r}: places are not taken from a run's specification; say where this "
+            f"machine has it with --set 'actor.places.{key}=\"…\"'"
         )
     return {**told, **{key: places[key] for key in keys if told.get(key)}}

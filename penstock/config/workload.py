@@ -1,8 +1,8 @@
 """What kind of work a run does: a record of module paths, found by entry point.
 
 Paths, not imports: each role loads only its own side, so an actor imports no learner and a broker
-neither. A path is "module:function". This module imports nothing heavy either: the records of all installed workloads
-are read where `penstock --help` lists their commands.
+neither. A path is "module:function". This module imports nothing heavy either: the records of all installed
+workloads are read where `penstock --help` lists their commands.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,9 @@ __all__ = ["Services", "Workload", "find", "load"]
 class Workload:
     """An installed workload.
 
-    Every field but `name`, `places`, `algorithms` and `commands` is a path for `load`. What the functions take and return is described in
-    `workloads.plugin`, which also has those of a workload that acts by one forward pass per step.
+    Every field but `name`, `places`, `algorithms` and `commands` is a path for `load`. What the functions
+    take and return is described in `workloads.plugin`, which also has those of a workload that acts by one
+    forward pass per step.
     """
 
     name: str
@@ -40,34 +41,47 @@ class Workload:
     runner: str
     """(RunSpecification, Settings of this process, episodes: int or None) → what plays an evaluation."""
     places: tuple[str, ...] = ()
-    """Keys of `environment.kwargs` and `policy.kwargs` that say where something lies or who is asked: an actor reads
-    them in its own `actor.places`, never in a specification."""
+    """Keys of `environment.kwargs` and `policy.kwargs` that say where something lies or who is asked.
+
+    An actor reads them in its own `actor.places`, never in a specification.
+    """
     algorithms: Mapping[str, str] = field(default_factory=dict)
     """Paths of the settings sections (`AlgorithmSection`) of algorithms that the core does not have, by `algorithm.name`.
     They are read by every process of a run, so their modules load no torch."""
     commands: Mapping[str, str] = field(default_factory=dict)
-    """Paths of what the workload adds to the command line, by the name behind `penstock`: a function as typer takes it, or
-    a `typer.Typer` of several. Their modules import what a command needs when it runs."""
+    """Paths of what the workload adds to the command line, by the name behind `penstock`.
+
+    A function as typer takes it, or a `typer.Typer` of several. Their modules import what a command needs
+    when it runs.
+    """
     prepare: str = ""
-    """(Settings, run folder: Path, Progress) → Settings: makes what a run needs before its processes start; "": nothing.
-    Called at every start, so it keeps what it finds made."""
+    """(Settings, run folder: Path, Progress) → Settings: makes what a run needs before its processes start.
+
+    "": nothing. Called at every start, so it keeps what it finds made.
+    """
     rehearse: str = ""
-    """(Settings, folder: Path, Progress) → `Rehearsal`: as `prepare`, in a folder that is thrown away, with a few steps of
-    each long training, for `penstock train --dry-run`; "": `prepare` itself is what is measured."""
+    """(Settings, folder: Path, Progress) → `Rehearsal`.
+
+    As `prepare`, in a folder that is thrown away, with a few steps of each long training, for
+    `penstock train --dry-run`; "": `prepare` itself is what is measured.
+    """
     longest: str = ""
     """(section: EnvironmentSection) → most steps of an episode, or None; "": not known."""
     services: str = ""
     """(Settings, folder of sockets: Path) → `Services`, the processes that a run has beside the core's; "": none."""
     artefacts: str = ""
-    """(Settings, run folder: Path, summary: dict) → None: what a run leaves beside the core's files; "": nothing."""
+    """(Settings, run folder: Path, summary: dict) → None.
+
+    What a run leaves beside the core's files; "": nothing.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """Processes of a workload's own.
 
-    commands: arguments of `penstock` by the service's name. places: what `actor.places` of the run's actors says of
-    them, over the configuration: where they listen.
+    commands: arguments of `penstock` by the service's name. places: what `actor.places` of the run's actors
+    says of them, over the configuration: where they listen.
     """
 
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,1 +1,4 @@
-"""How it is said and by whom: channels, servers, identity, tokens, the gate that every call passes, rate limits."""
+"""How it is said and by whom.
+
+Channels, servers, identity, tokens, the gate that every call passes, rate limits.
+"""

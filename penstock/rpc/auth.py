@@ -115,8 +115,8 @@ class Credentials:
             return None
         if proof is Proof.NOTHING and not self.insecure:
             raise ValueError(
-                f"address={address!r}: callers would prove nothing; set security.tls_authority (certificates) "
-                "or security.accepted_tokens, or say --insecure"
+                f"address={address!r}: callers would prove nothing; set security.tls_authority "
+                "(certificates) or security.accepted_tokens, or say --insecure"
             )
         rotation = _ServerRotation(self, asks_certificate=proof is Proof.CERTIFICATE)
         fetch: Any = rotation.fetch  # the stubs do not know that None means no change

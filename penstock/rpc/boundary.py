@@ -1,4 +1,6 @@
-"""The boundary between the bytes of a call and its handler: one gRPC server interceptor, the same at every server.
+"""The boundary between the bytes of a call and its handler.
+
+One gRPC server interceptor, the same at every server.
 
     bytes ─► size ─► parse ─► handler ─► reply
              INVALID_ARGUMENT  └─ what it raises ─► a status
@@ -13,8 +15,8 @@
 | an error of `unavailable`                 | UNAVAILABLE         | call and what does not answer             |
 | anything else                             | INTERNAL            | call and a number that stands in the log  |
 
-No text of an unforeseen exception leaves the process. The standard services (health, reflection) stand behind the same
-boundary: without it they would answer bytes that are no message with a traceback.
+No text of an unforeseen exception leaves the process. The standard services (health, reflection) stand behind
+the same boundary: without it they would answer bytes that are no message with a traceback.
 """
 
 import asyncio
@@ -180,7 +182,10 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
     def _status(
         self, name: str, rule: CallRule, error: Exception, request: Any
     ) -> tuple[grpc.StatusCode, str]:
-        """Status and text of a call that ended with `error`; what its caller is not told stands in the log."""
+        """Status and text of a call that ended with `error`.
+
+        What its caller is not told stands in the log.
+        """
         match error:
             case Malformed():
                 self._on_malformed()

@@ -21,8 +21,8 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Despite its name also the time that a connection may take until it is usable. A busy broker needs some for
-    # each of many; with less they give up and come again, each more than once.
+    # Despite its name also the time that a connection may take until it is usable. A busy broker needs some
+    # for each of many; with less they give up and come again, each more than once.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Channels of one process would otherwise share a connection with its back-off state.

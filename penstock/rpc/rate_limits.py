@@ -62,7 +62,10 @@ class Budgets:
         return len(self._buckets)
 
     def reserve(self, caller: str, size: int) -> float:
-        """Seconds to wait before a call of `size` bytes is served; raises Exceeded, and takes nothing then."""
+        """Seconds to wait before a call of `size` bytes is served.
+
+        Raises Exceeded, and takes nothing then.
+        """
         bucket = self._bucket(caller)
         delay = max((1 - bucket.calls) / self._rates.calls, (size - bucket.bytes) / self._rates.bytes, 0.0)
         if delay > MAX_DELAY_S:

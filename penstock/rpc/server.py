@@ -26,7 +26,8 @@ SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     # Above the limit: who sends a little too much is told so by name, not by a transport error.
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + MIB),
     ("grpc.max_metadata_size", 16 * 1024),
-    # None but "identity": what comes compressed is refused before anything unfolds it. Tensors have codecs of their own.
+    # None but "identity": what comes compressed is refused before anything unfolds it. Tensors have codecs of
+    # their own.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
     ("grpc.keepalive_permit_without_calls", 1),

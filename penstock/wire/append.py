@@ -3,14 +3,15 @@
     session, acked_through │ fragment: header, payload │ fragment: …
     protobuf                  tag, size, protobuf, tag, size, bytes as they are
 
-A message that holds fragments is built by copying them and serialised by copying them again; a parser copies every
-payload into its arena, and once more for each reader. The bytes here are those that protobuf would write, but
-for where in a header its table stands.
+A message that holds fragments is built by copying them and serialised by copying them again; a parser copies
+every payload into its arena, and once more for each reader. The bytes here are those that protobuf would
+write, but for where in a header its table stands.
 
-A parser would also make an object of every empty sub-message: 8 MiB of them unfold to more than 200 MiB. So the bytes
-are walked first, once, and nothing is made of them until the whole request is known to be within its bounds: what it
-nests is counted, and what no actor ever sends (rows of a header above 1 KiB, groups) is refused. Payloads are stepped
-over, headers up to MAX_UNCOUNTED_BYTES too: the usual Append costs some steps per fragment.
+A parser would also make an object of every empty sub-message: 8 MiB of them unfold to more than 200 MiB. So
+the bytes are walked first, once, and nothing is made of them until the whole request is known to be within
+its bounds: what it nests is counted, and what no actor ever sends (rows of a header above 1 KiB, groups) is
+refused. Payloads are stepped over, headers up to MAX_UNCOUNTED_BYTES too: the usual Append costs some steps
+per fragment.
 """
 
 from collections.abc import Iterable, Sequence
@@ -88,8 +89,8 @@ class _Place(NamedTuple):
 def parse(data: bytes) -> AppendCall:
     """Return the request of these bytes.
 
-    Raises Unfit for more fragments, rows or fields than a request may have, and for bytes that are cut off, before
-    anything is parsed; DecodeError for a header or a request that protobuf does not read.
+    Raises Unfit for more fragments, rows or fields than a request may have, and for bytes that are cut off,
+    before anything is parsed; DecodeError for a header or a request that protobuf does not read.
     """
     own, end, rows = [], 0, 0
     places: list[_Place] = []

@@ -116,8 +116,8 @@ def _check_names(names: Sequence[str], schema: FragmentSchema) -> None:
         return
     missing, foreign = sorted(wanted - set(names)), sorted(set(names) - wanted)
     raise ValueError(
-        f"tensors: {len(names)} rows, missing {missing[:4]}, not in the schema {[n[:80] for n in foreign[:4]]}; "
-        "give each tensor of the schema once"
+        f"tensors: {len(names)} rows, missing {missing[:4]}, not in the schema "
+        f"{[n[:80] for n in foreign[:4]]}; give each tensor of the schema once"
     )
 
 

@@ -65,8 +65,8 @@ def header_from_proto(message: pb.FragmentHeader) -> FragmentHeader:
         raise ValueError(f"header.kind={message.kind}: use TRAIN or SHADOW")
     if max(len(message.slots), len(message.weights)) > MAX_SLOTS or len(message.tensors) > MAX_TENSORS:
         raise ValueError(
-            f"header: {len(message.slots)} slots, {len(message.weights)} spans, {len(message.tensors)} tensors; "
-            f"at most {MAX_SLOTS}, {MAX_SLOTS} and {MAX_TENSORS}"
+            f"header: {len(message.slots)} slots, {len(message.weights)} spans, {len(message.tensors)} "
+            f"tensors; at most {MAX_SLOTS}, {MAX_SLOTS} and {MAX_TENSORS}"
         )
     return FragmentHeader(
         run=message.run,
@@ -101,7 +101,10 @@ def _entry(encoded: bytes) -> TensorEntry:
 
 
 def header_bytes(header: FragmentHeader) -> bytes:
-    """The header as the log stores it, and as it travels: its table last, wherever protobuf would write it."""
+    """The header as the log stores it, and as it travels.
+
+    Its table last, wherever protobuf would write it.
+    """
     return _without_table(header).SerializeToString() + _table_bytes(header.tensors)
 
 

@@ -35,7 +35,10 @@ MAX_ATTRIBUTES_BYTES: Final = KIB
 MAX_FRAGMENTS_PER_APPEND: Final = 256
 MAX_EPISODES_PER_REPORT: Final = 4096
 MAX_FIELDS: Final = 1024
-"""Fields of an Append or a fragment; of a header as many more as it may have rows. Walking them takes time."""
+"""Fields of an Append or a fragment; of a header as many more as it may have rows.
+
+Walking them takes time.
+"""
 MAX_ROW_BYTES: Final = KIB
 """Most bytes of a row in a header whose rows are counted before it is parsed."""
 MAX_UNCOUNTED_BYTES: Final = 2 * KIB

@@ -1,9 +1,10 @@
 """Protobuf's wire format, walked and written by hand where a parser would copy or unfold too much.
 
-A protobuf message copies its bytes when they are set, when it is written, when it is read and each time that they are
-asked for, and it makes an object of every empty sub-message, two bytes on the wire. So the fields of a request that may
-be hostile are walked before anything is made of them, and a large field is moved once: its message is written around it
-and read beside it. What is written here protobuf reads as the same message, and the other way round.
+A protobuf message copies its bytes when they are set, when it is written, when it is read and each time that
+they are asked for, and it makes an object of every empty sub-message, two bytes on the wire. So the fields of
+a request that may be hostile are walked before anything is made of them, and a large field is moved once: its
+message is written around it and read beside it. What is written here protobuf reads as the same message, and
+the other way round.
 
 The format: https://protobuf.dev/programming-guides/encoding/.
 """
@@ -97,7 +98,9 @@ def write_around(message: Message, number: int, data: bytes | memoryview) -> byt
 
 
 def read_beside(kind: type[M], number: int, data: bytes) -> tuple[M, memoryview]:
-    """Return the message in `data` without its field `number`, and a view of that field: of several, the last.
+    """Return the message in `data` without its field `number`, and a view of that field.
+
+    Of several, the last.
 
     Raises Unfit and DecodeError for bytes that are no such message.
     """

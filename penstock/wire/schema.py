@@ -81,7 +81,10 @@ class FragmentSchema:
         return sum(rule.bytes_per_row() * rows[rule.axes] for rule in self.tensors)
 
     def most_ends(self, steps: int, slots: int) -> int:
-        """How many episodes may end in T steps of N slots before a message holds it no longer; can be negative."""
+        """How many episodes may end in T steps of N slots before a message holds it no longer.
+
+        Can be negative.
+        """
         row = sum(rule.bytes_per_row() for rule in self.tensors if rule.axes is Axes.END)
         return (payload_room(slots) - self.fragment_bytes(steps, slots, 0)) // max(row, 1)
 
@@ -131,7 +134,10 @@ def choices(leaf: Leaf) -> int:
 
 
 def mask_rules(action: Space) -> tuple[TensorRule, ...]:
-    """`mask/ACTION/PATH` of every leaf that takes a mask: bool, true where allowed, and for what follows too."""
+    """`mask/ACTION/PATH` of every leaf that takes a mask.
+
+    Bool, true where allowed, and for what follows too.
+    """
     return tuple(
         TensorRule(name=f"mask/{path}", dtype="bool", shape=(choices(leaf),), axes=Axes.STEP_PLUS_ONE)
         for path, leaf in leaves(action, "action")
@@ -140,7 +146,10 @@ def mask_rules(action: Space) -> tuple[TensorRule, ...]:
 
 
 def state_rules(state: Space) -> tuple[TensorRule, ...]:
-    """`state/PATH` before the first step, and `begins` where a row is the first of an episode; none for no state."""
+    """`state/PATH` before the first step, and `begins` where a row is the first of an episode.
+
+    None for no state.
+    """
     rules = [
         TensorRule(name=path, dtype=leaf.dtype, shape=leaf.shape, axes=Axes.SLOT)
         for path, leaf in leaves(state, "state")

@@ -1,4 +1,7 @@
-"""Where in which episodes a fragment's experience begins: what tells two fragments of one experience apart."""
+"""Where in which episodes a fragment's experience begins.
+
+What tells two fragments of one experience apart.
+"""
 
 from typing import Final
 

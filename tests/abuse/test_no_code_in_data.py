@@ -1,4 +1,7 @@
-"""Nothing that comes over the wire or from disk can run code: by the source, and by a lint rule that holds it."""
+"""Nothing that comes over the wire or from disk can run code.
+
+By the source, and by a lint rule that holds it.
+"""
 
 import ast
 import subprocess

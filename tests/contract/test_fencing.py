@@ -103,7 +103,10 @@ def test_release_by_an_old_learner_lets_nobody_in(redis_url: str, old: LearnerLo
 
 
 async def test_a_call_whose_reply_is_lost_is_not_repeated_by_the_client(redis_url: str) -> None:
-    """There is one retry layer, and it is not the Redis client's: an actor sends again, a learner's loop asks again."""
+    """There is one retry layer, and it is not the Redis client's.
+
+    An actor sends again, a learner's loop asks again.
+    """
     log = open_run(redis_url, budget=64 * CHARGE)
     with Proxy(redis_url.replace("unix://", "unix:"), http2=False) as proxy:
         url = proxy.address.replace("unix:", "unix://")
@@ -124,7 +127,10 @@ async def test_a_call_whose_reply_is_lost_is_not_repeated_by_the_client(redis_ur
 
 @contextmanager
 def losing_one_reply(proxy: Proxy) -> Iterator[None]:
-    """The next reply is lost with its connection; the network is good again before anybody can call once more."""
+    """The next reply is lost with its connection.
+
+    The network is good again before anybody can call once more.
+    """
     lost = proxy.lost_replies
 
     def heal() -> None:

@@ -136,7 +136,10 @@ def test_calls_to_read_a_fragment() -> None:
 
 
 class Asking:
-    """gRPC's side of the policy server: as many requests at once as there are clients, and a call to answer them on."""
+    """gRPC's side of the policy server.
+
+    As many requests at once as there are clients, and a call to answer them on.
+    """
 
     def __init__(self) -> None:
         self.answered = 0
@@ -189,7 +192,10 @@ async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
 
 @pytest.mark.parametrize(("asked", "most"), [({}, 105), ({"client_key": "ada"}, 150)])
 def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
-    """From bytes to bytes, one of many that share a forward pass: without a key, and with one that chooses an arm."""
+    """From bytes to bytes, one of many that share a forward pass.
+
+    Without a key, and with one that chooses an arm.
+    """
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded(**asked))
         act, context = runner.run(act_of(stand)), Asking()
@@ -239,7 +245,10 @@ def test_calls_to_answer_a_lonely_request() -> None:
 
 @pytest.mark.parametrize(("asked", "most"), [({}, 95), ({"client_key": "ada"}, 135)])
 def test_calls_to_answer_a_request_of_a_stream(asked: dict[str, Any], most: int) -> None:
-    """From bytes to bytes, without a task or a future for each: a plain one, and one that is read as a message."""
+    """From bytes to bytes, without a task or a future for each.
+
+    A plain one, and one that is read as a message.
+    """
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded(**asked))
         asking = Asking()

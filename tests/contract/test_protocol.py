@@ -1,4 +1,7 @@
-"""The messages as they are against those that were released: who speaks the released protocol is still understood."""
+"""The messages as they are against those that were released.
+
+Who speaks the released protocol is still understood.
+"""
 
 import shutil
 import subprocess
@@ -23,7 +26,10 @@ def _breaking(protos: Path) -> str:
 
 
 def test_nothing_that_was_released_is_broken() -> None:
-    """Fields, numbers, types, services: nothing is taken away or changed (CONTRIBUTING.md says how to release)."""
+    """Fields, numbers, types, services.
+
+    Nothing is taken away or changed (CONTRIBUTING.md says how to release).
+    """
     assert _breaking(PROTOS) == ""
 
 

@@ -25,7 +25,10 @@ def test_it_resolves(recipe: Path, tmp_path: Path) -> None:
 
 
 def test_the_memory_of_the_gpu_adds_up() -> None:
-    """The total is the sum of the column; the rows that follow from the model's dimensions are what these give."""
+    """The total is the sum of the column.
+
+    The rows that follow from the model's dimensions are what these give.
+    """
     text = (FOLDER / "rlhf-gpu.toml").read_text().partition("# B·T·V is")[0]
     *rows, total = [float(number) for number in re.findall(r"  (\d+\.\d\d)$", text, re.MULTILINE)]
     assert sum(rows) == pytest.approx(total, abs=0.005)

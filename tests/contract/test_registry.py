@@ -323,7 +323,10 @@ def test_at_most_sixteen_versions_are_pinned(registry: Registry) -> None:
 
 
 def test_room_is_made_from_what_serves_nobody_and_is_worth_least(registry: Registry) -> None:
-    """The rolled back first, then periodic ones by age; never arms, the standby, what traffic names, or all best."""
+    """The rolled back first, then periodic ones by age.
+
+    Never arms, the standby, what traffic names, or all best.
+    """
     register(registry, 1, 2, 3)
     register(registry, 4, origin=Origin.BEST)
     register(registry, *range(5, 17))
@@ -364,7 +367,10 @@ def test_the_standby_can_be_let_go(registry: Registry) -> None:
 
 
 def test_traffic_is_changed_as_it_was_read(registry: Registry) -> None:
-    """Its revision rises by one; the same again changes nothing; what was changed in between is a conflict."""
+    """Its revision rises by one; the same again changes nothing.
+
+    What was changed in between is a conflict.
+    """
     register(registry, 1, 2)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "try", by="ada", to=Status.CANARY)
@@ -503,7 +509,10 @@ def race(url: str, call: str, *turns: list[int]) -> dict[int, str]:
 
 
 def test_processes_that_promote_at_once_take_turns(url: str, registry: Registry) -> None:
-    """Each promotion is made, one after the other: one is active at the end, one kept, and the audit is a chain."""
+    """Each promotion is made, one after the other.
+
+    One is active at the end, one kept, and the audit is a chain.
+    """
     register(registry, *range(1, 13))
     said = race(url, "promote", [1, 3, 5, 7, 9, 11], [2, 4, 6, 8, 10, 12])
     assert dict.fromkeys(range(1, 13), "done") == dict(sorted(said.items()))
@@ -546,7 +555,10 @@ def test_the_bound_holds_against_processes_that_register_at_once(url: str, regis
 
 
 def test_who_opens_a_new_registry_at_the_same_time_makes_one(url: str) -> None:
-    """One brings the tables up, the others find them: threads, which meet within a millisecond, and processes."""
+    """One brings the tables up, the others find them.
+
+    Threads, which meet within a millisecond, and processes.
+    """
     together = Barrier(6)
 
     def open_and_look() -> int:

@@ -468,7 +468,10 @@ def test_opening_again_with_the_same_nonce_leaps_once(redis_server: RedisServer,
 def test_commits_keep_their_order_however_often_a_log_is_opened_again(
     redis_server: RedisServer, log: LearnerLog
 ) -> None:
-    """A learner that resumes knows one commit more than Redis keeps: the oldest, which must not become the newest."""
+    """A learner that resumes knows one commit more than Redis keeps.
+
+    The oldest, which must not become the newest.
+    """
     commits = [
         Commit(checkpoint_id=f"{number:012d}-00000001", manifest_sha256="", position=0, trim=0)
         for number in range(1, 10)

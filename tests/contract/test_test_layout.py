@@ -10,7 +10,10 @@ UNIT = ROOT / "tests" / "unit"
 
 
 def modules_named(test: Path) -> list[Path]:
-    """What `test_a_b_c.py` may name: the modules a_b_c, a_b and a of its mirrored folder, or that folder itself."""
+    """What `test_a_b_c.py` may name.
+
+    The modules a_b_c, a_b and a of its mirrored folder, or that folder itself.
+    """
     folder = ROOT / test.parent.relative_to(UNIT)
     words = test.stem.removeprefix("test_").split("_")
     names = ["_".join(words[:count]) for count in range(len(words), 0, -1)]

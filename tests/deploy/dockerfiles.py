@@ -50,7 +50,10 @@ def stages(name: str) -> list[Stage]:
 
 
 class Built:
-    """An image's build stage, done in `folder` with the instructions' own commands; /opt/penstock lies in it."""
+    """An image's build stage, done in `folder` with the instructions' own commands.
+
+    /opt/penstock lies in it.
+    """
 
     def __init__(self, name: str, folder: Path, arguments: dict[str, str]) -> None:
         self.name = name

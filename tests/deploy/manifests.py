@@ -1,4 +1,7 @@
-"""The overlays as `kubectl` renders them, and what tests ask of them: objects, workloads, pods, containers."""
+"""The overlays as `kubectl` renders them, and what tests ask of them.
+
+Objects, workloads, pods, containers.
+"""
 
 import json
 import shutil

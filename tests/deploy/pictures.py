@@ -1,4 +1,7 @@
-"""python -m tests.deploy.pictures [--seconds N]: the pictures of docs/dashboards.md, from a run in which much happens."""
+"""python -m tests.deploy.pictures [--seconds N].
+
+The pictures of docs/dashboards.md, from a run in which much happens.
+"""
 
 import argparse
 import tempfile

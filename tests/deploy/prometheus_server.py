@@ -48,7 +48,8 @@ class WatchingPrometheus(Prometheus):
 def watching(folder: Path, *targets: Path, faster: int = 1, every_s: int = 1) -> Iterator[WatchingPrometheus]:
     """A Prometheus over the `targets.json` of runs, ready; ended afterwards.
 
-    every_s: seconds between two looks at a process. faster: every `for` of the alerts, and the range that an alert looks back, is divided by it; nothing else is changed.
+    every_s: seconds between two looks at a process. faster: every `for` of the alerts, and the range that an
+    alert looks back, is divided by it; nothing else is changed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("rules.yml", "alerts.yml"):

@@ -1,4 +1,7 @@
-"""Panels that may show nothing but 0 in a run in which nothing goes wrong: dashboard, panel, legend and why."""
+"""Panels that may show nothing but 0 in a run in which nothing goes wrong.
+
+Dashboard, panel, legend and why.
+"""
 
 from collections.abc import Set as AbstractSet
 from typing import Final

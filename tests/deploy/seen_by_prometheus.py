@@ -26,7 +26,10 @@ OF_A_LAUNCHER: Final = {"penstock_restarts_total"}
 
 
 def check_prometheus(told: Object, pods: AbstractSet[str]) -> None:
-    """Every pod is a target, every rule works, every panel shows something. pods: that have a port for metrics."""
+    """Every pod is a target, every rule works, every panel shows something.
+
+    pods: that have a port for metrics.
+    """
     if "absent" in told:
         warnings.warn(f"Prometheus was left out: {told['absent']}", stacklevel=2)
         return

@@ -1,4 +1,7 @@
-"""Alerts on what is learned from, and with what, fire for real: the cause brought about in a run, then removed."""
+"""Alerts on what is learned from, and with what, fire for real.
+
+The cause brought about in a run, then removed.
+"""
 
 import json
 import os
@@ -46,7 +49,10 @@ class Absurd(CartPoleEnv):
         return True
 gymnasium.register("Absurd-v0", Absurd, max_episode_steps=500)
 """
-"""CartPole whose rewards overflow a loss: the next one where a file `once` lies, all of them beside `always`."""
+"""CartPole whose rewards overflow a loss.
+
+The next one where a file `once` lies, all of them beside `always`.
+"""
 SETTINGS: Final = (
     "--set=algorithm.batch_steps=512",
     "--set=algorithm.epochs=1",
@@ -177,7 +183,10 @@ def committed(run: Training) -> str:
 
 
 def test_a_registry_that_keeps_nothing(scene: Scene, run: Training) -> None:
-    """A file lies where the folder of the versions was; training goes on, and they are kept once it is back."""
+    """A file lies where the folder of the versions was.
+
+    Training goes on, and they are kept once it is back.
+    """
     scene.clears("PenstockRegistryFailing")
     before = committed(run)
     run.until(lambda: committed(run) != before)  # a learner that was just started needs the folder
@@ -193,7 +202,10 @@ def test_a_registry_that_keeps_nothing(scene: Scene, run: Training) -> None:
 
 
 def test_updates_that_end_the_run(tmp_path: Path) -> None:
-    """Three in a row that are not finite, between two looks of the shipped Prometheus: it still gets to see them."""
+    """Three in a row that are not finite, between two looks of the shipped Prometheus.
+
+    It still gets to see them.
+    """
     with (
         absurd(tmp_path, "--actors=1") as run,
         watching(tmp_path / "prometheus", run.run_dir / "targets.json", every_s=15) as prometheus,

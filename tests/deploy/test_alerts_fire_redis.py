@@ -1,4 +1,7 @@
-"""Alerts on Redis, the log and the books fire for real: the cause brought about at a run's Redis, then removed."""
+"""Alerts on Redis, the log and the books fire for real.
+
+The cause brought about at a run's Redis, then removed.
+"""
 
 import json
 import os

@@ -33,7 +33,10 @@ def trigger() -> dict[str, str]:
 
 
 def series(actors: int, *, actor_waits: float, learner_waits: float | None) -> list[dict[str, str]]:
-    """Five minutes, scraped every 15 s: shares of their time in which actors wait for credit, the learner for a batch."""
+    """Five minutes, scraped every 15 s.
+
+    Shares of their time in which actors wait for credit, the learner for a batch.
+    """
 
     def rising(name: str, per_second: float, **labels: str) -> dict[str, str]:
         said = ",".join(f'{label}="{value}"' for label, value in labels.items())
@@ -85,7 +88,10 @@ def test_where_both_wait_in_turns_more_actors_would_only_wait(tmp_path: Path) ->
 
 
 def test_without_a_learner_the_number_stays(tmp_path: Path) -> None:
-    """No answer, which KEDA is told to take as none and not as zero; an answer is the number of actors itself."""
+    """No answer, which KEDA is told to take as none and not as zero.
+
+    An answer is the number of actors itself.
+    """
     evaluate(tmp_path, series(2, actor_waits=1.0, learner_waits=None), None)
     assert trigger()["ignoreNullValues"] == "false"
     (found,) = scaled_object()["triggers"]

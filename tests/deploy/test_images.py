@@ -48,7 +48,10 @@ def test_hadolint_finds_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_image_is_pinned_and_has_no_privileges(name: str) -> None:
-    """The base by digest, the packages by constraints; a numeric user; only what was installed is taken along."""
+    """The base by digest, the packages by constraints; a numeric user.
+
+    Only what was installed is taken along.
+    """
     build, final = stages(name)
     assert build.base.removesuffix(" AS build") == final.base
     assert final.base.endswith("@${DIGEST}")
@@ -68,7 +71,10 @@ def test_what_is_copied_is_not_ignored(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def torch_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with torch alone, so that pip finds it installed: it is too large to be fetched again for a test."""
+    """A folder with torch alone, so that pip finds it installed.
+
+    It is too large to be fetched again for a test.
+    """
     folder = tmp_path_factory.mktemp("torch")
     distribution = importlib.metadata.distribution("torch")
     names = {Path(file).parts[0] for file in distribution.files or () if ".." not in Path(file).parts}

@@ -66,7 +66,10 @@ def test_a_component_adds_to_the_namespace(component: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_what_is_named_is_there(name: str) -> None:
-    """Configuration, secrets, claims, accounts and ports that a pod names; in production two secrets are the operator's."""
+    """Configuration, secrets, claims, accounts and ports that a pod names.
+
+    In production two secrets are the operator's.
+    """
     objects = overlay(name)
     there = {name_of(one) for one in objects} | {
         f"Secret/{one['spec']['secretName']}" for one in kinds(objects, "Certificate")
@@ -200,7 +203,10 @@ def test_grace_periods_hold_the_drain(name: str, tmp_path: Path) -> None:
 
 
 def test_the_overlay_of_the_page_builds(tmp_path: Path) -> None:
-    """As a person would copy it: a configuration and images of their own, a GPU, a Redis outside and none inside."""
+    """As a person would copy it.
+
+    A configuration and images of their own, a GPU, a Redis outside and none inside.
+    """
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     (block,) = re.findall(r"```yaml\n# kustomization.yaml\n(.*?)```", page, re.DOTALL)
     folder = tmp_path / "mine"

@@ -94,7 +94,10 @@ def test_temporary_volumes_are_bounded(name: str) -> None:
 
 
 def test_what_serves_is_probed(name: str) -> None:
-    """Our own processes on their HTTP port: alive and ready are different questions. Who is not there is not asked."""
+    """Our own processes on their HTTP port: alive and ready are different questions.
+
+    Who is not there is not asked.
+    """
     for workload in filter(lambda w: w.serves and w.replicas, workloads(overlay(name))):
         (container,) = workload.spec["containers"]
         probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]

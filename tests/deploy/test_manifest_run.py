@@ -1,8 +1,8 @@
 """The rendered overlays, run: every container as the manifest says it, until CartPole is solved.
 
-A node in namespaces of its own (`tests/deploy/node`) gives each pod its network, its read-only root, its volumes, its
-user and its probes. Nothing is changed on the way: addresses, ports, paths and names are those of the manifest. A
-Prometheus looks at it as the rendered PodMonitor and PrometheusRule say, but for SCRAPE_S.
+A node in namespaces of its own (`tests/deploy/node`) gives each pod its network, its read-only root, its
+volumes, its user and its probes. Nothing is changed on the way: addresses, ports, paths and names are those
+of the manifest. A Prometheus looks at it as the rendered PodMonitor and PrometheusRule say, but for SCRAPE_S.
 """
 
 import json
@@ -107,7 +107,10 @@ def test_local_solves_cartpole(short_folder: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_production_solves_cartpole(short_folder: Path) -> None:
-    """With cert-manager's and the operator's secrets, and a database outside; deleted at once, each as it says."""
+    """With cert-manager's and the operator's secrets, and a database outside.
+
+    Deleted at once, each as it says.
+    """
     report = run(PRODUCTION, short_folder, whole_drain=True)
     check(PRODUCTION, report)
     if "absent" not in report["prometheus"]:

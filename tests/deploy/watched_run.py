@@ -54,7 +54,10 @@ class WatchedRun:
         return sorted(one["version"] for one in json.loads(done.stdout)["versions"] if one["status"] in kept)
 
     def try_versions(self) -> None:
-        """One becomes active, another its canary and the shadow; half of the clients stay on the learner's newest."""
+        """One becomes active, another its canary and the shadow.
+
+        Half of the clients stay on the learner's newest.
+        """
         run = str(self.training.run_dir)
         active, canary = self.versions()[-2:]
         self._penstock("policy", "promote", run, str(active), "--reason=watched")

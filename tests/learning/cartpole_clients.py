@@ -1,4 +1,6 @@
-"""python -m tests.learning.cartpole_clients ADDRESS PLAYERS SEED: players of CartPole that go on until they are killed.
+"""python -m tests.learning.cartpole_clients ADDRESS PLAYERS SEED.
+
+Players of CartPole that go on until they are killed.
 
 A player whose server is away, or has forgotten it, begins anew.
 """

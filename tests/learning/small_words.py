@@ -1,4 +1,7 @@
-"""The small form of learning sentiment words: prompts, generation, rewards, fragments and learner in one process."""
+"""The small form of learning sentiment words.
+
+Prompts, generation, rewards, fragments and learner in one process.
+"""
 
 import json
 from dataclasses import dataclass

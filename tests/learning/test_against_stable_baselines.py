@@ -88,7 +88,10 @@ def library(policy: Policy, environment: Any, epochs: int) -> Any:
 
 
 def fill(model: Any, batch: Batch) -> None:
-    """The batch into its buffer, and its advantages; a truncated step is bootstrapped in the reward, as it does."""
+    """The batch into its buffer, and its advantages.
+
+    A truncated step is bootstrapped in the reward, as it does.
+    """
     from stable_baselines3.common.buffers import RolloutBuffer
 
     space, action = model.observation_space, model.action_space

@@ -1,4 +1,7 @@
-"""A run that has no rollout worker: it learns CartPole from what clients do with its answers, while they are killed."""
+"""A run that has no rollout worker.
+
+It learns CartPole from what clients do with its answers, while they are killed.
+"""
 
 import random
 import signal

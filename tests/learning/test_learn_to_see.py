@@ -18,7 +18,9 @@ BLIND_CATCH = 2 / 5 - 1
 
 
 class Aim(gymnasium.Env[Any, Any]):
-    """One step: press the button that is shown and point where it is shown; 1 − |error| for the right button, else 0.
+    """One step: press the button that is shown and point where it is shown.
+
+    1 − |error| for the right button, else 0.
 
     Whoever does not look presses the right one of three in a third of the cases, and points 1/2 off at best.
     """
@@ -54,7 +56,10 @@ def test_an_image_is_learned_from() -> None:
 
 
 def test_every_part_of_a_dict_is_learned_from() -> None:
-    """Within 0.13 of the optimum, 7/12 on average; a policy that does not know where to go runs into the time limit."""
+    """Within 0.13 of the optimum, 7/12 on average.
+
+    A policy that does not know where to go runs into the time limit.
+    """
     assert learned(settings_of(f"{TASKS}:Courier-v0", 1, 16_384)) >= 0.45
 
 

@@ -1,4 +1,7 @@
-"""A memory is learned where it is needed, and masks make the best of what is allowed: small forms of the proofs."""
+"""A memory is learned where it is needed, and masks make the best of what is allowed.
+
+Small forms of the proofs.
+"""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """One prompt, one token: π*(y) ∝ π_ref(y) · exp(r(y)/β) is known, and the language learner has to find it.
 
-The whole way in one process: a published adapter is loaded into another policy, which samples; what it sampled is
-cut into real fragments, assembled and learned from.
+The whole way in one process: a published adapter is loaded into another policy, which samples; what it
+sampled is cut into real fragments, assembled and learned from.
 """
 
 from collections.abc import Mapping
@@ -28,8 +28,11 @@ RESPONSES: Final = 256
 LONG: Final = 200
 SHORT: Final = 60
 TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
-"""All linear layers, the last one too: rows of this model's vocabulary are so short, and the features of a fixed
-norm, that without it no adapter makes a token much more likely than others."""
+"""All linear layers, the last one too.
+
+Rows of this model's vocabulary are so short, and the features of a fixed norm, that without it no adapter
+makes a token much more likely than others.
+"""
 SETTINGS: Final[Mapping[str, Any]] = {
     "learning_rate": 1e-2,
     "learning_rate_schedule": "linear",

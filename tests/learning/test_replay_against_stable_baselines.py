@@ -1,7 +1,10 @@
-"""DQN and SAC against Stable-Baselines3, at its own boundary: its `train` makes a gradient step, ours makes the same.
+"""DQN and SAC against Stable-Baselines3, at its own boundary.
 
-Both begin with the same weights and get the same transitions, out of its own replay buffer. Adam's ε is large, so that
-parameters move in proportion to gradients: with the usual one every tiny gradient would become a full step.
+Its `train` makes a gradient step, ours makes the same.
+
+Both begin with the same weights and get the same transitions, out of its own replay buffer. Adam's ε is
+large, so that parameters move in proportion to gradients: with the usual one every tiny gradient would become
+a full step.
 """
 
 from typing import Any
@@ -63,7 +66,10 @@ def theirs(kind: str, action: Any, **options: Any) -> Any:
 
 
 def next_sample(model: Any, seed: int, *, squashed: bool) -> Sample:
-    """What the library's `train` is about to draw: its buffer draws with numpy's own generator, started by `seed`."""
+    """What the library's `train` is about to draw.
+
+    Its buffer draws with numpy's own generator, started by `seed`.
+    """
     np.random.seed(seed)  # noqa: NPY002 - the library's generator
     data = model.replay_buffer.sample(ROWS)
     np.random.seed(seed)  # noqa: NPY002

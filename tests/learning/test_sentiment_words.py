@@ -1,7 +1,10 @@
-"""A language model learns to be liked: the true reward rises, and what the best policy could reach bounds the rest.
+"""A language model learns to be liked.
 
-The long form is the recipe as a user starts it: noisy opinions, a reward model from them, all processes. What it leaves is
-read, and judged, by transformers, peft and the task's definition alone. The short form is one process.
+The true reward rises, and what the best policy could reach bounds the rest.
+
+The long form is the recipe as a user starts it: noisy opinions, a reward model from them, all processes. What
+it leaves is read, and judged, by transformers, peft and the task's definition alone. The short form is one
+process.
 """
 
 import json
@@ -44,7 +47,10 @@ VICTIMS: Final = ("learner", "actor-0", "reward", "redis")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Means over responses. reward: the true one. kl: to the policy that it began with, nats. words, ended: of a response."""
+    """Means over responses.
+
+    reward: the true one. kl: to the policy that it began with, nats. words, ended: of a response.
+    """
 
     reward: float
     kl: float

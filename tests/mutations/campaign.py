@@ -2,10 +2,10 @@
 
     python -m tests.mutations.campaign [--only NAME] [--list] [--workers 3]
 
-Each mutation replaces one or more pieces of source in a copy of the tree and runs there the tests that it names, of the
-fast tier unless it says `slow`: of every file, folder or test that it names at least one must fail. What still passes guards nothing;
-it is listed, and the exit code is 1. `test_mutations.py` holds that every piece is still in the source, so that a mutation
-cannot quietly mutate nothing.
+Each mutation replaces one or more pieces of source in a copy of the tree and runs there the tests that it
+names, of the fast tier unless it says `slow`: of every file, folder or test that it names at least one must
+fail. What still passes guards nothing; it is listed, and the exit code is 1. `test_mutations.py` holds that
+every piece is still in the source, so that a mutation cannot quietly mutate nothing.
 """
 
 import os
@@ -41,7 +41,10 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """off: what is switched off, in words. With the edits made, each of `tests` must fail. slow: their tier."""
+    """off: what is switched off, in words.
+
+    With the edits made, each of `tests` must fail. slow: their tier.
+    """
 
     name: str
     off: str

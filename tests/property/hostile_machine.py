@@ -1,4 +1,6 @@
-"""What `store_machine` leaves out: resent, reordered and late messages, learners that are fenced off, and death.
+"""What `store_machine` leaves out.
+
+Resent, reordered and late messages, learners that are fenced off, and death.
 
 Redis is killed with `kill -9` and comes back with all it had, or goes back to an older append-only file. A
 learner's process dies and the next one begins from the newest checkpoint, while the old one, which does not

@@ -22,7 +22,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 
 
 def test_a_run_goes_on_after_the_death_of_each_of_its_parts(start: Callable[..., Training]) -> None:
-    """`kill -9` of an actor, the broker, the learner and Redis; then it drains when asked and its books balance."""
+    """`kill -9` of an actor, the broker, the learner and Redis.
+
+    Then it drains when asked and its books balance.
+    """
     training = start("CartPole-v1", *LONG, *OFTEN)
     for name in PARTS:
         training.until_steps(training.steps() + 3_000)

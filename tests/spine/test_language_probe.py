@@ -1,4 +1,7 @@
-"""An adapter that never arrives, arrives late or arrives broken: the probe finds it in the actor's first answer."""
+"""An adapter that never arrives, arrives late or arrives broken.
+
+The probe finds it in the actor's first answer.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +70,10 @@ def test_a_wrong_adapter_is_caught_by_the_first_answer(
     base: Path,
     prompts: Path,
 ) -> None:
-    """It names the version and the digest that were published, and is held; the next whole adapter sets it free."""
+    """It names the version and the digest that were published, and is held.
+
+    The next whole adapter sets it free.
+    """
     judged = Judged(begin())
     places = {"model": str(base), "prompts": str(prompts), "reward": TRUE}
     with actors(ActorThread(broker.address, "actor-0", places=places)):

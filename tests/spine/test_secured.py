@@ -1,6 +1,7 @@
 """A run whose every connection is TLS: the certificates of `penstock certificates`, the processes of anybody.
 
-Redis with users and client certificates, broker, learner and actor with theirs, `penstock status` as operator.
+Redis with users and client certificates, broker, learner and actor with theirs, `penstock status` as
+operator.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""Settings that are known to learn, by environment and algorithm: the layer under file, environment and flags."""
+"""Settings that are known to learn, by environment and algorithm.
+
+The layer under file, environment and flags.
+"""
 
 from typing import Any, Final
 
@@ -145,7 +148,8 @@ _LAYERS: Final = {"dqn": replay_defaults.DQN, "sac": replay_defaults.SAC}
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
     """Nested settings for any Gymnasium id and any algorithm.
 
-    Those of the id's family (`CartPole` of `CartPole-v1`), else general ones; likewise what the algorithm lays over them.
+    Those of the id's family (`CartPole` of `CartPole-v1`), else general ones; likewise what the algorithm
+    lays over them.
     """
     family = environment_id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
     if algorithm in _LAYERS:

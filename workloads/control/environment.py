@@ -39,7 +39,10 @@ def make(section: EnvironmentSection, count: int, seed: int) -> VectorEnv[Any, A
 
 
 def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
-    """Observation and action space of one environment, from one made and closed; without the part that is its mask."""
+    """Observation and action space of one environment, from one made and closed.
+
+    Without the part that is its mask.
+    """
     single = section if section.vectorise != "async" else section.model_copy(update={"vectorise": "sync"})
     environment = make(single, 1, 0)
     try:
@@ -57,7 +60,8 @@ def _without(mask_key: str, space: Space) -> Space:
     rest = tuple((key, part) for key, part in space.spaces if key != mask_key)
     if not rest:
         raise ConfigurationError(
-            f"environment.mask_key={mask_key!r}: the observation holds nothing else; the policy must see something"
+            f"environment.mask_key={mask_key!r}: the observation holds nothing else; the policy must see "
+            "something"
         )
     return Dict(rest)
 
@@ -99,7 +103,8 @@ def _vectoriser(section: EnvironmentSection, spec: EnvSpec) -> str:
         )
     if section.vectorise in ("sync", "async") and spec.entry_point is None:
         raise ConfigurationError(
-            f"environment.vectorise={section.vectorise!r}: {section.id} has only a vector entry point; use 'vector'"
+            f"environment.vectorise={section.vectorise!r}: {section.id} has only a vector entry point; "
+            "use 'vector'"
         )
     if section.vectorise == "auto":
         return "vector" if has_vector else "sync"

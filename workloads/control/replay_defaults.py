@@ -1,6 +1,7 @@
 """Settings with which DQN and SAC are known to learn, by environment family.
 
-After the tuned ones of RL Baselines3 Zoo, where it has some; steps of one environment there are steps of all here.
+After the tuned ones of RL Baselines3 Zoo, where it has some; steps of one environment there are steps of all
+here.
 """
 
 from typing import Any, Final

@@ -7,8 +7,10 @@ from typing import Final
 from penstock.config.settings import ConfigurationError
 
 LOADING: Final = threading.Lock()
-"""transformers changes torch for the whole process while it reads a model; two threads at once leave it changed, and every
-model read later without its weights."""
+"""transformers changes torch for the whole process while it reads a model.
+
+Two threads at once leave it changed, and every model read later without its weights.
+"""
 
 
 def place_of(field: str, name: str) -> str:

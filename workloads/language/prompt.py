@@ -8,7 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message of a conversation. role: system, user, assistant, or what the tokenizer's chat template knows."""
+    """One message of a conversation.
+
+    role: system, user, assistant, or what the tokenizer's chat template knows.
+    """
 
     role: str
     content: str
@@ -18,7 +21,10 @@ Prompt = str | tuple[Turn, ...]
 
 
 def parse_prompt(value: Any) -> Prompt:
-    """A prompt as files and the wire hold it: text, or a list of {"role": …, "content": …}; raises ValueError."""
+    """A prompt as files and the wire hold it: text, or a list of {"role": …, "content".
+
+    …}; raises ValueError.
+    """
     if isinstance(value, str):
         return value
     if not isinstance(value, Iterable) or isinstance(value, dict | bytes):

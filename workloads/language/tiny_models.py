@@ -49,8 +49,8 @@ def build_model(
 ) -> Any:
     """A LlamaForCausalLM in float32 with random weights.
 
-    spread: their standard deviation. Output weights are those of the embedding, which adapters leave alone, and what
-    they multiply has a fixed norm: the most that a logit can become is proportional to it.
+    spread: their standard deviation. Output weights are those of the embedding, which adapters leave alone,
+    and what they multiply has a fixed norm: the most that a logit can become is proportional to it.
     """
     torch.manual_seed(seed)
     return LlamaForCausalLM(
@@ -82,7 +82,9 @@ def pretrain(
     learning_rate: float = 3e-3,
     stop: threading.Event | None = None,
 ) -> float:
-    """Teach a model to continue prompts as these (prompt, response) do; returns the last loss, in nats per token.
+    """Teach a model to continue prompts as these (prompt, response) do.
+
+    Returns the last loss, in nats per token.
 
     Raises Interrupted once `stop` is set; the model is then of no use.
     """

@@ -34,10 +34,12 @@ class Padded(NamedTuple):
 
 
 def load_tokenizer(place: str) -> Tokenizer:
-    """The tokenizer of a folder or a hub name; raises ConfigurationError, also for one without a pad token of its own.
+    """The tokenizer of a folder or a hub name.
 
-    Models for classification read the last token that is not padding: with `<pad>` = `<eos>` they would never see
-    whether a response came to its end.
+    Raises ConfigurationError, also for one without a pad token of its own.
+
+    Models for classification read the last token that is not padding: with `<pad>` = `<eos>` they would never
+    see whether a response came to its end.
     """
     folder = place_of("model", place)
     try:
@@ -52,8 +54,8 @@ def load_tokenizer(place: str) -> Tokenizer:
     if pad is None or pad == eos:
         what = "no pad token" if pad is None else "the pad token of eos"
         raise ConfigurationError(
-            f"model={place}: its tokenizer has {what}: choose an unused token (tokenizer.pad_token = '…'), or add one "
-            "and resize the model's embeddings, and save both"
+            f"model={place}: its tokenizer has {what}: choose an unused token (tokenizer.pad_token = '…'), "
+            "or add one and resize the model's embeddings, and save both"
         )
     return tokenizer
 
@@ -67,7 +69,10 @@ class Encoder:
         """Prompts that have lost their beginning so far."""
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt; raises ValueError for a conversation where the tokenizer has no chat template."""
+        """Token ids of a prompt.
+
+        Raises ValueError for a conversation where the tokenizer has no chat template.
+        """
         if isinstance(prompt, str):
             ids = list(self.tokenizer(prompt)["input_ids"])
             # Some tokenizers also end a text; the answer goes on here.

@@ -5,7 +5,8 @@
     learning    build the model that a run learns, choose or add an algorithm
     serving     versions that a run leaves in its folder, services of a workload's own
 
-A workload is a `penstock.config.workload.Workload` record that an entry point of the group `penstock.workloads` names.
-Beside these modules it imports `penstock.policy`, `penstock.client`, `penstock.registry`, `penstock.runtime`,
-`penstock.config`, `penstock.rpc`, `penstock.wire` and `penstock.v1`; `docs/tutorials/add-a-workload.md` shows a whole one.
+A workload is a `penstock.config.workload.Workload` record that an entry point of the group
+`penstock.workloads` names. Beside these modules it imports `penstock.policy`, `penstock.client`,
+`penstock.registry`, `penstock.runtime`, `penstock.config`, `penstock.rpc`, `penstock.wire` and `penstock.v1`;
+`docs/tutorials/add-a-workload.md` shows a whole one.
 """

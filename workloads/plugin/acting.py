@@ -1,4 +1,6 @@
-"""Acting in a run: reading its specification, holding its policy, generating fragments, playing an evaluation.
+"""Acting in a run.
+
+Reading its specification, holding its policy, generating fragments, playing an evaluation.
 
 read              a specification as a `Run`: its sections with this machine's places, its spaces checked
 Run               what was read; makes environments and policies
@@ -53,9 +55,9 @@ def make_step_generator(
 ) -> FragmentGenerator:
     """Return what a rollout worker generates with where each step of N environments takes one forward pass.
 
-    specification: of the run. settings: of this process. health: of this process; it watches steps and weights.
-    Raises ConfigurationError for a workload or a module that this process does not have or allow, Fatal for spaces
-    that differ from this machine's environment, and what making the environments raises.
+    specification: of the run. settings: of this process. health: of this process; it watches steps and
+    weights. Raises ConfigurationError for a workload or a module that this process does not have or allow,
+    Fatal for spaces that differ from this machine's environment, and what making the environments raises.
     """
     return generator.make_generator(specification, settings, health)
 
@@ -65,7 +67,7 @@ def make_step_runner(
 ) -> EvaluationRunner:
     """Return what an evaluation plays with where each step of an environment takes one forward pass.
 
-    specification: of the run. settings: of this process. episodes: how many will be played at once; None: as the
-    run's `evaluation.episodes` says. Raises as `make_step_generator`.
+    specification: of the run. settings: of this process. episodes: how many will be played at once; None: as
+    the run's `evaluation.episodes` says. Raises as `make_step_generator`.
     """
     return runner.make_runner(specification, settings, episodes)

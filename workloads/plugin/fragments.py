@@ -6,8 +6,8 @@
     learner_reward    the wrappers of `environment.reward` as a `LearnerReward`, None where a section has none
     make              a header and tensors as a `Fragment`
 
-A fragment has T rows of N slots. A generator whose steps are not those of environments fills the tensors that the run's
-schema names, has `Episodes` count them, and hands header and tensors to `make`.
+A fragment has T rows of N slots. A generator whose steps are not those of environments fills the tensors that
+the run's schema names, has `Episodes` count them, and hands header and tensors to `make`.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,7 +25,8 @@ def make(header: FragmentHeader, tensors: Mapping[str, Array], compress: Collect
     """Return the fragment of a header and its tensors.
 
     header: as `HeaderFields.header` makes it; its table of tensors is replaced by that of what is packed.
-    tensors: by the names of the run's schema, each with its shape and dtype: [T, N, …], observations [T + 1, N, …],
+    tensors: by the names of the run's schema, each with its shape and dtype: [T, N, …], observations [T + 1,
+    N, …],
         what ends with an episode [K, …].
     compress: names of tensors that are stored as lz4 frames.
     """

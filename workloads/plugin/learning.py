@@ -12,8 +12,8 @@
     target_of         the mean return that counts as solved
     model_of          the model of an algorithm that a workload has made itself
 
-A record's `model` is a function (Settings, Workload, RankGroup, torch device) → `Model`. An algorithm is named by its settings
-section, which the record's `algorithms` adds to the configuration.
+A record's `model` is a function (Settings, Workload, RankGroup, torch device) → `Model`. An algorithm is
+named by its settings section, which the record's `algorithms` adds to the configuration.
 """
 
 from collections.abc import Mapping
@@ -80,9 +80,9 @@ def choose(
 ) -> Algorithm:
     """Return the algorithm that a section names, made for a policy.
 
-    algorithms: all that the workload can be learned by, by `algorithm.name`. policy: what they learn, on its device.
-    section: of the settings. seed: of all that the algorithm draws. hardware: as `hardware_of` says.
-    learns: what the workload does, for the message, such as "writes tokens".
-    Raises ConfigurationError, which lists the names, for a section of another algorithm.
+    algorithms: all that the workload can be learned by, by `algorithm.name`. policy: what they learn, on its
+    device. section: of the settings. seed: of all that the algorithm draws. hardware: as `hardware_of` says.
+    learns: what the workload does, for the message, such as "writes tokens". Raises ConfigurationError, which
+    lists the names, for a section of another algorithm.
     """
     return registry.choose(algorithms, policy, section, seed=seed, hardware=hardware, learns=learns)

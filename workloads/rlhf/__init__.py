@@ -7,8 +7,8 @@
     final_answers        responses of the final policy of a run
     sentiment            a task whose true reward and best policy are known
 
-What it shares with other workloads of language models is in `workloads.language`. Importing this package imports
-nothing heavy; `pip install 'penstock[rlhf]'` brings what the modules need.
+What it shares with other workloads of language models is in `workloads.language`. Importing this package
+imports nothing heavy; `pip install 'penstock[rlhf]'` brings what the modules need.
 """
 
 from penstock.config.workload import Workload

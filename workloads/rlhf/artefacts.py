@@ -1,4 +1,6 @@
-"""What a run of language models leaves: its last policy in Hugging Face's format, and a list of everything there is.
+"""What a run of language models leaves.
+
+Its last policy in Hugging Face's format, and a list of everything there is.
 
     RUN/policies/vN/             adapter_model.safetensors, adapter_config.json (without LoRA model.safetensors), tokenizer,
                                  generation_config.json: how it was sampled in training

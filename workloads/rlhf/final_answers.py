@@ -1,4 +1,7 @@
-"""Responses of a run's final policy to prompts of the user's: drawn as in training, or the most likely ones."""
+"""Responses of a run's final policy to prompts of the user's.
+
+Drawn as in training, or the most likely ones.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +17,10 @@ from workloads.rlhf.language_section import language
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response. tokens: its ids, `<eos>` too, which its text may not show. log_prob: of all of them together, in nats."""
+    """A response.
+
+    tokens: its ids, `<eos>` too, which its text may not show. log_prob: of all of them together, in nats.
+    """
 
     prompt: str
     response: str
@@ -33,7 +39,9 @@ def generate(
     seed: int,
     deterministic: bool,
 ) -> list[Answer]:
-    """One response to each prompt. blob: the weights. local: of this process. tokens: at most; None: as in training.
+    """One response to each prompt.
+
+    blob: the weights. local: of this process. tokens: at most; None: as in training.
 
     Raises ConfigurationError.
     """

@@ -4,7 +4,10 @@ from typing import Any
 
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
-    """Nested settings. environment_id: any name for the task. algorithm: who says none gets token-level PPO."""
+    """Nested settings.
+
+    environment_id: any name for the task. algorithm: who says none gets token-level PPO.
+    """
     del environment_id
     layers: dict[str, Any] = {
         "environment": {"count": 64},

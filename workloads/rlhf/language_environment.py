@@ -45,5 +45,6 @@ def make(section: EnvironmentSection, count: int, seed: int) -> Any:
     """Raises ConfigurationError: there is none to step."""
     del section, count, seed
     raise ConfigurationError(
-        "workload='rlhf': responses are generated, there is no environment to step; say `penstock generate RUN`"
+        "workload='rlhf': responses are generated, there is no environment to step; say `penstock "
+        "generate RUN`"
     )

@@ -1,4 +1,7 @@
-"""`environment.kwargs` of a run of language models: which prompts, how long the responses, who rewards them."""
+"""`environment.kwargs` of a run of language models.
+
+Which prompts, how long the responses, who rewards them.
+"""
 
 from typing import Annotated, Literal
 
@@ -16,7 +19,10 @@ class Language(Section):
     model: str = ""
     """Folder or hub name of the model that is trained; actors read its tokenizer and vocabulary."""
     prompts: str = ""
-    """Rows with a `prompt`: JSON lines, Parquet, a data set's folder or a registry's URL; those of feedback will do."""
+    """Rows with a `prompt`: JSON lines, Parquet, a data set's folder or a registry's URL.
+
+    Those of feedback will do.
+    """
     held_out: Fraction = 0.1
     """Share of the prompts that only the evaluation uses."""
     reward: str = ""
@@ -68,7 +74,7 @@ def _explain(error: dict[str, object]) -> str:
         return f"environment.kwargs.{key}: unknown key; use one of {', '.join(Language.model_fields)}"
     if key in ("temperature", "top_p", "top_k"):
         return (
-            f"environment.kwargs.{key}={error['input']!r}: sampling cannot be changed: tokens are drawn at temperature 1 "
-            "from the whole distribution, which is the one that is trained; leave it out"
+            f"environment.kwargs.{key}={error['input']!r}: sampling cannot be changed: tokens are drawn at "
+            "temperature 1 from the whole distribution, which is the one that is trained; leave it out"
         )
     return f"environment.kwargs.{key}={error['input']!r}: {error['msg']}"

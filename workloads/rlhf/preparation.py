@@ -4,8 +4,8 @@
     feedback              RUN/reward_model/, trained on it, unless `reward` names one
     prompts               those of the feedback, unless they are named
 
-Each is written under another name and then moved, or has a file that is written last: what an interrupted preparation
-left is made again, and what is whole is kept.
+Each is written under another name and then moved, or has a file that is written last: what an interrupted
+preparation left is made again, and what is whole is kept.
 """
 
 import gc
@@ -47,7 +47,10 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
 
 
 def made_first(settings: Settings, run_dir: Path, progress: Progress) -> tuple[dict[str, Any], Language]:
-    """Everything but the reward model: what was made, and the section with it; raises ConfigurationError, Interrupted."""
+    """Everything but the reward model: what was made, and the section with it.
+
+    Raises ConfigurationError, Interrupted.
+    """
     quieten()
     section = language(settings.environment)
     made: dict[str, Any] = {}
@@ -159,7 +162,10 @@ def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progres
 
 
 def release_device() -> None:
-    """Give back what torch holds on to of a GPU: this process lives on, and those that learn and generate want it."""
+    """Give back what torch holds on to of a GPU.
+
+    This process lives on, and those that learn and generate want it.
+    """
     import torch  # noqa: PLC0415 - is loaded by now
 
     gc.collect()

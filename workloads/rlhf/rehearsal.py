@@ -1,8 +1,11 @@
-"""The preparation of a run of language models in short, for a dry run: the reward model gets a few steps of its training.
+"""The preparation of a run of language models in short, for a dry run.
 
-The steps are those of the training itself: same model, batches, precision. What it does once, such as reading the
-feedback, scoring the validation examples and saving, is done once here too and timed apart from the steps. Everything else is
-made whole, since the calibration runs with it: the tiny model of the built-in task takes seconds.
+The reward model gets a few steps of its training.
+
+The steps are those of the training itself: same model, batches, precision. What it does once, such as reading
+the feedback, scoring the validation examples and saving, is done once here too and timed apart from the
+steps. Everything else is made whole, since the calibration runs with it: the tiny model of the built-in task
+takes seconds.
 
 What `prepare` does not load this does not load either: the launcher's memory is part of what is predicted.
 """
@@ -74,7 +77,8 @@ def _shortened(order: "Order", progress: Progress) -> Shortened:
 class Times:
     """Of a training that was cut short, in seconds.
 
-    steps_seconds: of each step made. epoch_seconds: of what follows an epoch, once. steps, epochs: of the whole training.
+    steps_seconds: of each step made. epoch_seconds: of what follows an epoch, once. steps, epochs: of the
+    whole training.
     """
 
     whole_seconds: float
@@ -85,7 +89,10 @@ class Times:
 
 
 def expected(times: Times) -> Range:
-    """Of the whole training: what was there once, with the steps and the ends of epochs that are still missing."""
+    """Of the whole training.
+
+    What was there once, with the steps and the ends of epochs that are still missing.
+    """
     later = times.steps_seconds[WARMUP_STEPS:] or times.steps_seconds
     still = max(0, times.steps - len(times.steps_seconds))
     ends = max(0, math.ceil(times.epochs) - 1)

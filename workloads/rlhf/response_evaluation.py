@@ -1,6 +1,7 @@
 """What an evaluation measures a language model by: rewards of its responses to prompts that were held out.
 
-The return of an episode is the reward model's, or that of `true_reward`, which knows what the reward model only guesses.
+The return of an episode is the reward model's, or that of `true_reward`, which knows what the reward model
+only guesses.
 """
 
 import threading
@@ -25,7 +26,10 @@ BATCH: Final = 64
 def make_runner(
     specification: RunSpecification, settings: Settings, episodes: int | None = None
 ) -> "LanguageRunner":
-    """The evaluation runner of a run; settings: of this process. Raises what `acting.read` does, and ConfigurationError."""
+    """The evaluation runner of a run; settings: of this process.
+
+    Raises what `acting.read` does, and ConfigurationError.
+    """
     del episodes  # no more is made for many than for few
     return LanguageRunner(acting.read(specification, settings.actor), settings)
 
@@ -58,7 +62,10 @@ class LanguageRunner:
         stop: threading.Event,
         on_step: Callable[[], None] = lambda: None,
     ) -> list[Played] | None:
-        """One response an episode, to prompts in an order that the seed decides; again from the first when all were asked."""
+        """One response an episode, to prompts in an order that the seed decides.
+
+        Again from the first when all were asked.
+        """
         order = in_random_order(self._equipment.prompts.held_out, seed)
         self._equipment.backend.seed(seed)
         played: list[Played] = []

@@ -1,10 +1,12 @@
-"""What a rollout worker of a language model generates with: prompts, a backend, a judge, and the fragments they make.
+"""What a rollout worker of a language model generates with.
+
+Prompts, a backend, a judge, and the fragments they make.
 
     unroll   G responses to each of N / G prompts, then their rewards
     cut      all of it as one fragment
 
-One fragment is one batch of responses under one version of the weights. A batch that a drain ends early is handed over
-with what came to its end; what did not is no experience.
+One fragment is one batch of responses under one version of the weights. A batch that a drain ends early is
+handed over with what came to its end; what did not is no experience.
 """
 
 from collections.abc import Callable, Iterator
@@ -65,7 +67,8 @@ def equip(of: Run) -> Equipment:
     if room < 1:
         raise ConfigurationError(
             f"environment.kwargs.response_tokens={section.response_tokens}: actor.unroll_length="
-            f"{of.specification.unroll_length} leaves no room for a prompt; raise it by the tokens of the longest prompt"
+            f"{of.specification.unroll_length} leaves no room for a prompt; raise it by the tokens of the "
+            "longest prompt"
         )
     tokenizer = load_tokenizer(section.model)
     encoder = Encoder(tokenizer, room)
@@ -92,7 +95,10 @@ def open_scorer(text: str, equipment: Equipment, settings: Settings, *, standard
 def make_generator(
     specification: RunSpecification, settings: Settings, health: Health
 ) -> "LanguageGenerator":
-    """The generator of a run; settings: of this process. Raises what `acting.read` does, and ConfigurationError."""
+    """The generator of a run; settings: of this process.
+
+    Raises what `acting.read` does, and ConfigurationError.
+    """
     return LanguageGenerator(acting.read(specification, settings.actor), settings, health)
 
 
@@ -104,7 +110,8 @@ class LanguageGenerator:
         self._section, self._slots = equipment.section, of.environment.count
         if self._slots % self._section.group:
             raise ConfigurationError(
-                f"environment.kwargs.group={self._section.group}: environment.count={self._slots} is no multiple of it"
+                f"environment.kwargs.group={self._section.group}: environment.count={self._slots} is no "
+                "multiple of it"
             )
         watch(health, of.actor.stall_timeout_s)
         self._health, self._actors = health, of.actor.count

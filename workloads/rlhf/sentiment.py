@@ -1,7 +1,8 @@
 """Sentiment words: a task of language whose true reward, best reward model and best policy are known.
 
 A prompt is two neutral words. The reference policy writes L words, L uniform in `lengths`, each positive,
-negative or neutral with fixed chances, independent of the prompt. With p and n the positive and negative words of y,
+negative or neutral with fixed chances, independent of the prompt. With p and n the positive and negative
+words of y,
 
     r(y) = clip((p − n) / L, −1, 1)                           the true reward
     x(y) = clip(r(y) + noise · ε, −1, 1),  ε ~ N(0, 1)        what somebody says of it, on the scale 0 … 100
@@ -116,7 +117,10 @@ class Sentiment:
         return float(chances @ _clipped_normal(values, self.noise)[1])
 
     def preference(self, first: Array, second: Array) -> Array:
-        """Chance that a response of reward `first` is preferred to one of `second`. Thurstone (1927), case V."""
+        """Chance that a response of reward `first` is preferred to one of `second`.
+
+        Thurstone (1927), case V.
+        """
         if self.noise == 0:
             return (np.sign(first - second) + 1) / 2
         return _normal_cdf((first - second) / (math.sqrt(2) * self.noise))

@@ -3,8 +3,8 @@
     request ─► asked at once, without a task of its own ─► pass ─► reply, written in turn; a lonely one's at once
                     └─ an episode's, a named version's, or one that needs the fallback ─► a task
 
-A stream is the fast road: what a request costs here beyond its share of a forward pass is what limits its rate.
-One event loop uses it.
+A stream is the fast road: what a request costs here beyond its share of a forward pass is what limits its
+rate. One event loop uses it.
 """
 
 import asyncio

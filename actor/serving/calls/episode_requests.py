@@ -1,4 +1,6 @@
-"""Episodes from start to end, and the rewards of their steps: each request counts once, however often it is sent.
+"""Episodes from start to end, and the rewards of their steps.
+
+Each request counts once, however often it is sent.
 
     StartEpisode ─► Act(0) ─► Act(1) ─► … ─► EndEpisode         Reward(step) at any time
 

@@ -3,8 +3,8 @@
     read ─► ask (one forward pass for many) ─► step ─► reply, to all who wait for it
        └─ somebody's own action: no pass ────────┘
 
-A step happens in one piece, after its answer and before its reply: a caller that hangs up, runs out of time or is
-refused finds the episode as it was, or finds the very reply that it lost.
+A step happens in one piece, after its answer and before its reply: a caller that hangs up, runs out of time
+or is refused finds the episode as it was, or finds the very reply that it lost.
 """
 
 import asyncio

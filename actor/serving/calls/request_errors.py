@@ -1,7 +1,9 @@
-"""What could not be answered, counted, and in the log under the request's id: one line of a kind in ten seconds.
+"""What could not be answered, counted, and in the log under the request's id.
 
-A server in trouble refuses thousands of requests a second; its log must not be the next trouble. A line says how many of
-its kind came since the one before.
+One line of a kind in ten seconds.
+
+A server in trouble refuses thousands of requests a second; its log must not be the next trouble. A line says
+how many of its kind came since the one before.
 """
 
 import logging

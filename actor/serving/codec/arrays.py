@@ -46,7 +46,10 @@ class Layout:
         }
 
     def read(self, field: str, parts: Parts, batch: int) -> dict[str, Array]:
-        """Arrays [max(batch, 1), *shape] by tensor name; raises Refused for anything that is not the space's."""
+        """Arrays [max(batch, 1), *shape] by tensor name.
+
+        Raises Refused for anything that is not the space's.
+        """
         if len(parts) != len(self._wanted):
             raise invalid(f"{field}: {len(parts)} parts, the space has {self._named()}")
         arrays: dict[str, Array] = {}

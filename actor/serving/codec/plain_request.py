@@ -2,9 +2,9 @@
 
     policy │ request id │ path, dtype and shape │ observation │ …
 
-Such a request is recognised by the bytes that protobuf writes around the observation. One that says more, is written
-in another order or holds numbers that are not finite is not plain: it is read as a message, which says what is wrong
-with it. docs/history/performance.md has what this saves over a stream.
+Such a request is recognised by the bytes that protobuf writes around the observation. One that says more, is
+written in another order or holds numbers that are not finite is not plain: it is read as a message, which
+says what is wrong with it. docs/history/performance.md has what this saves over a stream.
 """
 
 import math
@@ -29,7 +29,10 @@ class PlainRequests:
     """How plain requests of one observation space are written."""
 
     def __init__(self, policy: str, space: Space) -> None:
-        """policy: name of the one that is served. Where a leaf has a range that is checked nothing is plain."""
+        """policy: name of the one that is served.
+
+        Where a leaf has a range that is checked nothing is plain.
+        """
         self._policy = pb.ActRequest(policy=policy).SerializeToString()
         every = list(leaves(space, "observation"))
         parts = Layout("observation", space).write({name: zeros(leaf, (1,)) for name, leaf in every}, 0)

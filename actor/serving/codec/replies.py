@@ -3,8 +3,9 @@
     request id │ path, dtype and shape │ action │ … │ how many │ log-probabilities │ version, arm, fallback
                   written once                          written once                     written once each
 
-Serialised messages behind one another are one message, so pieces can be written by themselves; the data at the end of
-one can be replaced by as many other bytes. Fields stand in the order in which protobuf writes them itself.
+Serialised messages behind one another are one message, so pieces can be written by themselves; the data at
+the end of one can be replaced by as many other bytes. Fields stand in the order in which protobuf writes them
+itself.
 """
 
 from collections.abc import Mapping
@@ -39,7 +40,10 @@ class ReplyWriter:
     """Writes the replies of one server."""
 
     def __init__(self, action: Space, state: Dict) -> None:
-        """state: space of what the policy remembers between steps; without leaves where it remembers nothing."""
+        """state: space of what the policy remembers between steps.
+
+        Without leaves where it remembers nothing.
+        """
         self._action, self._leaves = Layout("action", action), list(leaves(action, "action"))
         self._state, self._remembers = Layout("state", state), bool(list(leaves(state, "state")))
         self._before: dict[int, tuple[list[tuple[str, bytes]], bytes]] = {}

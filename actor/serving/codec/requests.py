@@ -1,7 +1,7 @@
 """Reads requests: from messages, and from bytes where they hold one observation and nothing else.
 
-What a client sends is checked before anything is computed or remembered: what cannot be answered is refused (INVALID)
-with the field, what came and what is wanted.
+What a client sends is checked before anything is computed or remembered: what cannot be answered is refused
+(INVALID) with the field, what came and what is wanted.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,10 @@ class RequestReader:
     """Reads the requests of one server."""
 
     def __init__(self, section: ServingSection, observation: Space, action: Space, state: Dict) -> None:
-        """state: space of what the policy remembers between steps; without leaves where it remembers nothing."""
+        """state: space of what the policy remembers between steps.
+
+        Without leaves where it remembers nothing.
+        """
         self._section = section
         self._observation, self._action = Layout("observation", observation), Layout("action", action)
         self._state, self._state_leaves = Layout("state", state), list(leaves(state, "state"))
@@ -70,7 +73,9 @@ class RequestReader:
         return self._observation.read("final_observation", parts, 0)
 
     def read_taken(self, request: pb.ActRequest) -> Mapping[str, Array] | None:
-        """The action that the caller takes of its own accord, by name, [1, *shape]; None where it asks for one.
+        """The action that the caller takes of its own accord, by name, [1, *shape].
+
+        None where it asks for one.
 
         Raises Refused (INVALID), also for a log-probability that the learner could not divide by.
         """

@@ -3,8 +3,8 @@
     start ─► act ─► act ─► … ─► end ─► remembered for late rewards and repeated calls ─► forgotten
                └── not heard of for the timeout ─► given up ──┘
 
-An id is `SERVER-NUMBER-TOKEN`: another server, or this one after a restart, sees that it is not its own, and who
-was not told an id cannot guess it. Memory is bounded: so many episodes are open, so many remembered.
+An id is `SERVER-NUMBER-TOKEN`: another server, or this one after a restart, sees that it is not its own, and
+who was not told an id cannot guess it. Memory is bounded: so many episodes are open, so many remembered.
 """
 
 import asyncio
@@ -183,7 +183,10 @@ class Episodes:
                 del self._started[forgotten.started_as]
 
     def let_go_of_old(self) -> None:
-        """Keep at most MAX_LOADED versions for episodes: the others take newer weights with their next step."""
+        """Keep at most MAX_LOADED versions for episodes.
+
+        The others take newer weights with their next step.
+        """
         versions = {episode.version for episode in self._open.values() if episode.loaded is not None}
         for version in sorted(versions)[:-MAX_LOADED]:
             for episode in self._open.values():
@@ -204,7 +207,10 @@ class Episodes:
         if not rest:
             raise _unknown(episode_id, "no such id was ever given")
         if server != self.server:
-            text = f"episode_id={episode_id[:80]!r} is of server {server[:16]!r}, this is {self.server}: start a new one"
+            text = (
+                f"episode_id={episode_id[:80]!r} is of server {server[:16]!r}, this is {self.server}: start "
+                "a new one"
+            )
             raise Refused(Refusal(reason=Reason.EPISODE_ELSEWHERE, detail=text))
 
 

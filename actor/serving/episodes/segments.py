@@ -1,8 +1,8 @@
 """The steps of one episode that the learner has not got yet, cut into segments.
 
-A step is whole once what followed it is known: its next observation comes with the next action, its end with the
-end of the episode. A segment holds whole steps of one weight version and the observation after the last; its
-rewards stay open until it becomes a fragment.
+A step is whole once what followed it is known: its next observation comes with the next action, its end with
+the end of the episode. A segment holds whole steps of one weight version and the observation after the last;
+its rewards stay open until it becomes a fragment.
 """
 
 import math
@@ -62,7 +62,10 @@ class Segment:
         self.rewards[step - self.slot.first_step] += amount
 
     def drop_last(self) -> None:
-        """Forget a last step of which nobody knows what came of it; what was seen before it stays, as the end."""
+        """Forget a last step of which nobody knows what came of it.
+
+        What was seen before it stays, as the end.
+        """
         del self.actions[-1], self.log_probs[-1], self.rewards[-1], self.valid[-1]
 
     def to_fragment(
@@ -74,7 +77,10 @@ class Segment:
         compress: bool,
         reward: Callable[[Mapping[str, Array]], Array] | None = None,
     ) -> Fragment:
-        """As a fragment without session or number, which it gets when it is sent. reward: see `FragmentBuilder`."""
+        """As a fragment without session or number, which it gets when it is sent.
+
+        reward: see `FragmentBuilder`.
+        """
         fields = HeaderFields(
             run=run,
             session=0,
@@ -99,7 +105,8 @@ class Segment:
             end = last[name] if name in last else np.ones_like(first)
             tensors[name] = _stacked([*(row[name] for row in rows), end])
         tensors |= {name: _stacked([row[name] for row in self.actions]) for name in self.actions[0]}
-        # Each reward is finite as a float32, their sum need not be; a fragment with infinity ends the session.
+        # Each reward is finite as a float32, their sum need not be; a fragment with infinity ends the
+        # session.
         tensors["reward"] = np.clip(self.rewards, -_MOST, _MOST).astype(np.float32)[:, np.newaxis]
         tensors["log_prob"] = np.asarray(self.log_probs, np.float32)[:, np.newaxis]
         tensors["valid"] = np.asarray(self.valid, bool)[:, np.newaxis]

@@ -1,6 +1,7 @@
 """From what clients did to what the learner gets: segments ripen, become fragments and go to the outbox.
 
-Production never waits for training. What cannot be learned from is answered all the same and counted by reason:
+Production never waits for training. What cannot be learned from is answered all the same and counted by
+reason:
 
     arm         the client follows a version that is not the learner's newest
     unasked     the client does not want it

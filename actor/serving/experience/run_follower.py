@@ -1,9 +1,9 @@
 """The policy server's line to a live run: its sessions, the learner's newest weights, and the outbox.
 
-A thread of its own opens a session, lets its threads watch and send, and opens the next when the broker has ended
-one; meanwhile the server goes on answering. When the run has ended it answers with the last weights, and looks now
-and then whether the run goes on. Where the run's folder is not at hand, what is known of the run comes with the
-first session.
+A thread of its own opens a session, lets its threads watch and send, and opens the next when the broker has
+ended one; meanwhile the server goes on answering. When the run has ended it answers with the last weights,
+and looks now and then whether the run goes on. Where the run's folder is not at hand, what is known of the
+run comes with the first session.
 """
 
 import asyncio
@@ -48,7 +48,10 @@ class RunFollower:
         run: str,
         ack_journal: Path | None,
     ) -> None:
-        """run: "" where only the broker knows it. ack_journal: folder for a record of what was acknowledged."""
+        """run: "" where only the broker knows it.
+
+        ack_journal: folder for a record of what was acknowledged.
+        """
         self._lifecycle, self._broker_client, self._actor_id = lifecycle, broker_client, actor_id
         self._journal_folder = ack_journal
         self._journal: AckJournal | None = None

@@ -4,9 +4,9 @@
                 ▲                                                         │ FULL: nothing was stored
                 └─────────────────────────────────────────────────────────┘
 
-A rollout worker stands still while the learner is busy; a service in production does not. So this queue refuses
-when it is full, and forgets what has grown older than the learner would take. The queue outlives a session; what
-was under way when one ended is dropped, for nobody knows whether it arrived.
+A rollout worker stands still while the learner is busy; a service in production does not. So this queue
+refuses when it is full, and forgets what has grown older than the learner would take. The queue outlives a
+session; what was under way when one ended is dropped, for nobody knows whether it arrived.
 """
 
 import threading
@@ -30,7 +30,10 @@ class ServedQueue:
     """Fragments that wait for their number, and episodes for their report, over all sessions. Thread-safe."""
 
     def __init__(self, capacity: int, stale_after: int) -> None:
-        """capacity: most fragments that wait. stale_after: updates that the learner may be ahead of one; 0: any."""
+        """capacity: most fragments that wait.
+
+        stale_after: updates that the learner may be ahead of one; 0: any.
+        """
         self._capacity, self._stale_after = capacity, stale_after
         self._lock = threading.Lock()
         self._waiting: deque[Fragment] = deque()
@@ -106,7 +109,10 @@ class NumberedWhenSent:
         return take_through(self._claimed, sequence)
 
     def drop(self) -> list[Fragment]:
-        """Those under way, counted as lost, and claim nothing more: what has no number is for the next session."""
+        """Those under way, counted as lost, and claim nothing more.
+
+        What has no number is for the next session.
+        """
         dropped = [queued.fragment for queued in self._claimed]
         self._claimed.clear()
         self._is_dropped = True

@@ -3,10 +3,10 @@
     ask ─► waiting ─► as many as are expected, or the longest wait over ─► one pass per version ─► answers
         └─ alone, and nobody else is expected ─────────────────────────────────┘
 
-How many are expected is learned: now and then a pass is held back to see who else comes. A lonely client waits
-for nobody; among many each waits at most `max_wait_s`. A pass that takes long runs in a thread, and who comes
-meanwhile makes the next one; a short one would only be slower there, for it holds the interpreter either way.
-One event loop uses it.
+How many are expected is learned: now and then a pass is held back to see who else comes. A lonely client
+waits for nobody; among many each waits at most `max_wait_s`. A pass that takes long runs in a thread, and who
+comes meanwhile makes the next one; a short one would only be slower there, for it holds the interpreter
+either way. One event loop uses it.
 """
 
 import asyncio
@@ -65,8 +65,8 @@ class Batcher:
     def ask(self, loaded: Loaded, question: Question, until_s: float = math.inf) -> "asyncio.Future[Answer]":
         """The answer, before `until_s` or not at all.
 
-        Raises Refused (OVERLOADED) when its turn would come too late; the future raises Refused (DEADLINE) and
-        NotFinite.
+        Raises Refused (OVERLOADED) when its turn would come too late; the future raises Refused (DEADLINE)
+        and NotFinite.
         """
         future = self._loop.create_future()
         self.put(loaded, question, until_s, partial(_settle, future), future.done)
@@ -80,7 +80,10 @@ class Batcher:
         tell: Tell,
         is_gone: Callable[[], bool],
     ) -> None:
-        """`ask` for who needs no future: `tell` is called with the pass, even before this returns, unless `is_gone`."""
+        """`ask` for who needs no future.
+
+        `tell` is called with the pass, even before this returns, unless `is_gone`.
+        """
         now = self._loop.time()
         waiting = _Waiting(loaded, question, until_s, now, tell, is_gone)
         if self._is_lonely() and until_s >= now:
@@ -162,8 +165,8 @@ class Batcher:
     def _answer(self, batch: list[_Waiting], rows: int, now: float) -> None:
         metrics.SERVING_BATCH_ROWS.observe(rows)
         metrics.SERVING_QUEUE_SECONDS.observe(now - batch[0].asked_s)
-        # Not by the clock: a pass that others interrupt would be sent to the thread, where it waits for the interpreter
-        # each time and would never seem short again.
+        # Not by the clock: a pass that others interrupt would be sent to the thread, where it waits for the
+        # interpreter each time and would never seem short again.
         if self._work.of(rows) < INLINE_S:
             self._note(rows, _answer_all(batch))
             self._go_on()

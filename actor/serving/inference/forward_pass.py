@@ -1,8 +1,8 @@
 """One forward pass answers many requests with one version of the policy.
 
-The five objects that are made for every request of a stream (`Question`, `Answer`, and `Choice`, `Asked` and `Answered`
-of `versions`) are never changed, yet not frozen: frozen ones cost 6 µs more per answer, which takes the server 73 µs of
-CPU over 16 streams.
+The five objects that are made for every request of a stream (`Question`, `Answer`, and `Choice`, `Asked` and
+`Answered` of `versions`) are never changed, yet not frozen: frozen ones cost 6 µs more per answer, which
+takes the server 73 µs of CPU over 16 streams.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,10 @@ Reals = NDArray[np.floating]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """A version whose weights are in a policy: never changed, only let go of. Used by one thread at a time."""
+    """A version whose weights are in a policy: never changed, only let go of.
+
+    Used by one thread at a time.
+    """
 
     policy: Policy
     version: int
@@ -139,7 +142,10 @@ def _part(whole: Answer, question: Question, end: int) -> Answer:
 
 
 def ready(policy: Policy, acted: Acted) -> Mapping[str, Array]:
-    """The actions as the environment takes them, by name; the very same array where that is as it was drawn."""
+    """The actions as the environment takes them, by name.
+
+    The very same array where that is as it was drawn.
+    """
     return {head.path: head.to_environment(acted.action[head.path]) for head in policy.action_heads}
 
 

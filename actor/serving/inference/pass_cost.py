@@ -1,8 +1,8 @@
 """What a forward pass of so many rows takes, learned from those that were made.
 
-A pass costs something whatever it holds, so its time is not in proportion to its rows: passes are remembered by the
-power of two of their rows. Where none of that size was seen, the nearest smaller one is taken, which errs towards
-trying.
+A pass costs something whatever it holds, so its time is not in proportion to its rows: passes are remembered
+by the power of two of their rows. Where none of that size was seen, the nearest smaller one is taken, which
+errs towards trying.
 """
 
 from typing import Final

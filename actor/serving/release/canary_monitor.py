@@ -1,8 +1,8 @@
 """The canary on canary_monitor: what its clients see, against what those of the active version see.
 
-Every episode of either arm, and every request without one, is an outcome; `penstock.registry.safety` says after each
-whether the canary is worse. A canary that is found worse is withdrawn at once, by name: whoever else comes second
-changes nothing. Each server judges by the clients it has.
+Every episode of either arm, and every request without one, is an outcome; `penstock.registry.safety` says
+after each whether the canary is worse. A canary that is found worse is withdrawn at once, by name: whoever
+else comes second changes nothing. Each server judges by the clients it has.
 """
 
 import logging
@@ -39,7 +39,10 @@ class CanaryMonitor:
         """Tickets of a trial that is over count for nothing."""
 
     def steer(self, active: int | None, canary: int | None, evaluation: Evaluation | None) -> None:
-        """Judge this canary against this version, anew when either is another one. evaluation: of the active one."""
+        """Judge this canary against this version, anew when either is another one.
+
+        evaluation: of the active one.
+        """
         pair = None if active is None or canary is None else (canary, active)
         if pair == self._pair:
             if pair is not None and self.state.verdict is Verdict.WITHDRAW:

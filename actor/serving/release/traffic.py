@@ -1,4 +1,7 @@
-"""Versions and traffic, as the registry has them now: read again and again, followed from the next pass on."""
+"""Versions and traffic, as the registry has them now.
+
+Read again and again, followed from the next pass on.
+"""
 
 import asyncio
 import logging
@@ -24,7 +27,10 @@ _BY: Final = "server"
 
 @dataclass(frozen=True, slots=True)
 class TrafficSnapshot:
-    """What the registry says at one moment. newest: of the versions that are kept and neither tried nor withdrawn."""
+    """What the registry says at one moment.
+
+    newest: of the versions that are kept and neither tried nor withdrawn.
+    """
 
     arms: Arms
     newest: PolicyVersion | None
@@ -89,8 +95,8 @@ class Traffic:
             raise ConfigurationError(f"registry: {error}") from error
         if self._live is None and not self._is_filled:
             raise ConfigurationError(
-                f"{self._run_dir or self._url}: no version of policy {self._policy!r} is kept there; wait until the run has "
-                "registered one (`penstock policy list`), or follow it with --broker"
+                f"{self._run_dir or self._url}: no version of policy {self._policy!r} is kept there; wait "
+                "until the run has registered one (`penstock policy list`), or follow it with --broker"
             )
 
     async def steer(self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor) -> None:
@@ -129,7 +135,10 @@ class Traffic:
         self._said = wrong
 
     async def keep_feedback(self, rewards: Sequence[tuple[str, int, float]]) -> None:
-        """Rewards (episode id, step, amount) that came too late; raises Refused (NOT_READY) when it cannot be."""
+        """Rewards (episode id, step, amount) that came too late.
+
+        Raises Refused (NOT_READY) when it cannot be.
+        """
         try:
             if self._registry is None:
                 raise Unavailable("there is no registry yet")

@@ -49,7 +49,10 @@ class Asked:
 
 
 Tell = Callable[[Asked, Answer | Exception | None], None]
-"""Takes the answer of the chosen version or the error it failed with; None where no version could be asked."""
+"""Takes the answer of the chosen version or the error it failed with.
+
+None where no version could be asked.
+"""
 
 
 class Answerer:
@@ -75,8 +78,8 @@ class Answerer:
     ) -> None:
         """Ask the chosen version without waiting; raises Refused (OVERLOADED).
 
-        tell: called once, with the forward pass or before this returns. is_gone: whether the answer is no longer
-        wanted; then `tell` is not called.
+        tell: called once, with the forward pass or before this returns. is_gone: whether the answer is no
+        longer wanted; then `tell` is not called.
         """
         asked = Asked(choice, question, until_s, time.perf_counter())
         if choice.loaded is None:

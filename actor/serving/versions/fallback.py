@@ -33,7 +33,10 @@ class Fallback:
         self._draw = draws[self._name](space) if self._name in draws else None
 
     def draw(self, rows: int) -> tuple[str, Mapping[str, Array]]:
-        """The fallback's name and actions by name, [rows, *shape]; raises Refused (NOT_READY) where there is none."""
+        """The fallback's name and actions by name, [rows, *shape].
+
+        Raises Refused (NOT_READY) where there is none.
+        """
         if self._draw is None:
             text = "no version can answer, and serving.fallback=none"
             raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=1000))

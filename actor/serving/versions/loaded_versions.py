@@ -1,9 +1,9 @@
 """The versions that can answer, and who of them answers a client.
 
-Routes come from the registry's traffic (`penstock.registry.routing`): the same for one client on every server and
-after every restart. A version that is loaded is never changed; a newer one takes its place between two passes, and
-what has begun with the old one ends with it. Where the version of an arm cannot answer, the declared fallback does,
-and says so.
+Routes come from the registry's traffic (`penstock.registry.routing`): the same for one client on every server
+and after every restart. A version that is loaded is never changed; a newer one takes its place between two
+passes, and what has begun with the old one ends with it. Where the version of an arm cannot answer, the
+declared fallback does, and says so.
 """
 
 import asyncio
@@ -40,12 +40,18 @@ class Weights:
 
 
 Fetch = Callable[[int], Weights | None]
-"""The weights of a version; None when they are not held any more. Blocks; raises ValueError for damaged ones."""
+"""The weights of a version; None when they are not held any more.
+
+Blocks; raises ValueError for damaged ones.
+"""
 
 
 @dataclass(slots=True)
 class Choice:
-    """Who answers: the version of `arm`, or, when that cannot, `loaded` in its place; None: nobody's weights."""
+    """Who answers: the version of `arm`, or, when that cannot, `loaded` in its place.
+
+    None: nobody's weights.
+    """
 
     arm: Arm
     loaded: Loaded | None
@@ -107,7 +113,10 @@ class LoadedVersions:
         return self._former.get(arm) if newest is failing else newest
 
     async def exactly(self, version: int) -> Choice:
-        """The version that a request names; raises Refused (UNKNOWN_VERSION) when its weights are not held."""
+        """The version that a request names.
+
+        Raises Refused (UNKNOWN_VERSION) when its weights are not held.
+        """
         loaded = self._find(version)
         if loaded is None:
             async with self._loading:
@@ -141,7 +150,10 @@ class LoadedVersions:
         metrics.SERVING_VERSION.labels(Arm.LATEST).set(loaded.version)
 
     async def steer(self, arms: Arms) -> list[str]:
-        """Hold what the arms need, then follow them; returns what is wrong with versions that cannot be held."""
+        """Hold what the arms need, then follow them.
+
+        Returns what is wrong with versions that cannot be held.
+        """
         wanted = {arms.active, arms.canary, arms.traffic.shadow, *arms.traffic.pins.values()} - {None}
         held, wrong = {}, []
         for version in sorted(version for version in wanted if version is not None):

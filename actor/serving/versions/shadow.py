@@ -22,7 +22,10 @@ class Shadow:
         self._batcher, self._record = batcher, record
 
     def compare(self, shadow: Loaded, arm: Arm, question: Question, answer: Answer) -> None:
-        """Ask `shadow` how likely it finds this answer; when the server has no time for that, nothing is asked."""
+        """Ask `shadow` how likely it finds this answer.
+
+        When the server has no time for that, nothing is asked.
+        """
         is_recorded = self._record is not None
         question = replace(question, taken=answer.action, distribution=is_recorded, value=False)
         try:

@@ -4,9 +4,9 @@
      "answered": {"version": 5, "arm": "active", "action": {"action": [1]}, "log_prob": [-0.2]},
      "shadow": {"version": 7, "log_prob": [-1.6], "distribution": {"action/probability": [[0.8, 0.2]]}}}
 
-`log_prob` is that of the action which was answered, under each version, as drawn; "shadow" has an "error" where that version could
-not answer. The file is turned over at 64 MiB and the one before it kept. Answers never wait for it: what it cannot
-keep up with is counted and left out.
+`log_prob` is that of the action which was answered, under each version, as drawn; "shadow" has an "error"
+where that version could not answer. The file is turned over at 64 MiB and the one before it kept. Answers
+never wait for it: what it cannot keep up with is counted and left out.
 """
 
 import json

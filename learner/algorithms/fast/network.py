@@ -23,7 +23,10 @@ from penstock.policy.policy import Policy
 
 _REMEMBERED_SIZES = 16
 _NARROW = 16
-"""Weights of fewer inputs or outputs: their gradients take torch three to twenty times numpy's time, on one thread."""
+"""Weights of fewer inputs or outputs.
+
+Their gradients take torch three to twenty times numpy's time, on one thread.
+"""
 
 
 class Network(Protocol):

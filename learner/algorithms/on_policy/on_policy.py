@@ -7,8 +7,8 @@ surrogate, and which gradient steps are made with which loss:
     read → values, log π → `_advantages` → `_surrogate` → `_train`: `_policy_loss`, `_value_loss` → finite?
                                                         merge the statistics ←  yes ┘   └ no: everything back
 
-An update reads the device once, at its end. Whatever is defined over the whole batch or minibatch goes through
-the `RankGroup` of ranks, so that several of them make the update that one would make.
+An update reads the device once, at its end. Whatever is defined over the whole batch or minibatch goes
+through the `RankGroup` of ranks, so that several of them make the update that one would make.
 """
 
 import math
@@ -73,8 +73,8 @@ _SUMMED = ("policy_loss", "value_loss", "entropy", "optimiser")
 class Trace:
     """What the gradient steps leave behind, on the device. `rows`, `split`: of the last epoch, as permuted.
 
-    Losses are this rank's shares of the means over all ranks. used: steps of all ranks that gradient steps were of.
-    numbers: more metrics.
+    Losses are this rank's shares of the means over all ranks. used: steps of all ranks that gradient steps
+    were of. numbers: more metrics.
     """
 
     policy_losses: list[Tensor] = field(default_factory=list)
@@ -147,7 +147,10 @@ class OnPolicy(LearnsOnce[Own]):
     def _watch(
         self, batch: Batch, rows: Steps, log_prob: Tensor, scheduled: ScheduleValues
     ) -> dict[str, Tensor]:
-        """More metrics, of the last epoch, scalars on the device. batch: this rank's; rows, log_prob: of all ranks."""
+        """More metrics, of the last epoch, scalars on the device.
+
+        batch: this rank's; rows, log_prob: of all ranks.
+        """
         return {}
 
     def published_modules(self) -> dict[str, nn.Module]:
@@ -235,7 +238,10 @@ class OnPolicy(LearnsOnce[Own]):
         log_prob: Tensor | None,
         slopes: tuple[Tensor, Tensor, float],
     ) -> Tensor:
-        """Flat. log_prob: [m] with its graph, where it is there already. slopes: by it, by the value, by each entropy."""
+        """Flat.
+
+        log_prob: [m] with its graph, where it is there already. slopes: by it, by the value, by each entropy.
+        """
         by_log_prob, by_value, by_entropy = slopes
         if self.policy.has_slope:
             parameters = outputs.parameters.detach()
@@ -252,7 +258,10 @@ class OnPolicy(LearnsOnce[Own]):
         return self._network.gradient(built, by_built)
 
     def _thinned(self, inputs: Inputs) -> Outputs:
-        """Outputs with features dropped; which ones follows from the count of gradient steps, so a resume repeats them."""
+        """Outputs with features dropped.
+
+        Which ones follows from the count of gradient steps, so a resume repeats them.
+        """
         seed, device = self._seed + self._optimiser.steps, inputs.vector.device
         with thinned(self.policy.dropouts, seed, device):
             return self._network.outputs(inputs)

@@ -1,7 +1,8 @@
 """What is computed once per batch, before its epochs: values, π_prox, advantages, the fixed surrogate.
 
 Everything that later minibatches need lies in `Rows`: the valid steps, flat, in an order that the
-epochs permute; for a recurrent policy in `Sequences`, whose columns they permute whole. Called without gradients.
+epochs permute; for a recurrent policy in `Sequences`, whose columns they permute whole. Called without
+gradients.
 """
 
 from collections.abc import Callable
@@ -61,8 +62,8 @@ def prepare(
 ) -> Prepared:
     """Prepare a rank's share of a batch. rewards: [T, B], scaled where that is asked for.
 
-    rank_rows: by `group`, of the steps that are trained, at least one. There are no rows where none of them lies
-    behind the burn-in.
+    rank_rows: by `group`, of the steps that are trained, at least one. There are no rows where none of them
+    lies behind the burn-in.
     """
     trained = rank_rows.steps
     steps, columns = batch.valid.shape

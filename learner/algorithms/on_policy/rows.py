@@ -12,7 +12,9 @@ from penstock.policy.networks import Inputs
 
 @dataclass(frozen=True, slots=True)
 class Rows(Steps):
-    """Steps that stand alone, or of one minibatch. inputs: that give [n] outputs; action: by path, [n, *shape].
+    """Steps that stand alone, or of one minibatch. inputs: that give [n] outputs.
+
+    Action: by path, [n, *shape].
 
     whole: rows of all ranks in the minibatch, where these may be one rank's share of them.
     """
@@ -42,7 +44,10 @@ class Rows(Steps):
         return Rows(self.inputs.select(index), action, self.columns.index_select(1, index))
 
     def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator["Rows"]:
-        """Minibatches in order, as views. sizes: of each, rows of this rank and of all (`rank_group.MinibatchSplit`)."""
+        """Minibatches in order, as views.
+
+        sizes: of each, rows of this rank and of all (`rank_group.MinibatchSplit`).
+        """
         start = 0
         for own, total in sizes:
             end = start + own

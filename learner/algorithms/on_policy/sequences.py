@@ -1,7 +1,10 @@
-"""Steps of a recurrent policy: whole columns of a batch, which an epoch permutes and a minibatch takes a share of.
+"""Steps of a recurrent policy.
+
+Whole columns of a batch, which an epoch permutes and a minibatch takes a share of.
 
 A column is unrolled from the state that was sent with it through all of its steps; those that are experience,
-behind the burn-in, carry loss. Where steps lie is known on the CPU, so that a minibatch asks no device for it.
+behind the burn-in, carry loss. Where steps lie is known on the CPU, so that a minibatch asks no device for
+it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,7 +76,10 @@ class Sequences(Steps):
         )
 
     def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator[Rows]:
-        """Minibatches in order. sizes: of each, columns of this rank, which is the only one (`rank_group.MinibatchSplit`)."""
+        """Minibatches in order.
+
+        sizes: of each, columns of this rank, which is the only one (`rank_group.MinibatchSplit`).
+        """
         ends = np.concatenate([[0], np.cumsum(self.counts)])
         first = 0
         for own, _ in sizes:
@@ -113,7 +119,10 @@ def _place(step: Index, counts: Index) -> Index:
 
 
 def in_columns(kept: Tensor) -> tuple[Tensor, Index, Index]:
-    """The True elements of kept [T, B], column by column: flat index int64 [n], row of each [n], count of each column."""
+    """The True elements of kept [T, B], column by column.
+
+    Flat index int64 [n], row of each [n], count of each column.
+    """
     column, step = kept.t().cpu().numpy().nonzero()
     index = torch.from_numpy(step * kept.shape[1] + column).to(kept.device)
     return index, step, np.bincount(column, minlength=kept.shape[1])

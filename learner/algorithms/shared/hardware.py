@@ -8,7 +8,10 @@ from penstock.config.settings import LearnerSection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """group: the ranks. bfloat16: networks run in mixed precision. compiled: they go through `torch.compile`."""
+    """group: the ranks.
+
+    bfloat16: networks run in mixed precision. compiled: they go through `torch.compile`.
+    """
 
     group: RankGroup = field(default_factory=SingleRankGroup)
     bfloat16: bool = False

@@ -1,12 +1,14 @@
-"""The ranks that compute one update together: the seam between an algorithm and the other ranks of its learner.
+"""The ranks that compute one update together.
+
+The seam between an algorithm and the other ranks of its learner.
 
 Every rank holds some columns of the batch and the same weights. Whatever is defined over the batch as a
 whole goes through here (standardised advantages, minibatches, gradients, KL, moments), so that an update
-by several ranks is the one that a single rank would make. `SingleRankGroup` is that single rank: it hands back what
-it is given.
+by several ranks is the one that a single rank would make. `SingleRankGroup` is that single rank: it hands
+back what it is given.
 
-    rows_of(steps) → this rank's rows, in the order of a single rank → split(order, k) → an epoch's minibatches
-    sum_(gradient of own rows) → the gradient of the whole minibatch, on every rank
+    rows_of(steps) → this rank's rows, in the order of a single rank → split(order, k) → an epoch's
+    minibatches sum_(gradient of own rows) → the gradient of the whole minibatch, on every rank
 """
 
 from dataclasses import dataclass
@@ -50,7 +52,10 @@ class RankRows(Protocol):
         ...
 
     def split(self, order: Tensor, minibatches: int) -> MinibatchSplit:
-        """Cut an epoch's `order`, a permutation int64 [N], into nearly equal parts; fewer when N is smaller."""
+        """Cut an epoch's `order`, a permutation int64 [N], into nearly equal parts.
+
+        Fewer when N is smaller.
+        """
         ...
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -71,7 +76,10 @@ class RankGroup(Protocol):
         ...
 
     def rows_of(self, steps: Tensor) -> RankRows:
-        """Choose rows of a batch: bool [T, B] of this rank's columns; ranks follow one another in the batch."""
+        """Choose rows of a batch: bool [T, B] of this rank's columns.
+
+        Ranks follow one another in the batch.
+        """
         ...
 
     def columns(self, values: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""How learning rate, clip range and entropy coefficient change over a run: pure functions, and their values."""
+"""How learning rate, clip range and entropy coefficient change over a run.
+
+Pure functions, and their values.
+"""
 
 import math
 from dataclasses import dataclass, fields
@@ -13,9 +16,12 @@ _ERROR_BOUND = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleValues:
-    """The scheduled numbers of one update, each named as its setting and its metric. None: the algorithm has none.
+    """The scheduled numbers of one update, each named as its setting and its metric.
 
-    learning_rate: step size. entropy_coefficient: weight of the entropy bonus. clip_range: ε of the clipped ratio.
+    None: the algorithm has none.
+
+    learning_rate: step size. entropy_coefficient: weight of the entropy bonus. clip_range: ε of the clipped
+    ratio.
     """
 
     learning_rate: float
@@ -29,7 +35,10 @@ class ScheduleValues:
 
 
 def factor(schedule: Schedule, progress: float) -> float:
-    """What the initial value is multiplied by at `progress` (0..1): 1 at the start; linear and cosine end at 0."""
+    """What the initial value is multiplied by at `progress` (0..1): 1 at the start.
+
+    Linear and cosine end at 0.
+    """
     done = min(max(progress, 0.0), 1.0)
     match schedule:
         case "constant":

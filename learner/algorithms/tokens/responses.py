@@ -1,7 +1,7 @@
 """Responses of a batch: rows of tokens, those that were sampled flat, and cuts of them that fit into memory.
 
-A column of a fragment is one response with its prompt before it: `valid` where a token was sampled, one end, at
-the last of these. Where tokens lie is known on the CPU, so that a minibatch asks no device for it.
+A column of a fragment is one response with its prompt before it: `valid` where a token was sampled, one end,
+at the last of these. Where tokens lie is known on the CPU, so that a minibatch asks no device for it.
 """
 
 from collections.abc import Iterator
@@ -74,7 +74,10 @@ class Responses:
         return len(self) * int(self.lengths.max()) <= most_places
 
     def micro_batches(self, rows: Index, most_places: int) -> Iterator[MicroBatch]:
-        """These rows, those of similar length together, in parts of at most so many places; a longer row is one alone."""
+        """These rows, those of similar length together, in parts of at most so many places.
+
+        A longer row is one alone.
+        """
         for part in _parts(rows[np.argsort(self.lengths[rows], kind="stable")], self.lengths, most_places):
             yield self._micro_batch(part)
 

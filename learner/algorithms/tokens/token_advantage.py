@@ -1,8 +1,8 @@
 """Rewards and advantages of sampled tokens; pure functions.
 
 Axes: S tokens, R responses, those of a response behind one another as if nothing lay between them; `sampled`
-[S, R] is False behind its last. A response is an episode that ends with its last token: nothing follows, also where
-its length ended it, because the score speaks of all of it.
+[S, R] is False behind its last. A response is an episode that ends with its last token: nothing follows, also
+where its length ended it, because the score speaks of all of it.
 """
 
 import torch

@@ -35,9 +35,13 @@ METRICS: Final = (
     "entropy_coefficient",
     "epochs",
 )
-"""As of PPO, of sampled tokens. `kl_reference`: KL(π_prox‖π_ref) in nats per response; it is what β
-(`kl_coefficient`) is adapted to; absent where that is 0, when nothing reads the reference. `score`: mean reward of a response before penalties. `finished_fraction`: share of the
-responses that ended by themselves. `left_out`: columns that are no whole response."""
+"""As of PPO, of sampled tokens.
+
+`kl_reference`: KL(π_prox‖π_ref) in nats per response; it is what β (`kl_coefficient`) is adapted to; absent
+where that is 0, when nothing reads the reference. `score`: mean reward of a response before penalties.
+`finished_fraction`: share of the responses that ended by themselves. `left_out`: columns that are no whole
+response.
+"""
 CRITIC_METRICS: Final = (
     "value_loss",
     "explained_variance",
@@ -50,7 +54,10 @@ CRITIC_METRICS: Final = (
 
 @dataclass(slots=True)
 class Trace:
-    """What the gradient steps leave behind, on the device. log_prob: [n], of π_θ before each step of the last epoch."""
+    """What the gradient steps leave behind, on the device.
+
+    log_prob: [n], of π_θ before each step of the last epoch.
+    """
 
     log_prob: Tensor
     losses: list[Tensor] = field(default_factory=list)

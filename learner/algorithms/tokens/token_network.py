@@ -1,4 +1,7 @@
-"""A token policy under training: forward passes in micro-batches, gradients that add up over them, its optimisers."""
+"""A token policy under training.
+
+Forward passes in micro-batches, gradients that add up over them, its optimisers.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,9 +28,12 @@ class Pass:
 
 
 class TokenNetwork:
-    """Policy and critic have an optimiser each: other step sizes, and neither's gradient scales the other's down.
+    """Policy and critic have an optimiser each.
 
-    In mixed precision (autocast) matrix products are in bfloat16; what is trained and what comes out here is float32.
+    Other step sizes, and neither's gradient scales the other's down.
+
+    In mixed precision (autocast) matrix products are in bfloat16; what is trained and what comes out here is
+    float32.
     """
 
     def __init__(self, policy: TokenPolicy, epsilon: float, hardware: Hardware) -> None:
@@ -45,12 +51,18 @@ class TokenNetwork:
             return self.policy.outputs(rows)
 
     def passes(self, responses: Responses, rows: Index, most_places: int) -> Iterator[Pass]:
-        """Of these rows in micro-batches, each when it is asked for; differentiable where gradients are on."""
+        """Of these rows in micro-batches, each when it is asked for.
+
+        Differentiable where gradients are on.
+        """
         for part in responses.micro_batches(rows, most_places):
             yield Pass(part, self.outputs(part.rows))
 
     def read(self, passes: Iterable[Pass], count: int, *, has_reference: bool) -> Tensor:
-        """Log π, entropy, V of all n sampled tokens, and with `has_reference` log π_ref: float32 [3 or 4, n]."""
+        """Log π, entropy, V of all n sampled tokens, and with `has_reference` log π_ref.
+
+        Float32 [3 or 4, n].
+        """
         read = torch.empty((4 if has_reference else 3, count), device=self.device)
         for one in passes:
             columns = [one.outputs.log_prob, one.outputs.entropy, one.outputs.value]

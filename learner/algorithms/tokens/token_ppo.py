@@ -1,15 +1,16 @@
 """Proximal policy optimisation of a language model, token by token.
 
-Three policies of the same model: μ that sampled, π_prox at the start of this batch, π_θ being trained; and the
-reference that training began with. Of n sampled tokens, with s the score at the end of a response:
+Three policies of the same model: μ that sampled, π_prox at the start of this batch, π_θ being trained; and
+the reference that training began with. Of n sampled tokens, with s the score at the end of a response:
 
     r_t = 1[last] s − penalty 1[cut short] − β clip(log π_prox − log π_ref, ±bound)
     A   = GAE(γ, λ), or returns less those of other responses (`token_advantage`), whitened
     L   = −1/n Σ min(π_prox/μ, C) · min(ρ A, clip(ρ, 1−ε, 1+ε) A),   ρ = π_θ/π_prox          (Hilton et al. 2021, eq. 2)
         + c_v ½ 1/n Σ max((V − R)², (clip(V, V_old ± δ) − R)²) − c_e 1/n Σ H
 
-Means are over the tokens of a minibatch, whose responses are gone through in micro-batches that add up to it. An
-update reads the device at its beginning (where the tokens lie) and at its end, and per epoch with a target KL.
+Means are over the tokens of a minibatch, whose responses are gone through in micro-batches that add up to it.
+An update reads the device at its beginning (where the tokens lie) and at its end, and per epoch with a target
+KL.
 """
 
 import math
@@ -44,7 +45,10 @@ _PERMUTATIONS: Final = "generator/permutations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScheduleValues(ScheduleValues):
-    """kl_coefficient: β of the penalty on leaving the reference. critic_learning_rate: None without a critic."""
+    """kl_coefficient: β of the penalty on leaving the reference.
+
+    critic_learning_rate: None without a critic.
+    """
 
     kl_coefficient: float
     critic_learning_rate: float | None
@@ -234,7 +238,10 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
     # ---- a checkpoint
 
     def state(self) -> AlgorithmState:
-        """Weights that are trained, moments, generator and β; copies. What is frozen is read from its folder again."""
+        """Weights that are trained, moments, generator and β; copies.
+
+        What is frozen is read from its folder again.
+        """
         tensors = copies("policy", self.policy.published) | copies("critic", self.policy.critic)
         optimisers = self._network.optimisers
         for name, optimiser in optimisers.items():

@@ -1,4 +1,7 @@
-"""What is computed once per batch of responses, before its epochs: rewards with their penalties, advantages, targets."""
+"""What is computed once per batch of responses, before its epochs.
+
+Rewards with their penalties, advantages, targets.
+"""
 
 from dataclasses import dataclass
 
@@ -21,7 +24,11 @@ from penstock.config.sections.token import TokenPPOSection
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Steps):
-    """Of the n sampled tokens. columns: [6, n], see `Steps`. entropy: scalar. kl_reference: scalar, nats per response; None: nothing holds the policy to a reference."""
+    """Of the n sampled tokens.
+
+    columns: [6, n], see `Steps`. entropy: scalar. kl_reference: scalar, nats per response; None: nothing
+    holds the policy to a reference.
+    """
 
     columns: Tensor
     entropy: Tensor

@@ -10,10 +10,17 @@ from penstock.wire.limits import MAX_STEPS
 
 
 class ActorSection(Section):
-    """How experience is generated. The learner's values hold for every actor of the run; an actor elsewhere sets only `threads`, `outbox_fragments`, `stall_timeout_s`, `allow_modules`, `places` and `ack_journal` for itself."""
+    """How experience is generated.
+
+    The learner's values hold for every actor of the run; an actor elsewhere sets only `threads`,
+    `outbox_fragments`, `stall_timeout_s`, `allow_modules`, `places` and `ack_journal` for itself.
+    """
 
     count: Annotated[int, Field(ge=0)] = 2
-    """Rollout workers that the launcher starts, and that open round 0 in lock-step; 0: only clients act, see `serving.listen`."""
+    """Rollout workers that the launcher starts, and that open round 0 in lock-step.
+
+    0: only clients act, see `serving.listen`.
+    """
     unroll_length: Annotated[int, Field(gt=0, le=MAX_STEPS)] = 32
     """Steps per slot of a fragment (T); the run's, not an actor's."""
     outbox_fragments: Annotated[Positive, ADVANCED] = 8
@@ -25,8 +32,17 @@ class ActorSection(Section):
     allow_modules: tuple[str, ...] = ()
     """Modules that a run specification may make this actor import, beside Gymnasium's and installed workloads; an actor's own."""
     places: dict[str, str] = {}
-    """Where this machine has what a workload's kwargs name, such as `{model = "/models/small"}`; an actor's own."""
+    """Where this machine has what a workload's kwargs name, such as `{model = "/models/small"}`.
+
+    An actor's own.
+    """
     stall_timeout_s: Annotated[Positive, ADVANCED] = 120
-    """Health turns red when the environment makes no step for this long, in seconds; an actor may set its own."""
+    """Health turns red when the environment makes no step for this long, in seconds.
+
+    An actor may set its own.
+    """
     ack_journal: Path | None = None
-    """Folder in which each actor records what was acknowledged to it, for `penstock audit`; none: no record. An actor's own."""
+    """Folder in which each actor records what was acknowledged to it, for `penstock audit`; none: no record.
+
+    An actor's own.
+    """

@@ -1,9 +1,9 @@
 """How the learner learns: a section for each algorithm, chosen by `algorithm.name`.
 
-The core reads an `AlgorithmSection`; all else is between a section and its algorithm. A new algorithm of the core
-adds its section to `SECTIONS` and its class to `learner.algorithms`; one of a workload is named by the workload's
-record (`Workload.algorithms`). Sections of algorithms that learn from replay are in `penstock.config.sections.replay`,
-those of token sequences in `penstock.config.sections.token`.
+The core reads an `AlgorithmSection`; all else is between a section and its algorithm. A new algorithm of the
+core adds its section to `SECTIONS` and its class to `learner.algorithms`; one of a workload is named by the
+workload's record (`Workload.algorithms`). Sections of algorithms that learn from replay are in
+`penstock.config.sections.replay`, those of token sequences in `penstock.config.sections.token`.
 """
 
 from collections.abc import Mapping
@@ -38,13 +38,20 @@ class PPOSection(OnPolicySection):
     stale_epochs: Annotated[Positive | None, ADVANCED] = None
     """Passes over those of its steps that are more than `staleness` updates old; none: as many."""
     mask_after: Annotated[Positive | None, ADVANCED] = None
-    """Steps older than this many updates are left out of the losses, their fragments count as trained; none: off, see `stale_after`."""
+    """Steps older than this many updates are left out of the losses, their fragments count as trained.
+
+    None: off, see `stale_after`.
+    """
     minibatches: Positive = 4
     """Gradient steps per epoch."""
     advantage: Literal["gae", "vtrace"] = "gae"
     """How advantages and value targets are estimated, once per batch with the current critic; a choice."""
     objective: Literal["decoupled", "coupled"] = "decoupled"
-    """A choice. decoupled: clip around the policy at batch start (Hilton et al. 2021); coupled: around the behaviour policy."""
+    """A choice.
+
+    decoupled: clip around the policy at batch start (Hilton et al. 2021); coupled: around the behaviour
+    policy.
+    """
     rho_clip: Annotated[NonNegative, ADVANCED] = 1.0
     """ρ̄ of V-trace, a ratio of probabilities."""
     c_clip: Annotated[NonNegative, ADVANCED] = 1.0
@@ -54,7 +61,10 @@ class PPOSection(OnPolicySection):
     clip_range: NonNegative = 0.2
     """ε of the surrogate, a ratio of probabilities."""
     clip_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the clip range over `learner.total_steps` environment steps, a choice; linear and cosine end at 0."""
+    """Course of the clip range over `learner.total_steps` environment steps, a choice.
+
+    Linear and cosine end at 0.
+    """
     dual_clip: Annotated[Annotated[float, Field(gt=1.0)] | None, ADVANCED] = None
     """Where the advantage is negative the surrogate stays above this multiple of it (Ye et al. 2020), a ratio such as 3; none: off."""
     value_clip: Annotated[NonNegative | None, ADVANCED] = None
@@ -105,11 +115,18 @@ class ReinforceSection(OnPolicySection):
     name: Literal["reinforce"] = "reinforce"
     """Which algorithm, a choice."""
     advantage: Literal["monte-carlo", "gae"] = "monte-carlo"
-    """A choice. monte-carlo: returns less the baseline, bootstrapped where an unroll ends before its episode; gae: λ-returns."""
+    """A choice.
+
+    monte-carlo: returns less the baseline, bootstrapped where an unroll ends before its episode; gae:
+    λ-returns.
+    """
 
 
 class CloneSection(AlgorithmSection):
-    """How a policy is cloned from a recording (`penstock train --from`): the actions in it are made likely."""
+    """How a policy is cloned from a recording (`penstock train --from`).
+
+    The actions in it are made likely.
+    """
 
     name: Literal["clone"] = "clone"
     """Which algorithm, a choice."""

@@ -9,7 +9,10 @@ class BrokerSection(Section):
     """The front of the buffer."""
 
     redis: str = ""
-    """URL of the Redis server: redis://, rediss:// or unix://; empty: the launcher starts one. A password in it is kept as `security.redis_password`."""
+    """URL of the Redis server: redis://, rediss:// or unix://; empty: the launcher starts one.
+
+    A password in it is kept as `security.redis_password`.
+    """
     durability: Literal["memory", "fsync_1s", "fsync"] = "fsync_1s"
     """What an acknowledgement must survive; a Redis that gives less is refused."""
     declared_durability: Annotated[Literal["memory", "fsync_1s", "fsync"] | None, ADVANCED] = None
@@ -17,7 +20,10 @@ class BrokerSection(Section):
     redis_wait_s: Annotated[Positive, ADVANCED] = 60
     """Give up when Redis does not answer for this long, in seconds."""
     drain_delay_s: Annotated[NonNegative, ADVANCED] = 0.0
-    """A broker that is asked to end serves on for this long while it is not ready, in seconds: balancers take it out first. 5 in Kubernetes."""
+    """A broker that is asked to end serves on for this long while it is not ready, in seconds.
+
+    Balancers take it out first. 5 in Kubernetes.
+    """
     session_timeout_s: Annotated[PositiveReal, ADVANCED] = 30.0
     """A session that says nothing for this long is closed, in seconds of Redis time."""
     max_log_bytes: Positive = 512 * 1024 * 1024
@@ -31,7 +37,10 @@ class BrokerSection(Section):
     stall_timeout_s: Annotated[Positive, ADVANCED] = 30
     """Health of a broker turns red when its event loop does not come round for this long, that of the embedded Redis when it does not answer, in seconds."""
     patched_redis: Annotated[str, ADVANCED] = ""
-    """A version such as 7.0.15 whose vendor has fixed the known remote code executions without a new number: it is then used over TCP too."""
+    """A version such as 7.0.15 whose vendor has fixed the known remote code executions without a new number.
+
+    It is then used over TCP too.
+    """
     max_calls_per_s: Annotated[PositiveReal, ADVANCED] = 2000.0
     """Calls that one named caller, or one connection of others, may make in a second."""
     max_bytes_per_s: Annotated[PositiveReal, ADVANCED] = 1024.0 * 1024 * 1024

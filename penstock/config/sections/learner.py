@@ -23,7 +23,10 @@ class LearnerSection(Section):
     keep_checkpoints: Annotated[int, Field(ge=2)] = 3
     """Committed checkpoints kept on disk."""
     keep_best: bool = False
-    """Make a checkpoint whenever an evaluation is asked for, and keep that of the best one however old; `penstock train --resume RUN --best` goes on from it."""
+    """Make a checkpoint whenever an evaluation is asked for, and keep that of the best one however old.
+
+    `penstock train --resume RUN --best` goes on from it.
+    """
     prefetch_batches: Annotated[Positive, ADVANCED] = 2
     """Batches read ahead of the update."""
     lease_ttl_s: Annotated[PositiveReal, ADVANCED] = 15.0
@@ -33,7 +36,10 @@ class LearnerSection(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where there is one."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: the networks of an update run in mixed precision; weights, losses and moments stay float32."""
+    """bfloat16: the networks of an update run in mixed precision.
+
+    Weights, losses and moments stay float32.
+    """
     compile: bool = False
     """Compile the networks of an update with torch.compile: the first updates take minutes."""
     ranks: Positive = 1
@@ -43,9 +49,15 @@ class LearnerSection(Section):
     plaintext_ranks: Annotated[bool, ADVANCED] = False
     """Allow ranks on several machines, which exchange gradients and weights unencrypted."""
     stall_timeout_s: Annotated[Positive, ADVANCED] = 300
-    """Longest time without an update while not paused, in seconds: health turns red, and the run ends as failed."""
+    """Longest time without an update while not paused, in seconds.
+
+    Health turns red, and the run ends as failed.
+    """
     keep_every_updates: Positive | None = None
-    """Register the version that follows every so many updates, beside the best and the last; none: only those two."""
+    """Register the version that follows every so many updates, beside the best and the last.
+
+    None: only those two.
+    """
     record: Path | None = None
     """Record what the learner consumes in this folder, to be replayed by `penstock train --from`; none: not."""
     record_max_bytes: Annotated[Positive, ADVANCED] = 8 * 1024**3
@@ -64,11 +76,17 @@ class EvaluationSection(Section):
     seed: Annotated[int, Field(ge=0)] = 1_000_000
     """First seed."""
     deterministic: bool = True
-    """Play the most likely action; false: draw actions as in training. This is what counts: solves, is best, is patience judged by."""
+    """Play the most likely action; false: draw actions as in training.
+
+    This is what counts: solves, is best, is patience judged by.
+    """
     both: bool = False
     """Play the other way as well, on the same seeds, and report it beside; takes twice as long."""
     interval_steps: Positive | None = None
-    """Evaluate the newest version every so many environment steps; none: only when the target is in reach and at the end."""
+    """Evaluate the newest version every so many environment steps.
+
+    None: only when the target is in reach and at the end.
+    """
     patience: Positive | None = None
     """End the run after so many evaluations in a row without an improvement, and publish the best version again as the newest; needs `interval_steps`. None: neither."""
     min_improvement: NonNegative = 0.0

@@ -21,7 +21,10 @@ class ReplaySection(AlgorithmSection):
     replay_ratio: PositiveReal = 1.0
     """Gradient steps for every environment step that enters replay."""
     error_steps: Positive = 1024
-    """How far inserted steps and gradient steps may be from the replay ratio, in environment steps; as much may be under way in actors and log."""
+    """How far inserted steps and gradient steps may be from the replay ratio, in environment steps.
+
+    As much may be under way in actors and log.
+    """
     n_step: Positive = 1
     """Steps that a target looks ahead within a fragment."""
     prioritised: bool = False
@@ -76,7 +79,10 @@ class DQNSection(ReplaySection):
     epsilon_fraction: Fraction = 0.1
     """Share of `learner.total_steps` over which ε falls linearly; 0: it is `epsilon_final` from the start."""
     epsilon_spread: NonNegative = 0.0
-    """α of Ape-X: environment i of all N acts with ε^(1 + α·i/(N−1)) (Horgan et al. 2018); 0: all alike, 7 as published."""
+    """α of Ape-X: environment i of all N acts with ε^(1 + α·i/(N−1)) (Horgan et al. 2018).
+
+    0: all alike, 7 as published.
+    """
 
     def policy_section(self, section: PolicySection) -> PolicySection:
         """Action values in place of logits; a second network only where there are two streams."""

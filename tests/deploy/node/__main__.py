@@ -1,8 +1,10 @@
-"""A node that runs a rendered overlay: `unshare … python -m tests.deploy.node OVERLAY FOLDER LIMIT_S whole|short SCRAPE_S`.
+"""A node that runs a rendered overlay.
 
-Every pod starts at once, as after `kubectl apply`, and where there is a Prometheus it looks at them every SCRAPE_S
-seconds; the run goes on until the learner says that it is finished. Then an operator looks at it, everything is deleted
-at once, and `FOLDER/report.json` says what happened. It judges nothing.
+`unshare … python -m tests.deploy.node OVERLAY FOLDER LIMIT_S whole|short SCRAPE_S`.
+
+Every pod starts at once, as after `kubectl apply`, and where there is a Prometheus it looks at them every
+SCRAPE_S seconds; the run goes on until the learner says that it is finished. Then an operator looks at it,
+everything is deleted at once, and `FOLDER/report.json` says what happened. It judges nothing.
 """
 
 import json

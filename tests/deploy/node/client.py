@@ -1,7 +1,9 @@
-"""A client of the policy server: in a pod with the label and the certificate of one, it calls the Service by its name.
+"""A client of the policy server.
 
-It plays short episodes of CartPole until the node ends, at a leisure that leaves the processors to the run; nothing of
-it is learned from.
+In a pod with the label and the certificate of one, it calls the Service by its name.
+
+It plays short episodes of CartPole until the node ends, at a leisure that leaves the processors to the run;
+nothing of it is learned from.
 """
 
 from typing import Final

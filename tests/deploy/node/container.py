@@ -1,8 +1,11 @@
-"""One container: a root of its own that is read-only, what the pod mounts, no privilege; then the real command.
+"""One container: a root of its own that is read-only, what the pod mounts, no privilege.
 
-A program, started inside its pod's network: `python -m tests.deploy.node.container SPEC.json`. It makes the root in
-memory out of the programs of this machine, in place of the image, puts the volumes at the paths that the manifest
-names, and becomes the command. Whatever the manifest does not mount is not there, or cannot be written to.
+Then the real command.
+
+A program, started inside its pod's network: `python -m tests.deploy.node.container SPEC.json`. It makes the
+root in memory out of the programs of this machine, in place of the image, puts the volumes at the paths that
+the manifest names, and becomes the command. Whatever the manifest does not mount is not there, or cannot be
+written to.
 """
 
 import ctypes
@@ -32,7 +35,10 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What to become. user: the number that it has inside. programs: folders of this machine, in place of the image."""
+    """What to become.
+
+    user: the number that it has inside. programs: folders of this machine, in place of the image.
+    """
 
     command: list[str]
     environment: dict[str, str]

@@ -1,8 +1,8 @@
 """What stands for the images: this machine's programs, and what their entry points do.
 
-Ours are Python and the packages that these tests run with. Redis and PostgreSQL are this machine's. Where its Redis
-is older than what brokers accept over TCP, ours are told that its vendor has patched it: the one setting that the
-manifests do not hold.
+Ours are Python and the packages that these tests run with. Redis and PostgreSQL are this machine's. Where its
+Redis is older than what brokers accept over TCP, ours are told that its vendor has patched it: the one
+setting that the manifests do not hold.
 """
 
 import shutil

@@ -49,7 +49,10 @@ class Addresses:
         return address
 
     def hosts(self, pod: str) -> str:
-        """The names as a pod's hosts file: its own first; each Service once for each pod behind it, and that pod."""
+        """The names as a pod's hosts file: its own first.
+
+        Each Service once for each pod behind it, and that pod.
+        """
         lines = ["127.0.0.1 localhost"]
         lines += [f"{address} {self._own_names(name, of)}" for name, address, of in self._pods if name == pod]
         for service in self._services:

@@ -6,7 +6,10 @@ from tests.deploy.manifests import Object
 
 
 def ask_http(address: str, container: Object, get: Object, timeout: float) -> str:
-    """What is wrong with the answer to a GET, "" when nothing; `get` names a port of the container, and a path."""
+    """What is wrong with the answer to a GET, "" when nothing.
+
+    `get` names a port of the container, and a path.
+    """
     try:
         status, text = fetch(address, port_of(container, get["port"]), get["path"], timeout)
     except (OSError, http.client.HTTPException) as error:

@@ -1,6 +1,7 @@
 """What a cluster or its operator puts into secrets before the pods of `production` start.
 
-cert-manager: a certificate for each Certificate, as it asks. The operator: the commands of docs/kubernetes.md.
+cert-manager: a certificate for each Certificate, as it asks. The operator: the commands of
+docs/kubernetes.md.
 """
 
 import ipaddress

@@ -81,7 +81,10 @@ def test_five_hundred_idle_connections_take_nothing_from_others(stage: Stage, gr
 
 
 def test_replies_that_nobody_reads_are_bounded(stage: Stage) -> None:
-    """Calls for 2,560 MiB of weights, not a byte of it read; when the reader is gone the room is free again."""
+    """Calls for 2,560 MiB of weights, not a byte of it read.
+
+    When the reader is gone the room is free again.
+    """
     pid = stage.broker.process.pid
     before = open_files(pid)
     with unharmed(stage), memory_within(pid, 1024 * MIB):

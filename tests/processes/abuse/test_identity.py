@@ -314,7 +314,10 @@ def test_while_redis_is_away_who_opened_a_session_at_another_broker_is_told_to_w
 
 
 def test_the_log_says_who_did_what(certified: Secure) -> None:
-    """Sessions with actor and identity, commands with operator and reason; what a reason holds stays on its line."""
+    """Sessions with actor and identity, commands with operator and reason.
+
+    What a reason holds stays on its line.
+    """
     broker, name = certified.broker, f"actor-{NAMES[0]}"
     broker_client = BrokerClient(broker.address, certified.credentials(name))
     opened = broker_client.open_session(NAMES[0], Role.ROLLOUT, threading.Event())
@@ -349,7 +352,10 @@ def test_a_certificate_with_a_name_acts_under_no_other(certified: Secure) -> Non
 
 
 def test_replaced_certificates_are_used_without_a_restart(certified: Secure, tmp_path: Path) -> None:
-    """A new authority for everybody: the broker asks for it, clients that run connect anew, held calls end well."""
+    """A new authority for everybody.
+
+    The broker asks for it, clients that run connect anew, held calls end well.
+    """
     old = tmp_path / "old"
     old.mkdir()
     for path in certified.folder.glob("a*.*"):
@@ -482,7 +488,10 @@ def test_a_flood_of_one_caller_slows_only_that_caller(short_folder: Path) -> Non
 
 
 def test_bytes_are_counted_too(short_folder: Path) -> None:
-    """Two large messages fit the bucket; those behind them wait or are refused, a small one of another is not."""
+    """Two large messages fit the bucket.
+
+    Those behind them wait or are refused, a small one of another is not.
+    """
     first, second = NAMES
     with secured(short_folder, max_bytes_per_s=1024 * 1024) as secure:
         large = b"\x0a" + b"\x80\x80\x80\x02" + b"x" * (4 * 1024 * 1024)
@@ -533,7 +542,10 @@ def test_calls_and_connections_are_bounded(short_folder: Path) -> None:
 
 
 def test_an_old_connection_comes_again_and_the_actor_goes_on(short_folder: Path) -> None:
-    """Certificates that have run out do not live on in a connection; a call that meets its end is repeated."""
+    """Certificates that have run out do not live on in a connection.
+
+    A call that meets its end is repeated.
+    """
     ports: set[str] = set()
     with secured(short_folder, max_connection_age_s=0.5) as secure:
         broker_client = BrokerClient(secure.broker.address, secure.credentials("actor"))

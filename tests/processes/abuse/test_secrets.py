@@ -100,7 +100,10 @@ def test_a_wrong_password_is_not_repeated_in_the_message(locked: RedisServer, tm
 
 
 def test_a_crash_shows_no_secret(tmp_path: Path) -> None:
-    """A Redis that is not there, a URL that is none, a port that cannot be: messages and tracebacks are clean."""
+    """A Redis that is not there, a URL that is none, a port that cannot be.
+
+    Messages and tracebacks are clean.
+    """
     for words in (
         ("--redis", f"redis://u:{PASSWORD}@127.0.0.1:9", "--set", "broker.redis_wait_s=1"),
         ("--redis", f"redis://u:{PASSWORD}@host:port"),

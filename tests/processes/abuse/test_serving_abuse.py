@@ -1,4 +1,7 @@
-"""Clients of a policy server that are wrong, greedy or gone: refused with a reason, and nobody else notices."""
+"""Clients of a policy server that are wrong, greedy or gone.
+
+Refused with a reason, and nobody else notices.
+"""
 
 import itertools
 from collections import Counter
@@ -29,7 +32,10 @@ WINDOW: Final = 32
 MOST_EPISODES: Final = 1000
 TIMEOUT_S: Final = 2.0
 GROWTH_BYTES: Final = 32 * MIB
-"""What the process may grow by in any of these tests: what it holds for requests in hand, and fragmentation."""
+"""What the process may grow by in any of these tests.
+
+What it holds for requests in hand, and fragmentation.
+"""
 STREAM_BYTES: Final = 48 * MIB
 """The same for replies that nobody reads: 256 of them, and gRPC's buffers."""
 PATIENCE_S: Final = 120.0
@@ -321,7 +327,10 @@ def test_who_was_given_up_is_told_so(server: BrokerProcess) -> None:
 
 
 def test_a_stream_that_nobody_reads_is_not_read_either(server: BrokerProcess) -> None:
-    """Replies that wait are bounded, and with them the requests; others are served; what was sent is let go of."""
+    """Replies that wait are bounded, and with them the requests; others are served.
+
+    What was sent is let go of.
+    """
     sent = itertools.count()
     taken = 0
 

@@ -192,7 +192,10 @@ def test_an_actor_keeps_nothing_of_the_sessions_that_it_lost(
 
 @contextmanager
 def only_new_objects() -> Iterator[None]:
-    """The garbage collector sees what is made from now on: all that a thousand tests left takes it seconds."""
+    """The garbage collector sees what is made from now on.
+
+    All that a thousand tests left takes it seconds.
+    """
     gc.collect()
     gc.freeze()
     try:
@@ -262,7 +265,10 @@ def test_an_environment_whose_rewards_are_no_numbers_ends_the_actor(
 def test_an_episode_that_ends_with_a_reward_that_is_no_number_costs_its_session_only(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    """Three sessions have a good fragment each, then one that is refused: nothing of its episode is reported."""
+    """Three sessions have a good fragment each, then one that is refused.
+
+    Nothing of its episode is reported.
+    """
     module = "tests.support.experience.faulty_environments"
     course = begin(environment={"id": f"{module}:NotANumberAtItsEnd-v0", "count": 2})
     with actors(ActorThread(broker.address, "actor-0", allow_modules=[module])):
@@ -311,7 +317,10 @@ def test_a_full_log_makes_the_actor_wait_and_drops_nothing(broker: BrokerProcess
 def test_what_a_lost_session_had_not_sent_is_not_sent_by_the_next(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    """A full log leaves it in the outbox: the experience would be doubled if some of it had arrived after all."""
+    """A full log leaves it in the outbox.
+
+    The experience would be doubled if some of it had arrived after all.
+    """
     course = begin(budget_fragments=64, max_log_bytes=6_000)
     channel = open_channel(broker.address, Credentials())
     with actors(ActorThread(broker.address, "actor-0")):
@@ -428,7 +437,10 @@ def test_an_evaluation_actor_draws_its_actions_where_the_run_says_so(
 def test_an_evaluation_actor_plays_both_ways_where_the_run_says_so(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    """Each from the same seeds every time, so equal weights have equal results; the way that counts comes first."""
+    """Each from the same seeds every time, so equal weights have equal results.
+
+    The way that counts comes first.
+    """
     course = begin(evaluation={"episodes": 4, "both": True})
     blob = encode(course.policies[1])
     again = course.log.publish(blob, update=1, settled=course.position, scalars={})

@@ -17,7 +17,10 @@ from tests.support.storage.redis_server import Binary, RedisServer
 
 
 def test_a_redis_that_is_down_is_waited_for_with_a_message_and_given_up(tmp_path: Path) -> None:
-    """Exit 1 after `broker.redis_wait_s`; the last line names it, the URL without its password, the remedy."""
+    """Exit 1 after `broker.redis_wait_s`.
+
+    The last line names it, the URL without its password, the remedy.
+    """
     url = "redis://user:secret@127.0.0.1:9/0"
     broker = launch(url, tmp_path, settings={"broker": {"redis_wait_s": 1}})
     code, last = broker.wait()
@@ -102,7 +105,10 @@ def test_a_port_in_use_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
 
 
 def test_while_redis_is_away_actors_are_told_to_wait(tmp_path: Path, redis_server: RedisServer) -> None:
-    """FULL and NOT_READY with a time, UNAVAILABLE for operators, /readyz red; all is well after its return."""
+    """FULL and NOT_READY with a time, UNAVAILABLE for operators, /readyz red.
+
+    All is well after its return.
+    """
     learner = open_run(redis_server.url)
     broker = launch(redis_server.url, tmp_path)
     try:

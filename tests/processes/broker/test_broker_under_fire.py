@@ -45,7 +45,10 @@ class Learner(threading.Thread):
 
 
 def work(address: str, name: str) -> int:
-    """Generate FRAGMENTS fragments, each only with credit; send again until acknowledged. Returns the session."""
+    """Generate FRAGMENTS fragments, each only with credit; send again until acknowledged.
+
+    Returns the session.
+    """
     pause = threading.Event()
     with SimulatedActor(address, name) as actor:
         actor.open()

@@ -29,7 +29,10 @@ BETWEEN = 20
 
 
 class Balancer:
-    """What a Service does in Kubernetes: new connections go to brokers that are ready; old ones are left alone."""
+    """What a Service does in Kubernetes: new connections go to brokers that are ready.
+
+    Old ones are left alone.
+    """
 
     def __init__(self, proxy: Proxy, brokers: list[BrokerProcess]) -> None:
         self._proxy, self.brokers = proxy, brokers

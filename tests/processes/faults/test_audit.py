@@ -1,4 +1,6 @@
-"""`penstock audit` on the records of a real run: clean as they are, and each way of tampering is found and named.
+"""`penstock audit` on the records of a real run.
+
+Clean as they are, and each way of tampering is found and named.
 
 One run of real processes (Redis, broker, learner, actors with journals) is made once; the learner is killed
 so that part of the log is not in any checkpoint. Each test tampers with a copy.
@@ -238,7 +240,10 @@ def test_a_payload_that_changed_before_it_was_trained_is_named(copy: Copy) -> No
 
 @pytest.mark.parametrize("which", [0, 1, -1])
 def test_a_lineage_line_that_is_gone_leaves_its_fragments_lost(copy: Copy, which: int) -> None:
-    """First, middle or newest: the chain names the checkpoint that has none, and the fragments that nobody has."""
+    """First, middle or newest.
+
+    The chain names the checkpoint that has none, and the fragments that nobody has.
+    """
     gone = _chain(copy)[which]
     copy.rewrite_lineage(
         lambda lines: [line for line in lines if json.loads(line)["checkpoint"] != gone["checkpoint"]]

@@ -119,7 +119,10 @@ def is_refused(run: NetworkRun) -> bool:
 
 @pytest.mark.slow
 def test_a_broker_whose_redis_hangs_ends_all_the_same(redis_server: RedisServer, tmp_path: Path) -> None:
-    """The append that has begun is given up by its own deadline, with a refusal; nothing keeps the process."""
+    """The append that has begun is given up by its own deadline, with a refusal.
+
+    Nothing keeps the process.
+    """
     with (
         network_run(redis_server, tmp_path) as run,
         simulated_actor.SimulatedActor(run.broker.address, "a-0") as actor,
@@ -180,7 +183,8 @@ def test_an_actor_without_a_broker_gives_up_its_flush(
         assert left > 0
         acked = run.reader.log.acked()
         made = metrics.FRAGMENTS_BUILT._value.get() - built
-        # A reply that the black hole swallowed leaves fragments in the log that the actor counts as left behind.
+        # A reply that the black hole swallowed leaves fragments in the log that the actor counts as left
+        # behind.
         assert made - left <= acked <= made
 
 

@@ -1,4 +1,7 @@
-"""A run that cannot go on ends non-zero, with the cause on its last line: whole runs, from `penstock train`."""
+"""A run that cannot go on ends non-zero, with the cause on its last line.
+
+Whole runs, from `penstock train`.
+"""
 
 import json
 import os

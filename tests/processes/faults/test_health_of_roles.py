@@ -33,7 +33,10 @@ Start = Callable[..., BrokerProcess]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start `penstock ARGUMENTS` with an endpoint file; it is gone afterwards. Any role has a broker's ports."""
+    """Start `penstock ARGUMENTS` with an endpoint file; it is gone afterwards.
+
+    Any role has a broker's ports.
+    """
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: str, **environment: str) -> BrokerProcess:

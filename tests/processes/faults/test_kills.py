@@ -1,7 +1,7 @@
 """kill -9 of actors, brokers and Redis under load, at fail points and at random moments: the books balance.
 
-Afterwards every process lives again, the actors drain and the learner commits; then `penstock audit` looks for
-each fragment that an actor saw acknowledged, and for any number that was used twice.
+Afterwards every process lives again, the actors drain and the learner commits; then `penstock audit` looks
+for each fragment that an actor saw acknowledged, and for any number that was used twice.
 """
 
 from pathlib import Path
@@ -69,7 +69,10 @@ def test_a_killed_redis_that_syncs_each_append_loses_nothing(tmp_path: Path, kil
 def test_what_redis_loses_with_its_last_second_is_booked(
     tmp_path: Path, kills: int, large: tuple[str, ...]
 ) -> None:
-    """At `fsync_1s` the end of its file may be gone: each lost fragment is counted, no number is used again."""
+    """At `fsync_1s` the end of its file may be gone.
+
+    Each lost fragment is counted, no number is used again.
+    """
     shape = Shape(settings=(*BUSY, *ROOM), learner_options=large, actor_options=TWO_EACH if not large else ())
     with Fleet(tmp_path, shape) as fleet:
         ways = (POWER_LOSS, OF_BOTH) if not large else (POWER_LOSS, OF_BOTH, IN_USE, IN_REWRITE)

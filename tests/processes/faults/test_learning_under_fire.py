@@ -1,8 +1,8 @@
 """Learning while processes die: a random one is killed every 20 s, and the return stays what it is without.
 
-Whole runs of `penstock train` at equal steps, undisturbed and under fire, the same seeds for both. Any process but
-the launcher may be hit: Redis, broker, learner, a rollout worker or the evaluator. The return is that of the
-last version on the evaluation's fixed episodes. Each run under fire ends with an audit.
+Whole runs of `penstock train` at equal steps, undisturbed and under fire, the same seeds for both. Any
+process but the launcher may be hit: Redis, broker, learner, a rollout worker or the evaluator. The return is
+that of the last version on the evaluation's fixed episodes. Each run under fire ends with an audit.
 """
 
 import importlib.util
@@ -73,7 +73,8 @@ def train(environment: str, steps: int, seed: int, run_dir: Path, hits: Counter[
     draw = random.Random(seed)
     try:
         while not training.ends_within(KILL_EVERY_S):
-            # Neither before anything learns nor while the last version is evaluated: that would hit idle processes.
+            # Neither before anything learns nor while the last version is evaluated: that would hit idle
+            # processes.
             if hits is not None and 0 < training.steps() < steps:
                 hits[kill_one(training, draw)] += 1
     finally:

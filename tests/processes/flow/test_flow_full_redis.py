@@ -1,4 +1,7 @@
-"""Redis filled to `maxmemory`: experience waits; lease, publish, commit and trim go on; then the flow does."""
+"""Redis filled to `maxmemory`: experience waits; lease, publish, commit and trim go on.
+
+Then the flow does.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""Two hundred actors at one broker: all connect at once, none is refused, and nothing acknowledged is lost."""
+"""Two hundred actors at one broker.
+
+All connect at once, none is refused, and nothing acknowledged is lost.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""A rollout worker and an evaluation actor of language models in a real run: broker, Redis, reward service, adapters."""
+"""A rollout worker and an evaluation actor of language models in a real run.
+
+Broker, Redis, reward service, adapters.
+"""
 
 import json
 import signal
@@ -30,7 +33,10 @@ def test_fragments_are_what_the_adapters_wrote_and_the_service_said(
     prompts: Path,
     tmp_path: Path,
 ) -> None:
-    """Log-probabilities to 1e-5 under the version named; rewards are the model's; the reward service may die meanwhile."""
+    """Log-probabilities to 1e-5 under the version named; rewards are the model's.
+
+    The reward service may die meanwhile.
+    """
     address = f"unix:{tmp_path}/reward.sock"
     course = begin(reward_reads="tokens", group=2)
     places = {"model": str(base), "prompts": str(prompts), "reward": address}

@@ -50,7 +50,10 @@ episodes = 8
 
 @pytest.fixture
 def taught(tmp_path: Path) -> Path:
-    """A tiny language model that writes words: `<pad>` and the like, which text does not show, are never drawn."""
+    """A tiny language model that writes words.
+
+    `<pad>` and the like, which text does not show, are never drawn.
+    """
     return make_base(tmp_path / "taught", steps=150, texts=2000)
 
 
@@ -69,7 +72,10 @@ def training(taught: Path, reward: Path, prompts: Path, tmp_path: Path) -> Itera
 def test_a_run_survives_its_reward_service_and_leaves_a_policy_that_others_read(
     training: Training, taught: Path
 ) -> None:
-    """Books balance; the adapter is no longer that which it began with; the folder's files are what the list says."""
+    """Books balance; the adapter is no longer that which it began with.
+
+    The folder's files are what the list says.
+    """
     training.until_steps(STEPS // 4)
     os.kill(training.pids()["reward"], signal.SIGKILL)
     code, out, err = training.end()

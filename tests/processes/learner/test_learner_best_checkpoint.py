@@ -38,10 +38,12 @@ FAR = 16
 
 
 def test_the_best_checkpoint_is_kept_and_gone_back_to(redis_url: str, tmp_path: Path) -> None:
-    """Evaluations 3, 9, 4, 5; then the run goes on from the second, and gives up what the log no longer holds.
+    """Evaluations 3, 9, 4, 5.
 
-    What it still holds was made with abandoned weights and is stale: with nothing to learn from, the learner never published
-    those that it had gone back to, and actors made more of it for ever.
+    Then the run goes on from the second, and gives up what the log no longer holds.
+
+    What it still holds was made with abandoned weights and is stale: with nothing to learn from, the learner
+    never published those that it had gone back to, and actors made more of it for ever.
     """
     store = CheckpointStore(tmp_path / "checkpoints", 2)
     with Producer(redis_url, tmp_path) as producer:

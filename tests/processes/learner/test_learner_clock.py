@@ -1,7 +1,8 @@
 """Clocks that jump an hour, there and back, under actors, broker and learner: nothing changes its meaning.
 
 Leases and sessions are judged by Redis's clock, waits by monotonic ones; the wall clock may only be shown.
-The jump is made by a `sitecustomize` on the processes' path (`tests/support/fleet/clock`); Redis keeps the kernel's time.
+The jump is made by a `sitecustomize` on the processes' path (`tests/support/fleet/clock`); Redis keeps the
+kernel's time.
 """
 
 import json

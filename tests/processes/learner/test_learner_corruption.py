@@ -1,7 +1,8 @@
 """Checkpoints that rot: a flipped bit or a cut end at any place is found, and the one before is taken.
 
-The checkpoints are those of the shipped algorithm, with optimiser, normaliser and generators. Each damage hits the
-newest one; the rule that a resuming learner follows (`learner.checkpoint.resume.choose`) must begin from the second.
+The checkpoints are those of the shipped algorithm, with optimiser, normaliser and generators. Each damage
+hits the newest one; the rule that a resuming learner follows (`learner.checkpoint.resume.choose`) must begin
+from the second.
 """
 
 import random

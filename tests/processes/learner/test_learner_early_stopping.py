@@ -1,4 +1,7 @@
-"""A run that no longer improves ends, and its best version becomes the newest: the same bytes under a new number."""
+"""A run that no longer improves ends, and its best version becomes the newest.
+
+The same bytes under a new number.
+"""
 
 import json
 from collections.abc import Sequence
@@ -27,7 +30,10 @@ from tests.support.run.learner_run import (
 
 
 def impatient(**evaluation: Any) -> Settings:
-    """An evaluation of two episodes after every other update; ends after two in a row without half a point more."""
+    """An evaluation of two episodes after every other update.
+
+    Ends after two in a row without half a point more.
+    """
     section = {"episodes": 2, "interval_steps": 2 * BATCH, "patience": 2, "min_improvement": 0.5}
     return settings(
         learner={"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False},

@@ -54,7 +54,10 @@ def test_a_learner_that_slept_through_its_lease_is_fenced(redis_url: str, tmp_pa
 def test_a_learner_whose_half_written_checkpoint_was_cleared_away_says_that_it_was_taken_over(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frozen before the rename, woken behind its successor: the reason on its last line, no FileNotFoundError."""
+    """Frozen before the rename, woken behind its successor.
+
+    The reason on its last line, no FileNotFoundError.
+    """
     with monkeypatch.context() as patch:
         patch.setenv(FAILPOINTS_VARIABLE, "rename.before=stop")
         sleeper = learner_process(redis_url, tmp_path, endless())
@@ -134,7 +137,10 @@ def test_what_redis_forgot_is_booked(redis_server: RedisServer, tmp_path: Path) 
 def test_what_was_read_and_then_forgotten_is_lost_by_name(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three fragments that fill no batch: the learner knows their headers, and nobody has their payloads any more."""
+    """Three fragments that fill no batch.
+
+    The learner knows their headers, and nobody has their payloads any more.
+    """
     phases, lost = tmp_path / "phases", 3
     with monkeypatch.context() as patch:
         patch.setenv(PHASE_VARIABLE, str(phases))

@@ -50,7 +50,10 @@ def test_a_run_trains_every_fragment_and_ends_with_balanced_books(redis_url: str
 def test_batches_are_put_together_while_an_update_runs(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that an update finds its batch there: as many as `prefetch_batches` wait, and one more is at the door."""
+    """So that an update finds its batch there.
+
+    As many as `prefetch_batches` wait, and one more is at the door.
+    """
     held, go_on = threading.Event(), threading.Event()
 
     def hold(name: str, _sequence: int = 0) -> None:
@@ -193,7 +196,10 @@ def test_a_batch_that_is_not_finite_is_skipped_and_booked(redis_url: str, tmp_pa
 def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkpoint(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """Started again it would do the same, so it says which setting to change; resumed, it goes on behind them."""
+    """Started again it would do the same, so it says which setting to change.
+
+    Resumed, it goes on behind them.
+    """
     absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
     with Producer(redis_url) as producer:

@@ -1,4 +1,7 @@
-"""A learner with replay: the log is the storage, what entered is settled at once, and a killed learner goes on as it was."""
+"""A learner with replay.
+
+The log is the storage, what entered is settled at once, and a killed learner goes on as it was.
+"""
 
 import logging
 import signal
@@ -29,7 +32,10 @@ CAPACITY = 12 * CHARGE
 
 
 def replaying(**over: Any) -> Settings:
-    """DQN on CartPole's spaces, prioritised: fragments of 4 × 2 steps, a memory of twelve, half a gradient step a step."""
+    """DQN on CartPole's spaces, prioritised.
+
+    Fragments of 4 × 2 steps, a memory of twelve, half a gradient step a step.
+    """
     base: dict[str, Any] = {
         "run": RUN,
         "environment": {"id": "CartPole-v1", "count": SLOTS},
@@ -110,7 +116,10 @@ def run_killed(url: str, run_dir: Path) -> Checkpoint:
 def test_a_killed_learner_ends_bit_by_bit_like_one_that_was_not(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Weights, moments, target, priorities, random states and what replay holds; every fragment entered once."""
+    """Weights, moments, target, priorities, random states and what replay holds.
+
+    Every fragment entered once.
+    """
     whole = run_whole(redis_server.url, tmp_path / "whole")
     redis_server.kill()
     redis_server.forget()

@@ -1,8 +1,8 @@
 """A learner that is frozen past its lease and wakes behind its successor: it writes nothing and ends.
 
 Two learners with folders of their own and one folder of checkpoints, as two machines with a shared disk. One
-freezes itself at a fail point; the other waits until the lease (2 s) is over, takes it, publishes, commits, and
-freezes itself in turn. Then actors and broker are frozen too, and the first learner is woken: nobody else
+freezes itself at a fail point; the other waits until the lease (2 s) is over, takes it, publishes, commits,
+and freezes itself in turn. Then actors and broker are frozen too, and the first learner is woken: nobody else
 can write, so all that is in Redis must stay as it is.
 """
 

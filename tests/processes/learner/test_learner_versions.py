@@ -98,7 +98,10 @@ def run(url: str, run_dir: Path, made: Settings, returns: tuple[float, ...], *, 
 def test_the_best_and_the_last_are_registered_with_their_bytes(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """Only what beats all before it is a best one; Redis holds all of them. The first is active, at the end the best."""
+    """Only what beats all before it is a best one; Redis holds all of them.
+
+    The first is active, at the end the best.
+    """
     run(redis_url, tmp_path, given(), (10.0, 8.0, 30.0))
     versions = pinned(registry())
     bests = [one for one in versions.values() if one.origin is Origin.BEST]

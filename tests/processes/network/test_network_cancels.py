@@ -1,4 +1,7 @@
-"""Calls that are given up at random moments: no reply goes to another call, no connection and no memory is lost."""
+"""Calls that are given up at random moments.
+
+No reply goes to another call, no connection and no memory is lost.
+"""
 
 import random
 import threading

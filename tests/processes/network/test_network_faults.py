@@ -1,4 +1,7 @@
-"""A slow, thin, breaking or silent network: what was acknowledged is there, actors recover in their session."""
+"""A slow, thin, breaking or silent network.
+
+What was acknowledged is there, actors recover in their session.
+"""
 
 import threading
 from pathlib import Path
@@ -35,7 +38,10 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_recovered(run: NetworkRun) -> None:
-    """Experience of every actor flows again, and in the session of before: nothing that was generated is given up."""
+    """Experience of every actor flows again, and in the session of before.
+
+    Nothing that was generated is given up.
+    """
     reached = {sender: sender.acknowledged for sender in run.senders}
     for sender in run.senders:
         eventually(
@@ -113,7 +119,10 @@ def survive_silence(server: RedisServer, folder: Path, seconds: float) -> None:
 def test_an_actor_that_is_cut_off_keeps_no_more_than_its_outbox(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """It has credit for sixteen times as much: it stands still all the same, with one fragment more in hand."""
+    """It has credit for sixteen times as much.
+
+    It stands still all the same, with one fragment more in hand.
+    """
     outbox = 4
     with network_run(redis_server, tmp_path) as run:
         (sender,) = run.start(1, outbox=outbox).senders

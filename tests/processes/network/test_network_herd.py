@@ -1,4 +1,7 @@
-"""Many actors lose their broker at once: they come back one by one, each once, and no faster than while it was away."""
+"""Many actors lose their broker at once.
+
+They come back one by one, each once, and no faster than while it was away.
+"""
 
 import threading
 import time
@@ -56,7 +59,10 @@ def await_all(run: NetworkRun, actors: int) -> None:
 
 @pytest.mark.parametrize("actors", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_herd_comes_back_one_by_one(redis_server: RedisServer, tmp_path: Path, actors: int) -> None:
-    """One connection each after a reset; after an outage no more per second than twice what the outage saw."""
+    """One connection each after a reset.
+
+    After an outage no more per second than twice what the outage saw.
+    """
     with (
         network_run(redis_server, tmp_path, budget=2 * actors * CHARGE, session_timeout_ms=60_000) as run,
         watching(run, actors) as sessions,

@@ -1,4 +1,7 @@
-"""Experience of clients on its way into a real log: numbered when it is sent, refused, stale or full as it comes."""
+"""Experience of clients on its way into a real log.
+
+Numbered when it is sent, refused, stale or full as it comes.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -219,7 +222,10 @@ def test_episodes_are_reported(broker: BrokerProcess, redis_url: str, opened: Ca
 def test_a_server_that_is_asked_to_end_hands_over_what_was_played(
     redis_server: RedisServer, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    """Also what is played while it drains: whole steps of open episodes reach the log; then it ends with code 0."""
+    """Also what is played while it drains: whole steps of open episodes reach the log.
+
+    Then it ends with code 0.
+    """
     course = Course(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
     course.publish()
     with serve_live(tmp_path, broker.address) as server, grpc.insecure_channel(server.address) as channel:

@@ -223,7 +223,9 @@ def test_a_client_has_the_same_version_after_a_restart(tmp_path: Path) -> None:
 
 
 def swap_under_load(run: ServedRun, address: str, clients: int, swaps: int) -> list[Arm | None]:
-    """Register and promote one version after another while clients ask, half of them on a canary; the arm of each.
+    """Register and promote one version after another while clients ask, half of them on a canary.
+
+    The arm of each.
 
     Every answer is checked, and that a client stays on its arm.
     """

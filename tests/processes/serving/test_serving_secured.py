@@ -1,4 +1,7 @@
-"""A policy server over TLS: clients are served, others of the run are told that they are not, and strangers hear nothing."""
+"""A policy server over TLS.
+
+Clients are served, others of the run are told that they are not, and strangers hear nothing.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

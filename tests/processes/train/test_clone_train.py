@@ -23,7 +23,10 @@ LEAN = (0.5, 1.0, 10.0, 3.0)
 
 
 def balancing_run(run_dir: Path) -> None:
-    """The folder of an ended run whose policy was not learned but set: a linear controller through two layers."""
+    """The folder of an ended run whose policy was not learned but set.
+
+    A linear controller through two layers.
+    """
     plan = make_plan(
         Request(what="CartPole-v1", run_dir=run_dir, assignments=("policy.hidden_sizes=[4, 4]",))
     )

@@ -106,9 +106,9 @@ def test_ctrl_c_leaves_no_process_and_no_folder(dry_run: "subprocess.Popen[str]"
 def test_what_will_not_fit_is_refused(tmp_path: Path) -> None:
     """By a machine that says it has 64 MiB left: exit 1, the last line names figure, limit and remedy."""
     code = (
-        "import sys; from pathlib import Path; import launch.dry_run.limits as limits, launch.run.memory as memory;"
-        f"limits.available = lambda: memory.available(Path({str(tmp_path / 'small')!r}));"
-        "from launch.cli.app import app; app()"
+        "import sys; from pathlib import Path; import launch.dry_run.limits as limits, launch.run.memory as "
+        f"memory;limits.available = lambda: memory.available(Path({str(tmp_path / 'small')!r}));from "
+        "launch.cli.app import app; app()"
     )
     (tmp_path / "small/proc").mkdir(parents=True)
     (tmp_path / "small/proc/meminfo").write_text("MemAvailable: 65536 kB\n")

@@ -1,4 +1,6 @@
-"""A run folder that an earlier version wrote, `earlier_run`: what it holds can still be read and gone on with.
+"""A run folder that an earlier version wrote, `earlier_run`.
+
+What it holds can still be read and gone on with.
 
 It is of CartPole-v1 with a policy server beside it, from before the registry of versions and the canary had
 sections of their own in the configuration. Its Redis, logs and addresses are left out.

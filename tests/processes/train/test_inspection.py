@@ -1,4 +1,7 @@
-"""A real run seen from outside, by `penstock status` and by the page's JSON: who does what, and who holds it up."""
+"""A real run seen from outside, by `penstock status` and by the page's JSON.
+
+Who does what, and who holds it up.
+"""
 
 import json
 import os

@@ -32,7 +32,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 def test_the_algorithm_that_is_named_learns_and_the_books_balance(
     name: str, start: Callable[..., Training]
 ) -> None:
-    """One gradient step per batch, through every process; its figures are in the lines, its name in the configuration."""
+    """One gradient step per batch, through every process.
+
+    Its figures are in the lines, its name in the configuration.
+    """
     training = start(
         "CartPole-v1", "--seed", "1", "--json", "--total-steps", "8000", "--set", f"algorithm.name={name}",
         "--set", "evaluation.episodes=2", "--set", "learner.stop_at_target=false",

@@ -174,7 +174,10 @@ def see_a_learner_that_was_killed(browser: "Browser", training: Training) -> Non
 
     On the page of `penstock ui`, since the launcher's own stands still with it.
     """
-    learner = "[...document.querySelectorAll('#roles tbody tr')].find(row => row.cells[0].textContent === 'learner')"
+    learner = (
+        "[...document.querySelectorAll('#roles tbody tr')].find(row => row.cells[0].textContent === "
+        "'learner')"
+    )
     with page_of(training.run_dir.parent) as url:
         screen = Screen(browser, f"{url}#/run/{training.run_dir.name}")
         training.process.send_signal(signal.SIGSTOP)

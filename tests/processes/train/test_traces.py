@@ -72,7 +72,10 @@ def check_the_way(traces: Receiver, publication: Received, run: str) -> None:
 
 
 def check_logs(folder: Path, run: str) -> None:
-    """Every line that a process of ours logged is an object that names role and run; libraries write their own."""
+    """Every line that a process of ours logged is an object that names role and run.
+
+    Libraries write their own.
+    """
     for role in ("actor", "broker", "learner", "launcher", "evaluator"):
         (file, *_) = sorted(folder.glob(f"{role}*.log"))
         text = file.read_text().splitlines()

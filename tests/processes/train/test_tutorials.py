@@ -34,7 +34,10 @@ from tests.support.run.training import PATIENCE_S
 ROOT: Final = Path(__file__).resolve().parents[3]
 PACKAGES: Final = ("penstock", "broker", "actor", "learner", "workloads", "launch")
 ADDRESS: Final = "127.0.0.1:50052"
-"""Where the pages serve; the tests use a socket in the folder of the page instead, which no other test has."""
+"""Where the pages serve.
+
+The tests use a socket in the folder of the page instead, which no other test has.
+"""
 
 
 @dataclass(frozen=True, slots=True)

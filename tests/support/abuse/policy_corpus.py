@@ -1,4 +1,7 @@
-"""Requests to a policy server that are right, almost right, or nothing at all; the same again for the same seed."""
+"""Requests to a policy server that are right, almost right, or nothing at all.
+
+The same again for the same seed.
+"""
 
 import random
 from typing import Any, Final

@@ -1,4 +1,7 @@
-"""Experience of any spaces, by the parts of a real actor: environment → stepper → policy → fragments → batch."""
+"""Experience of any spaces, by the parts of a real actor.
+
+Environment → stepper → policy → fragments → batch.
+"""
 
 import copy
 from typing import Any
@@ -25,7 +28,10 @@ AnySpace = spaces.Space[Any]
 
 
 class Sampling(gymnasium.Env[Any, Any]):
-    """Observes samples of its space; episodes of five steps, every other one truncated; rewards 1 and 0 in turn."""
+    """Observes samples of its space; episodes of five steps, every other one truncated.
+
+    Rewards 1 and 0 in turn.
+    """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
 

@@ -62,7 +62,10 @@ def vector(mode: AutoresetMode, slots: int, *, nested: bool = False) -> SyncVect
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What one step of experience is: observed (episode, step), reward, end, next observed (episode, step)."""
+    """What one step of experience is.
+
+    Observed (episode, step), reward, end, next observed (episode, step).
+    """
 
     observed: tuple[int, int]
     reward: float

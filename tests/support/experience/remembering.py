@@ -1,4 +1,7 @@
-"""A rollout of a policy that remembers: environments with episodes of random length, masks, real fragments."""
+"""A rollout of a policy that remembers.
+
+Environments with episodes of random length, masks, real fragments.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -45,9 +45,12 @@ def header(steps: int, slots: int) -> FragmentHeader:
 
 
 def corridor(number: int, *, steps: int = 8, slots: int = 4) -> Batch:
-    """States 0..3 in a row, walked at random; action 1 goes right, 0 left; entering the end pays 1 and terminates.
+    """States 0..3 in a row, walked at random; action 1 goes right, 0 left.
 
-    With γ the optimal values are Q(s, right) = γ^(3−1−s) for s = 0..2 and Q(s, left) = γ · max_a Q(max(s−1, 0), a).
+    Entering the end pays 1 and terminates.
+
+    With γ the optimal values are Q(s, right) = γ^(3−1−s) for s = 0..2 and Q(s, left) = γ · max_a Q(max(s−1,
+    0), a).
     """
     random = np.random.default_rng(number)
     at = random.integers(0, STATES - 1, slots)
@@ -87,7 +90,10 @@ def corridor_values(discount: float) -> np.ndarray[Any, Any]:
 
 
 def one_shot(policy: Policy, number: int, best: float, *, steps: int = 16, slots: int = 4) -> Batch:
-    """Every step is an episode: its reward is −(a − best)² for the action a = tanh of what the policy drew."""
+    """Every step is an episode.
+
+    Its reward is −(a − best)² for the action a = tanh of what the policy drew.
+    """
     random = np.random.default_rng(number)
     observation = random.uniform(-1, 1, (steps + 1, slots, 2)).astype(np.float32)
     acted = policy.act({"observation": observation[:-1].reshape(-1, 2)})

@@ -1,4 +1,7 @@
-"""Responses of token policies for tests: a small policy, sampling from any, real fragments of what was sampled."""
+"""Responses of token policies for tests.
+
+A small policy, sampling from any, real fragments of what was sampled.
+"""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -110,7 +113,10 @@ def _ended(prompt: tuple[int, ...], tokens: list[int], log_prob: list[float]) ->
 def fragment(
     responses: Sequence[Response], *, vocabulary: int = 11, update: int = 0, steps: int = 0, pad: int = PAD
 ) -> Fragment:
-    """One fragment of these responses, checked as broker and learner do. steps: T; 0: as many as are needed."""
+    """One fragment of these responses, checked as broker and learner do.
+
+    steps: T; 0: as many as are needed.
+    """
     schema = fragment_schema(Discrete(vocabulary), Discrete(vocabulary))
     count, most = len(responses), max(len(one.prompt) + len(one.tokens) - 1 for one in responses)
     steps = steps or most

@@ -62,9 +62,9 @@ OF_BROKERS: Final = 182
 class Doom:
     """How a life ends.
 
-    point: "" for none. after_s: since it first had something in hand. way: in which Redis is killed. frozen_s:
-    it is frozen this long first, 0 for not at all, and killed in its sleep when `asleep`. busy: when its time has
-    come it is killed as soon as it has something in hand.
+    point: "" for none. after_s: since it first had something in hand. way: in which Redis is killed.
+    frozen_s: it is frozen this long first, 0 for not at all, and killed in its sleep when `asleep`. busy:
+    when its time has come it is killed as soon as it has something in hand.
     """
 
     point: str
@@ -85,7 +85,8 @@ class Doom:
 class Pace:
     """How long a life lasts, in seconds.
 
-    at_points: how often it ends at a fail point. ways: how Redis may be killed. freezes: how often it is frozen.
+    at_points: how often it ends at a fail point. ways: how Redis may be killed. freezes: how often it is
+    frozen.
     """
 
     shortest_s: float = 0.1
@@ -214,7 +215,10 @@ class Campaign:
         return any(not phase.is_idle and phase.name.startswith(names) for phase in member.phases())
 
     def _is_log_open(self, redis: Member) -> bool:
-        """Whether the learner has renewed its lease, and so opened the log, since Redis serves; or is away."""
+        """Whether the learner has renewed its lease, and so opened the log, since Redis serves.
+
+        Or is away.
+        """
         if not self.fleet.serves("redis"):
             return False
         served_ns = self._serves_since_ns.setdefault(redis.lives, time.monotonic_ns())

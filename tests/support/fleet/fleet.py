@@ -7,9 +7,10 @@
         report = fleet.finish()
 
 `folder` is laid out like `runs/NAME`. Every process is a shipped one on its own code path (the actors have no
-environment, the learner one parameter) and keeps its phase file, so each kill is logged with the place where it
-found its victim. Redis keeps none: its phase is that of a broker or the learner which waits for its answer,
-read a moment before. A process that ends without having been killed here is an error with its last line.
+environment, the learner one parameter) and keeps its phase file, so each kill is logged with the place where
+it found its victim. Redis keeps none: its phase is that of a broker or the learner which waits for its
+answer, read a moment before. A process that ends without having been killed here is an error with its last
+line.
 """
 
 import json
@@ -130,7 +131,10 @@ class Fleet:
         return process is not None and process.endpoint() is not None and process.is_ready()
 
     def kill(self, name: str, how: str = "moment", seen: Phase | None = None) -> Kill:
-        """Kill -9 and wait for the end; Redis means the server itself. seen: what it has just been seen at."""
+        """Kill -9 and wait for the end; Redis means the server itself.
+
+        seen: what it has just been seen at.
+        """
         member = self.members[name]
         assert member.process is not None, f"{name} does not run"
         member.expected = True
@@ -218,7 +222,8 @@ class Fleet:
         for member in self.members.values():
             if member.exit is not None and member.process is not None and not member.expected:
                 raise AssertionError(
-                    f"{member.name} ended with {member.exit.code} in life {member.lives}: {self.last_line(member.name)}"
+                    f"{member.name} ended with {member.exit.code} in life {member.lives}: "
+                    f"{self.last_line(member.name)}"
                 )
 
     def last_line(self, name: str) -> str:

@@ -1,8 +1,9 @@
 """More experience than there is room for: three flows, for as many seconds as wanted.
 
 `overload`: actors offer twice what the learner takes. `full_redis`: others fill Redis to `maxmemory`.
-`absent_learner`: nobody learns. Each runs a fleet in `folder`, writes its figures and the audit into the report
-and raises AssertionError for whatever does not hold. Tests and `make soak` differ in the seconds alone.
+`absent_learner`: nobody learns. Each runs a fleet in `folder`, writes its figures and the audit into the
+report and raises AssertionError for whatever does not hold. Tests and `make soak` differ in the seconds
+alone.
 """
 
 import time
@@ -42,7 +43,10 @@ OVERLOAD: Final = Shape(
 
 
 def overload(folder: Path, seconds: float, report: Report) -> None:
-    """No eviction, no growth, no loss; staleness in its bound; and a learner that speeds up is fed at once."""
+    """No eviction, no growth, no loss; staleness in its bound.
+
+    And a learner that speeds up is fed at once.
+    """
     with flow(folder, pace_s=PACE_S, shape=OVERLOAD) as run:
         run.settle_over(3 * BATCH_FRAGMENTS, "the first updates")
         before = run.state("settled")
@@ -83,7 +87,8 @@ LEAST: Final = 85 * MIB
 FULL: Final = Shape(
     actors=1,
     settings=(
-        "algorithm.staleness=15",  # up to 16 batches, so that the learner has something to learn from meanwhile
+        # up to 16 batches, so that the learner has something to learn from meanwhile
+        "algorithm.staleness=15",
         "learner.lease_ttl_s=2",
         f"broker.max_log_bytes={16 * MIB}",
         f"broker.max_staged_bytes={4 * MIB}",

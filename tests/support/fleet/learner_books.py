@@ -138,7 +138,8 @@ def journalled(folder: Path) -> Counter[int]:
 def check_trained_once(run_dir: Path, checkpoint: Checkpoint, account: Path | None = None) -> None:
     """The parameter, the steps of each session and the books of the last checkpoint say the same.
 
-    account: `learner.json`. Nothing may have been dropped. What a session sent and the parameter lacks is still in the log.
+    account: `learner.json`. Nothing may have been dropped. What a session sent and the parameter lacks is
+    still in the log.
     """
     totals, numbers = checkpoint.state["totals"], checkpoint.state["numbers"]
     assert totals["dropped"] == {}

@@ -40,7 +40,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What runs. settings: `--set` of every process. options: further arguments of the learner and the actors."""
+    """What runs.
+
+    settings: `--set` of every process. options: further arguments of the learner and the actors.
+    """
 
     actors: int = 4
     brokers: int = 1

@@ -3,14 +3,15 @@
     python -m tests.support.fleet.soak [--minutes 30] [--seed N] [--report FILE.json] [--keep DIR]
     python -m tests.support.fleet.soak --scenario overload|full|absent [--minutes 10] ...
 
-All four roles are killed with `kill -9`, at fail points and at random moments (Redis also while it rewrites its
-file, and with its last second gone), and frozen with SIGSTOP for a while, some to be killed in their sleep. Half
-of the actors reach their broker through a network that delays, loses replies, resets and holds. Every few
-minutes, and at the end, once with Redis running and once from its files alone, `penstock audit` must find
-nothing. The seed that it prints names every life's end and every fault of the network: `--seed` replays them.
+All four roles are killed with `kill -9`, at fail points and at random moments (Redis also while it rewrites
+its file, and with its last second gone), and frozen with SIGSTOP for a while, some to be killed in their
+sleep. Half of the actors reach their broker through a network that delays, loses replies, resets and holds.
+Every few minutes, and at the end, once with Redis running and once from its files alone, `penstock audit`
+must find nothing. The seed that it prints names every life's end and every fault of the network: `--seed`
+replays them.
 
-The other scenarios are flows (see `tests/support/fleet/flow_scenarios.py`): nothing is drawn there, and the seed only
-names the report.
+The other scenarios are flows (see `tests/support/fleet/flow_scenarios.py`): nothing is drawn there, and the
+seed only names the report.
 """
 
 import argparse

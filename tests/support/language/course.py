@@ -20,7 +20,10 @@ class LanguageCourse(Course):
     """Every publication is another adapter."""
 
     def __init__(self, redis_url: str, base: Path, **kwargs: Any) -> None:
-        """kwargs: of the environment. The places that its specification names are those of another machine."""
+        """kwargs: of the environment.
+
+        The places that its specification names are those of another machine.
+        """
         told = {"model": str(base), "prompts": "/theirs", "reward": "theirs:function", "response_tokens": 8}
         plan = Plan(
             workload="rlhf",

@@ -25,7 +25,10 @@ def samples(count: int = 20, seed: int = 0) -> list[Sample]:
 
 
 def make_base(folder: Path, *, steps: int = 10, texts: int = 64, spread: float = 0.02) -> Path:
-    """A tiny language model in a folder, taught so many texts in so many steps. spread: see `tiny.build_model`."""
+    """A tiny language model in a folder, taught so many texts in so many steps.
+
+    spread: see `tiny.build_model`.
+    """
     quieten()
     rng, task = np.random.default_rng(0), Sentiment()
     tokenizer = tiny_models.build_tokenizer(WORDS)

@@ -1,8 +1,8 @@
 """A run whose actors reach the broker through a bad network: real broker, real Redis, shipped actor threads.
 
 `Sender` is an actor without environment: link, session and outbox as they ship, fragments that name
-themselves. `Reader` is the learner's side: it reads the log in order, settles and publishes. `balance` compares
-what was acknowledged with what the log held.
+themselves. `Reader` is the learner's side: it reads the log in order, settles and publishes. `balance`
+compares what was acknowledged with what the log held.
 """
 
 import hashlib
@@ -49,7 +49,10 @@ Name = tuple[int, int]
 
 
 def without_keepalive(patch: pytest.MonkeyPatch) -> None:
-    """For channels from now on: pings would notice a silence in the end, too, and hide that nothing else did."""
+    """For channels from now on.
+
+    Pings would notice a silence in the end, too, and hide that nothing else did.
+    """
     kept = tuple(option for option in channel.CHANNEL_OPTIONS if "keepalive" not in option[0])
     patch.setattr(channel, "CHANNEL_OPTIONS", kept)
 
@@ -131,7 +134,10 @@ def _may_go_on(session: Session, sequence: int, stop: threading.Event) -> bool:
 
 
 class Sender(threading.Thread):
-    """An actor that sends `count` fragments as credit comes; what ends a session is handled as a worker does."""
+    """An actor that sends `count` fragments as credit comes.
+
+    What ends a session is handled as a worker does.
+    """
 
     def __init__(self, address: str, actor_id: str, count: int = LIVES, *, outbox: int = 4) -> None:
         super().__init__(name=actor_id, daemon=True)

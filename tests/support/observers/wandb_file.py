@@ -1,4 +1,7 @@
-"""Reads what Weights & Biases wrote offline: records in the framing of LevelDB's log, each a protobuf message."""
+"""Reads what Weights & Biases wrote offline.
+
+Records in the framing of LevelDB's log, each a protobuf message.
+"""
 
 import json
 import struct

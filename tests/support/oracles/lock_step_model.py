@@ -1,4 +1,7 @@
-"""Lock-step as a few lines of Python: rounds, rosters and one fragment each (compare `tests.support.oracles.run_model`)."""
+"""Lock-step as a few lines of Python.
+
+Rounds, rosters and one fragment each (compare `tests.support.oracles.run_model`).
+"""
 
 import copy
 from dataclasses import dataclass, field

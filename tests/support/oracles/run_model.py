@@ -1,7 +1,7 @@
 """The run as a few lines of Python: what Redis must do, written a second time as an oracle.
 
-Only what the properties need: sessions, appends, credit, settlement, trim, publications, the lease, and a Redis
-that goes back.
+Only what the properties need: sessions, appends, credit, settlement, trim, publications, the lease, and a
+Redis that goes back.
 """
 
 import copy
@@ -45,7 +45,10 @@ class Entry:
 
 @dataclass
 class Weights:
-    """Publications: which bytes are kept. `staged`: allocated by a publisher that has not moved the pointer."""
+    """Publications: which bytes are kept.
+
+    `staged`: allocated by a publisher that has not moved the pointer.
+    """
 
     counter: int = 1
     newest: int = 1

@@ -160,7 +160,10 @@ def follow(run: ServedRun, client: PolicyClient, version: int) -> None:
 def serving(
     folder: Path, run_dir: Path, name: str = "server", *words: str, **section: Any
 ) -> Iterator[BrokerProcess]:
-    """`penstock serve` over a run's folder, ready; killed at the end. section: settings of `serving`, or `section.key`."""
+    """`penstock serve` over a run's folder, ready; killed at the end.
+
+    section: settings of `serving`, or `section.key`.
+    """
     with _started(folder, name, f"--run={run_dir}", *words, **section) as server:
         yield server
 

@@ -1,7 +1,7 @@
 """The example client in JavaScript, installed once and run as a process.
 
-Needs `node` (18.3 or newer) and `npm` on PATH; the packages of `examples/node/package-lock.json` come from npm's
-registry or its cache.
+Needs `node` (18.3 or newer) and `npm` on PATH; the packages of `examples/node/package-lock.json` come from
+npm's registry or its cache.
 """
 
 import fcntl

@@ -1,8 +1,8 @@
 """A peer that keeps the contract of policy.proto and does what a test scripts: no policy, no environment.
 
-Every request is noted; what a test put into `script` for its method happens first. An action is the low end of
-its space (0 for Discrete: its start), and `log_prob` of a row is the sum of its observation, so that a reply shows
-which request it answers. Calls under a `request_id` that was answered get the same reply again.
+Every request is noted; what a test put into `script` for its method happens first. An action is the low end
+of its space (0 for Discrete: its start), and `log_prob` of a row is the sum of its observation, so that a
+reply shows which request it answers. Calls under a `request_id` that was answered get the same reply again.
 """
 
 import asyncio
@@ -30,7 +30,9 @@ Happening = Callable[[Any, Any], Awaitable[Refusal | None]]
 
 
 class ScriptedPolicy(PolicyServiceServicer):
-    """See the module. `script[method]` holds what happens at the next calls, in order, before each is answered.
+    """See the module.
+
+    `script[method]` holds what happens at the next calls, in order, before each is answered.
 
     `lost[method]` happens after the call was heard and before its reply goes out.
     """

@@ -119,7 +119,10 @@ def reason_of(error: BaseException | None) -> Reason:
 
 
 class Stand:
-    """Made in a running loop. `now_s`: what episodes take for the time; `withdrawn`: what the canary's trial found worse."""
+    """Made in a running loop.
+
+    `now_s`: what episodes take for the time; `withdrawn`: what the canary's trial found worse.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""A real PostgreSQL server for tests, on a unix socket. It refuses to run as root: there `postgres` runs it."""
+"""A real PostgreSQL server for tests, on a unix socket.
+
+It refuses to run as root: there `postgres` runs it.
+"""
 
 import os
 import pwd

@@ -125,7 +125,10 @@ class RedisServer:
             self._process = None
 
     def write_out(self) -> None:
-        """Wait until the append-only file holds every write: while a sync is under way they wait in memory."""
+        """Wait until the append-only file holds every write.
+
+        While a sync is under way they wait in memory.
+        """
         with redis.Redis.from_url(self.url) as client:
             deadline = time.monotonic() + PATIENCE_S
             while client.info("persistence")["aof_buffer_length"]:

@@ -1,4 +1,6 @@
-"""Disks that a test can fill and empty under a running process: a small tmpfs, or a limit on the size of files.
+"""Disks that a test can fill and empty under a running process.
+
+A small tmpfs, or a limit on the size of files.
 
 The tmpfs is the real thing and needs leave to mount; the limit (`prlimit`) needs none and gives the process
 the same error at the same call, EFBIG instead of ENOSPC.

@@ -15,7 +15,10 @@ def options(device: str) -> Options:
 
 
 def test_the_small_form_fills_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each network in what it can, the convolutions on smaller images; the card, which is not there, tells nothing."""
+    """Each network in what it can, the convolutions on smaller images.
+
+    The card, which is not there, tells nothing.
+    """
     mlp, nature, lstm = gpu.NETWORKS
     networks = (mlp, replace(nature, observation=gpu._box((36, 36, 4), "uint8")), lstm)
     monkeypatch.setattr(gpu, "NETWORKS", networks)

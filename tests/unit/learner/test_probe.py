@@ -76,7 +76,10 @@ def test_a_right_answer_passes_and_a_wrong_one_is_held_until_it_is_right() -> No
 
 
 def test_an_update_smaller_than_the_tolerance_that_did_not_arrive_is_found() -> None:
-    """The answer is the former version's to the last digit; one that another build of a library gave is let pass."""
+    """The answer is the former version's to the last digit.
+
+    One that another build of a library gave is let pass.
+    """
     before, after = policy(0), policy(0)
     with torch.no_grad():
         for parameter in after.parameters():

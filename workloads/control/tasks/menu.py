@@ -14,10 +14,10 @@ MEALS: Final = 10
 class Menu(gymnasium.Env[np.int64, np.int64]):
     """Ten meals of six dishes, of which a menu offers some: only `info["action_mask"]` says which.
 
-    Observation: the mood, 0 or 1. In mood 0 dish i is worth i / 5, in mood 1 the other way round; what is not on the
-    menu is worth −1. Each of the 63 menus that offer anything is as likely. The best dish on it has rank i on
-    2^i of them, so the optimum is 10 · Σ i 2^i / 63 / 5 = 8.19. Who does not know the menu gets 0.16 at best: the dish
-    that is worth 1 is on 32 of the 63.
+    Observation: the mood, 0 or 1. In mood 0 dish i is worth i / 5, in mood 1 the other way round; what is not
+    on the menu is worth −1. Each of the 63 menus that offer anything is as likely. The best dish on it has
+    rank i on 2^i of them, so the optimum is 10 · Σ i 2^i / 63 / 5 = 8.19. Who does not know the menu gets
+    0.16 at best: the dish that is worth 1 is on 32 of the 63.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so

@@ -38,7 +38,10 @@ Example = Scored | Preference
 
 @dataclass(slots=True)
 class BadRows:
-    """Rows that cannot be used: every one counted under its kind of reason, the first SHOWN kept with place and reason."""
+    """Rows that cannot be used.
+
+    Every one counted under its kind of reason, the first SHOWN kept with place and reason.
+    """
 
     count: int = 0
     shown: list[str] = field(default_factory=list)

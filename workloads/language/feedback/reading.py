@@ -1,4 +1,7 @@
-"""From a place with feedback to examples; what cannot be used is counted and named, never dropped in silence."""
+"""From a place with feedback to examples.
+
+What cannot be used is counted and named, never dropped in silence.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +19,8 @@ COLUMNS: Final = ("prompt", "response", "score", "chosen", "rejected", "key")
 class Source:
     """Feedback as a user names it.
 
-    part: split of a dataset or policy of a registry. key: take rows that rate this (`helpful`); None: all, which must
-    rate one thing. columns: our name to that of the file, for files that call them differently.
+    part: split of a dataset or policy of a registry. key: take rows that rate this (`helpful`); None: all,
+    which must rate one thing. columns: our name to that of the file, for files that call them differently.
     """
 
     place: str

@@ -33,7 +33,8 @@ def split(examples: Sequence[Example], *, share: float, seed: int) -> Split:
         of_prompt[identity(example.prompt)] += 1
     if len(of_prompt) < 2:
         raise ConfigurationError(
-            "all examples are of one prompt, which cannot be on both sides: give more prompts, or validation_share=0"
+            "all examples are of one prompt, which cannot be on both sides: give more prompts, or "
+            "validation_share=0"
         )
     held: set[str] = set()
     count = 0

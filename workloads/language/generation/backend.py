@@ -1,7 +1,8 @@
 """What generates responses, as a generator sees it: prompts in; tokens, and the log-probability of each, out.
 
-Every backend draws from the whole distribution at temperature 1 and returns the log-probabilities of what it really
-drew, under the weights that it drew with. `cached` is the reference; an inference engine stands behind the same lines.
+Every backend draws from the whole distribution at temperature 1 and returns the log-probabilities of what it
+really drew, under the weights that it drew with. `cached` is the reference; an inference engine stands behind
+the same lines.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,8 +2,8 @@
 
     prompts, padded on the left ─► forward, keys and values kept ─► draw ─► forward of that token alone ─► draw ─► …
 
-A prompt of several responses is read once. Once half of the responses have ended their rows leave the batch and the
-cache, so that a long one does not keep all the others company.
+A prompt of several responses is read once. Once half of the responses have ended their rows leave the batch
+and the cache, so that a long one does not keep all the others company.
 """
 
 from collections.abc import Callable, Sequence
@@ -144,7 +144,10 @@ class _Batch:
 
 
 class _Room(DynamicLayer):  # type: ignore[misc]
-    """Keys and values of a layer in memory that doubles when it is full; transformers copies all of it for each token."""
+    """Keys and values of a layer in memory that doubles when it is full.
+
+    Transformers copies all of it for each token.
+    """
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """See `DynamicLayer`."""

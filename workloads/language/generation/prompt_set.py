@@ -1,7 +1,7 @@
 """Prompts: read, tokenised, and divided into those that train and those that are held out.
 
-Which side a prompt is on depends on the seed and its text alone, as for feedback. A row without a prompt, or with
-one that leaves no room for a response, is named and counted.
+Which side a prompt is on depends on the seed and its text alone, as for feedback. A row without a prompt, or
+with one that leaves no room for a response, is named and counted.
 """
 
 import logging
@@ -40,7 +40,9 @@ class Prompts:
 
 
 def read_prompts(place: str, encoder: Encoder, *, held_out: float, seed: int) -> Prompts:
-    """The prompts at a place. encoder: `max_tokens` is the most that a prompt may have. held_out: share of them.
+    """The prompts at a place.
+
+    encoder: `max_tokens` is the most that a prompt may have. held_out: share of them.
 
     Raises ConfigurationError for a place that cannot be read, or where a side is left without a prompt.
     """
@@ -80,8 +82,8 @@ def _prompt_of(row: Any) -> Any:
 def _check_length(ids: Sequence[int], most: int) -> None:
     if not 1 <= len(ids) <= most:
         raise ValueError(
-            f"the prompt has {len(ids)} tokens, 1 to {most} are allowed: actor.unroll_length + 1 holds the prompt and "
-            "the response"
+            f"the prompt has {len(ids)} tokens, 1 to {most} are allowed: actor.unroll_length + 1 holds the "
+            "prompt and the response"
         )
 
 

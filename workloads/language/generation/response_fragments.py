@@ -6,9 +6,9 @@
     valid[t]         false             true                                           false
     reward[t]        0                 0 … 0, at the last token the response's        0
 
-P tokens of prompt, L of response, T = the largest P + L − 1. `observation[T]` is one row more. The episode ends at its
-last token: `terminated` with `<eos>`, `truncated` where the most tokens were reached. A response without a reward is
-no experience: its column holds the tokens and is valid nowhere.
+P tokens of prompt, L of response, T = the largest P + L − 1. `observation[T]` is one row more. The episode
+ends at its last token: `terminated` with `<eos>`, `truncated` where the most tokens were reached. A response
+without a reward is no experience: its column holds the tokens and is valid nowhere.
 """
 
 import json

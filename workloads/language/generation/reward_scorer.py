@@ -1,7 +1,7 @@
 """Rewards for responses, from whichever source the configuration of this machine names.
 
-A source that does not answer is asked again until the actor's work is over: what was generated waits, and health
-turns red when that takes too long. What no repetition changes ends the actor with the reason.
+A source that does not answer is asked again until the actor's work is over: what was generated waits, and
+health turns red when that takes too long. What no repetition changes ends the actor with the reason.
 """
 
 import logging

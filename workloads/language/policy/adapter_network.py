@@ -1,4 +1,7 @@
-"""The network behind a language policy: a causal language model of transformers, with or without a LoRA of peft."""
+"""The network behind a language policy.
+
+A causal language model of transformers, with or without a LoRA of peft.
+"""
 
 from typing import Any
 
@@ -19,7 +22,9 @@ _ADAPTER = "default"
 
 
 def make_network(section: LanguageSection, seed: int) -> Network:
-    """The model, with a new adapter where LoRA is asked for: its answers are those of the model until it is trained.
+    """The model, with a new adapter where LoRA is asked for.
+
+    Its answers are those of the model until it is trained.
 
     seed: of the adapter's first factor. Raises ConfigurationError.
     """

@@ -1,4 +1,6 @@
-"""A causal language model as a policy: rows of tokens in, log-probabilities and values of the next tokens out.
+"""A causal language model as a policy.
+
+Rows of tokens in, log-probabilities and values of the next tokens out.
 
     network     what generates; all of it, or its adapter, is trained and published: `state_dict` holds only that
     critic      makes a value of the features that the last layer reads; it stays with the learner
@@ -27,7 +29,10 @@ from workloads.language.policy.policy_section import LanguageSection, language_s
 
 
 class LanguagePolicy(nn.Module):
-    """A `penstock.policy.tokens.TokenPolicy`. has_reference: False: without the copy that is the reference of all weights."""
+    """A `penstock.policy.tokens.TokenPolicy`.
+
+    has_reference: False: without the copy that is the reference of all weights.
+    """
 
     def __init__(self, section: LanguageSection, seed: int, *, has_reference: bool = True) -> None:
         super().__init__()
@@ -87,7 +92,8 @@ class LanguagePolicy(nn.Module):
     def outputs(self, rows: TokenRows) -> TokenOutputs:
         """Of the policy, differentiable."""
         if self.section.gradient_checkpointing:
-            # transformers keeps fewer activations in training mode only; there is no dropout to switch on with it.
+            # transformers keeps fewer activations in training mode only; there is no dropout to switch on
+            # with it.
             self.network.train(torch.is_grad_enabled())
         logits, features = networks.read(self.network, rows.tokens, rows.present, rows.place)
         if not self.section.shared_trunk:
@@ -161,8 +167,8 @@ def build(
     for name, space in (("observation", observation), ("action", action)):
         if not isinstance(space, Discrete) or space.n != policy.vocabulary:
             raise ConfigurationError(
-                f"policy.kwargs.model={policy.section.model!r}: knows {policy.vocabulary} tokens, and the {name} "
-                f"space is {space}; use the tokenizer that belongs to it"
+                f"policy.kwargs.model={policy.section.model!r}: knows {policy.vocabulary} tokens, and the "
+                f"{name} space is {space}; use the tokenizer that belongs to it"
             )
     return policy
 

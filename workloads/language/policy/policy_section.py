@@ -22,11 +22,17 @@ class LanguageSection(Section):
     alpha: PositiveReal = 32.0
     """Its scale: updates are multiplied by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Names of the layers that have one, such as ["q_proj", "v_proj"]; empty: all linear layers but the last."""
+    """Names of the layers that have one, such as ["q_proj", "v_proj"].
+
+    Empty: all linear layers but the last.
+    """
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights that are not trained; what is trained is float32."""
     shared_trunk: bool = True
-    """The value loss trains the policy's features too; false: only the value head, on features as they are."""
+    """The value loss trains the policy's features too.
+
+    False: only the value head, on features as they are.
+    """
     gradient_checkpointing: bool = False
     """Compute activations twice and hold fewer of them."""
 
@@ -42,8 +48,8 @@ def language_section(section: PolicySection) -> LanguageSection:
         raise ConfigurationError(f"{name}={_given(first)}: {first['msg']}") from error
     if not settings.lora and settings.dtype != "float32":
         raise ConfigurationError(
-            f"policy.kwargs.dtype={settings.dtype!r}: all weights are trained, in float32; leave it out, and say "
-            "learner.precision=bfloat16 to compute in bfloat16"
+            f"policy.kwargs.dtype={settings.dtype!r}: all weights are trained, in float32; leave it out, and "
+            "say learner.precision=bfloat16 to compute in bfloat16"
         )
     return settings
 
@@ -58,5 +64,6 @@ def _check_others(section: PolicySection) -> None:
     for name in PolicySection.model_fields:
         if name != "kwargs" and getattr(section, name) != getattr(usual, name):
             raise ConfigurationError(
-                f"policy.{name}={getattr(section, name)!r}: a language model has none; leave it out, and use policy.kwargs"
+                f"policy.{name}={getattr(section, name)!r}: a language model has none; leave it out, and "
+                "use policy.kwargs"
             )

@@ -14,7 +14,10 @@ from workloads.language.tokenizer import Encoder, pad
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An example to learn from. rows: its one row of token ids, or (chosen, rejected). target: the score of one row."""
+    """An example to learn from.
+
+    rows: its one row of token ids, or (chosen, rejected). target: the score of one row.
+    """
 
     example: Example
     rows: tuple[list[int], ...]

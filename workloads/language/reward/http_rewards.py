@@ -3,8 +3,8 @@
     POST URL   {"samples": [{"prompt": "…" or [{"role": …, "content": …}], "response": "…"}, …]}
     200        {"rewards": [0.5, null, …], "model": "…"}      null: no reward;  model: optional, any text
 
-What may pass by itself (no connection, 408, 429, 5xx) is asked again until `deadline_s` is over; anything else is
-an error at once. Redirects are not followed.
+What may pass by itself (no connection, 408, 429, 5xx) is asked again until `deadline_s` is over; anything
+else is an error at once. Redirects are not followed.
 """
 
 import json
@@ -36,7 +36,10 @@ _SHOWN: Final = 200
 
 
 class HttpRewards:
-    """See the module. deadline_s: of a call with all its repetitions; attempt_s: of the wait for one answer."""
+    """See the module.
+
+    deadline_s: of a call with all its repetitions; attempt_s: of the wait for one answer.
+    """
 
     def __init__(
         self,

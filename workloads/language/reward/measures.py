@@ -22,10 +22,11 @@ BINS: Final = 10
 class Measures:
     """None where nothing was there to measure it on.
 
-    mse, mae: of scored examples. slope, intercept: of the line score = slope · prediction + intercept with the least
-    squared error; 1 and 0 for a calibrated model. pair_accuracy: share of pairs in the right order, of those that
-    were given and of scored responses to one prompt; an equal score counts half. calibration_error: expected calibration
-    error of σ(difference) on the pairs that were given (Guo et al. 2017, BINS bins of equal width).
+    mse, mae: of scored examples. slope, intercept: of the line score = slope · prediction + intercept with
+    the least squared error; 1 and 0 for a calibrated model. pair_accuracy: share of pairs in the right order,
+    of those that were given and of scored responses to one prompt; an equal score counts half.
+    calibration_error: expected calibration error of σ(difference) on the pairs that were given (Guo et al.
+    2017, BINS bins of equal width).
     """
 
     scored: int = 0
@@ -43,7 +44,10 @@ class Measures:
 
 
 def measure(examples: Sequence[Example], scores: Sequence[tuple[float, ...]]) -> Measures:
-    """Measures of a model that gives these scores: one for a scored example, (chosen, rejected) for a pair."""
+    """Measures of a model that gives these scores.
+
+    One for a scored example, (chosen, rejected) for a pair.
+    """
     both = list(zip(examples, scores, strict=True))
     scored = [(example, given[0]) for example, given in both if isinstance(example, Scored)]
     given_pairs = np.array(
@@ -66,7 +70,9 @@ def measure(examples: Sequence[Example], scores: Sequence[tuple[float, ...]]) ->
 
 
 def doubt(found: Mapping[str, Any] | None) -> str:
-    """Why nobody should learn from a model with these measures (`Measures.as_dict`); "" where they give no reason.
+    """Why nobody should learn from a model with these measures (`Measures.as_dict`).
+
+    "" where they give no reason.
 
     That is: its order of the validation pairs is less than two standard errors better than a coin's.
     """
@@ -77,8 +83,8 @@ def doubt(found: Mapping[str, Any] | None) -> str:
     if accuracy - 0.5 > margin:
         return ""
     return (
-        f"pair_accuracy {accuracy:.3g} of {pairs} pairs is what chance gives (0.5 ± {margin:.2g}): a policy would learn "
-        "noise; give the reward model more feedback, more epochs, a larger learning_rate or rank"
+        f"pair_accuracy {accuracy:.3g} of {pairs} pairs is what chance gives (0.5 ± {margin:.2g}): a policy "
+        "would learn noise; give the reward model more feedback, more epochs, a larger learning_rate or rank"
     )
 
 

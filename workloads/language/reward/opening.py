@@ -23,9 +23,12 @@ def open_source(
     device: str = "cpu",
     deadline_s: float = DEADLINE_S,
 ) -> RewardSource:
-    """The source that a text names; `is_local`: the text is of this machine's configuration, not from the wire.
+    """The source that a text names.
 
-    base, device: of a folder's model. deadline_s: of a call to a service or endpoint. Raises ConfigurationError for what names none, or a function from the wire.
+    `is_local`: the text is of this machine's configuration, not from the wire.
+
+    base, device: of a folder's model. deadline_s: of a call to a service or endpoint. Raises
+    ConfigurationError for what names none, or a function from the wire.
     """
     if text.startswith(("http://", "https://")):
         from workloads.language.reward.http_rewards import HttpRewards  # noqa: PLC0415 - only who needs it
@@ -44,7 +47,8 @@ def open_source(
     if ":" in text and "/" not in text:
         return _function(text, is_local=is_local)
     raise ConfigurationError(
-        f"reward={text!r}: name a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, or module:function"
+        f"reward={text!r}: name a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, or "
+        "module:function"
     )
 
 

@@ -1,7 +1,8 @@
 """Rewards from a reward service, over one connection.
 
-Scores are a function of the samples, so a call whose reply was lost is simply sent again. A call of more samples
-than a request may hold is sent as several; if the model behind the address changes between them, it begins again.
+Scores are a function of the samples, so a call whose reply was lost is simply sent again. A call of more
+samples than a request may hold is sent as several; if the model behind the address changes between them, it
+begins again.
 """
 
 import threading

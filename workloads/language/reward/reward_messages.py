@@ -24,7 +24,8 @@ _CONVERSATION: Final = pb.RewardSample.CONVERSATION_FIELD_NUMBER
 def read_score_request(data: bytes) -> pb.ScoreRequest:
     """Return the message of these bytes.
 
-    Raises Unfit for what is too large or would unfold to too much, DecodeError for bytes that are no such message.
+    Raises Unfit for what is too large or would unfold to too much, DecodeError for bytes that are no such
+    message.
     """
     try:
         _check_outline(data)
@@ -102,7 +103,10 @@ def reply_to_proto(values: Sequence[float | None], by: ScoredBy) -> pb.ScoreRepl
 
 
 def rewards_from_proto(reply: pb.ScoreReply, expected: int, whose: str) -> Rewards:
-    """The rewards of a reply; raises BadReward when they are not as many as were asked for, or none at all."""
+    """The rewards of a reply.
+
+    Raises BadReward when they are not as many as were asked for, or none at all.
+    """
     if not reply.HasField("model"):
         raise BadReward(f"{whose}: a reply without its model; does it speak another version of the protocol?")
     values = [reward.value if reward.HasField("value") else None for reward in reply.rewards]

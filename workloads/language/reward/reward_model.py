@@ -94,7 +94,10 @@ def max_tokens_of(network: Network, wanted: int) -> int:
 def score_rows(
     network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS
 ) -> list[float]:
-    """Scores of rows of token ids in their order, in batches of rows of similar length. Leaves the mode as it is."""
+    """Scores of rows of token ids in their order, in batches of rows of similar length.
+
+    Leaves the mode as it is.
+    """
     training = network.training
     network.eval()
     scores = [math.nan] * len(rows)
@@ -208,7 +211,10 @@ class RewardModel:
 
 
 def weights_sha256(folder: Path) -> str:
-    """Of the weights that a folder holds and of what they were made for: a name for the scores that it gives."""
+    """Of the weights that a folder holds and of what they were made for.
+
+    A name for the scores that it gives.
+    """
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("*.safetensors"), folder / "config.json", folder / "tokenizer.json"]):
         if path.exists():
@@ -256,6 +262,6 @@ def _check(folder: Path, network: Network, card: Card) -> None:
     for (_, expected), score in zip(card.checks, found, strict=True):
         if abs(score - expected) > TOLERANCE * max(1.0, abs(expected)):
             raise ConfigurationError(
-                f"{folder}: gives {score:.4f} where it gave {expected:.4f} when it was trained: is its base model "
-                f"({card.base}) another one now? Say where the right one is with --base"
+                f"{folder}: gives {score:.4f} where it gave {expected:.4f} when it was trained: is its base "
+                f"model ({card.base}) another one now? Say where the right one is with --base"
             )

@@ -40,8 +40,8 @@ class Unavailable(RewardError, OSError):
 class Sample:
     """A response to a prompt, as text, as token ids of the reward model's own tokenizer, or both.
 
-    A reward model reads the ids where `response_ids` has any: they are what was sampled, text may be tokenised
-    otherwise. Functions and endpoints read the text.
+    A reward model reads the ids where `response_ids` has any: they are what was sampled, text may be
+    tokenised otherwise. Functions and endpoints read the text.
     """
 
     prompt: Prompt = ""

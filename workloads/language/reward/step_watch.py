@@ -9,7 +9,8 @@ from transformers import TrainerCallback
 class StepWatch(TrainerCallback):  # type: ignore[misc]  # transformers comes without types
     """Notes when steps end, and ends the training after `most` of them.
 
-    at_s: when the first step began and each ended. steps: of the whole training. epoch_s: of what follows an epoch.
+    at_s: when the first step began and each ended. steps: of the whole training. epoch_s: of what follows an
+    epoch.
     """
 
     def __init__(self, most: int) -> None:

@@ -2,9 +2,10 @@
 
     feedback ─► examples ─► split by prompt ─► token ids ─► Trainer ─► best weights ─► reference ─► folder
 
-Schedule, clipping, accumulation and mixed precision are those of transformers' Trainer. After each epoch the validation examples are scored and a
-checkpoint is written; the weights with the best validation loss are kept. A drain (Ctrl-C) writes a checkpoint
-behind the step under way and ends; `resume` goes on from there as if nothing had been.
+Schedule, clipping, accumulation and mixed precision are those of transformers' Trainer. After each epoch the
+validation examples are scored and a checkpoint is written; the weights with the best validation loss are
+kept. A drain (Ctrl-C) writes a checkpoint behind the step under way and ends; `resume` goes on from there as
+if nothing had been.
 """
 
 import hashlib
@@ -45,7 +46,10 @@ LEAST_STD: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to train from what, and where to. reference: rows to take mean and std over; None: the training examples."""
+    """What to train from what, and where to.
+
+    reference: rows to take mean and std over; None: the training examples.
+    """
 
     source: Source
     base: str
@@ -61,7 +65,8 @@ def train(
 ) -> dict[str, Any] | None:
     """Train, save and return what `training_results.json` holds; None when `stop` was set first.
 
-    callbacks: told of each step as transformers tells it; they may end the training early. Raises ConfigurationError for feedback, a model or a folder that cannot be used.
+    callbacks: told of each step as transformers tells it; they may end the training early. Raises
+    ConfigurationError for feedback, a model or a folder that cannot be used.
     """
     began = time.monotonic()
     checkpoint = _prepare(order)
@@ -117,7 +122,10 @@ def _prepare(order: Order) -> str | None:
 
 
 def _same_plan(order: Order, data: Data) -> None:
-    """Write what this training is made of; raises ConfigurationError when a resumed one is made of something else."""
+    """Write what this training is made of.
+
+    Raises ConfigurationError when a resumed one is made of something else.
+    """
     digest = hashlib.sha256()
     for item in (*data.train, *data.validation):
         digest.update(json.dumps([item.rows, item.target]).encode())

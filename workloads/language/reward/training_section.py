@@ -22,7 +22,10 @@ class RewardTraining(Section):
     warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
     """Share of the steps in which the step size rises from 0."""
     schedule: str = "cosine"
-    """How it falls afterwards: any of transformers' schedulers, such as linear, cosine, constant_with_warmup."""
+    """How it falls afterwards.
+
+    Any of transformers' schedulers, such as linear, cosine, constant_with_warmup.
+    """
     weight_decay: NonNegative = 0.0
     """Of AdamW."""
     max_gradient_norm: PositiveReal = 1.0
@@ -44,13 +47,19 @@ class RewardTraining(Section):
     validation_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
     """Share of the examples, by prompt, that are not trained on; 0: none, and the last weights are kept."""
     patience: Count = 0
-    """Stop after so many epochs without a better validation loss; 0: never. The best weights are kept either way."""
+    """Stop after so many epochs without a better validation loss; 0: never.
+
+    The best weights are kept either way.
+    """
     seed: Count = 0
     """Of the split, the new weights and the order of the examples."""
 
 
 def training_settings(assignments: tuple[str, ...] = ()) -> RewardTraining:
-    """The defaults under `KEY=VALUE` assignments; raises ConfigurationError that names key, value and remedy."""
+    """The defaults under `KEY=VALUE` assignments.
+
+    Raises ConfigurationError that names key, value and remedy.
+    """
     layer: dict[str, object] = {}
     for text in assignments:
         layer = merge(layer, parse_assignment(text))

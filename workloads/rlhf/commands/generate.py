@@ -60,7 +60,10 @@ def main(
     assignments: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Print `count` responses to each prompt; raises ConfigurationError for a folder without such a policy."""
+    """Print `count` responses to each prompt.
+
+    Raises ConfigurationError for a folder without such a policy.
+    """
     from penstock.config.service_settings import local_settings
 
     with needs_rlhf():

@@ -45,7 +45,9 @@ def train(
     reference: Annotated[
         str | None,
         typer.Option(
-            help="Scored rows like FEEDBACK's over which mean and std are taken; default: what was trained on."
+            help=(
+                "Scored rows like FEEDBACK's over which mean and std are taken; default: what was trained on."
+            )
         ),
     ] = None,
     resume: Annotated[

@@ -1,8 +1,8 @@
 """Wall clocks that a test can move, for every Python process that finds this folder on its PYTHONPATH.
 
-`CHAOS_CLOCK` names a file with seconds; `time.time` and `time.time_ns` are the true time plus that. Only gRPC's
-own modules keep the true time: its C core reads the kernel's clock, and both halves of a deadline must agree.
-Python imports a module of this name by itself when it starts.
+`CHAOS_CLOCK` names a file with seconds; `time.time` and `time.time_ns` are the true time plus that. Only
+gRPC's own modules keep the true time: its C core reads the kernel's clock, and both halves of a deadline must
+agree. Python imports a module of this name by itself when it starts.
 """
 
 import os

@@ -52,7 +52,10 @@ class Clock(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.Weig
 
 
 def test_a_deadline_leaves_time_for_the_bytes_of_a_thin_line() -> None:
-    """A full message or a chunk of weights gets through at 1 Mbit/s: it was sent for ever, and never arrived."""
+    """A full message or a chunk of weights gets through at 1 Mbit/s.
+
+    It was sent for ever, and never arrived.
+    """
     clock = Clock()  # type: ignore[abstract]  # the other calls are not made
     stop = threading.Event()
     server = grpc.server(futures.ThreadPoolExecutor(1), options=CHANNEL_OPTIONS)

@@ -21,7 +21,8 @@ COUNT = Box(np.zeros(1, np.float32), np.full(1, 1e6, np.float32))
 class Counted(gymnasium.Env[Any, Any]):
     """Observes its step; step k allows action k % 3 alone; nothing is allowed when an episode is over.
 
-    Ends after `length` steps. inside: the mask is part of the observation. broken: a step that allows nothing.
+    Ends after `length` steps. inside: the mask is part of the observation. broken: a step that allows
+    nothing.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so

@@ -97,8 +97,9 @@ def test_clip_and_scale_change_the_rewards_in_the_order_in_which_they_are_named(
     assert other == [[float(np.float32(r)) for r in slot] for slot in last]
 
 
-# γΦ(s') − Φ(s) with Φ = 10·step and γ = ½, for the k-th step of an episode: 5(k + 1) − 10k = 5 − 5k; the last step
-# of a terminated episode has Φ(s') = 0 and so −10k, that of a truncated one has its true last observation.
+# γΦ(s') − Φ(s) with Φ = 10·step and γ = ½, for the k-th step of an episode: 5(k + 1) − 10k = 5 − 5k; the last
+# step of a terminated episode has Φ(s') = 0 and so −10k, that of a truncated one has its true last
+# observation.
 SHAPED = [
     [1 + 5, 2 + 0, 3 - 20, 101 + 5, 201 + 5, 202 + 0, 203 - 5],
     [1 - 0, 101 + 5, 102 + 0, 103 - 5, 104 - 10, 201 + 5, 202 - 10],
@@ -111,7 +112,10 @@ SHAPED = [
 def test_shaping_adds_the_difference_of_potentials(
     mode: AutoresetMode, cuts: tuple[int, ...], *, nested: bool
 ) -> None:
-    """Wherever fragments are cut and however the environment resets; zero at a termination, not at a truncation."""
+    """Wherever fragments are cut and however the environment resets.
+
+    Zero at a termination, not at a truncation.
+    """
     assert rewards(collect(mode, shape(), nested=nested, cuts=cuts)[0]) == SHAPED
 
 

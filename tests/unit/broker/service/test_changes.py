@@ -56,7 +56,10 @@ async def test_closing_wakes_and_nobody_waits_any_more() -> None:
 
 
 async def test_a_burst_of_changes_wakes_twice() -> None:
-    """At once for the first, once more for all that follow: two hundred actors that connect ask Redis 400 times, not 40,000."""
+    """At once for the first, once more for all that follow.
+
+    Two hundred actors that connect ask Redis 400 times, not 40,000.
+    """
     changes, queue = Changes(), asyncio.Queue[None]()
     following = asyncio.create_task(changes.follow(_feed(queue)))
     for _ in range(200):

@@ -25,7 +25,10 @@ def row(seconds: float, steps: int, updates: int, **more: Any) -> dict[str, Any]
 
 
 def steady(*, ending: float = 0.0) -> list[dict[str, Any]]:
-    """Two slow updates of 5 s each, then twelve of 1 s, each of 100 steps; the last line is written at the end."""
+    """Two slow updates of 5 s each, then twelve of 1 s, each of 100 steps.
+
+    The last line is written at the end.
+    """
     rows = [row(0.0, 0, 0), row(5.0, 100, 1), row(10.0, 200, 2)]
     rows += [row(10.0 + n, 200 + 100 * n, 2 + n) for n in range(1, 12)]
     return [*rows, row(22.0 + ending, 1400, 14)]

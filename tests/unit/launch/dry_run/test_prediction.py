@@ -61,7 +61,10 @@ def calibration(steps: int = 2000, **more: Any) -> Calibration:
 
 
 def test_time_is_the_sum_of_its_parts() -> None:
-    """5 s of warm-up and 9,500 steps of 0.01 s are 100 s: three checkpoints between and one at the end, one evaluation."""
+    """5 s of warm-up and 9,500 steps of 0.01 s are 100 s.
+
+    Three checkpoints between and one at the end, one evaluation.
+    """
     found = predict(FACTS, [calibration()], Range.exactly(20.0), 0, None)
     likely = {name: part.likely for name, part in found.time.items()}
     assert likely == {

@@ -40,7 +40,10 @@ def plan_in(folder: Path, *assignments: str) -> Plan:
 
 
 def test_a_run_finds_the_prediction_of_its_folder_and_of_its_configuration(tmp_path: Path) -> None:
-    """Both made without knowing the run's name; it then lies in the run's folder, which is not taken by it."""
+    """Both made without knowing the run's name.
+
+    It then lies in the run's folder, which is not taken by it.
+    """
     for named, folder in ((True, "a"), (False, "b")):
         plan = plan_in(tmp_path / folder)
         file = stored.place_of(plan, named=named)

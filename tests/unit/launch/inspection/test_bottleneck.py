@@ -50,8 +50,8 @@ def test_whoever_waits_points_at_the_one_waited_for(shares: dict[str, float | No
 def test_the_figures_are_in_the_line() -> None:
     """One line that a person can check."""
     assert judge(replace(WORKING, leave_wait_share=0.63)).line == (
-        "learner-bound: the learner waits 10% of its time for experience, actors wait 63% of their time for leave, "
-        "0% for acknowledgements, an acknowledgement takes 3.0 ms"
+        "learner-bound: the learner waits 10% of its time for experience, actors wait 63% of their time for "
+        "leave, 0% for acknowledgements, an acknowledgement takes 3.0 ms"
     )
 
 
@@ -204,7 +204,8 @@ def test_a_learner_that_was_stopped_is_named() -> None:
     stopped = snapshot("learner", 9, "stands still: stopped by a signal")
     after = seen(9, actor("actor-0", 9, 100, 3), stopped, sessions=(session("actor-0", 7, 7),))
     assert judge(figures_between(before, after)).line == (
-        "learner-bound: learner stands still: stopped by a signal; no update for 9 s; 1 of 1 actors wait for leave"
+        "learner-bound: learner stands still: stopped by a signal; no update for 9 s; 1 of 1 actors wait "
+        "for leave"
     )
 
 

@@ -18,7 +18,8 @@ def test_layers_lie_over_one_another_in_order(tmp_path: Path, monkeypatch: pytes
     """Defaults, file, environment, flags, --set: the later wins, key by key."""
     file = tmp_path / "mine.toml"
     file.write_text(
-        'seed = 1\n[environment]\nid = "CartPole-v1"\n[algorithm]\nepochs = 7\nminibatches = 7\ndiscount = 0.7\n'
+        'seed = 1\n[environment]\nid = "CartPole-v1"\n[algorithm]\nepochs = 7\nminibatches = 7\ndiscount '
+        "= 0.7\n"
     )
     monkeypatch.setenv("PENSTOCK_ALGORITHM__EPOCHS", "8")
     monkeypatch.setenv("PENSTOCK_ALGORITHM__MINIBATCHES", "8")
@@ -140,7 +141,10 @@ def test_the_module_of_a_named_network_may_be_imported_by_its_actors(tmp_path: P
 def test_who_serves_a_run_may_import_what_its_configuration_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And serves it as that says; file, environment and --set lie over it. A folder without one says nothing."""
+    """And serves it as that says; file, environment and --set lie over it.
+
+    A folder without one says nothing.
+    """
     ask = ("policy.network=absent_networks:Mine", "serving.max_wait_ms=3", "metrics.port=9000")
     prepare_folder(make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=ask)))
     monkeypatch.setenv("PENSTOCK_SERVING__MAX_DELAY_MS", "70")

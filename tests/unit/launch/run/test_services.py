@@ -19,10 +19,12 @@ from penstock.config.settings import ConfigurationError, load
 from tests.support.run.small_run import specification
 
 SHOW = (
-    "import json, sys; from pathlib import Path; from penstock.config.service_settings import service_settings\n"
+    "import json, sys; from pathlib import Path; from penstock.config.service_settings import "
+    "service_settings\n"
     "settings = service_settings(Path(sys.argv[1]), ())\n"
     "password = settings.security.redis_password\n"
-    "print(json.dumps([settings.metrics.host, settings.metrics.port, password and password.get_secret_value()]))"
+    "print(json.dumps([settings.metrics.host, settings.metrics.port, password and "
+    "password.get_secret_value()]))"
 )
 
 
@@ -117,7 +119,10 @@ def test_launchers_that_clean_up_the_same_folders_do_not_trip_over_each_other(
 
 
 def test_actors_of_this_machine_are_told_where_it_has_what_the_run_names(tmp_path: Path) -> None:
-    """Of a run of language models; what the user said of this machine, and the service that was started, come over it."""
+    """Of a run of language models.
+
+    What the user said of this machine, and the service that was started, come over it.
+    """
     kwargs = {"model": "/models/a", "prompts": "/data/p.jsonl", "reward": str(tmp_path), "serve_reward": True}
     said = ("workload=rlhf", f"environment.kwargs={dump_inline(kwargs)}", 'actor.places.prompts="7"')
     plan = make_plan(Request(what="words", run_dir=tmp_path / "run", assignments=said))

@@ -280,7 +280,10 @@ def test_a_run_that_has_failed_is_not_tried_again(harness: Harness) -> None:
 def test_a_service_that_stands_still_again_and_again_ends_the_run(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It lived long and was ready each time, and that does not count: the reason of its health is the cause."""
+    """It lived long and was ready each time, and that does not count.
+
+    The reason of its health is the cause.
+    """
     monkeypatch.setattr(module, "RED_LIMIT_S", 0.0)
     monkeypatch.setattr(module, "HEALTHY_S", 0.0)
     monkeypatch.setattr(module, "MAX_FAILURES", 2)

@@ -1,4 +1,7 @@
-"""What the loop relies on, of every algorithm: its metrics, what a bad batch leaves, what a checkpoint brings back."""
+"""What the loop relies on, of every algorithm.
+
+Its metrics, what a bad batch leaves, what a checkpoint brings back.
+"""
 
 import math
 from collections.abc import Callable
@@ -219,7 +222,10 @@ def test_an_update_that_is_not_finite_leaves_no_trace(case: Case) -> None:
 
 @each(CASES)
 def test_a_restored_state_goes_on_bit_by_bit(case: Case) -> None:
-    """Weights, moments, normaliser, generators, coefficients and counters; what replay held is read again from the log."""
+    """Weights, moments, normaliser, generators, coefficients and counters.
+
+    What replay held is read again from the log.
+    """
     first, second = begun(case, 1, case.stored_after), case.make(2)
     state = first.state()
     second.load(state)

@@ -103,7 +103,10 @@ def indifferent(**section: Any) -> tuple[Clone, Batch]:
 
 
 def test_nll_and_accuracy_have_the_values_that_can_be_worked_out() -> None:
-    """A learning rate of 0 leaves it indifferent: log 2 nats, and the first of two equal choices is the mode."""
+    """A learning rate of 0 leaves it indifferent.
+
+    Log 2 nats, and the first of two equal choices is the mode.
+    """
     clone, batch = indifferent(learning_rate=0.0)
     clone.validate_on(replace(batch, valid=batch.valid & (batch.action["action"] == 1)))
     metrics = clone.update(batch, progress=0.0).metrics
@@ -138,7 +141,10 @@ def test_what_is_held_out_is_predicted_better_and_better() -> None:
 
 
 def test_the_critic_is_fitted_to_discounted_returns_where_that_is_asked_for() -> None:
-    """A terminated episode of rewards 1, 2, 4 at γ = ½ has returns 3, 4, 4; the critic alone moves when it is alone."""
+    """A terminated episode of rewards 1, 2, 4 at γ = ½ has returns 3, 4, 4.
+
+    The critic alone moves when it is alone.
+    """
     policy = small_policy(0)
     batch = collect(policy, steps=3)
     ends = torch.zeros_like(batch.valid)

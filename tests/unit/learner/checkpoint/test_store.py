@@ -110,7 +110,10 @@ def test_a_crash_while_writing_leaves_nothing_that_counts(store: CheckpointStore
 def test_every_byte_is_on_the_disk_before_the_name_is(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files and their directory are synced, then renamed, then the name is synced: a loss of power shows no difference."""
+    """Files and their directory are synced, then renamed, then the name is synced.
+
+    A loss of power shows no difference.
+    """
     happened: list[str] = []
     sync, rename = os.fsync, Path.rename
 

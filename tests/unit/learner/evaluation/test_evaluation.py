@@ -135,7 +135,10 @@ def test_what_nobody_answers_is_abandoned() -> None:
 
 
 def test_both_ways_to_play_make_one_result() -> None:
-    """Complete when both are there; the configured one counts; the seeds, so the numbers, are each way's own."""
+    """Complete when both are there; the configured one counts.
+
+    The seeds, so the numbers, are each way's own.
+    """
     it = measured(both=True)
     it.requested(candidate(5))
     assert it.collect(report(5, [1.0, 2.0, 3.0], deterministic=False)) is None

@@ -382,7 +382,10 @@ def test_the_enumerations_have_the_numbers_of_the_protocol() -> None:
 
 
 def test_the_client_loads_little() -> None:
-    """From the package itself, which loads nothing before: no torch, no Gymnasium, no settings, no metrics."""
+    """From the package itself, which loads nothing before.
+
+    No torch, no Gymnasium, no settings, no metrics.
+    """
     code = """
 import json, sys
 import penstock

@@ -149,7 +149,10 @@ def value_at(settings: Settings, key: str) -> object:
 
 @pytest.mark.parametrize(("old", "new"), MOVED.items())
 def test_a_moved_key_given_anew_is_refused_with_its_new_name(old: str, new: str) -> None:
-    """On the command line, in a file and in the environment; the value, which may be a secret, is not shown."""
+    """On the command line, in a file and in the environment.
+
+    The value, which may be a secret, is not shown.
+    """
     variable = "PENSTOCK_" + old.upper().replace(".", "__")
     wanted = rf"^{old}: has moved, write {new}; in the environment PENSTOCK_{new.upper().replace('.', '__')}$"
     for layer in (parse_assignment(f"{old}=hunter2"), from_environment({variable: "hunter2"})):

@@ -44,7 +44,10 @@ def test_actor_and_critic_have_one_each_unless_they_share(shared: bool) -> None:
 
 
 def test_equal_seeds_give_equal_weights_and_disturb_nobody() -> None:
-    """The class initialises itself with torch's generator; that of the process goes on as if nothing had been."""
+    """The class initialises itself with torch's generator.
+
+    That of the process goes on as if nothing had been.
+    """
     torch.manual_seed(3)
     undisturbed = torch.rand(1)
     torch.manual_seed(3)

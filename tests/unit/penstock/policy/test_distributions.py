@@ -56,7 +56,8 @@ def reference_log_prob(name: str, params: Tensor, action: Tensor) -> Tensor:
             expected = _normal(params).log_prob(action).sum(-1)
         case _:
             normal = _conditional(params) if name == "squashed, conditional" else _normal(params)
-            # By the slope at the action as drawn: the tanh of a wide one is 1, from which there is no way back.
+            # By the slope at the action as drawn: the tanh of a wide one is 1, from which there is no way
+            # back.
             slope = distributions.TanhTransform().log_abs_det_jacobian(action, action.tanh())
             expected = (normal.log_prob(action) - slope).sum(-1)
     return expected
@@ -96,7 +97,10 @@ def test_entropy_is_the_mean_of_minus_log_probability(name: str) -> None:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_mode_is_more_likely_than_what_is_drawn(name: str) -> None:
-    """And has the log-probability that the learner gives it; of the Gaussian before the tanh when squashed."""
+    """And has the log-probability that the learner gives it.
+
+    Of the Gaussian before the tanh when squashed.
+    """
     head = HEADS[name]()
     params = parameters(head)
     action, log_prob = head.mode(params.numpy())
@@ -140,7 +144,10 @@ def test_categorical_draws_follow_their_probabilities() -> None:
 
 @pytest.mark.parametrize("forbidden", [[], [0, 3]])
 def test_a_single_row_is_drawn_as_one_of_many(forbidden: list[int]) -> None:
-    """The same action from the same random numbers, with torch's log-probability; a masked logit is no number's equal."""
+    """The same action from the same random numbers, with torch's log-probability.
+
+    A masked logit is no number's equal.
+    """
     head, logits = Categorical("action", Discrete(5)), np.random.default_rng(1).normal(size=(300, 5)) * 4
     logits[:, forbidden] = -np.inf
     expected = torch.log_softmax(torch.from_numpy(logits), -1).numpy()

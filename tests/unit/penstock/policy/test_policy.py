@@ -186,6 +186,9 @@ def test_an_empty_observation_is_refused_by_name() -> None:
 def test_importing_the_policy_stays_light() -> None:
     """No torch.distributions, no compiler: every actor pays for what is imported here."""
     heavy = "{'torch._dynamo', 'torch._inductor', 'torch.distributions', 'sympy', 'gymnasium'}"
-    code = f"import sys, torch; before = set(sys.modules); import penstock.policy.policy, penstock.policy.weights; print(sorted((set(sys.modules) - before) & {heavy}))"
+    code = (
+        "import sys, torch; before = set(sys.modules); import penstock.policy.policy, "
+        f"penstock.policy.weights; print(sorted((set(sys.modules) - before) & {heavy}))"
+    )
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert result.stdout.strip() == "[]"

@@ -1,4 +1,7 @@
-"""What a policy server asks of a policy beyond acting: draws with its own generator, masks, distributions, values."""
+"""What a policy server asks of a policy beyond acting.
+
+Draws with its own generator, masks, distributions, values.
+"""
 
 from collections.abc import Callable
 from typing import Any, Final

@@ -63,7 +63,10 @@ def test_all_sequences_at_once_are_cells_step_by_step(kind: str, burn_in: int) -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_stop_at_the_burn_in_and_at_starts(kind: str) -> None:
-    """Row 4 of column 1 began its sequence at row 0: of what lies behind the burn-in it feels rows 2 to 4 alone."""
+    """Row 4 of column 1 began its sequence at row 0.
+
+    Of what lies behind the burn-in it feels rows 2 to 4 alone.
+    """
     core, features, state, starts = made(kind)
     features.requires_grad_()
     found, _ = core(features, unroll(starts, state, burn_in=2))

@@ -1,8 +1,8 @@
 """Canaries that never were: how often the test is wrong, and how soon it is right.
 
-Outcomes are drawn with a seed, and the verdict is looked at after each of them: what is counted is the first one,
-however often one looks. `alternate` computes many tests at once whose arms take turns, from the equation and not
-from the code; `by_share` gives `safety.observe` itself episodes in random order, one by one.
+Outcomes are drawn with a seed, and the verdict is looked at after each of them: what is counted is the first
+one, however often one looks. `alternate` computes many tests at once whose arms take turns, from the equation
+and not from the code; `by_share` gives `safety.observe` itself episodes in random order, one by one.
 
     .venv/bin/python -m tests.unit.penstock.registry.simulation [--simulations 2000]
 """

@@ -44,7 +44,10 @@ def test_a_ticket_that_was_never_given_is_refused() -> None:
 
 
 def long_is_good(seed: int, *, ordered: bool) -> Iterator[tuple[Outcome, bool]]:
-    """The same policy twice, 60 clients each, whose episodes return how long they last; the canary comes later."""
+    """The same policy twice, 60 clients each, whose episodes return how long they last.
+
+    The canary comes later.
+    """
     random, cohorts = np.random.default_rng(seed), {True: Cohort(), False: Cohort()}
     running: list[tuple[float, int, bool, int, float]] = []
 

@@ -19,7 +19,10 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """A server over TLS that holds a Watch for as long as nothing changes; its authority lies in `tmp_path`."""
+    """A server over TLS that holds a Watch for as long as nothing changes.
+
+    Its authority lies in `tmp_path`.
+    """
     main(Order(folder=tmp_path, run="run-a"))
     server = grpc.server(ThreadPoolExecutor(4))
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)

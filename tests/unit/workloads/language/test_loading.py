@@ -12,7 +12,10 @@ from workloads.language.policy.policy_section import LanguageSection
 
 
 def test_models_that_are_read_at_once_leave_torch_as_it_was(base: Path) -> None:
-    """A learner and an actor in one process: the second left torch on `meta`, and no model read later had weights."""
+    """A learner and an actor in one process.
+
+    The second left torch on `meta`, and no model read later had weights.
+    """
     section = LanguageSection(model=str(base))
     with ThreadPoolExecutor(3) as threads:
         made = list(threads.map(lambda _: make_network(section, 0), range(24)))

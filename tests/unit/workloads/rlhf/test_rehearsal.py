@@ -18,7 +18,10 @@ from workloads.rlhf import preparation
 from workloads.rlhf.language_section import language
 from workloads.rlhf.rehearsal import STEPS, Times, expected, rehearse
 
-FEEDBACK = '{"prompt": "apple", "response": "good river", "score": 0.5}\n{"prompt": "bird", "response": "bad", "score": -0.5}\n'
+FEEDBACK = (
+    '{"prompt": "apple", "response": "good river", "score": 0.5}\n{"prompt": "bird", "response": "bad", '
+    '"score": -0.5}\n'
+)
 
 
 def settings_of(**kwargs: Any) -> Settings:

@@ -167,7 +167,10 @@ async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
 
 @pytest.mark.parametrize(("expected", "most"), [(1, 1), (MAX_IN_FLIGHT, MAX_IN_FLIGHT + 1)])
 async def test_a_caller_that_goes_away_leaves_nothing_behind(expected: int, most: int) -> None:
-    """Neither what waits for its pass nor who reads, nor more than may be in flight: alone, and among many."""
+    """Neither what waits for its pass nor who reads, nor more than may be in flight.
+
+    Alone, and among many.
+    """
     stand, caller = Stand(), Caller()
     await stand.publish(1)
     stand.batcher._expected = expected

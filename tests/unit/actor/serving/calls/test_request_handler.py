@@ -1,4 +1,7 @@
-"""Each call of an episode counts once, in its order, however often it is sent; who may not go on is told why."""
+"""Each call of an episode counts once, in its order, however often it is sent.
+
+Who may not go on is told why.
+"""
 
 import asyncio
 from collections.abc import Iterator

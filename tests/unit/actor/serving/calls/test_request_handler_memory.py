@@ -1,4 +1,7 @@
-"""Policies with state and masked steps at the server: remembered by the episode or by the client, and learned from."""
+"""Policies with state and masked steps at the server.
+
+Remembered by the episode or by the client, and learned from.
+"""
 
 from typing import Any
 

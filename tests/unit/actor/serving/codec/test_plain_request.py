@@ -1,4 +1,7 @@
-"""A plain request is read from its bytes as its message is, and answered alike; whatever else looks like one is none."""
+"""A plain request is read from its bytes as its message is, and answered alike.
+
+Whatever else looks like one is none.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -56,7 +56,10 @@ async def begun(unroll: int = 4, **serving: Any) -> tuple[Stand, str]:
 
 
 async def test_an_episode_is_cut_after_unroll_steps() -> None:
-    """Each fragment ends with the observation that the next begins with; the end has its final observation."""
+    """Each fragment ends with the observation that the next begins with.
+
+    The end has its final observation.
+    """
     stand, episode = await begun()
     await stand.play(episode, 10)
     stand.end(episode, TRUNCATED, final=seen(10), reward=9.0)

@@ -1,4 +1,7 @@
-"""Requests that come together share a pass; nobody waits for nothing, and nobody who is late is computed for."""
+"""Requests that come together share a pass.
+
+Nobody waits for nothing, and nobody who is late is computed for.
+"""
 
 import asyncio
 import math
@@ -38,7 +41,10 @@ def _counted() -> list[int]:
 
 
 def make(**changed: Any) -> Batcher:
-    """Has seen a crowd before, so that each round of the loop is a pass; never waits longer, never refuses."""
+    """Has seen a crowd before, so that each round of the loop is a pass.
+
+    Never waits longer, never refuses.
+    """
     batcher = alone(**changed)
     batcher._expected = 64
     return batcher

@@ -1,4 +1,7 @@
-"""The canary on canary_monitor: what clients see decides, each episode once, and nobody decides for another trial."""
+"""The canary on canary_monitor.
+
+What clients see decides, each episode once, and nobody decides for another trial.
+"""
 
 import re
 from typing import Any

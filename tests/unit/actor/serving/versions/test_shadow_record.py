@@ -1,4 +1,7 @@
-"""What a shadow would have answered is on disk: its distribution, and how likely it finds what was answered."""
+"""What a shadow would have answered is on disk.
+
+Its distribution, and how likely it finds what was answered.
+"""
 
 import asyncio
 import json

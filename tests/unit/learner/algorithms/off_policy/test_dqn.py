@@ -59,7 +59,10 @@ def learned(algorithm: DQN) -> np.ndarray[Any, Any]:
     ids=["double", "single, Polyak", "prioritised", "n-step", "dueling"],
 )
 def test_it_finds_the_values_of_the_corridor(options: dict[str, Any]) -> None:
-    """In closed form, from a random walk. Three steps ahead the walk's own detours count, so only their order is right."""
+    """In closed form, from a random walk.
+
+    Three steps ahead the walk's own detours count, so only their order is right.
+    """
     algorithm = make(replay_ratio=1.0, **options)
     for number in range(1, 21):
         assert algorithm.update(corridor(number), progress=0.0).applied

@@ -1,4 +1,7 @@
-"""What IMPALA and REINFORCE share with PPO, and what is their own; their numbers are checked against TorchRL."""
+"""What IMPALA and REINFORCE share with PPO, and what is their own.
+
+Their numbers are checked against TorchRL.
+"""
 
 from typing import Any
 

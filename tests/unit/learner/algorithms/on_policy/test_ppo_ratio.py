@@ -1,7 +1,8 @@
 """On fresh experience every ratio is 1: actor, π_prox and the gradient step compute the same policy.
 
 Between π_prox and the first gradient step exactly: the ratios are 1 to the bit. Between actor and learner to
-rounding: for a network that is a plain chain the actor computes with numpy what the learner computes with torch.
+rounding: for a network that is a plain chain the actor computes with numpy what the learner computes with
+torch.
 """
 
 from dataclasses import replace

@@ -128,7 +128,8 @@ def test_fresh_experience_has_ratio_one() -> None:
 @pytest.mark.parametrize("advantage", ["gae", "group", "reinforce"])
 def test_micro_batches_change_nothing(advantage: str, micro_batch_tokens: int) -> None:
     """Of one response each, of some, of all."""
-    # Where all scores of a group are alike, rounding of the penalties is divided by DEVIATION_FLOOR; here they are not.
+    # Where all scores of a group are alike, rounding of the penalties is divided by DEVIATION_FLOOR; here
+    # they are not.
     given = [replace(one, score=index % 3) for index, one in enumerate(responses(SmallTokenPolicy(7)))]
     settings = {"advantage": advantage, "minibatches": 2, "epochs": 2, **SMOOTH}
     whole, cut = make(**settings), make(**settings, micro_batch_tokens=micro_batch_tokens)
@@ -157,7 +158,10 @@ class Counted(SmallTokenPolicy):
 
 @pytest.mark.parametrize("advantage", ["gae", "group"])
 def test_one_pass_serves_an_update_of_one_step(advantage: str) -> None:
-    """Where all fits at once; in two parts, which are read before any is trained, the weights are the same."""
+    """Where all fits at once.
+
+    In two parts, which are read before any is trained, the weights are the same.
+    """
     given = [replace(one, score=index % 3) for index, one in enumerate(responses(SmallTokenPolicy(7)))]
     batch, places = batch_of(fragment(given)), 9 * len(given) // 2 + 9
     once, twice, cut = (Counted() for _ in range(3))

@@ -82,7 +82,10 @@ def test_what_is_masked_is_never_drawn() -> None:
 
 
 def test_the_probe_sees_every_value_whatever_epsilon_is() -> None:
-    """Answers are equal for actors that explore differently, and differ where one weight does; large values round no worse."""
+    """Answers are equal for actors that explore differently, and differ where one weight does.
+
+    Large values round no worse.
+    """
     policy = q_policy()
     observation = {"observation": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}
     action = policy.act(observation, deterministic=True).action

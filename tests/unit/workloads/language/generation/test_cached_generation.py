@@ -96,7 +96,10 @@ def test_the_most_likely_tokens_are_those_of_transformers(model: Any, base: Path
 
 
 def test_tokens_are_drawn_as_often_as_the_model_says(model: Any, base: Path) -> None:
-    """First tokens of 4,000 responses: a χ² of their counts stays below what chance exceeds once in 10,000 times."""
+    """First tokens of 4,000 responses.
+
+    A χ² of their counts stays below what chance exceeds once in 10,000 times.
+    """
     prompt = PROMPTS[0]
     made = backend(model, base).generate([prompt] * 4000, 1)
     with torch.inference_mode():

@@ -35,7 +35,10 @@ def disturb(policy: LanguagePolicy, seed: int = 1) -> LanguagePolicy:
 
 
 def rows_of(policy: LanguagePolicy, lengths: tuple[int, ...] = LENGTHS, more: int = 0) -> TokenRows:
-    """Random tokens of these lengths in which every next token is an action; `more`: places of padding added."""
+    """Random tokens of these lengths in which every next token is an action.
+
+    `more`: places of padding added.
+    """
     generator = torch.Generator().manual_seed(0)
     length = max(lengths) + more
     full = torch.zeros(len(lengths), length + 1, dtype=torch.long)
@@ -47,7 +50,10 @@ def rows_of(policy: LanguagePolicy, lengths: tuple[int, ...] = LENGTHS, more: in
 
 
 def test_a_fresh_adapter_is_the_reference(base: Path) -> None:
-    """Its logits are those of the model it was made of, bit by bit; only wanted rows go through the last layer."""
+    """Its logits are those of the model it was made of, bit by bit.
+
+    Only wanted rows go through the last layer.
+    """
     policy = policy_of(base)
     rows = rows_of(policy)
     bare = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()

@@ -95,7 +95,10 @@ Answer = tuple[int, bytes]
 
 @contextmanager
 def served(answers: Sequence[Answer]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """An HTTP server that gives these answers in turn, the last one for ever; its URL and what it was sent."""
+    """An HTTP server that gives these answers in turn, the last one for ever.
+
+    Its URL and what it was sent.
+    """
     asked: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -120,7 +120,10 @@ def test_uniform_draws_are_uniform() -> None:
 
 
 def test_prioritised_draws_are_proportional_to_the_priority() -> None:
-    """Errors 0, 1, ..., 9 with α = 0.6. Strata only bring the counts nearer to what is expected: χ² bounds them still."""
+    """Errors 0, 1, ..., 9 with α = 0.6.
+
+    Strata only bring the counts nearer to what is expected: χ² bounds them still.
+    """
     memory = replay(how=PRIORITISED)
     memory.insert(1, 10, rows(10, 0))
     memory.set_errors(torch.arange(10), torch.arange(10.0))

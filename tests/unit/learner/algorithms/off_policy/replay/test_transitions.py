@@ -56,7 +56,10 @@ def built(steps: int, slots: int, ends: Ends, invalid: tuple[tuple[int, int], ..
 
 
 def test_three_steps_by_hand() -> None:
-    """Rewards 1, 2, 3, 4 with γ = ½; the episode is truncated with the third step, and its true last observation is −3."""
+    """Rewards 1, 2, 3, 4 with γ = ½.
+
+    The episode is truncated with the third step, and its true last observation is −3.
+    """
     assert built(4, 1, {(2, 0): "truncated"}, (), 2) == [
         Row(0, 1 + 0.5 * 2, 0.25, 2),
         Row(1, 2 + 0.5 * 3, 0.25, -3),
