@@ -22,7 +22,7 @@ _FINAL = "final/"
 class Source:
     """A fragment of a batch.
 
-    Number of its log entry, bytes of its payload, and the steps and columns it has.
+    It has the number of its log entry, bytes of its payload, and the steps and columns in it.
     """
 
     number: int
@@ -35,12 +35,13 @@ class Source:
 class Batch:
     """T: longest unroll in it. B: slots of all its fragments, in order. K: ended episodes.
 
-    observation: by path, [T+1, B, *shape], raw; action masks too, as `mask/action`, bool.   action: by path, [T, B, *shape], as drawn.
+    observation: by path, [T+1, B, *shape], raw; action masks too, as `mask/action`, bool.
+    action: by path, [T, B, *shape], as drawn.
     reward, log_prob: float32 [T, B], 0 where not valid.   terminated, truncated, valid: bool [T, B].
     final_observation: by path, [K, *shape]: the true last observation of the episode that ended in
         column final_slot[k] (int64, of this batch) with step final_step[k] (int64).
-    state: the policy's before row 0, by path, [B, ...].   begins: bool [T+1, B], the row is the first of an episode;
-        both empty where the policy remembers nothing.
+    state: the policy's before row 0, by path, [B, ...].
+    begins: bool [T+1, B], the row is the first of an episode; both empty where the policy remembers nothing.
     update: int64 [B], update count of the oldest weights of the column.
     slots: (session, slot id) of each column, to follow an environment across batches.
     sources: the fragments, in the order of their columns.

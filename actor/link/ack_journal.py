@@ -1,6 +1,6 @@
 """The actor's own record of what was acknowledged to it, for `penstock audit`.
 
-Off unless `actor.ack_journal` is set.
+It is written only where `actor.ack_journal` is set.
 
 One file per actor of a run, one JSON line per fragment, written before the outbox lets the fragment go.
 A line survives `kill -9` of the actor, not loss of power. The journal may lack what was acknowledged in

@@ -67,7 +67,7 @@ class FragmentQueue(Protocol):
 class RolloutQueue:
     """Fragments that were numbered when they were made, sent in that order.
 
-    A `FragmentQueue` of one session.
+    It is the `FragmentQueue` of one session.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -1,9 +1,9 @@
 """Sends the fragments and episode reports of one session until they are acknowledged.
 
 In: fragments through its queue (`put` waits while that is full, so that the environment pauses) and finished
-episodes.  Out: Append and ReportEpisodes from one thread, one call in flight, many fragments per call. FULL is waited
-out. A refusal that ends the session (INVALID, GAP, EXPIRED, FENCED, RUN_CLOSED) is handed to the session;
-what was not acknowledged then never is: nothing is renumbered.
+episodes.  Out: Append and ReportEpisodes from one thread, one call in flight, many fragments per call.
+The outbox waits while the reply is FULL. A refusal that ends the session (INVALID, GAP, EXPIRED, FENCED,
+RUN_CLOSED) is handed to the session; what was not acknowledged then never is: nothing is renumbered.
 
 The queue belongs to the outbox and lies under its lock; of the session it uses named calls and its read-only
 view.

@@ -42,7 +42,10 @@ _EVERY_VERSION = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A publication, its bytes (digest checked), when they arrived (monotonic seconds), and the numbers that came with it."""
+    """A publication, its bytes, and the numbers that came with it.
+
+    blob: the bytes, their digest checked.   arrived_s: when they arrived, in monotonic seconds.
+    """
 
     publication: Publication
     blob: bytes
@@ -142,7 +145,7 @@ class Session:
     def may_begin(self, sequence: int) -> bool:
         """Whether a fragment of that number may be begun now.
 
-        By credit, by the run's state and by the weights.
+        Credit, the state of the run and the weights decide.
         """
         weights, credit = self._weights, self._leave
         return (
@@ -157,13 +160,16 @@ class Session:
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait until the condition, which is asked again after every change.
 
-        False when the time was over first.
+        Returns False when the time was over first.
         """
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called after every change, in the thread that made it, under no lock of the session's."""
+        """Call `listener` after every change, in the thread that made it.
+
+        No lock of the session is held then.
+        """
         self._listeners.append(listener)
 
     def notify_waiters(self) -> None:
@@ -174,7 +180,7 @@ class Session:
             listener()
 
     def follow_lag(self, on_lag: Callable[[int, int], None]) -> None:
-        """Have `on_lag` called, now and with every change, with the version held here and the one published."""
+        """Call `on_lag`, now and at every change, with the version held here and the one published."""
         self._on_lag = on_lag
         on_lag(*self._lag)
 
@@ -239,7 +245,7 @@ class Session:
     def append(self, acked_through: int, fragments: Sequence[Fragment]) -> Appended:
         """Send fragments and take the credit that comes back.
 
-        Repeated until answered or closed (Interrupted).
+        The call is repeated until it is answered or the session is closed (Interrupted).
         """
         reply = self._broker_client.append(self.number, acked_through, fragments, self._closing)
         failpoint("append.answered", reply.acked_through)
@@ -261,7 +267,10 @@ class Session:
             self.notify_waiters()
 
     def report_applied(self, publication: Publication, probe: tuple[float, ...]) -> None:
-        """Say with the next watch which weights are applied here, and the probe's log-probabilities under them."""
+        """Report with the next watch which weights are applied here.
+
+        probe: the log-probabilities of the probe under them.
+        """
         with self._changed:
             self._applied = _Applied(publication, probe)
 

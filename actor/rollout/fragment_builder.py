@@ -105,7 +105,7 @@ class FragmentBuilder:
     ) -> None:
         """Add the step that `action` [N, ...] by path led to.
 
-        State: the policy's after it, which is not changed.
+        state: the policy's after this step; it is not changed.
         """
         row = self.length
         for path, array in action.items():

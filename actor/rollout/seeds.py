@@ -1,6 +1,6 @@
 """Seeds of a session, different for every actor, session and slot, and the place of an actor.
 
-Equal in equal runs.
+Two runs with the same settings have the same seeds.
 """
 
 import re

@@ -45,7 +45,8 @@ class Stepped:
     observation: by path [N, ...], what to act on next, masks among it; may be overwritten by the next step.
     reward: float [N].  terminated, truncated: bool [N].
     valid: bool [N], False where the step only reset; None: all are experience.
-    ended: None when no episode ended.   begins: bool [N], slots whose episode begins with `observation`; None: none.
+    ended: None when no episode ended.
+    begins: bool [N], slots whose episode begins with `observation`; None: none.
     """
 
     observation: Observation

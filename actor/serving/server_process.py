@@ -5,7 +5,8 @@ where from                  latest                               learns
 --broker ADDRESS            the learner's newest weights         yes
 both                        the learner's newest weights         yes; other arms from registry and folder
 
-health is served ─► wait for the run ─► first look at versions ─► serving ─► draining: not serving, finish, flush ─► end
+health is served ─► wait for the run ─► first look at versions ─► serving ─► draining ─► end
+Draining: the server is not serving any more, finishes its calls and flushes.
 """
 
 import asyncio
@@ -42,9 +43,9 @@ log = logging.getLogger(__name__)
 
 ROLE: Final = "server"
 DRAIN_GRACE_S: Final = 5.0
-"""A call takes milliseconds.
+"""Longest wait for open calls at the end, in seconds.
 
-What is still there after this long is a stream whose client does not hang up.
+A call takes milliseconds; what is still open after this long is a stream whose client does not close it.
 """
 STREAMS_PER_CONNECTION: Final = 1024
 """A client that speaks for many environments has one connection for all of them."""

@@ -1,4 +1,7 @@
-"""How the broker's calls are bounded, read and answered where they differ, and what its handlers check alike."""
+"""Rules of the broker's calls: how they are bounded, read and answered, and what every handler checks.
+
+The first three are given only where calls differ.
+"""
 
 from typing import Final
 

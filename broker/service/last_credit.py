@@ -1,9 +1,9 @@
-"""What this broker said last to each session, of the newest sessions.
+"""The last reply of this broker to each of the newest sessions.
 
-So that nothing known wakes a held call.
+With it, a held call does not return for what its session knows.
 
-Credit goes down with every Append as well. A reply that got lost is no trouble: who did not get it sends the
-Append again and is told again.
+Credit goes down with every Append as well. A lost reply does no harm: the session sends the Append again
+and gets the reply again.
 """
 
 from collections import OrderedDict

@@ -181,8 +181,9 @@ def assemble(frame: ServerFrame, settings: Settings, redis_url: str, facts: guar
 async def _run(
     parts: Parts, monitor: Monitor, stop: asyncio.Event, health: Health, drain_delay_s: float
 ) -> None:
-    """Until `stop`, then, not ready any more, for `drain_delay_s`, in which whoever still sends us calls learns it.
+    """Serve until `stop`, and then, not ready any more, for `drain_delay_s` seconds.
 
+    In that time the clients that still send calls learn that this broker ends.
     Raises what the monitor or the change feed raises.
     """
     beside = {

@@ -29,7 +29,7 @@ _RECORDER = "recorder"
 
 
 def main(run: Path, out: Path, *, steps: int, seed: int, deterministic: bool, as_json: bool) -> int:
-    """Record and say what.
+    """Record the final policy and print what was recorded.
 
     Raises ConfigurationError for a run that has not ended or a folder that is taken.
     """

@@ -1,6 +1,6 @@
 """What lies in the folders of a run, and whether they can still be written.
 
-The one cause that a full disk keeps out of every log.
+A full disk is the one cause that no log can record.
 """
 
 import os

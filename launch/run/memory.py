@@ -67,7 +67,7 @@ def of_process(pid: int) -> Memory:
 class Trees:
     """Processes with all that they started and that still run.
 
-    Who has started whom is looked up now and then.
+    Which process has started which is looked up at intervals.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ def available(root: Path = Path("/")) -> Room:
 class DeviceMemory:
     """Watches the memory of this machine's GPUs while a run goes on.
 
-    Knows nothing where there is no nvidia-smi.
+    It gives no figure where there is no nvidia-smi.
 
     What others do on the same GPUs counts too: it is the whole of them that is looked at.
     """

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def beside(settings: Settings) -> Iterator[None]:
     """Start ranks 1 to `learner.ranks` − 1; inside, this process is rank 0.
 
-    Nothing to do for one, or as a rank already.
+    It starts none for one rank, or in a process that is a rank already.
 
     Raises ConfigurationError, before any is started, for what several ranks do not learn.
     """

@@ -96,9 +96,9 @@ def _death(server: subprocess.Popen[bytes], words: "ServerWords", folder: Path) 
 
 
 def _look(path: Path, health: Health) -> None:
-    """Whether the server answers, and whether it takes writes.
+    """Report to `health` whether the server answers, and whether it takes writes.
 
-    Killing one with a full disk would not help.
+    A server whose disk is full is not ended, because that would not help.
     """
     info = ask(path, b"INFO persistence")
     if info:

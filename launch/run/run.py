@@ -139,9 +139,9 @@ class Run:
         return Outcome(code=EXIT_INTERRUPTED)
 
     def _learner_ended(self) -> Outcome:
-        """Target reached or steps done: 0.
+        """Return the outcome of a learner that ended as it should.
 
-        Asked to end by an operator or a signal of its own: interrupted.
+        EXIT_OK: it reached its target or made all steps. EXIT_INTERRUPTED: an operator or a signal ended it.
         """
         if learner_account(self._plan.run_dir).get("finished"):
             return Outcome(code=EXIT_OK)

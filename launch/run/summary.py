@@ -106,7 +106,7 @@ def make_summary(plan: Plan, ending: Ending) -> dict[str, Any]:
 def concluded(run_dir: Path, summary: dict[str, Any], prediction: dict[str, Any] | None) -> dict[str, Any]:
     """The summary with what the finished folder takes, and how all of it compares with the dry run.
 
-    Null without one.
+    The comparison is null without a dry run.
     """
     summary = {**summary, "disk_bytes": sum(sizes(run_dir).values())}
     return {**summary, "dry_run": None if prediction is None else stored.compare(prediction, summary)}

@@ -1,1 +1,1 @@
-"""Ways to learn: one object each (`learner.algorithms.algorithm.Algorithm`), and the mathematics that they are made of."""
+"""The algorithms, one object each (`learner.algorithms.algorithm.Algorithm`), and their mathematics."""

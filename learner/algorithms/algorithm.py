@@ -75,9 +75,9 @@ class AlgorithmState:
 
 
 class Algorithm(ABC):
-    """One way to learn.
+    """An algorithm.
 
-    A subclass says what is abstract; the rest fits an algorithm that uses a batch once and forgets it.
+    A subclass defines what is abstract; the rest fits an algorithm that uses a batch once and forgets it.
     """
 
     lock_step: bool = False
@@ -151,9 +151,9 @@ class Algorithm(ABC):
         return Retained()
 
     def reload(self, batch: Batch) -> None:
-        """Take entries back, from `retain_from` on, read again after `load`, oldest first.
+        """Take entries back after `load`, from `retain_from` on, oldest first.
 
-        Pass over those not needed.
+        Entries that are not needed are passed over.
 
         Called only where `retain_from` names an entry. Raises ValueError for an entry that is not what it
         was.
@@ -168,7 +168,7 @@ class Algorithm(ABC):
 def fragments_reaching(steps: int, pending: Sequence[Charged]) -> int:
     """The fewest of the oldest `pending` fragments whose charges add up to `steps`.
 
-    0 where all of them do not.
+    Returns 0 where all of them together do not.
     """
     total = 0
     for count, fragment in enumerate(pending, 1):

@@ -32,16 +32,17 @@ from penstock.policy.normaliser import moments
 from penstock.policy.policy import Policy
 
 METRICS = (
-    "nll", "accuracy", "value_loss", "gradient_norm", "learning_rate", "validation_nll", "validation_accuracy",
+    "nll", "accuracy", "value_loss", "gradient_norm", "learning_rate",
+    "validation_nll", "validation_accuracy",
 )  # fmt: skip
-"""`nll` is the mean of −log π(a|s) in nats before each gradient step, `accuracy` the share of steps whose every
-choice was the most likely one, after the update; there is none for actions that are not choices. `validation_…`:
-of the steps held out, after the update."""
+"""`nll` is the mean of −log π(a|s) in nats before each gradient step. `accuracy` is the share of steps in
+which every choice was the most likely one, after the update; actions that are not choices have none.
+`validation_…` are those of the steps held out, after the update."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """n valid steps.
+    """The valid steps of a batch, n of them.
 
     inputs: [n, ...]; action: by path, [n, *shape]; returns: [n], or None where no critic is fitted.
     """

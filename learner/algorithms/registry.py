@@ -90,7 +90,10 @@ def _make_alone(maker: Maker, policy: Policy, section: Any, *, seed: int, hardwa
 
 
 def check_hardware(settings: Settings, ranks: int) -> None:
-    """Raises ConfigurationError, by the setting to change, for what so many ranks or such networks do not learn."""
+    """Raise ConfigurationError for settings that do not work with this many ranks or such networks.
+
+    The error names the setting to change.
+    """
     if ranks > 1:
         _check_ranks(settings, ranks)
     compiled = settings.learner.compile

@@ -53,7 +53,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Of one version.
+    """The result of one evaluation of a version.
 
     scores: by `deterministic`, the way it was played. deterministic: the way that counts.
     """
@@ -139,7 +139,7 @@ class Evaluation:
             return replaced
 
     def lacks_checkpoint(self, update: int) -> bool:
-        """Whether the weights of `update` are being evaluated, or are the best ones, and no checkpoint of them was told."""
+        """Return whether the weights of `update` are in evaluation, or the best, and have no checkpoint."""
         with self._lock:
             best = None if self.best is None else self.best.candidate
             candidates = [one for one in (self._pending, best) if one is not None]

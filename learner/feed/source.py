@@ -1,6 +1,6 @@
 """Where the loop's batches come from.
 
-The log (`learner.feed.log_feed`) or a recording (`learner.recording.recorded_feed`).
+They come from the log (`learner.feed.log_feed`) or a recording (`learner.recording.recorded_feed`).
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,10 @@ class Feed(Protocol):
         ...
 
     def skipped(self) -> None:
-        """Hear that the batch taken last made no update, so that those behind it have their turn one update earlier."""
+        """Note that the batch taken last made no update.
+
+        The batches behind it have their turn one update earlier.
+        """
         ...
 
 

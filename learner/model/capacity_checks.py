@@ -1,6 +1,6 @@
-"""Whether a run fits.
+"""Checks whether a run fits.
 
-Its fragments, specification, log and weights into messages, ceilings and Redis's memory.
+Its fragments, specification, log and weights must fit into messages, ceilings and Redis's memory.
 
 Each check raises a ConfigurationError that names the setting, the figure and what would fit.
 """
@@ -61,9 +61,9 @@ def check_specification(specification: RunSpecification) -> RunSpecification:
 
 
 def room_of(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorithm: Algorithm) -> Room:
-    """What the log holds beside the budget and what the algorithm retains.
+    """Return what the log holds beside the budget and what the algorithm retains.
 
-    Refused when that is not two intervals' worth.
+    The check fails when that is less than two intervals.
     """
     count = settings.environment.count
     fragment = schema.fragment_bytes(settings.actor.unroll_length, count, count)

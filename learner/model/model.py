@@ -33,8 +33,9 @@ from penstock.wire.specification import Probe, RunSpecification
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """target: mean return that counts as solved, or None.
+    """What a run learns with.
 
+    target: mean return that counts as solved, or None.
     weight_bytes: size of one version of the weights.
     """
 
@@ -53,7 +54,7 @@ class Model:
 def make_model(
     settings: Settings, group: RankGroup | None = None, device: torch.device | None = None
 ) -> Model:
-    """As the workload of the settings makes it.
+    """Return the model that the workload of the settings makes.
 
     Raises ConfigurationError for settings that do not fit together.
 

@@ -1,6 +1,6 @@
 """The model of a run that acts step by step.
 
-Observations and actions of fixed size, one forward pass each.
+Its observations and actions have a fixed size; each step takes one forward pass.
 """
 
 from collections.abc import Mapping

@@ -88,7 +88,10 @@ class Account:
             self.recording.close()
 
     def _final(self, outcome: Outcome) -> FinalPolicy:
-        """What solved the task where something did, else the newest weights, which may be the best ones again."""
+        """Return the weights that solved the task, or else the newest ones.
+
+        The newest may be the best ones again.
+        """
         solved, newest = self.evaluation.solved, self.publisher.latest
         if solved is not None and outcome.restored is None:
             blob, version, update = solved.candidate.blob, solved.candidate.version, solved.candidate.update
@@ -135,7 +138,7 @@ class Account:
     def _recording_json(self) -> dict[str, Any] | None:
         """What the run learned from in place of actors.
 
-        Its ledger, which counts what they sent, holds nothing.
+        The ledger, which counts what actors sent, is empty in such a run.
         """
         recording = self.model.recording
         if recording is None:

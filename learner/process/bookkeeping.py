@@ -1,6 +1,6 @@
 """What became of each batch, written down.
 
-Ledger, recording, feed position, and the counts of checkpoints and stalls.
+It keeps ledger, recording, feed position, and the counts of checkpoints and stalls.
 """
 
 from dataclasses import dataclass

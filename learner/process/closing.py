@@ -32,9 +32,9 @@ class Closing:
     interruptions: Interruptions
 
     def close(self, ending: Ending) -> Result | None:
-        """The evaluation whose weights are the newest version again.
+        """Return the evaluation whose weights are the newest version again.
 
-        None where those of the last update are.
+        None: the weights of the last update are the newest.
         """
         self.offers.finish()
         if ending in (Ending.STEPS, Ending.RECORDING):

@@ -58,7 +58,7 @@ def main(
     resumption: ResumeOptions,
     make: Callable[[Settings], Model] | None = None,
 ) -> int:
-    """Run the learner, or one rank of it; exit code.
+    """Run the learner, or one rank of it, and return its exit code.
 
     Raises Fatal or ConfigurationError, as `run_service` expects.
 
@@ -172,7 +172,10 @@ def _connect(settings: Settings, redis_url: str, lifecycle: Lifecycle) -> Learne
 
 
 def _holder(run_dir: Path) -> str:
-    """The same for every process of this learner, so that a restarted one takes its own lease over at once."""
+    """Return the name under which every process of this learner holds its lease.
+
+    Because it is the same, a restarted learner takes its own lease over at once.
+    """
     return f"{socket.gethostname()}:{run_dir.resolve()}"
 
 

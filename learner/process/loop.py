@@ -117,7 +117,7 @@ class Loop:
         self._waited_since = time.perf_counter()
 
     def _take(self) -> LogBatch | None:
-        """A batch, if there is one soon.
+        """Return a batch, if there is one soon.
 
         The metric counts each short wait: a learner without any batch starves most.
         """

@@ -37,7 +37,7 @@ def reload(
 ) -> None:
     """Give the algorithm back what lies in the log from `retain_from` up to `position`.
 
-    Nothing where it retains nothing.
+    It does nothing where the algorithm retains nothing.
 
     Raises ValueError where an entry is not what it was when it entered.
     """

@@ -1,4 +1,4 @@
 """What a process is configured with.
 
-Settings in sections, trusted modules, credentials, the workload record.
+These are settings in sections, trusted modules, credentials and the workload record.
 """

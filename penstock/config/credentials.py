@@ -28,7 +28,7 @@ def tls_files(section: SecuritySection) -> TlsFiles:
 
 
 def redis_password(section: SecuritySection) -> str | None:
-    """The password as it is set, else that in the file.
+    """Return the password that is set, or else the one in the file.
 
     Raises ConfigurationError for a file that is not there.
     """

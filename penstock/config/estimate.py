@@ -1,6 +1,6 @@
 """What is expected of a figure before it is known.
 
-Low, likely and high, from measured spread and a stated margin.
+An estimate has a low, a likely and a high value, from measured spread and a stated margin.
 """
 
 import statistics
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 MARGIN: Final = 0.1
-"""What low and high lie beyond the lowest and the highest that was measured, as a share.
+"""Share by which low and high lie beyond the lowest and the highest measured value.
 
 A calibration sees a few seconds.
 """

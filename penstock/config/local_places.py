@@ -1,6 +1,6 @@
 """Where this machine has what a run of its own names.
 
-The user named it here, so the actors that we start may use it.
+The user named it here, so the actors that this launcher starts may use it.
 """
 
 from penstock.config.settings import Settings

@@ -48,8 +48,9 @@ def load(path: str) -> Callable[..., Any]:
 
 
 def entries(field: str) -> Iterator[tuple[str, str, str]]:
-    """Yield workload, name and path of every entry that the installed records have in a field such as `algorithms`.
+    """Yield workload, name and path of every entry of the installed records in one field.
 
+    field: such as `algorithms`.
     Raises ConfigurationError for a record that cannot be imported.
     """
     for workload in installed():

@@ -22,9 +22,9 @@ class Shortened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """A preparation in short.
+    """The result of a short preparation.
 
-    settings: name what was made, good enough to be run with. scores: of what it was made from.
+    settings: they name what was made, good enough to be run with. scores: of what it was made from.
     """
 
     settings: Settings
@@ -34,7 +34,7 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a long preparation is given.
+    """The callbacks of a long preparation.
 
     say: tells the user. stop: set when it must end early, by Interrupted.
     """

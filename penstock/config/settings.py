@@ -122,8 +122,9 @@ def parse_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_run_config(path: Path) -> dict[str, Any]:
-    """The content of the `config.toml` that `penstock train` wrote into a run's folder, under the keys of today.
+    """Return the content of the `config.toml` of a run's folder, under today's keys.
 
+    `penstock train` wrote the file.
     Keys that have moved since it was written are noted in one line of the log, once per file and process.
     Raises ConfigurationError as `parse_toml` does.
     """

@@ -17,7 +17,7 @@ def module_of(name: str) -> str:
 
 
 def check_trusted(key: str, name: str, allowed: Collection[str]) -> None:
-    """Raises ConfigurationError with the remedy when the module of `name` is not `allowed`.
+    """Raise ConfigurationError with the remedy when the module of `name` is not `allowed`.
 
     key: of the setting.
     """

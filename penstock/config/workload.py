@@ -37,7 +37,7 @@ class Workload:
     model: str
     """(Settings, this record, learner Group, torch device) → learner Model."""
     generator: str
-    """(RunSpecification, Settings of this process, Health) → what a rollout worker generates fragments with."""
+    """(RunSpecification, Settings of this process, Health) → what generates fragments in a rollout worker."""
     runner: str
     """(RunSpecification, Settings of this process, episodes: int or None) → what plays an evaluation."""
     places: tuple[str, ...] = ()
@@ -46,8 +46,10 @@ class Workload:
     An actor reads them in its own `actor.places`, never in a specification.
     """
     algorithms: Mapping[str, str] = field(default_factory=dict)
-    """Paths of the settings sections (`AlgorithmSection`) of algorithms that the core does not have, by `algorithm.name`.
-    They are read by every process of a run, so their modules load no torch."""
+    """Paths of the settings sections of algorithms that the core does not have, by `algorithm.name`.
+
+    Each section is an `AlgorithmSection`. Every process of a run reads them, so their modules load no torch.
+    """
     commands: Mapping[str, str] = field(default_factory=dict)
     """Paths of what the workload adds to the command line, by the name behind `penstock`.
 
@@ -68,7 +70,10 @@ class Workload:
     longest: str = ""
     """(section: EnvironmentSection) → most steps of an episode, or None; "": not known."""
     services: str = ""
-    """(Settings, folder of sockets: Path) → `Services`, the processes that a run has beside the core's; "": none."""
+    """(Settings, folder of sockets: Path) → `Services`.
+
+    They are the processes that a run has beside the core's; "": none.
+    """
     artefacts: str = ""
     """(Settings, run folder: Path, summary: dict) → None.
 

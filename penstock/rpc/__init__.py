@@ -1,4 +1,4 @@
-"""How it is said and by whom.
+"""Transport and identity of calls.
 
 Channels, servers, identity, tokens, the gate that every call passes, rate limits.
 """

@@ -1,19 +1,19 @@
 """The boundary between the bytes of a call and its handler.
 
-One gRPC server interceptor, the same at every server.
+It is one gRPC server interceptor, the same at every server.
 
     bytes ─► size ─► parse ─► handler ─► reply
              INVALID_ARGUMENT  └─ what it raises ─► a status
 
-| raised                                    | status              | text                                      |
-|-------------------------------------------|---------------------|-------------------------------------------|
-| Malformed, or bytes that are no request   | INVALID_ARGUMENT    | its own: field, value and remedy          |
-| Refused, where the reply has no place     | FAILED_PRECONDITION | call and refusal                          |
-| Absent                                    | NOT_FOUND           | its own                                   |
-| NotImplementedError                       | UNIMPLEMENTED       | call                                      |
-| TimeoutError of a call with a deadline    | DEADLINE_EXCEEDED   | call and deadline                         |
-| an error of `unavailable`                 | UNAVAILABLE         | call and what does not answer             |
-| anything else                             | INTERNAL            | call and a number that stands in the log  |
+| raised                                  | status              | text                                     |
+|-----------------------------------------|---------------------|------------------------------------------|
+| Malformed, or bytes that are no request | INVALID_ARGUMENT    | its own: field, value and remedy         |
+| Refused, where the reply has no place   | FAILED_PRECONDITION | call and refusal                         |
+| Absent                                  | NOT_FOUND           | its own                                  |
+| NotImplementedError                     | UNIMPLEMENTED       | call                                     |
+| TimeoutError of a call with a deadline  | DEADLINE_EXCEEDED   | call and deadline                        |
+| an error of `unavailable`               | UNAVAILABLE         | call and what does not answer            |
+| anything else                           | INTERNAL            | call and a number that stands in the log |
 
 No text of an unforeseen exception leaves the process. The standard services (health, reflection) stand behind
 the same boundary: without it they would answer bytes that are no message with a traceback.
@@ -211,7 +211,7 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
 def read_request(
     name: str, parse: Callable[[bytes], Any] | None, data: bytes, largest_bytes: int | None = None
 ) -> Any:
-    """Return the request of call `name` that `parse` reads from `data`, `data` itself where there is no parser.
+    """Return the request of call `name` that `parse` reads from `data`, or `data` without a parser.
 
     Raises Malformed for more than `largest_bytes` and for bytes that are no such request.
     """

@@ -209,7 +209,9 @@ async def _paid(
 def _gated_stream(handler: Handler, check: Check, budgets: Budgets) -> Handler:
     """Streams are checked when they begin; each of their messages is paid for."""
     streams = handler.request_streaming
-    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    request_kind = "stream" if handler.request_streaming else "unary"
+    response_kind = "stream" if handler.response_streaming else "unary"
+    kind = f"{request_kind}_{response_kind}"
     inner = getattr(handler, kind)
 
     async def checked(request: Any, context: Context) -> Any:

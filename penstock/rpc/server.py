@@ -62,7 +62,10 @@ class Front:
 
 
 class _NotOurs(logging.Filter):
-    """A peer that goes away with its reply unread is no error of the server, and no reason for a traceback."""
+    """Drops the records of peers that go away with their reply unread.
+
+    That is no error of the server, and no reason for a traceback.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is kept."""

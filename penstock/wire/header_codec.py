@@ -103,7 +103,7 @@ def _entry(encoded: bytes) -> TensorEntry:
 def header_bytes(header: FragmentHeader) -> bytes:
     """The header as the log stores it, and as it travels.
 
-    Its table last, wherever protobuf would write it.
+    Its table comes last, wherever protobuf would write it.
     """
     return _without_table(header).SerializeToString() + _table_bytes(header.tensors)
 

@@ -37,7 +37,7 @@ MAX_EPISODES_PER_REPORT: Final = 4096
 MAX_FIELDS: Final = 1024
 """Fields of an Append or a fragment; of a header as many more as it may have rows.
 
-Walking them takes time.
+The limit exists because walking them takes time.
 """
 MAX_ROW_BYTES: Final = KIB
 """Most bytes of a row in a header whose rows are counted before it is parsed."""

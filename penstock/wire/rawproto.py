@@ -27,9 +27,10 @@ class Unfit(ValueError):
 
 
 def fields(data: bytes, at: int, end: int, most: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield each string, sub-message or field of bytes of the message in data[at:end], fields of other kinds not.
+    """Yield each string, sub-message or bytes field of the message in data[at:end].
 
-    Each is its number, where its tag begins, and the first byte and the end of its content, as indices of `data`.
+    Each is its number, where its tag begins, and the first byte and the end of its content, as indices of
+    `data`. Fields of other kinds are passed over.
     Raises Unfit for more than `most` fields of any kind, and for bytes that are no message.
     """
     seen = 0
@@ -100,7 +101,7 @@ def write_around(message: Message, number: int, data: bytes | memoryview) -> byt
 def read_beside(kind: type[M], number: int, data: bytes) -> tuple[M, memoryview]:
     """Return the message in `data` without its field `number`, and a view of that field.
 
-    Of several, the last.
+    If the field occurs several times, the last one is viewed.
 
     Raises Unfit and DecodeError for bytes that are no such message.
     """

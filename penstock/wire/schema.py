@@ -83,7 +83,7 @@ class FragmentSchema:
     def most_ends(self, steps: int, slots: int) -> int:
         """How many episodes may end in T steps of N slots before a message holds it no longer.
 
-        Can be negative.
+        The number can be negative.
         """
         row = sum(rule.bytes_per_row() for rule in self.tensors if rule.axes is Axes.END)
         return (payload_room(slots) - self.fragment_bytes(steps, slots, 0)) // max(row, 1)
@@ -123,7 +123,10 @@ def payload_room(slots: int) -> int:
 
 
 def choices(leaf: Leaf) -> int:
-    """How many values of an action leaf a mask speaks of, those of several choices behind one another; 0: none."""
+    """Return the length of an action leaf's mask; 0: it takes none.
+
+    The values of several choices stand behind one another.
+    """
     match leaf:
         case Discrete():
             return leaf.n
@@ -136,7 +139,7 @@ def choices(leaf: Leaf) -> int:
 def mask_rules(action: Space) -> tuple[TensorRule, ...]:
     """`mask/ACTION/PATH` of every leaf that takes a mask.
 
-    Bool, true where allowed, and for what follows too.
+    Each is bool, true where allowed, and covers the observation after the step too.
     """
     return tuple(
         TensorRule(name=f"mask/{path}", dtype="bool", shape=(choices(leaf),), axes=Axes.STEP_PLUS_ONE)

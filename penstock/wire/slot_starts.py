@@ -1,6 +1,6 @@
 """Where in which episodes a fragment's experience begins.
 
-What tells two fragments of one experience apart.
+This distinguishes two fragments of one experience.
 """
 
 from typing import Final

@@ -63,7 +63,7 @@ def check_shape(field: str, shape: Sequence[int]) -> tuple[int, ...]:
 def check_truth(field: str, data: bytes | memoryview, offset: int, count: int) -> None:
     """Raise ValueError where one of `count` bytes is neither 0 nor 1.
 
-    That so many are there is the caller's word.
+    The caller has checked that there are this many bytes.
     """
     if count <= FEW_BYTES:
         holds = not bytes(data[offset : offset + count]).translate(None, b"\0\1")

@@ -1,4 +1,4 @@
-"""What a Redis that went back in time has lost is known by session and sequence, and nothing else is excused."""
+"""The audit excuses exactly what a Redis that went back in time has lost, by session and sequence."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -134,7 +134,10 @@ async def test_what_nobody_read_is_booked_when_its_actor_says_so_or_is_gone(
 async def test_what_a_session_lost_that_ends_before_the_log_is_open_again(
     redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
-    """An actor that drains between Redis's return and the learner's opening was told of fragments that are gone."""
+    """The actor drains after Redis is back and before the learner opens the log.
+
+    It was told of fragments that are gone.
+    """
     log = open_run(redis_server.url, budget=10**6)
     actor = await recorded(store, "one", tmp_path)
     await actor.send(2)

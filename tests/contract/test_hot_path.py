@@ -211,7 +211,7 @@ def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
 
 
 def test_calls_of_a_step_that_is_learned_from() -> None:
-    """From bytes to bytes, each with the reward of the one before, one of many episodes that share a forward pass."""
+    """From bytes to bytes: each request brings the last reward, and many episodes share a forward pass."""
     with asyncio.Runner() as runner:
         stand, _ = runner.run(crowded())
         act, context = runner.run(act_of(stand)), Asking()

@@ -49,7 +49,10 @@ def test_the_physics_are_those_of_gymnasium() -> None:
         observation, _, terminated, _, _ = environment.step(action)
         expected.append([*observation, float(terminated)])
     done = subprocess.run(
-        [node_client.node(), "--input-type=module", "-e", TRAJECTORY, json.dumps({"state": state, "actions": actions})],
+        [
+            node_client.node(), "--input-type=module", "-e", TRAJECTORY,
+            json.dumps({"state": state, "actions": actions}),
+        ],
         cwd=node_client.FOLDER, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     assert np.allclose(json.loads(done.stdout), expected, rtol=0, atol=1e-6)

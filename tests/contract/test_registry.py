@@ -486,7 +486,10 @@ with Registry.open(url, migrate=True) as registry:
 
 
 def race(url: str, call: str, *turns: list[int]) -> dict[int, str]:
-    """What each call of as many processes came to, which make theirs one after the other, all at the same time."""
+    """How each call ended.
+
+    All processes run at the same time; each one makes the calls of its own turn in order.
+    """
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", RACER, url, call, *map(str, numbers)],

@@ -25,7 +25,7 @@ def modules_named(test: Path) -> list[Path]:
     "test", sorted(UNIT.rglob("test_*.py")), ids=lambda test: str(test.relative_to(UNIT))
 )
 def test_every_unit_test_names_a_module(test: Path) -> None:
-    """`tests/unit/ROOM/test_NAME.py` or `test_NAME_TOPIC.py` is about `ROOM/NAME.py` or the package `ROOM/NAME`."""
+    """`tests/unit/ROOM/test_NAME[_TOPIC].py` is about `ROOM/NAME.py` or the package `ROOM/NAME`."""
     assert modules_named(test), (
         f"{test.relative_to(ROOT)} names no module: rename it, or move it to tests/contract"
     )

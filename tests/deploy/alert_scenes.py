@@ -1,4 +1,4 @@
-"""Something that goes on under the eyes of a real Prometheus with the shipped rules, in which alerts fire and clear.
+"""Scenes in which alerts fire and clear, watched by a real Prometheus with the shipped rules.
 
 Every duration in the rules is divided by FASTER and by nothing else: ten minutes become ten seconds.
 """

@@ -1,7 +1,8 @@
-"""python -m tests.deploy.record_autoscaling: the series of a starved and of a saturated learner, as promtool reads them.
+"""python -m tests.deploy.record_autoscaling: the series of a starved and a saturated learner, for promtool.
 
-Two real runs, each under a real Prometheus for less than a minute. Written: deploy/prometheus/autoscaling_test.yml, in which
-promtool asks the recording rules which way to scale the actors.
+A real Prometheus watches two real runs, each for less than a minute. The command writes
+deploy/prometheus/autoscaling_test.yml, in which promtool asks the recording rules which way to scale the
+actors.
 """
 
 import tempfile
@@ -19,13 +20,16 @@ STEP_S: Final = 5
 LONG: Final = ("CartPole-v1", "--total-steps=100000000", "--set=learner.stop_at_target=false")
 RUNS: Final = {
     # One worker with one environment, and a learner that looks at each batch once.
-    "starved": ("--actors=1", "--set=environment.count=1", "--set=algorithm.epochs=1", "--set=algorithm.minibatches=1"),
+    "starved": (
+        "--actors=1", "--set=environment.count=1",
+        "--set=algorithm.epochs=1", "--set=algorithm.minibatches=1",
+    ),
     # Two workers with eight each, and a learner that looks at each batch sixty times.
     "saturated": ("--actors=2", "--set=algorithm.epochs=60"),
 }  # fmt: skip
 SERIES: Final = (
-    "penstock_learner_wait_seconds_total", "penstock_actor_wait_seconds_total", 'penstock_cpu_seconds_total{role="actor"}',
-    "penstock_outstanding_steps", "penstock_budget_steps",
+    "penstock_learner_wait_seconds_total", "penstock_actor_wait_seconds_total",
+    'penstock_cpu_seconds_total{role="actor"}', "penstock_outstanding_steps", "penstock_budget_steps",
 )  # fmt: skip
 LABELS: Final = ("instance", "role", "cause")
 ASKED: Final = {
@@ -35,7 +39,8 @@ ASKED: Final = {
     "penstock:actors_wanted < bool on (run) (0.9 * penstock:actors)": {"starved": 0, "saturated": 1},
 }
 HEAD: Final = """\
-# Recorded by `python -m tests.deploy.record_autoscaling` from two real runs: one whose learner starves, one whose
+# Recorded by `python -m tests.deploy.record_autoscaling` from two real runs: one whose learner starves, \
+one whose
 # learner is saturated. The rules by which actors are scaled must point up for the one and down for the other.
 rule_files: [rules.yml]
 evaluation_interval: 5s

@@ -74,7 +74,10 @@ def check_rules(told: Object) -> None:
 
 
 def check_panels(told: Object) -> None:
-    """No query errs; each has series with the labels of its legend, and something else than 0, but for the lists."""
+    """No query errs, and all find series with the labels of their legends.
+
+    Every series is other than 0 at some time, except those in the lists of quiet panels.
+    """
     quiet = NOTHING_WRONG | NOT_CAUSED
     assert not nowhere(quiet.keys()), nowhere(quiet.keys())
     assert told["runs"] == [NAMESPACE], told["runs"]  # what the dashboards' variable offers

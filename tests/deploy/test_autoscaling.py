@@ -1,4 +1,7 @@
-"""The query by which actors are scaled, asked of Prometheus' own engine over a starved and a saturated learner."""
+"""Prometheus' own engine answers the query by which actors are scaled.
+
+The series are those of a starved and of a saturated learner.
+"""
 
 import shutil
 import subprocess

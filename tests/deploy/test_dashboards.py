@@ -49,7 +49,7 @@ def test_the_four_dashboards_are_there() -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=name_of)
 def test_a_panel_says_what_it_shows(panel: Panel) -> None:
-    """Title, description, unit, a legend per query and limits, the first of which holds from the beginning."""
+    """Title, description, unit, a legend per query, and limits; the first limit holds from the beginning."""
     assert panel.title
     assert len(panel.description) > 15
     assert panel.description.endswith(".")

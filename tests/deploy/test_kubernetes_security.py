@@ -161,7 +161,7 @@ def test_exactly_the_needed_paths_are_open(name: str) -> None:
 
 
 def _allows(policies: list[Object], way: str, pod: Workload, peer: Workload, port: str) -> bool:
-    """Whether a policy of `pod` lets traffic to (egress) or from (ingress) `peer` through, on a named port."""
+    """Whether a policy of `pod` allows traffic to (egress) or from (ingress) `peer` on a named port."""
     for policy in policies:
         if not selects(policy["spec"]["podSelector"], pod.labels):
             continue

@@ -122,7 +122,7 @@ def test_production_solves_cartpole(short_folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_learner_of_two_pods_solves_cartpole(short_folder: Path, tmp_path: Path) -> None:
-    """Under torchrun: they find one another by name, share every update, and learner-0 alone keeps the run."""
+    """Under torchrun: they meet by name and share every update, and learner-0 alone keeps the run."""
     ranks = with_components(tmp_path / "ranks", "monitoring", "ranks")
     report = run(ranks, short_folder, whole_drain=False)
     check(ranks, report)

@@ -1,4 +1,4 @@
-"""Every panel and every alert asks a real Prometheus, which looks at a real run, a question that has an answer."""
+"""Every panel and every alert gets an answer from a real Prometheus that watches a real run."""
 
 import re
 import time
@@ -53,7 +53,10 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """A run with clients, an active version, a canary and a shadow, after its broker and an actor were killed."""
+    """A run with clients, an active version, a canary and a shadow.
+
+    Its broker and an actor were killed once.
+    """
     folder = tmp_path_factory.mktemp("watched")
     with running(folder / "run") as run, watching(folder / "prometheus", run.targets) as prometheus:
         scene = Watched(run=run, prometheus=prometheus, began_s=time.time())

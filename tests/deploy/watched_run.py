@@ -69,7 +69,7 @@ class WatchedRun:
         )
 
     def err(self) -> None:
-        """A client asks for a version that never was, and gives a reward when its step was learned from already."""
+        """A client asks for a version that never was, and rewards a step that was learned from already."""
         seen = np.zeros(4, np.float32)
         with PolicyClient(str(self.endpoint("server")["address"]), deadline_s=30.0) as client:
             with contextlib.suppress(UnknownVersion):
@@ -105,7 +105,10 @@ def running(run_dir: Path, *more: str) -> Iterator[WatchedRun]:
         run = WatchedRun(training=training)
         training.until(lambda: "server" in _names(run.targets))
         players = subprocess.Popen(
-            [sys.executable, "-m", "tests.learning.cartpole_clients", run.endpoint("server")["address"], "8", "0"],
+            [
+                sys.executable, "-m", "tests.learning.cartpole_clients",
+                run.endpoint("server")["address"], "8", "0",
+            ],
             cwd=ROOT, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         yield run

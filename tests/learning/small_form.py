@@ -34,7 +34,10 @@ def settings_of(task: str, seed: int, total_steps: int, **sections: Any) -> Sett
 
 
 def learned(settings: Settings) -> float:
-    """Mean return of 64 deterministic episodes after `learner.total_steps` steps of experience that never lags."""
+    """Mean return of 64 deterministic episodes after `learner.total_steps` steps.
+
+    The experience never lags.
+    """
     torch.set_num_threads(1)
     model = make_model(settings)
     run = actor_run.read(model.specification, settings.actor)

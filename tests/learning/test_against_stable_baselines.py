@@ -127,7 +127,10 @@ CASES: dict[str, tuple[Space | None, Any]] = {"discrete": (None, cartpoles), "co
 @pytest.mark.parametrize("epochs", [1, EPOCHS])
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_is_that_of_stable_baselines(case: str, epochs: int) -> None:
-    """Losses, the last gradients and all parameters, for experience of an older policy, some of it clipped."""
+    """Losses, the last gradients and all parameters agree.
+
+    The experience is that of an older policy, and some of it is clipped.
+    """
     action, make = CASES[case]
     policy, acted = (small_policy(seed, action) for seed in (1, 2))
     with torch.no_grad():
@@ -140,7 +143,8 @@ def test_an_update_is_that_of_stable_baselines(case: str, epochs: int) -> None:
     fill(model, batch)
     model.train()
     section = PPOSection(
-        objective="coupled", epochs=epochs, minibatches=1, entropy_coefficient=0.01, value_coefficient=0.5, **NUMBERS
+        objective="coupled", epochs=epochs, minibatches=1, entropy_coefficient=0.01, value_coefficient=0.5,
+        **NUMBERS,
     )  # fmt: skip
     ppo = PPO(policy, section, seed=0)
     metrics = ppo.update(batch, progress=0.0).metrics

@@ -151,8 +151,8 @@ def gradients(algorithm: OnPolicy[Any]) -> list[Tensor]:
 
 
 PLAIN: dict[str, Any] = {
-    "discount": DISCOUNT, "entropy_coefficient": ENTROPY, "value_coefficient": VALUE, "max_gradient_norm": 0.0,
-    "normalise_advantages": False,
+    "discount": DISCOUNT, "entropy_coefficient": ENTROPY, "value_coefficient": VALUE,
+    "max_gradient_norm": 0.0, "normalise_advantages": False,
 }  # fmt: skip
 
 

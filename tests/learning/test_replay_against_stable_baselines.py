@@ -110,7 +110,7 @@ def assert_same(source: nn.Module, target: list[nn.Linear], start: list[Tensor])
 
 @pytest.mark.parametrize("max_norm", [10.0, 0.3])
 def test_dqn_learns_what_stable_baselines_learns(max_norm: float) -> None:
-    """Loss and parameters after each of three gradient steps, with a gradient that is clipped and one that is not."""
+    """Loss and parameters agree after each of three gradient steps, with and without clipping."""
     model = theirs("DQN", gymnasium.spaces.Discrete(2), max_grad_norm=max_norm)
     section = DQNSection(
         double=False, discount=DISCOUNT, learning_rate=RATE, adam_epsilon=EPSILON, max_gradient_norm=max_norm

@@ -1,6 +1,7 @@
-"""Histories of well-meaning actors, one learner and a Redis that goes back in time, against `tests.support.oracles.run_model`.
+"""Histories of well-meaning actors, one learner and a Redis that goes back in time, against a model.
 
-The state machine that Hypothesis drives; `hostile_machine` adds what kills, fences and reorders.
+This is the state machine that Hypothesis drives; the model is `tests.support.oracles.run_model`.
+`hostile_machine` adds what kills, fences and reorders.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""Random histories of actors, learners and a Redis that dies and goes back in time, against `tests.support.oracles.run_model`."""
+"""Random histories of actors, learners and a Redis that dies and goes back in time.
+
+Each history is compared with the model in `tests.support.oracles.run_model`.
+"""
 
 import shutil
 import tempfile
@@ -18,7 +21,10 @@ SERVERS = len(find_binaries())
 
 @pytest.fixture
 def server(redis_binary: Binary) -> Iterator[RedisServer]:
-    """A server that loses nothing when it is killed, on a disk whose fsync costs nothing where there is one."""
+    """A server that loses nothing when it is killed.
+
+    It is on a disk whose fsync costs nothing, if there is one.
+    """
     memory = Path("/dev/shm")  # noqa: S108 - mkdtemp is private
     folder = Path(tempfile.mkdtemp(prefix="ps-", dir=memory if memory.is_dir() else None))
     server = RedisServer(redis_binary, folder, "--appendfsync", "always")

@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ServedRun:
 @pytest.fixture(scope="module")
 def client(run: ServedRun) -> Iterator[PolicyClient]:
     """Of a server over it; short answers are never slow, and returns lie between 0 and 1."""
-    settings: dict[str, Any] = {"canary_return_range": [0.0, 1.0], "canary_slow_ms": 1e6}
+    settings: dict[str, Any] = {"canary.return_range": [0.0, 1.0], "canary.slow_ms": 1e6}
     with (
         serving(run.folder.parent, run.folder, **settings) as server,
         PolicyClient(server.address, deadline_s=60.0) as connected,

@@ -1,6 +1,6 @@
 """Settings that are known to learn, by environment and algorithm.
 
-The layer under file, environment and flags.
+They are the layer under file, environment and flags.
 """
 
 from typing import Any, Final

@@ -41,7 +41,7 @@ def make(section: EnvironmentSection, count: int, seed: int) -> VectorEnv[Any, A
 def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
     """Observation and action space of one environment, from one made and closed.
 
-    Without the part that is its mask.
+    The part that is its mask is left out.
     """
     single = section if section.vectorise != "async" else section.model_copy(update={"vectorise": "sync"})
     environment = make(single, 1, 0)

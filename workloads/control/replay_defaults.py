@@ -13,7 +13,8 @@ _DQN: Final[dict[str, Any]] = {
     "actor": {"count": 1, "unroll_length": 16},
     "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
     "algorithm": {
-        "learning_rate": 5e-4, "replay_ratio": 0.5, "n_step": 3, "target_period": 500, "epsilon_fraction": 0.15,
+        "learning_rate": 5e-4, "replay_ratio": 0.5, "n_step": 3, "target_period": 500,
+        "epsilon_fraction": 0.15,
     },
     "learner": {"total_steps": 200_000},
 }  # fmt: skip
@@ -46,8 +47,9 @@ DQN: Final[dict[str, dict[str, Any]]] = {
         "actor": {"count": 1, "unroll_length": 16},
         "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
         "algorithm": {
-            "learning_rate": 6.3e-4, "learning_rate_schedule": "linear", "batch_size": 128, "replay_ratio": 0.5,
-            "n_step": 3, "capacity": 50_000, "target_period": 250, "epsilon_fraction": 0.12, "epsilon_final": 0.05,
+            "learning_rate": 6.3e-4, "learning_rate_schedule": "linear", "batch_size": 128,
+            "replay_ratio": 0.5, "n_step": 3, "capacity": 50_000, "target_period": 250,
+            "epsilon_fraction": 0.12, "epsilon_final": 0.05,
         },
         "learner": {"total_steps": 200_000},
     },
@@ -68,8 +70,8 @@ SAC: Final[dict[str, dict[str, Any]]] = {
         "actor": {"count": 1, "unroll_length": 8},
         "policy": {"hidden_sizes": [128, 128], "activation": "relu"},
         "algorithm": {
-            "learning_rate": 1e-3, "batch_size": 128, "critic_hidden_sizes": [128, 128], "learning_starts": 500,
-            "error_steps": 128,
+            "learning_rate": 1e-3, "batch_size": 128, "critic_hidden_sizes": [128, 128],
+            "learning_starts": 500, "error_steps": 128,
         },
         "learner": {"total_steps": 20_000, "target_return": -180.0},
     },

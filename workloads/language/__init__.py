@@ -4,8 +4,8 @@
     tiny_models         a model that is small enough to be built, and trained, in a test
     loading, quiet      how models are read from folders and hubs, and what their libraries print meanwhile
     feedback/           examples of prompt, response and score, or of two responses of which one is better
-    reward/             the reward model: training, scores, the service that gives them, and other sources of rewards
-    policy/             the model that is trained: an adapter of it, values, and the reference it began with
+    reward/             the reward model: training, scores, the service, and other sources of rewards
+    policy/             the model that is trained: its adapter, values, and the reference it began with
     generation/         generating responses, having them rewarded, and making fragments of them
     language_model      the learner's side of a language model
 

@@ -21,9 +21,9 @@ Prompt = str | tuple[Turn, ...]
 
 
 def parse_prompt(value: Any) -> Prompt:
-    """A prompt as files and the wire hold it: text, or a list of {"role": …, "content".
+    """A prompt as files and the wire hold it: text, or a list of messages.
 
-    …}; raises ValueError.
+    A message is {"role": …, "content": …}. Raises ValueError.
     """
     if isinstance(value, str):
         return value

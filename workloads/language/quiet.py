@@ -1,4 +1,7 @@
-"""What transformers writes to stderr by itself, bars and warnings to its own developers, stays away from our logs."""
+"""Keeps what transformers writes to stderr by itself away from our logs.
+
+It writes progress bars, and warnings to its own developers.
+"""
 
 import warnings
 

@@ -1,6 +1,6 @@
 """Text to token ids, the same way wherever a prompt and a response are read.
 
-    prompt     special tokens as the tokenizer puts them before a text (`<bos>`), or its chat template up to the answer
+    prompt     special tokens that the tokenizer puts first (`<bos>`), or its chat template up to the answer
     response   no special tokens, and one `<eos>` behind it where it is complete
 
 The border between the two never moves: each is tokenised alone. What is longer than a model reads loses the

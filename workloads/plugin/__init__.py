@@ -1,6 +1,6 @@
 """What a workload imports of the processes that run it: four modules, and nothing else of actor and learner.
 
-    fragments   cut generated experience into fragments: header fields, episode counts, learner's rewards; loads no torch
+    fragments   cut generated experience into fragments: header fields, episodes, rewards; loads no torch
     acting      read a run, hold its policy, generate fragments, play an evaluation
     learning    build the model that a run learns, choose or add an algorithm
     serving     versions that a run leaves in its folder, services of a workload's own

@@ -1,6 +1,6 @@
 """Acting in a run.
 
-Reading its specification, holding its policy, generating fragments, playing an evaluation.
+It covers reading the specification, holding the policy, generating fragments and playing an evaluation.
 
 read              a specification as a `Run`: its sections with this machine's places, its spaces checked
 Run               what was read; makes environments and policies

@@ -1,12 +1,12 @@
 """Learning: the model that a learner trains, and the algorithm that trains it.
 
     Model             what a run learns with: algorithm, specification, probe, pacing
-    Algorithm         base of every way to learn; `AlgorithmState`, `Batch` and `Update` are what it is given and returns
+    Algorithm         base of every algorithm; `AlgorithmState`, `Batch`, `Update`: what it takes and returns
     RankGroup, Hardware   the ranks that share an update; the precision and the compilation of its networks
     AlgorithmMaker    makes an algorithm of a policy and the section of `algorithm.name`
     TokenPPO          PPO of a policy over token sequences (`penstock.policy.tokens.TokenPolicy`)
 
-    make_step_model   the model of a workload that acts step by step, with algorithms of its own where it has some
+    make_step_model   the model of a workload that acts step by step, with its own algorithms if any
     choose            the algorithm that a section names, of those that a workload has
     hardware_of       what the settings ask of the hardware
     target_of         the mean return that counts as solved
@@ -61,10 +61,11 @@ def make_step_model(
     device: torch.device,
     algorithms: Mapping[str, AlgorithmMaker] = _NONE,
 ) -> Model:
-    """Return the model of a workload with observations and actions of fixed size and one forward pass per step.
+    """Return the model of a workload with observations and actions of fixed size.
 
-    group: the ranks that learn it together. device: where this rank learns. algorithms: those that the workload has
-    beside the core's, by `algorithm.name`. Raises ConfigurationError for settings that do not fit together.
+    The policy makes one forward pass per step. group: the ranks that learn it together. device: where this
+    rank learns. algorithms: those that the workload has beside the core's, by `algorithm.name`. Raises
+    ConfigurationError for settings that do not fit together.
     """
     return stepwise.make_model(settings, workload, group, device, algorithms)
 

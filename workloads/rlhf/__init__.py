@@ -2,8 +2,11 @@
 
     language_section     what `environment.kwargs` of a run may hold
     environment          spaces and target of a run, defaults its settings
-    response_generator   what a rollout worker generates with, response_evaluation what an evaluation measures with
-    preparation          what a run needs before it starts, rehearsal the same in short, artefacts what it leaves
+    response_generator   what a rollout worker generates with
+    response_evaluation  what an evaluation measures with
+    preparation          what a run needs before it starts
+    rehearsal            the same in short
+    artefacts            what a run leaves
     final_answers        responses of the final policy of a run
     sentiment            a task whose true reward and best policy are known
 

@@ -1,8 +1,9 @@
 """What a run of language models leaves.
 
-Its last policy in Hugging Face's format, and a list of everything there is.
+These are its last policy in Hugging Face's format, and a list of all files.
 
-    RUN/policies/vN/             adapter_model.safetensors, adapter_config.json (without LoRA model.safetensors), tokenizer,
+    RUN/policies/vN/             adapter_model.safetensors, adapter_config.json (without LoRA
+                                 model.safetensors), tokenizer,
                                  generation_config.json: how it was sampled in training
     RUN/value_head.safetensors   what the learner valued responses with, of its last checkpoint
     RUN/reward_model/            where the run has trained one

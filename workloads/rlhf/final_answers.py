@@ -1,6 +1,6 @@
 """Responses of a run's final policy to prompts of the user's.
 
-Drawn as in training, or the most likely ones.
+They are drawn as in training, or are the most likely ones.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from workloads.rlhf.language_section import language
 class Answer:
     """A response.
 
-    tokens: its ids, `<eos>` too, which its text may not show. log_prob: of all of them together, in nats.
+    tokens: its ids, `<eos>` too, which its text may not show. log_prob: of all its tokens together, in nats.
     """
 
     prompt: str

@@ -4,9 +4,9 @@ from typing import Any
 
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
-    """Nested settings.
+    """Return the defaults of a task, as nested settings.
 
-    environment_id: any name for the task. algorithm: who says none gets token-level PPO.
+    environment_id: any name for the task. algorithm: "" means token-level PPO.
     """
     del environment_id
     layers: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """`environment.kwargs` of a run of language models.
 
-Which prompts, how long the responses, who rewards them.
+It says which prompts, how long the responses are, and what rewards them.
 """
 
 from typing import Annotated, Literal
@@ -21,7 +21,7 @@ class Language(Section):
     prompts: str = ""
     """Rows with a `prompt`: JSON lines, Parquet, a data set's folder or a registry's URL.
 
-    Those of feedback will do.
+    The rows of feedback are accepted too.
     """
     held_out: Fraction = 0.1
     """Share of the prompts that only the evaluation uses."""
@@ -36,7 +36,10 @@ class Language(Section):
     reward_timeout_s: PositiveReal = 30.0
     """A call for rewards without an answer is given up after this long, in seconds, and made again."""
     standardise: bool = False
-    """Rewards are (score − mean) / std with the mean and std that the reward model was saved with, clipped to ± 5."""
+    """Rewards are (score − mean) / std, clipped to ± 5.
+
+    The mean and std are those that the reward model was saved with.
+    """
     true_reward: str = ""
     """module:function that the evaluation measures by; empty: the reward itself."""
     response_tokens: Positive = 64

@@ -1,6 +1,6 @@
 """What a run of language models needs before its processes start, made where it is not there yet.
 
-    task = "sentiment"    RUN/base_model/, a tiny model built and pre-trained; RUN/feedback.jsonl, noisy opinions
+    task = "sentiment"    RUN/base_model/, a tiny pre-trained model; RUN/feedback.jsonl, noisy opinions
     feedback              RUN/reward_model/, trained on it, unless `reward` names one
     prompts               those of the feedback, unless they are named
 

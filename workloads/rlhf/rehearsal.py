@@ -89,9 +89,9 @@ class Times:
 
 
 def expected(times: Times) -> Range:
-    """Of the whole training.
+    """Return how long the whole training will take, in seconds.
 
-    What was there once, with the steps and the ends of epochs that are still missing.
+    That is the time of the rehearsal, plus that of the steps and the ends of epochs still missing.
     """
     later = times.steps_seconds[WARMUP_STEPS:] or times.steps_seconds
     still = max(0, times.steps - len(times.steps_seconds))

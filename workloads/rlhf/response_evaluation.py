@@ -64,7 +64,7 @@ class LanguageRunner:
     ) -> list[Played] | None:
         """One response an episode, to prompts in an order that the seed decides.
 
-        Again from the first when all were asked.
+        After the last prompt it starts again with the first.
         """
         order = in_random_order(self._equipment.prompts.held_out, seed)
         self._equipment.backend.seed(seed)

@@ -1,6 +1,6 @@
 """What a rollout worker of a language model generates with.
 
-Prompts, a backend, a judge, and the fragments they make.
+It has prompts, a backend, a judge, and the fragments they make.
 
     unroll   G responses to each of N / G prompts, then their rewards
     cut      all of it as one fragment

@@ -152,7 +152,10 @@ class Sentiment:
 
 
 def optimal(reference: Array, rewards: Array, beta: float) -> Array:
-    """π*(y) ∝ π_ref(y) · exp(r(y) / β), which maximises E[r] − β · KL(π ‖ π_ref) over all policies. [K], [K] → [K]."""
+    """Return the policy that maximises E[r] − β · KL(π ‖ π_ref) over all policies.
+
+    π*(y) ∝ π_ref(y) · exp(r(y) / β).   reference: [K].   rewards: [K].   Returns [K].
+    """
     tilted = reference * np.exp((rewards - rewards.max()) / beta)
     best: Array = tilted / tilted.sum()
     return best
@@ -171,9 +174,10 @@ def optimum(reference: Distribution, beta: float) -> Optimum:
 def expected_pair_accuracy(
     task: Sentiment, responses: Sequence[str], scores: Sequence[float]
 ) -> tuple[float, float]:
-    """How often the order of `scores` agrees with what somebody says, over all pairs of these, and the ceiling of it.
+    """Return how often the order of `scores` agrees with an opinion, over all pairs, and its ceiling.
 
-    Expected over the noise of the opinions, so only the scores are judged. Equal scores agree in half of the cases.
+    Both are expected values over the noise of the opinions, so only the scores are judged. Equal scores agree
+    in half of the cases.
     """
     rewards = np.array([true_reward(response) for response in responses])
     given = np.asarray(scores, np.float64)

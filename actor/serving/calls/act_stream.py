@@ -1,6 +1,6 @@
 """Many requests of one client on one call: read ahead, answered as answers come, in any order.
 
-    request ─► asked at once, without a task of its own ─► pass ─► reply, written in turn; a lonely one's at once
+    request ─► asked at once, without a task of its own ─► pass ─► reply, written in turn; a single one now
                     └─ an episode's, a named version's, or one that needs the fallback ─► a task
 
 A stream is the fast road: what a request costs here beyond its share of a forward pass is what limits its

@@ -32,7 +32,10 @@ from penstock.wire.refusal import Reason, Refusal, Refused, invalid
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeStep:
-    """A step that is under way. reward: of the step before.   taken: what the caller does instead of asking."""
+    """A step that is under way.
+
+    reward: of the step before.   taken: what the caller does instead of asking.
+    """
 
     episode: Episode
     request: pb.ActRequest

@@ -29,9 +29,10 @@ class PlainRequests:
     """How plain requests of one observation space are written."""
 
     def __init__(self, policy: str, space: Space) -> None:
-        """policy: name of the one that is served.
+        """Prepare for one policy and observation space.
 
-        Where a leaf has a range that is checked nothing is plain.
+        policy: name of the one that is served.
+        No request is plain where a leaf has a range that is checked.
         """
         self._policy = pb.ActRequest(policy=policy).SerializeToString()
         every = list(leaves(space, "observation"))

@@ -40,9 +40,9 @@ class ReplyWriter:
     """Writes the replies of one server."""
 
     def __init__(self, action: Space, state: Dict) -> None:
-        """state: space of what the policy remembers between steps.
+        """Prepare for the spaces of one policy.
 
-        Without leaves where it remembers nothing.
+        state: space of what the policy remembers between steps, without leaves where it remembers nothing.
         """
         self._action, self._leaves = Layout("action", action), list(leaves(action, "action"))
         self._state, self._remembers = Layout("state", state), bool(list(leaves(state, "state")))
@@ -85,7 +85,10 @@ class ReplyWriter:
     def reply_taken(
         self, request: pb.ActRequest, answered: Answered, taken: Mapping[str, Array], version: int
     ) -> pb.ActReply:
-        """The message for a caller that took an action of its own, [1, *shape] by name, beside this version."""
+        """Return the message for a caller that took an action of its own, beside this version.
+
+        taken: by name, [1, *shape].
+        """
         reply = self.reply(request, answered)
         del reply.action[:], reply.log_prob[:]
         reply.action.extend(self._action.write(taken, 0))

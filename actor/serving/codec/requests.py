@@ -25,9 +25,9 @@ class RequestReader:
     """Reads the requests of one server."""
 
     def __init__(self, section: ServingSection, observation: Space, action: Space, state: Dict) -> None:
-        """state: space of what the policy remembers between steps.
+        """Prepare for the spaces of one policy.
 
-        Without leaves where it remembers nothing.
+        state: space of what the policy remembers between steps, without leaves where it remembers nothing.
         """
         self._section = section
         self._observation, self._action = Layout("observation", observation), Layout("action", action)

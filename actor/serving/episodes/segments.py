@@ -62,7 +62,7 @@ class Segment:
         self.rewards[step - self.slot.first_step] += amount
 
     def drop_last(self) -> None:
-        """Forget a last step of which nobody knows what came of it.
+        """Forget a last step whose outcome is unknown.
 
         What was seen before it stays, as the end.
         """
@@ -77,7 +77,7 @@ class Segment:
         compress: bool,
         reward: Callable[[Mapping[str, Array]], Array] | None = None,
     ) -> Fragment:
-        """As a fragment without session or number, which it gets when it is sent.
+        """Return a fragment without session or number, which it gets when it is sent.
 
         reward: see `FragmentBuilder`.
         """

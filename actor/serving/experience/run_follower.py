@@ -48,8 +48,9 @@ class RunFollower:
         run: str,
         ack_journal: Path | None,
     ) -> None:
-        """run: "" where only the broker knows it.
+        """Follow one run.
 
+        run: "" where only the broker knows it.
         ack_journal: folder for a record of what was acknowledged.
         """
         self._lifecycle, self._broker_client, self._actor_id = lifecycle, broker_client, actor_id

@@ -30,8 +30,9 @@ class ServedQueue:
     """Fragments that wait for their number, and episodes for their report, over all sessions. Thread-safe."""
 
     def __init__(self, capacity: int, stale_after: int) -> None:
-        """capacity: most fragments that wait.
+        """Make an empty queue.
 
+        capacity: most fragments that wait.
         stale_after: updates that the learner may be ahead of one; 0: any.
         """
         self._capacity, self._stale_after = capacity, stale_after
@@ -109,9 +110,9 @@ class NumberedWhenSent:
         return take_through(self._claimed, sequence)
 
     def drop(self) -> list[Fragment]:
-        """Those under way, counted as lost, and claim nothing more.
+        """Return the fragments under way, counted as lost, and claim nothing more.
 
-        What has no number is for the next session.
+        A fragment without a number is for the next session.
         """
         dropped = [queued.fragment for queued in self._claimed]
         self._claimed.clear()

@@ -80,7 +80,7 @@ class Batcher:
         tell: Tell,
         is_gone: Callable[[], bool],
     ) -> None:
-        """`ask` for who needs no future.
+        """Queue a question as `ask` does, without a future.
 
         `tell` is called with the pass, even before this returns, unless `is_gone`.
         """
@@ -176,7 +176,10 @@ class Batcher:
         running.add_done_callback(lambda done: self._passed(rows, done))
 
     def _take(self, now: float) -> tuple[list[_Waiting], int]:
-        """The next requests in order and their rows, as many as one pass takes, without who is late or gone."""
+        """Return the next requests in order, as many as one pass takes, and the number of their rows.
+
+        Requests that are late or whose client has gone are left out.
+        """
         rows = count = 0
         batch: list[_Waiting] = []
         for waiting in self._waiting:

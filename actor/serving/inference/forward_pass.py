@@ -57,9 +57,12 @@ class Question:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """action: by name, as drawn, [rows, *shape].   ready: as the environment takes it; nothing of what was `taken`.
+    """What one forward pass answers.
 
-    log_prob, value: float32 [rows].   distribution: by name.   state: the policy's after this step, by name, [rows, *shape].
+    action: by name, as drawn, [rows, *shape].
+    ready: as the environment takes it; nothing of what was `taken`.
+    log_prob, value: float32 [rows].   distribution: by name.
+    state: the policy's after this step, by name, [rows, *shape].
     """
 
     loaded: Loaded
@@ -142,9 +145,9 @@ def _part(whole: Answer, question: Question, end: int) -> Answer:
 
 
 def ready(policy: Policy, acted: Acted) -> Mapping[str, Array]:
-    """The actions as the environment takes them, by name.
+    """Return the actions as the environment takes them, by name.
 
-    The very same array where that is as it was drawn.
+    Where that is as it was drawn, it is the same array.
     """
     return {head.path: head.to_environment(acted.action[head.path]) for head in policy.action_heads}
 

@@ -1,6 +1,6 @@
 """Versions and traffic, as the registry has them now.
 
-Read again and again, followed from the next pass on.
+They are read repeatedly; the next forward pass follows a change.
 """
 
 import asyncio

@@ -26,8 +26,9 @@ from penstock.wire.tensor import Array
 class Answered:
     """The answer that a client gets.
 
-    action: by name, as the environment takes it, [rows, *shape].   answer: of a policy; None where an action was
-    drawn without one.   fallback: "" or its name.   seconds: since the question was asked.
+    action: by name, as the environment takes it, [rows, *shape].
+    answer: of a policy; None where an action was drawn without one.
+    fallback: "" or its name.   seconds: since the question was asked.
     """
 
     arm: Arm
@@ -40,7 +41,10 @@ class Answered:
 
 @dataclass(slots=True)
 class Asked:
-    """A question, the version that was chosen for it, and when it was asked (seconds of `time.perf_counter`)."""
+    """A question, the version that was chosen for it, and when it was asked.
+
+    began_s: when it was asked, in seconds of `time.perf_counter`.
+    """
 
     choice: Choice
     question: Question
@@ -49,9 +53,7 @@ class Asked:
 
 
 Tell = Callable[[Asked, Answer | Exception | None], None]
-"""Takes the answer of the chosen version or the error it failed with.
-
-None where no version could be asked.
+"""Takes the answer of the chosen version or its error; None where no version could be asked.
 """
 
 
@@ -112,8 +114,9 @@ class Answerer:
         return self._answered(asked, answer.ready, answer, "previous" if choice.is_previous else "")
 
     async def fall_back(self, asked: Asked, error: Exception | None) -> Answered:
-        """The fallback's answer, because the chosen version failed with `error`, or none could be asked (None).
+        """Return the fallback's answer, because the chosen version failed with `error`.
 
+        error: None when no version could be asked.
         Raises Refused where the configuration names no fallback, or the time is over.
         """
         choice, not_finite = asked.choice, isinstance(error, NotFinite)

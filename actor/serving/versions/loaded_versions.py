@@ -48,9 +48,9 @@ Blocks; raises ValueError for damaged ones.
 
 @dataclass(slots=True)
 class Choice:
-    """Who answers: the version of `arm`, or, when that cannot, `loaded` in its place.
+    """The version that answers: that of `arm`, or, when it cannot, `loaded` in its place.
 
-    None: nobody's weights.
+    loaded: None where there are no weights.
     """
 
     arm: Arm

@@ -23,14 +23,18 @@ from penstock.policy.policy import Policy
 
 _REMEMBERED_SIZES = 16
 _NARROW = 16
-"""Weights of fewer inputs or outputs.
+"""Weights of fewer inputs or outputs are left to numpy.
 
-Their gradients take torch three to twenty times numpy's time, on one thread.
+Their gradients take torch three to twenty times as long, on one thread.
 """
 
 
 class Network(Protocol):
-    """Call `outputs`, then `gradient` with tensors built on them, or `gradient_at` with their slopes; then again."""
+    """A network that gives outputs and the gradient of a loss of them.
+
+    Call `outputs`, then `gradient` with tensors built on them, or `gradient_at` with their slopes, and repeat
+    the two.
+    """
 
     def outputs(self, inputs: Inputs) -> Outputs:
         """Of M rows; valid until the next call."""
@@ -44,7 +48,10 @@ class Network(Protocol):
         ...
 
     def gradient_at(self, by_parameters: Tensor, by_value: Tensor) -> Tensor:
-        """The same for ∂loss/∂parameters [M, P] and ∂loss/∂value [M] of the latest outputs, which alone are read."""
+        """Do as `gradient`, for ∂loss/∂parameters [M, P] and ∂loss/∂value [M] of the latest outputs.
+
+        Only these slopes are read.
+        """
         ...
 
 

@@ -147,7 +147,7 @@ class OnPolicy(LearnsOnce[Own]):
     def _watch(
         self, batch: Batch, rows: Steps, log_prob: Tensor, scheduled: ScheduleValues
     ) -> dict[str, Tensor]:
-        """More metrics, of the last epoch, scalars on the device.
+        """Return more metrics of the last epoch, as scalars on the device.
 
         batch: this rank's; rows, log_prob: of all ranks.
         """
@@ -238,7 +238,7 @@ class OnPolicy(LearnsOnce[Own]):
         log_prob: Tensor | None,
         slopes: tuple[Tensor, Tensor, float],
     ) -> Tensor:
-        """Flat.
+        """Return the gradients of all parameters, flat.
 
         log_prob: [m] with its graph, where it is there already. slopes: by it, by the value, by each entropy.
         """
@@ -258,9 +258,9 @@ class OnPolicy(LearnsOnce[Own]):
         return self._network.gradient(built, by_built)
 
     def _thinned(self, inputs: Inputs) -> Outputs:
-        """Outputs with features dropped.
+        """Return outputs with features dropped.
 
-        Which ones follows from the count of gradient steps, so a resume repeats them.
+        Which ones are dropped follows from the count of gradient steps, so a resume repeats them.
         """
         seed, device = self._seed + self._optimiser.steps, inputs.vector.device
         with thinned(self.policy.dropouts, seed, device):

@@ -31,8 +31,10 @@ Weigh = Callable[[Tensor, Tensor, Tensor], Surrogate]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """rows: those of this rank that are trained.   steps: of all ranks.   rank_rows: of what an epoch permutes, `rows`.
+    """What an update prepares before its epochs.
 
+    rows: those of this rank that are trained.   steps: of all ranks.
+    rank_rows: of what an epoch permutes, `rows`.
     index: int64, which of all T·B steps they are, or of B columns those of `Sequences`; None: all.
     entropy: scalar, their share of the mean of π_prox.   observed: by all ranks, for the normaliser, if any.
     """

@@ -12,10 +12,9 @@ from penstock.policy.networks import Inputs
 
 @dataclass(frozen=True, slots=True)
 class Rows(Steps):
-    """Steps that stand alone, or of one minibatch. inputs: that give [n] outputs.
+    """Steps that stand alone, or of one minibatch.
 
-    Action: by path, [n, *shape].
-
+    inputs: they give [n] outputs.   action: by path, [n, *shape].
     whole: rows of all ranks in the minibatch, where these may be one rank's share of them.
     """
 
@@ -44,7 +43,7 @@ class Rows(Steps):
         return Rows(self.inputs.select(index), action, self.columns.index_select(1, index))
 
     def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator["Rows"]:
-        """Minibatches in order, as views.
+        """Yield minibatches in order, as views.
 
         sizes: of each, rows of this rank and of all (`rank_group.MinibatchSplit`).
         """

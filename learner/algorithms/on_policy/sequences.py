@@ -27,7 +27,8 @@ Index = NDArray[np.int64]
 class Sequences(Steps):
     """B columns of T steps, n of them with loss, those of a column behind one another in order of time.
 
-    inputs: [T·B, ...], step by step; only `forbidden` is [n, P].   action: by path, [n, *shape].   columns: [6, n].
+    inputs: [T·B, ...], step by step; only `forbidden` is [n, P].
+    action: by path, [n, *shape].   columns: [6, n].
     starts: bool [T, B], the row goes on from no other.   state: by path, [B, H], before row 0.
     step: int64 [n], its row t.   counts: int64 [B], steps of each column.   burn_in: rows without loss.
     """
@@ -76,7 +77,7 @@ class Sequences(Steps):
         )
 
     def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator[Rows]:
-        """Minibatches in order.
+        """Yield minibatches in order.
 
         sizes: of each, columns of this rank, which is the only one (`rank_group.MinibatchSplit`).
         """
@@ -119,9 +120,9 @@ def _place(step: Index, counts: Index) -> Index:
 
 
 def in_columns(kept: Tensor) -> tuple[Tensor, Index, Index]:
-    """The True elements of kept [T, B], column by column.
+    """Return where kept [T, B] is True, column by column.
 
-    Flat index int64 [n], row of each [n], count of each column.
+    The tuple holds flat index int64 [n], row of each [n], count of each column.
     """
     column, step = kept.t().cpu().numpy().nonzero()
     index = torch.from_numpy(step * kept.shape[1] + column).to(kept.device)

@@ -8,9 +8,9 @@ from penstock.config.settings import LearnerSection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """group: the ranks.
+    """What the networks of an update run on.
 
-    bfloat16: networks run in mixed precision. compiled: they go through `torch.compile`.
+    group: the ranks. bfloat16: networks run in mixed precision. compiled: they go through `torch.compile`.
     """
 
     group: RankGroup = field(default_factory=SingleRankGroup)

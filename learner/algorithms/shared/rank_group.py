@@ -1,6 +1,6 @@
 """The ranks that compute one update together.
 
-The seam between an algorithm and the other ranks of its learner.
+This is the interface between an algorithm and the other ranks of its learner.
 
 Every rank holds some columns of the batch and the same weights. Whatever is defined over the batch as a
 whole goes through here (standardised advantages, minibatches, gradients, KL, moments), so that an update
@@ -54,7 +54,7 @@ class RankRows(Protocol):
     def split(self, order: Tensor, minibatches: int) -> MinibatchSplit:
         """Cut an epoch's `order`, a permutation int64 [N], into nearly equal parts.
 
-        Fewer when N is smaller.
+        There are fewer parts when N is smaller.
         """
         ...
 

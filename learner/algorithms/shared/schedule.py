@@ -1,6 +1,6 @@
 """How learning rate, clip range and entropy coefficient change over a run.
 
-Pure functions, and their values.
+The module holds pure functions and their values.
 """
 
 import math

@@ -31,9 +31,9 @@ class Responses:
     """R rows with n sampled tokens, those of a row behind one another.
 
     tokens: int64 [R, L], prompt and response, all but the last.   action, behaviour, reward: [n].
-    cut_short: bool [R], its length ended it.   step: int64 [n], place in its row.   counts: int64 [R], sampled
-    tokens; lengths: int64 [R], tokens of `tokens` up to the last sampled action.   left_out: columns that are no
-    whole response.
+    cut_short: bool [R], its length ended it.   step: int64 [n], place in its row.
+    counts: int64 [R], sampled tokens.   lengths: int64 [R], tokens of `tokens` up to the last sampled action.
+    left_out: columns that are no whole response.
     """
 
     tokens: Tensor

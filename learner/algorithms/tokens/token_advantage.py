@@ -30,7 +30,8 @@ def token_gae(
 ) -> Advantages:
     """GAE(λ) for the policy and GAE(λ_V) for the critic (Yuan et al. 2025); [S, R] each.
 
-    δ_t = r_t + γ V_{t+1} − V_t, V = 0 behind the last token;  A_t = Σ (γλ)^k δ_{t+k};  target = V_t + Σ (γλ_V)^k δ_{t+k}.
+    δ_t = r_t + γ V_{t+1} − V_t, V = 0 behind the last token;
+    A_t = Σ (γλ)^k δ_{t+k};  target = V_t + Σ (γλ_V)^k δ_{t+k}.
     """
     following = torch.zeros_like(value)
     following[:-1] = value[1:]
@@ -50,8 +51,9 @@ def returns(reward: Tensor, sampled: Tensor, *, discount: float) -> Tensor:
 
 
 def leave_one_out(reward: Tensor, sampled: Tensor, *, discount: float) -> Tensor:
-    """REINFORCE with the mean return of the other responses of the batch as baseline (Kool et al. 2019), [S, R].
+    """Return the advantages of REINFORCE with a leave-one-out baseline (Kool et al. 2019), [S, R].
 
+    The baseline is the mean return of the other responses of the batch.
     Nothing is subtracted from a response that is alone.
     """
     ahead = returns(reward, sampled, discount=discount)
@@ -61,8 +63,9 @@ def leave_one_out(reward: Tensor, sampled: Tensor, *, discount: float) -> Tensor
 def group_relative(
     reward: Tensor, sampled: Tensor, group: Tensor, *, discount: float, by_deviation: bool
 ) -> Tensor:
-    """(G − mean)/deviation of the returns G of the same group (Shao et al. 2024, eq. 4), for all tokens, [S, R].
+    """Return (G − mean)/deviation of the returns G of a group (Shao et al. 2024, eq. 4), [S, R].
 
+    All tokens of a response have the same advantage.
     group: int64 [R], numbers of the prompts.   by_deviation: False: G − mean (Liu et al. 2025).
     A response without another to its prompt is held against the rest of the batch instead: its own mean would
     leave nothing of it.

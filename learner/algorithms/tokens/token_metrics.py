@@ -35,7 +35,7 @@ METRICS: Final = (
     "entropy_coefficient",
     "epochs",
 )
-"""As of PPO, of sampled tokens.
+"""The metrics of PPO, over sampled tokens.
 
 `kl_reference`: KL(π_prox‖π_ref) in nats per response; it is what β (`kl_coefficient`) is adapted to; absent
 where that is 0, when nothing reads the reference. `score`: mean reward of a response before penalties.

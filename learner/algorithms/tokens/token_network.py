@@ -1,6 +1,6 @@
 """A token policy under training.
 
-Forward passes in micro-batches, gradients that add up over them, its optimisers.
+It has forward passes in micro-batches, gradients that add up over them, and optimisers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ class Pass:
 class TokenNetwork:
     """Policy and critic have an optimiser each.
 
-    Other step sizes, and neither's gradient scales the other's down.
+    Their step sizes differ, and the gradient of one never scales the other down.
 
     In mixed precision (autocast) matrix products are in bfloat16; what is trained and what comes out here is
     float32.
@@ -51,7 +51,7 @@ class TokenNetwork:
             return self.policy.outputs(rows)
 
     def passes(self, responses: Responses, rows: Index, most_places: int) -> Iterator[Pass]:
-        """Of these rows in micro-batches, each when it is asked for.
+        """Yield a forward pass for each micro-batch of these rows, when it is asked for.
 
         Differentiable where gradients are on.
         """
@@ -59,9 +59,9 @@ class TokenNetwork:
             yield Pass(part, self.outputs(part.rows))
 
     def read(self, passes: Iterable[Pass], count: int, *, has_reference: bool) -> Tensor:
-        """Log π, entropy, V of all n sampled tokens, and with `has_reference` log π_ref.
+        """Return log π, entropy, V of all n sampled tokens, and with `has_reference` log π_ref.
 
-        Float32 [3 or 4, n].
+        float32 [3 or 4, n].
         """
         read = torch.empty((4 if has_reference else 3, count), device=self.device)
         for one in passes:
@@ -73,7 +73,10 @@ class TokenNetwork:
         return read
 
     def accumulate(self, names: Sequence[str], built: Sequence[Tensor], slopes: Sequence[Tensor]) -> None:
-        """Add ∂loss/∂parameters of these optimisers to their flat gradients, where `slopes` are ∂loss/∂built."""
+        """Add ∂loss/∂parameters of these optimisers to their flat gradients.
+
+        slopes: ∂loss/∂built.
+        """
         optimisers = [self.optimisers[name] for name in names]
         wanted = [own for optimiser in optimisers for own in optimiser.own]
         views = [view for optimiser in optimisers for view in optimiser.gradient_views]

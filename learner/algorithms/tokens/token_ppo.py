@@ -5,7 +5,7 @@ the reference that training began with. Of n sampled tokens, with s the score at
 
     r_t = 1[last] s − penalty 1[cut short] − β clip(log π_prox − log π_ref, ±bound)
     A   = GAE(γ, λ), or returns less those of other responses (`token_advantage`), whitened
-    L   = −1/n Σ min(π_prox/μ, C) · min(ρ A, clip(ρ, 1−ε, 1+ε) A),   ρ = π_θ/π_prox          (Hilton et al. 2021, eq. 2)
+    L   = −1/n Σ min(π_prox/μ, C) · min(ρ A, clip(ρ, 1−ε, 1+ε) A),   ρ = π_θ/π_prox   (Hilton et al. 2021)
         + c_v ½ 1/n Σ max((V − R)², (clip(V, V_old ± δ) − R)²) − c_e 1/n Σ H
 
 Means are over the tokens of a minibatch, whose responses are gone through in micro-batches that add up to it.
@@ -45,8 +45,9 @@ _PERMUTATIONS: Final = "generator/permutations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScheduleValues(ScheduleValues):
-    """kl_coefficient: β of the penalty on leaving the reference.
+    """The scheduled numbers of one update.
 
+    kl_coefficient: β of the penalty on leaving the reference.
     critic_learning_rate: None without a critic.
     """
 
@@ -107,7 +108,10 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         )
 
     def _only_pass(self, responses: Responses) -> Pass | None:
-        """The one forward pass of an update of one gradient step and one micro-batch, which serves for both."""
+        """Return the one forward pass of an update of one gradient step and one micro-batch.
+
+        It serves for preparation and for the step. None for any other update.
+        """
         section, most = self.section, self.section.micro_batch_tokens
         if section.epochs * section.minibatches > 1 or not responses.fit_at_once(most):
             return None
@@ -160,7 +164,10 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         scheduled: TokenScheduleValues,
         trace: Trace,
     ) -> None:
-        """One minibatch: the gradients of its micro-batches add up to that of the mean over its `total` tokens."""
+        """Make the gradient of one minibatch.
+
+        The gradients of its micro-batches add up to that of the mean over its `total` tokens.
+        """
         network, learning = self._network, self._learning
         network.clear(learning)
         losses = torch.zeros(2, device=network.device)
@@ -238,9 +245,9 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
     # ---- a checkpoint
 
     def state(self) -> AlgorithmState:
-        """Weights that are trained, moments, generator and β; copies.
+        """Return copies of the trained weights, the moments, the generator and β.
 
-        What is frozen is read from its folder again.
+        Frozen weights are read from their folder again.
         """
         tensors = copies("policy", self.policy.published) | copies("critic", self.policy.critic)
         optimisers = self._network.optimisers

@@ -1,6 +1,6 @@
 """What is computed once per batch of responses, before its epochs.
 
-Rewards with their penalties, advantages, targets.
+That is rewards with their penalties, advantages and targets.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from penstock.config.sections.token import TokenPPOSection
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Steps):
-    """Of the n sampled tokens.
+    """What is prepared of the n sampled tokens.
 
     columns: [6, n], see `Steps`. entropy: scalar. kl_reference: scalar, nats per response; None: nothing
     holds the policy to a reference.

@@ -17,10 +17,7 @@ class ActorSection(Section):
     """
 
     count: Annotated[int, Field(ge=0)] = 2
-    """Rollout workers that the launcher starts, and that open round 0 in lock-step.
-
-    0: only clients act, see `serving.listen`.
-    """
+    """Rollout workers that the launcher starts, and that open round 0 in lock-step; 0: only clients act."""
     unroll_length: Annotated[int, Field(gt=0, le=MAX_STEPS)] = 32
     """Steps per slot of a fragment (T); the run's, not an actor's."""
     outbox_fragments: Annotated[Positive, ADVANCED] = 8
@@ -30,19 +27,10 @@ class ActorSection(Section):
     threads: Positive = 1
     """Threads of the policy's forward pass; an actor may set its own."""
     allow_modules: tuple[str, ...] = ()
-    """Modules that a run specification may make this actor import, beside Gymnasium's and installed workloads; an actor's own."""
+    """Modules that a run specification may make this actor import besides known ones; an actor's own."""
     places: dict[str, str] = {}
-    """Where this machine has what a workload's kwargs name, such as `{model = "/models/small"}`.
-
-    An actor's own.
-    """
+    """Where this machine has what kwargs name, such as `{model = "/models/small"}`; an actor's own."""
     stall_timeout_s: Annotated[Positive, ADVANCED] = 120
-    """Health turns red when the environment makes no step for this long, in seconds.
-
-    An actor may set its own.
-    """
+    """Health turns red without an environment step for this long, in seconds; an actor may set its own."""
     ack_journal: Path | None = None
-    """Folder in which each actor records what was acknowledged to it, for `penstock audit`; none: no record.
-
-    An actor's own.
-    """
+    """Folder for the actor's record of acknowledgements (`penstock audit`); none: off. An actor's own."""

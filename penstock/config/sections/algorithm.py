@@ -38,20 +38,13 @@ class PPOSection(OnPolicySection):
     stale_epochs: Annotated[Positive | None, ADVANCED] = None
     """Passes over those of its steps that are more than `staleness` updates old; none: as many."""
     mask_after: Annotated[Positive | None, ADVANCED] = None
-    """Steps older than this many updates are left out of the losses, their fragments count as trained.
-
-    None: off, see `stale_after`.
-    """
+    """The losses leave out steps older than this many updates; fragments count as trained; none: off."""
     minibatches: Positive = 4
     """Gradient steps per epoch."""
     advantage: Literal["gae", "vtrace"] = "gae"
     """How advantages and value targets are estimated, once per batch with the current critic; a choice."""
     objective: Literal["decoupled", "coupled"] = "decoupled"
-    """A choice.
-
-    decoupled: clip around the policy at batch start (Hilton et al. 2021); coupled: around the behaviour
-    policy.
-    """
+    """A choice. decoupled: clip around the policy at batch start; coupled: around the behaviour policy."""
     rho_clip: Annotated[NonNegative, ADVANCED] = 1.0
     """ρ̄ of V-trace, a ratio of probabilities."""
     c_clip: Annotated[NonNegative, ADVANCED] = 1.0
@@ -61,18 +54,15 @@ class PPOSection(OnPolicySection):
     clip_range: NonNegative = 0.2
     """ε of the surrogate, a ratio of probabilities."""
     clip_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the clip range over `learner.total_steps` environment steps, a choice.
-
-    Linear and cosine end at 0.
-    """
+    """Course of the clip range over `learner.total_steps`, a choice; linear and cosine end at 0."""
     dual_clip: Annotated[Annotated[float, Field(gt=1.0)] | None, ADVANCED] = None
-    """Where the advantage is negative the surrogate stays above this multiple of it (Ye et al. 2020), a ratio such as 3; none: off."""
+    """A ratio: the surrogate of a negative advantage stays above this multiple of it; none: off."""
     value_clip: Annotated[NonNegative | None, ADVANCED] = None
     """Largest change of a value in one update, in the unit of the scaled return; none: off."""
     target_kl: NonNegative | None = None
     """Stop the epochs of an update when KL(π_prox‖π_θ) exceeds 1.5 times this, in nats; none: off."""
     adaptive_kl: Annotated[PositiveReal | None, ADVANCED] = None
-    """Raise or lower the learning rate after each update to keep its KL(π_prox‖π_θ) near this, in nats; none: off."""
+    """Adapt the learning rate after each update to keep KL(π_prox‖π_θ) near this, in nats; none: off."""
     learning_rate_range: Annotated[tuple[PositiveReal, PositiveReal], ADVANCED] = (1e-6, 1e-2)
     """Lowest and highest learning rate that `adaptive_kl` may choose, per gradient step."""
 
@@ -115,11 +105,7 @@ class ReinforceSection(OnPolicySection):
     name: Literal["reinforce"] = "reinforce"
     """Which algorithm, a choice."""
     advantage: Literal["monte-carlo", "gae"] = "monte-carlo"
-    """A choice.
-
-    monte-carlo: returns less the baseline, bootstrapped where an unroll ends before its episode; gae:
-    λ-returns.
-    """
+    """A choice. monte-carlo: returns less the baseline, bootstrapped at the cut; gae: λ-returns."""
 
 
 class CloneSection(AlgorithmSection):

@@ -9,10 +9,7 @@ class BrokerSection(Section):
     """The front of the buffer."""
 
     redis: str = ""
-    """URL of the Redis server: redis://, rediss:// or unix://; empty: the launcher starts one.
-
-    A password in it is kept as `security.redis_password`.
-    """
+    """URL of Redis: redis://, rediss:// or unix://, its password kept aside; empty: that of the launcher."""
     durability: Literal["memory", "fsync_1s", "fsync"] = "fsync_1s"
     """What an acknowledgement must survive; a Redis that gives less is refused."""
     declared_durability: Annotated[Literal["memory", "fsync_1s", "fsync"] | None, ADVANCED] = None
@@ -20,10 +17,7 @@ class BrokerSection(Section):
     redis_wait_s: Annotated[Positive, ADVANCED] = 60
     """Give up when Redis does not answer for this long, in seconds."""
     drain_delay_s: Annotated[NonNegative, ADVANCED] = 0.0
-    """A broker that is asked to end serves on for this long while it is not ready, in seconds.
-
-    Balancers take it out first. 5 in Kubernetes.
-    """
+    """Time that an ending broker serves on while it is not ready, in seconds; 5 in Kubernetes."""
     session_timeout_s: Annotated[PositiveReal, ADVANCED] = 30.0
     """A session that says nothing for this long is closed, in seconds of Redis time."""
     max_log_bytes: Positive = 512 * 1024 * 1024
@@ -35,12 +29,9 @@ class BrokerSection(Section):
     max_staged_bytes: Annotated[Positive, ADVANCED] = 256 * 1024 * 1024
     """Most payload bytes that one broker has staged and not yet appended."""
     stall_timeout_s: Annotated[Positive, ADVANCED] = 30
-    """Health of a broker turns red when its event loop does not come round for this long, that of the embedded Redis when it does not answer, in seconds."""
+    """Health turns red when the event loop or the embedded Redis hangs for this long, in seconds."""
     patched_redis: Annotated[str, ADVANCED] = ""
-    """A version such as 7.0.15 whose vendor has fixed the known remote code executions without a new number.
-
-    It is then used over TCP too.
-    """
+    """A version such as 7.0.15 that the vendor has fixed under its old number; it may be used over TCP."""
     max_calls_per_s: Annotated[PositiveReal, ADVANCED] = 2000.0
     """Calls that one named caller, or one connection of others, may make in a second."""
     max_bytes_per_s: Annotated[PositiveReal, ADVANCED] = 1024.0 * 1024 * 1024

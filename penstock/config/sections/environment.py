@@ -16,10 +16,7 @@ class RewardWrapper(Section):
     scale: Finite | None = None
     """Factor of every reward."""
     shape: str | None = None
-    """`module:function`, a potential Φ of observations.
-
-    ΓΦ(s') − Φ(s) is added, Φ(s') being 0 where the episode terminated (Ng, Harada and Russell 1999).
-    """
+    """`module:function`, a potential Φ of observations: γΦ(s') − Φ(s) is added (Ng et al. 1999)."""
     discount: Fraction | None = None
     """γ of `shape`; none: `algorithm.discount`, with which shaping changes no optimal policy."""
 
@@ -46,17 +43,10 @@ class EnvironmentSection(Section):
     count: Annotated[int, Field(gt=0, le=MAX_SLOTS)] = 8
     """Environments per actor (N)."""
     vectorise: Literal["auto", "sync", "vector", "async"] = "auto"
-    """sync: one loop in the actor; vector: the environment's own vector entry point; async: one process each.
-
-    Auto: vector where the environment has one, else sync.
-    """
+    """sync: one loop; vector: the environment's vector entry; async: processes; auto: vector, else sync."""
     max_episode_steps: Positive | None = None
     """Overrides the time limit of the registered environment, in steps."""
     reward: tuple[RewardWrapper, ...] = ()
-    """Changes to the rewards that the learner is given, first to last, such as `[{clip = [-1, 1]}, {scale = 0.1}]`; returns of episodes and evaluations stay the environment's own."""
+    """Changes to the learner's rewards, first to last, such as `[{clip = [-1, 1]}, {scale = 0.1}]`."""
     mask_key: str = ""
-    """Where the environment says which actions are allowed.
-
-    A key of its Dict observation, which the policy is then not shown, else of `info`, such as action_mask;
-    empty: all are.
-    """
+    """Key of the Dict observation, or else of `info`, that holds the allowed actions; empty: all are."""

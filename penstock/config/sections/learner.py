@@ -23,10 +23,7 @@ class LearnerSection(Section):
     keep_checkpoints: Annotated[int, Field(ge=2)] = 3
     """Committed checkpoints kept on disk."""
     keep_best: bool = False
-    """Make a checkpoint whenever an evaluation is asked for, and keep that of the best one however old.
-
-    `penstock train --resume RUN --best` goes on from it.
-    """
+    """Keep the checkpoint of the best evaluation, for `penstock train --resume RUN --best`."""
     prefetch_batches: Annotated[Positive, ADVANCED] = 2
     """Batches read ahead of the update."""
     lease_ttl_s: Annotated[PositiveReal, ADVANCED] = 15.0
@@ -36,30 +33,21 @@ class LearnerSection(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where there is one."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: the networks of an update run in mixed precision.
-
-    Weights, losses and moments stay float32.
-    """
+    """bfloat16: updates run in mixed precision; weights, losses and moments stay float32."""
     compile: bool = False
     """Compile the networks of an update with torch.compile: the first updates take minutes."""
     ranks: Positive = 1
     """Processes of this machine that share each update; under torchrun, which then says how many, 1."""
     rank_timeout_s: Annotated[PositiveReal, ADVANCED] = 120.0
-    """Ranks that do not meet, or a rank that does not answer another, end the learner after this long, in seconds."""
+    """The learner ends when ranks do not meet, or one does not answer, for this long, in seconds."""
     plaintext_ranks: Annotated[bool, ADVANCED] = False
     """Allow ranks on several machines, which exchange gradients and weights unencrypted."""
     stall_timeout_s: Annotated[Positive, ADVANCED] = 300
-    """Longest time without an update while not paused, in seconds.
-
-    Health turns red, and the run ends as failed.
-    """
+    """Longest time without an update while not paused, in seconds; then health is red and the run fails."""
     keep_every_updates: Positive | None = None
-    """Register the version that follows every so many updates, beside the best and the last.
-
-    None: only those two.
-    """
+    """Register the version that follows every so many updates; none: only the best and the last."""
     record: Path | None = None
-    """Record what the learner consumes in this folder, to be replayed by `penstock train --from`; none: not."""
+    """Folder for a record of what the learner consumes, for `penstock train --from`; none: no record."""
     record_max_bytes: Annotated[Positive, ADVANCED] = 8 * 1024**3
     """Most bytes of a recording: it ends there, and learning goes on."""
     feed_from: Annotated[Path | None, ADVANCED] = None
@@ -76,19 +64,13 @@ class EvaluationSection(Section):
     seed: Annotated[int, Field(ge=0)] = 1_000_000
     """First seed."""
     deterministic: bool = True
-    """Play the most likely action; false: draw actions as in training.
-
-    This is what counts: solves, is best, is patience judged by.
-    """
+    """Play the most likely action; false: draw actions as in training. Only this way of playing counts."""
     both: bool = False
     """Play the other way as well, on the same seeds, and report it beside; takes twice as long."""
     interval_steps: Positive | None = None
-    """Evaluate the newest version every so many environment steps.
-
-    None: only when the target is in reach and at the end.
-    """
+    """Evaluate every so many environment steps; none: only with the target in reach and at the end."""
     patience: Positive | None = None
-    """End the run after so many evaluations in a row without an improvement, and publish the best version again as the newest; needs `interval_steps`. None: neither."""
+    """End with the best version after this many evaluations without a better one; needs `interval_steps`."""
     min_improvement: NonNegative = 0.0
     """Least by which a mean return must exceed the best one to be an improvement, in units of return."""
     timeout_s: Annotated[Positive, ADVANCED] = 600

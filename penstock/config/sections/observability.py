@@ -15,15 +15,9 @@ class MetricsSection(Section):
     host: str = "127.0.0.1"
     """Address of the HTTP port with /metrics, /healthz and /readyz."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Its port; 0: any free one.
-
-    Under `penstock train` both are the launcher's; services take free ports of loopback.
-    """
+    """Its port; 0: any free one. Under `penstock train` it is the port of the launcher."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Where the learner also writes the figures of `metrics.jsonl`.
-
-    Tensorboard, event files in the run's folder; wandb, Weights & Biases. Each needs the extra of its name.
-    """
+    """Trackers that also get `metrics.jsonl`: tensorboard, wandb; each needs the extra of its name."""
     wandb_project: str = "penstock"
     """Project of the tracker wandb."""
     wandb_mode: Literal["online", "offline"] = "online"
@@ -34,25 +28,16 @@ class LogsSection(Section):
     """What every process writes to stderr."""
 
     format: Literal["text", "json"] = "text"
-    """text: `time level role message key=value …`.
-
-    Json: an object per line, with role, run and all fields.
-    """
+    """text: `time level role message key=value …`; json: an object a line, with role, run and all fields."""
 
 
 class TracingSection(Section):
     """Where OpenTelemetry traces of fragments go; needs the extra `tracing`."""
 
     exporter: Literal["none", "otlp", "file"] = "none"
-    """none: no traces; otlp: to a collector, OTLP over HTTP.
-
-    File: a file for each process, a span per line as JSON.
-    """
+    """none: no traces; otlp: to a collector, OTLP over HTTP; file: a file of JSON lines for each process."""
     endpoint: str = "http://127.0.0.1:4318/v1/traces"
-    """URL of the collector for exporter=otlp.
-
-    Headers that it asks for: OTEL_EXPORTER_OTLP_HEADERS in the environment.
-    """
+    """URL of the collector for exporter=otlp; its headers are in OTEL_EXPORTER_OTLP_HEADERS."""
     folder: Path | None = None
     """Folder of the files of exporter=file; none: `traces` in the run's folder under `penstock train`."""
     sample_ratio: Fraction = 0.1

@@ -34,17 +34,11 @@ class OnPolicySection(AlgorithmSection):
     normalise_advantages: bool = True
     """Standardise the advantages of each batch over its valid steps; yes or no."""
     scale_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return (stays in the learner).
-
-    Yes or no.
-    """
+    """Divide rewards by the running standard deviation of the discounted return; yes or no."""
     learning_rate: NonNegative = 3e-4
     """Step size of Adam, per gradient step."""
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate over `learner.total_steps` environment steps, a choice.
-
-    Linear and cosine end at 0.
-    """
+    """Course of the learning rate over `learner.total_steps`, a choice; linear and cosine end at 0."""
     warmup_updates: Count = 0
     """Updates over which the learning rate rises from 0, whatever its schedule."""
     adam_epsilon: Annotated[NonNegative, ADVANCED] = 1e-5

@@ -21,10 +21,7 @@ class ReplaySection(AlgorithmSection):
     replay_ratio: PositiveReal = 1.0
     """Gradient steps for every environment step that enters replay."""
     error_steps: Positive = 1024
-    """How far inserted steps and gradient steps may be from the replay ratio, in environment steps.
-
-    As much may be under way in actors and log.
-    """
+    """How far inserted and gradient steps may be from the replay ratio, in environment steps."""
     n_step: Positive = 1
     """Steps that a target looks ahead within a fragment."""
     prioritised: bool = False
@@ -65,7 +62,7 @@ class DQNSection(ReplaySection):
     name: Literal["dqn"] = "dqn"
     """Which algorithm, a choice."""
     double: bool = True
-    """The learned network chooses the next action that the target network values (van Hasselt et al. 2016)."""
+    """The learned network chooses the next action, the target network values it (van Hasselt et al. 2016)."""
     max_gradient_norm: NonNegative = 10.0
     """Gradients are scaled down to this norm; 0: off."""
     target_period: Positive = 500
@@ -79,10 +76,7 @@ class DQNSection(ReplaySection):
     epsilon_fraction: Fraction = 0.1
     """Share of `learner.total_steps` over which ε falls linearly; 0: it is `epsilon_final` from the start."""
     epsilon_spread: NonNegative = 0.0
-    """α of Ape-X: environment i of all N acts with ε^(1 + α·i/(N−1)) (Horgan et al. 2018).
-
-    0: all alike, 7 as published.
-    """
+    """α of Ape-X: environment i of N acts with ε^(1 + α·i/(N−1)) (Horgan et al. 2018: 7); 0: all alike."""
 
     def policy_section(self, section: PolicySection) -> PolicySection:
         """Action values in place of logits; a second network only where there are two streams."""

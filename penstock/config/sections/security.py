@@ -21,10 +21,7 @@ class SecuritySection(Section):
     token_file: Path | None = None
     """File with the token that this process shows over TLS, where the server asks for tokens."""
     accepted_tokens: Path | None = None
-    """File with the digests of the tokens that this server accepts, in place of client certificates.
-
-    `penstock certificates` writes it.
-    """
+    """File of digests of accepted tokens, from `penstock certificates`, in place of client certificates."""
     redis_password: SecretStr | None = None
     """Password of the Redis user; one in the URL goes before it. Never written to a file."""
     redis_password_file: Path | None = None

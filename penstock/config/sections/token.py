@@ -9,7 +9,7 @@ from penstock.config.sections.section import ADVANCED, Count, Fraction, NonNegat
 
 
 class TokenPPOSection(OnPolicySection):
-    """Proximal policy optimisation of a language model, token by token, held near the policy it began with."""
+    """Proximal policy optimisation of a language model by token, held near the policy it began with."""
 
     can_share: ClassVar[bool] = False
     can_compile: ClassVar[bool] = False
@@ -19,34 +19,23 @@ class TokenPPOSection(OnPolicySection):
     discount: Fraction = 1.0
     """γ, per token."""
     advantage: Literal["gae", "group", "reinforce"] = "gae"
-    """A choice.
-
-    gae: with the critic; group: return less that of other responses to the same prompt (Shao et al. 2024);
-    reinforce: less that of the other responses of the batch. Only the first has a critic.
-    """
+    """A choice. gae: with the critic; group: less the prompt's other returns; reinforce: less the batch's."""
     epochs: Positive = 2
     """Passes over each batch, which is trained once: the most uses of a token."""
     minibatches: Positive = 4
     """Gradient steps per epoch, each on whole responses."""
     micro_batch_tokens: Positive = 16_384
-    """Token places, padding too, that are in memory at once.
-
-    A minibatch is gone through in such parts, which changes nothing but memory. A longer response is a part
-    alone.
-    """
+    """Most token places, padding too, in memory at once; a longer response is a part of its own."""
     behaviour_weight_cap: Annotated[NonNegative, ADVANCED] = 2.0
     """Largest π_prox/μ of a token, a ratio of probabilities."""
     clip_range: NonNegative = 0.2
     """ε of the surrogate, a ratio of probabilities."""
     dual_clip: Annotated[Annotated[float, Field(gt=1.0)] | None, ADVANCED] = None
-    """Where the advantage is negative the surrogate stays above this multiple of it (Ye et al. 2020), a ratio such as 3; none: off."""
+    """A ratio: the surrogate of a negative advantage stays above this multiple of it; none: off."""
     target_kl: NonNegative | None = None
-    """Stop the epochs of an update when KL(π_prox‖π_θ) exceeds 1.5 times this, in nats per token; none: off."""
+    """Stop the epochs of an update when KL(π_prox‖π_θ) exceeds 1.5 times this, nats per token; none: off."""
     kl_coefficient: NonNegative = 0.05
-    """β, per nat: weight of KL(π‖reference) in the reward of every token.
-
-    Where there is a `kl_target`, at the start; 0: the reference is not read.
-    """
+    """β, per nat: weight of KL(π‖reference) in rewards, at first with a `kl_target`; 0: no reference."""
     kl_target: PositiveReal | None = None
     """KL(π‖reference) that β is adapted to (Ziegler et al. 2019), in nats per response; none: β is fixed."""
     kl_horizon: PositiveReal = 10_000.0
@@ -56,17 +45,11 @@ class TokenPPOSection(OnPolicySection):
     eos_penalty: NonNegative = 0.0
     """Taken from the reward of a response that its length ended, in the unit of the score."""
     normalise_advantages: bool = True
-    """Mean 0 and deviation 1 over the tokens of a batch of two responses or more.
-
-    With `group`: divide by the deviation within it.
-    """
+    """Advantages get mean 0 and deviation 1 in a batch; `group`: divided by the deviation of theirs."""
     scale_rewards: Literal[False] = False
     """Never: scores have a scale of their own, to which `kl_coefficient` is chosen."""
     learning_rate: NonNegative = 1e-5
-    """Step size of Adam for the policy, per gradient step.
-
-    LoRA wants about ten times that of full fine-tuning.
-    """
+    """Step size of Adam for the policy, per gradient step; LoRA needs ten times that of full fine-tuning."""
     max_gradient_norm: NonNegative = 1.0
     """Gradients of policy and of critic are scaled down to this norm, each by itself; 0: off."""
     critic_learning_rate: NonNegative = 1e-4

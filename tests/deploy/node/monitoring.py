@@ -1,7 +1,9 @@
 """What the Prometheus operator makes of PodMonitors and PrometheusRules: the configuration of a Prometheus.
 
-    pods ─► a target for each port, `__meta_kubernetes_…` ─► keep: selector, port ─► namespace, container, pod,
-            (discovery)                                      podTargetLabels, job, endpoint ─► the monitor's relabelings
+    pods ─► a target for each port, `__meta_kubernetes_…` (discovery)
+         ─► keep: selector, port
+         ─► namespace, container, pod, podTargetLabels, job, endpoint
+         ─► the monitor's relabelings
 
 As prometheus-operator writes it (generatePodMonitorConfig), for the fields that `custom_resources.PodMonitor`
 knows: another one is refused there. Only discovery is replaced, by a list in place of the cluster's.

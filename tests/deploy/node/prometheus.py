@@ -1,4 +1,4 @@
-"""A Prometheus beside the run, in the namespace `monitoring`, which asks it everything that people and scalers ask.
+"""A Prometheus beside the run, in the namespace `monitoring`: it asks all that people and scalers ask.
 
 It has an address of its own, and no way to a pod whose NetworkPolicies do not let it in.
 """
@@ -57,7 +57,8 @@ class Watch:
                 bar(self._pause.pid, pod.address)
         command = [
             "nsenter", "-t", str(self._pause.pid), "-n",
-            "prometheus", f"--config.file={self._folder / 'prometheus.yml'}", f"--storage.tsdb.path={self._folder / 'data'}",
+            "prometheus", f"--config.file={self._folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={self._folder / 'data'}",
             f"--web.listen-address={PROMETHEUS}:{_PORT}", "--log.level=warn",
         ]  # fmt: skip
         log = self._folder / "prometheus.log"

@@ -93,7 +93,10 @@ def matrix(secure: Secure, callers: dict[str, Credentials], rest: dict[str, Stat
 
 
 def test_with_certificates_every_role_is_served_what_is_its_own(certified: Secure) -> None:
-    """Role × RPC, and who has no certificate, an old one, a stranger's, another run's or one without a role."""
+    """Every role calls every RPC, and so do callers without a valid certificate.
+
+    Theirs is missing, expired, a stranger's, another run's, or has no role.
+    """
     before = certified.keys()
     outsiders = {
         "": StatusCode.UNAVAILABLE,

@@ -190,13 +190,21 @@ def lines_of_family(pid: int) -> set[str]:
 
 
 HIDDEN: Final = {
-    "nothing to hide": (["penstock", "broker", "--redis", "redis://h"], ["penstock", "broker", "--redis", "redis://h"], None),
+    "nothing to hide": (
+        ["penstock", "broker", "--redis", "redis://h"], ["penstock", "broker", "--redis", "redis://h"], None,
+    ),
     "in a URL": (["p", "--redis", "redis://u:s@h"], ["p", "--redis", "redis://u@h"], "s"),
     "joined": (["p", "--redis=redis://:s@h:1/2"], ["p", "--redis=redis://h:1/2"], "s"),
     "assigned": (["p", "--set", "security.redis_password=s", "--json"], ["p", "--json"], "s"),
     "assigned, joined": (["p", "--set=security.redis_password='s t'"], ["p"], "s t"),
-    "a URL assigned": (["p", "--set", "broker.redis=redis://:s@h"], ["p", "--set", "broker.redis=redis://h"], "s"),
-    "in both": (["p", "--set", "security.redis_password=a", "--redis", "redis://:b@h"], ["p", "--redis", "redis://h"], "b"),
+    "a URL assigned": (
+        ["p", "--set", "broker.redis=redis://:s@h"], ["p", "--set", "broker.redis=redis://h"], "s",
+    ),
+    "in both": (
+        ["p", "--set", "security.redis_password=a", "--redis", "redis://:b@h"],
+        ["p", "--redis", "redis://h"],
+        "b",
+    ),
     "an equals sign in it": (["p", "--set", "security.redis_password=a=b"], ["p"], "a=b"),
 }  # fmt: skip
 

@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @contextmanager
 def unharmed(server: BrokerProcess, most: int = GROWTH_BYTES) -> Iterator[Memory]:
-    """The server lives and is ready, logged no failure of its own, is no larger, and answers an honest client."""
+    """The server is ready, has logged no failure, has not grown, and answers an honest client."""
     before = errors(server.log)
     with (
         PolicyClient(server.address, deadline_s=PATIENCE_S) as honest,
@@ -98,12 +98,16 @@ def part(**fields: Any) -> list[pb.Part]:
 
 WRONG: Final[dict[str, tuple[dict[str, Any], Reason, str]]] = {
     "shape": ({"observation": observing([0.0] * 3)}, Reason.INVALID, "float32(3,) came, float32(4,)"),
-    "rank": ({"observation": part(dtype="float32", shape=[1] * 60, data=bytes(4))}, Reason.INVALID, "rank 60"),
+    "rank": (
+        {"observation": part(dtype="float32", shape=[1] * 60, data=bytes(4))}, Reason.INVALID, "rank 60",
+    ),
     "dtype": ({"observation": observing(dtype="float64")}, Reason.INVALID, "float64(4,) came"),
     "size": (
         {"observation": part(dtype="float32", shape=[2**62, 4], data=bytes(16))}, Reason.INVALID, "too large",
     ),
-    "bytes": ({"observation": part(dtype="float32", shape=[4], data=bytes(15))}, Reason.INVALID, "15 are there"),
+    "bytes": (
+        {"observation": part(dtype="float32", shape=[4], data=bytes(15))}, Reason.INVALID, "15 are there",
+    ),
     "nan": ({"observation": observing([0, np.nan, 0, 0])}, Reason.INVALID, "NaN or infinity"),
     "infinity": ({"observation": observing([0, np.inf, 0, 0])}, Reason.INVALID, "NaN or infinity"),
     "no parts": ({"observation": []}, Reason.INVALID, "0 parts, the space has ''"),

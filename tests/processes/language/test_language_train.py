@@ -1,4 +1,7 @@
-"""`penstock train` of a language model by real processes, one of them killed, and what it leaves for others."""
+"""Real processes train a language model by `penstock train`, and one of them is killed.
+
+The tests also look at what the run leaves for other programs.
+"""
 
 import json
 import os
@@ -93,7 +96,10 @@ def test_a_run_survives_its_reward_service_and_leaves_a_policy_that_others_read(
 
 
 def check_policy(training: Training, base: Path) -> None:
-    """The policy as transformers and peft read it says of a response what `penstock generate` said when it drew it."""
+    """Transformers and peft read the policy and give a response the log-probability it was drawn with.
+
+    `penstock generate` draws the response and says its log-probability.
+    """
     manifest = json.loads((training.run_dir / "manifest.json").read_text())
     folder = training.run_dir / manifest["policy"]
     bare = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)

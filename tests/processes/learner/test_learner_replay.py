@@ -43,8 +43,8 @@ def replaying(**over: Any) -> Settings:
         "policy": {"hidden_sizes": [8], "normalise_observations": True},
         "algorithm": {
             "name": "dqn", "capacity": CAPACITY, "capacity_bytes": 100_000, "learning_starts": 4 * CHARGE,
-            "batch_size": 16, "replay_ratio": 0.5, "error_steps": 4 * CHARGE, "n_step": 2, "prioritised": True,
-            "publish_period": 4, "target_period": 10,
+            "batch_size": 16, "replay_ratio": 0.5, "error_steps": 4 * CHARGE, "n_step": 2,
+            "prioritised": True, "publish_period": 4, "target_period": 10,
         },
         "learner": {
             "checkpoint_interval_s": 3600, "total_steps": FRAGMENTS * CHARGE, "stop_at_target": False,
@@ -135,7 +135,10 @@ def test_a_killed_learner_ends_bit_by_bit_like_one_that_was_not(
 
 
 def test_a_log_that_fills_up_is_trimmed_behind_what_replay_holds(redis_url: str, tmp_path: Path) -> None:
-    """Checkpoints come early; both of the newest find everything they held, and nothing before is kept for long."""
+    """Checkpoints come early, and the two newest find everything that they held.
+
+    Nothing before them is kept for long.
+    """
     given = replaying(
         algorithm={"capacity_bytes": 6_000, "replay_ratio": 0.1},
         broker={"max_log_bytes": 30_000},

@@ -87,7 +87,10 @@ def test_a_resumed_learner_is_what_it_was_at_the_stop(redis_url: str, tmp_path: 
 def test_a_resumed_learner_shows_its_books_from_the_start(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before any experience: with 0 until the first batch what was acknowledged before seemed to be missing."""
+    """It shows them before any experience comes.
+
+    If it showed 0 until the first batch, what was acknowledged before would seem to be missing.
+    """
     endpoint = tmp_path / "endpoint.json"
     with Producer(redis_url) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:

@@ -31,7 +31,10 @@ LASTING: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deadlines of a second, so that a short silence exceeds them as a long one exceeds the shipped ones; no pings."""
+    """Deadlines of a second, and no pings.
+
+    A short silence exceeds them as a long one exceeds the shipped deadlines.
+    """
     monkeypatch.setattr(broker_client, "APPEND_DEADLINE_S", 1.0)
     monkeypatch.setattr(broker_client, "CALL_DEADLINE_S", 1.0)
     without_keepalive(monkeypatch)

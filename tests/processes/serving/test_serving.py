@@ -324,7 +324,7 @@ def test_damaged_weights_are_not_served(run: ServedRun, server: BrokerProcess, c
 
 
 def test_sigterm_answers_what_is_in_flight(tmp_path: Path) -> None:
-    """Health says NOT_SERVING, nobody new is served, what was asked before is answered, and the exit code is 0."""
+    """Health says NOT_SERVING, only earlier requests are answered, and the exit code is 0."""
     with serving(tmp_path, begun(tmp_path / "run").folder) as server:
         drain(server)
 

@@ -1,4 +1,4 @@
-"""A solved policy is recorded at play and cloned by `penstock train --from`, measured by the evaluation actor."""
+"""`penstock train --from` clones a recorded policy that solves its task; the evaluation actor measures it."""
 
 import json
 import subprocess
@@ -72,8 +72,8 @@ def test_the_clone_of_a_solved_policy_solves_the_task(tmp_path: Path) -> None:
     assert Recording(recording).batches == ()
     summary = penstock_json(
         "train", "CartPole-v1", "--from", str(recording), "--run-dir", str(run), "--seed", "1",
-        "--set", "algorithm.name=clone", "--set", "learner.total_steps=80000", "--set", "evaluation.both=true",
-        "--set", "evaluation.episodes=20",
+        "--set", "algorithm.name=clone", "--set", "learner.total_steps=80000",
+        "--set", "evaluation.both=true", "--set", "evaluation.episodes=20",
     )  # fmt: skip
     assert (summary["solved"], summary["ending"]) in ((True, "recording"), (True, "steps"))
     assert summary["evaluation"]["mean"] >= 475

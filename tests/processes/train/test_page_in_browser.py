@@ -97,7 +97,10 @@ def training(tmp_path: Path) -> Iterator[Training]:
 
 
 def test_a_person_watches_a_run(training: Training) -> None:
-    """The curve moves, runs compare, a learner that stands still or was killed is named, the keyboard reads values."""
+    """The curve moves, runs compare, and the keyboard reads values.
+
+    The page names a learner that stands still and one that was killed.
+    """
     url = json.loads((training.run_dir / "endpoints.json").read_text())["launcher"]["address"]
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM)

@@ -34,7 +34,8 @@ def test_a_fragment_is_followed_from_its_steps_to_the_weights_that_it_made(tmp_p
     """By its trace through actor, broker and learner; by a link on to update, publication and the actors."""
     with receiver() as traces:
         training = Training(
-            tmp_path / "run", "CartPole-v1", "--total-steps", "6000", "--json", "--set", "evaluation.episodes=4",
+            tmp_path / "run", "CartPole-v1", "--total-steps", "6000", "--json",
+            "--set", "evaluation.episodes=4",
             "--set", "tracing.exporter=otlp", "--set", f"tracing.endpoint={traces.url}",
             "--set", "tracing.sample_ratio=1.0", "--set", "logs.format=json",
         )  # fmt: skip

@@ -3,7 +3,8 @@
 The word behind the language of a block, which a reader of the page does not see, says how a block is tried:
 
     python               the first line is "# PATH": the file is written, later commands use it
-    toml                 the first line is "# PATH": the file is written; a pyproject.toml is installed from the folder
+    toml                 the first line is "# PATH": the file is written; a pyproject.toml is installed
+                         from the folder
     diff                 its lines are found in the file and replaced
     sh                   runs to its end with exit status 0
     sh server            goes on until the next server starts or the page ends; then Ctrl-C stops it
@@ -114,7 +115,7 @@ class Reader:
         return path
 
     def _install(self, project: Path) -> None:
-        """Leave the metadata that an editable install leaves, beside the package, which is on the path of modules."""
+        """Leave the metadata of an editable install beside the package, which is on the path of modules."""
         declared = tomllib.loads(project.read_text())["project"]
         metadata = project.parent / f"{declared['name']}-{declared['version']}.dist-info"
         metadata.mkdir()

@@ -40,8 +40,9 @@ NUMBERS: Final = (
     2**64 - 1,
 )
 TEXTS: Final = (
-    "", "a", "run-a", "default", "raw", "lz4", "reward", "observation", "float32", "object", "a" * 64, "a" * 65,
-    "../../etc/passwd", "a:b", "*", "\0", "\x7f", "\r\n", "é", "\U0001f600", "{}", "'; DROP", "%s%n", "x" * 3000,
+    "", "a", "run-a", "default", "raw", "lz4", "reward", "observation", "float32", "object",
+    "a" * 64, "a" * 65, "../../etc/passwd", "a:b", "*", "\0", "\x7f", "\r\n", "é", "\U0001f600",
+    "{}", "'; DROP", "%s%n", "x" * 3000,
 )  # fmt: skip
 BYTES: Final = (b"", b"\0", b"\xff" * 40, b"\x80\x04N.", b"PK\x03\x04", b'\x04"M\x18', bytes(2000))
 REALS: Final = (0.0, -1.0, float("nan"), float("inf"), float("-inf"), 1e308, 5e-324)

@@ -28,7 +28,7 @@ _EXPIRED_DAYS: Final = -0.001
 
 @dataclass(frozen=True, kw_only=True)
 class Secure:
-    """A broker over TLS with its settings, its Redis, and the folder with everybody's certificates and tokens."""
+    """A broker over TLS, its settings, its Redis, and the folder with all certificates and tokens."""
 
     broker: BrokerProcess
     server: RedisServer

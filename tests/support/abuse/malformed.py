@@ -121,7 +121,9 @@ FRAGMENTS: Final[dict[str, tuple[Callable[[int], Fragment], str]]] = {
     "rank of 40": (lambda s: entry(s, shape=(1,) * 40), "rank 40"),
     "no shape": (lambda s: entry(s, shape=()), "reward: shape ()"),
     "transposed shape": (lambda s: entry(s, shape=(SLOTS, STEPS)), "reward: shape (2, 4)"),
-    "one row too many": (lambda s: fragment(s, reward=np.zeros((STEPS + 1, SLOTS), np.float32)), "shape (5, 2)"),
+    "one row too many": (
+        lambda s: fragment(s, reward=np.zeros((STEPS + 1, SLOTS), np.float32)), "shape (5, 2)"
+    ),
     "observation without its last row": (
         lambda s: fragment(s, observation=np.zeros((STEPS, SLOTS, 3), np.float32)), "observation: shape"
     ),
@@ -135,7 +137,9 @@ FRAGMENTS: Final[dict[str, tuple[Callable[[int], Fragment], str]]] = {
     "overlapping tensors": (lambda s: entry(s, "valid", offset=0), "valid: offset 0"),
     "hole before the first tensor": (_holes, "offset 1, 0 expected"),
     "payload too short": (lambda s: replace(fragment(s), payload=fragment(s).payload[:-1]), "payload:"),
-    "payload too long": (lambda s: replace(fragment(s), payload=bytes(fragment(s).payload) + b"\0"), "payload:"),
+    "payload too long": (
+        lambda s: replace(fragment(s), payload=bytes(fragment(s).payload) + b"\0"), "payload:"
+    ),
     "payload empty": (lambda s: replace(fragment(s), payload=b""), "payload: 0 bytes"),
     "codec of a pickle": (lambda s: entry(s, codec="pickle"), "codec 'pickle'"),
     "codec of gzip": (lambda s: stored(s, "reward", gzip.compress(bytes(32)), "gzip"), "codec 'gzip'"),
@@ -176,7 +180,9 @@ FRAGMENTS: Final[dict[str, tuple[Callable[[int], Fragment], str]]] = {
     "T beyond the unroll length": (lambda s: header(s, steps=STEPS + 1), "header.steps=5"),
     "T of 2^32 - 1": (lambda s: header(s, steps=2**32 - 1), "header.steps=4294967295"),
     "N = 0": (lambda s: header(s, slots=()), "N=0"),
-    "one slot too many": (lambda s: header(s, slots=(Slot(0, 0, 0),) * (SLOTS + 1)), "shape (4, 2), the schema says (4, 3)"),
+    "one slot too many": (
+        lambda s: header(s, slots=(Slot(0, 0, 0),) * (SLOTS + 1)), "shape (4, 2), the schema says (4, 3)"
+    ),
     "slot that counts beyond 2^53": (
         lambda s: header(s, slots=(Slot(0, HUGE, 0), Slot(1, 0, 0))), "header.slots"
     ),
@@ -259,20 +265,42 @@ def _reason(text: str) -> bytes:
 
 CALLS: Final[dict[str, tuple[str, Callable[[int], bytes], str]]] = {
     "actor without a name": (f"{EXPERIENCE}OpenSession", lambda _: _open(role=1), "actor_id=''"),
-    "actor named by a path": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="../x", role=1), "actor_id='../x'"),
-    "actor named with a colon": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a:b", role=1), "actor_id="),
-    "actor named with a star": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a*", role=1), "actor_id="),
-    "actor named with NUL": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a\0", role=1), "actor_id="),
-    "actor named with a newline": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a\n", role=1), "actor_id="),
-    "actor named in Cyrillic": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="\u0430", role=1), "actor_id="),
-    "actor named with 65 letters": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a" * 65, role=1), "actor_id="),
-    "actor named with 10 kB": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a" * 10_000, role=1), "actor_id='aaaa"),
-    "actor named with 1 MiB": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a" * MIB, role=1), "at most 16384"),
+    "actor named by a path": (
+        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="../x", role=1), "actor_id='../x'"
+    ),
+    "actor named with a colon": (
+        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a:b", role=1), "actor_id="
+    ),
+    "actor named with a star": (
+        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a*", role=1), "actor_id="
+    ),
+    "actor named with NUL": (
+        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a\0", role=1), "actor_id="
+    ),
+    "actor named with a newline": (
+        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a\n", role=1), "actor_id="
+    ),
+    "actor named in Cyrillic": (
+        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="\u0430", role=1), "actor_id="
+    ),
+    "actor named with 65 letters": (
+        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a" * 65, role=1), "actor_id="
+    ),
+    "actor named with 10 kB": (
+        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a" * 10_000, role=1), "actor_id='aaaa"
+    ),
+    "actor named with 1 MiB": (
+        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a" * MIB, role=1), "at most 16384"
+    ),
     "actor without a role": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a"), "role=0"),
     "actor of an unknown role": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a", role=9), "role=9"),
-    "actor of a negative role": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a", role=-1), "role=-1"),
+    "actor of a negative role": (
+        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a", role=-1), "role=-1"
+    ),
     "append of session 0": (f"{EXPERIENCE}Append", lambda _: _append(0, _good(1)), "session=0"),
-    "append of session 2^64 - 1": (f"{EXPERIENCE}Append", lambda _: _append(HUGE, _good(1)), f"session={HUGE}"),
+    "append of session 2^64 - 1": (
+        f"{EXPERIENCE}Append", lambda _: _append(HUGE, _good(1)), f"session={HUGE}"
+    ),
     "append of nothing": (f"{EXPERIENCE}Append", _append, "fragments: 0"),
     "append of too many fragments": (
         f"{EXPERIENCE}Append",
@@ -303,17 +331,29 @@ CALLS: Final[dict[str, tuple[str, Callable[[int], bytes], str]]] = {
         f"{EXPERIENCE}Append", lambda s: _wide(s, slots=2000, tensors=MAX_TENSORS + 1), "header.tensors: more"
     ),
     "dtype of 10 kB": (
-        f"{EXPERIENCE}Append", lambda s: _append(s, fragments.to_proto(entry(s, dtype="f" * 10_000))), "a row of"
+        f"{EXPERIENCE}Append",
+        lambda s: _append(s, fragments.to_proto(entry(s, dtype="f" * 10_000))),
+        "a row of",
     ),
     "shape of a million axes": (f"{EXPERIENCE}Append", _long_shape, "header.tensors: a row of"),
-    "a group where no field is": (f"{EXPERIENCE}Append", lambda s: _append(s, _good(s)) + b"\x7b\x7c", "no field begins"),
+    "a group where no field is": (
+        f"{EXPERIENCE}Append", lambda s: _append(s, _good(s)) + b"\x7b\x7c", "no field begins"
+    ),
     "a million nested groups": (
-        f"{EXPERIENCE}Append", lambda s: _append(s, _good(s)) + b"\x7b" * MIB + b"\x7c" * MIB, "no field begins"
+        f"{EXPERIENCE}Append",
+        lambda s: _append(s, _good(s)) + b"\x7b" * MIB + b"\x7c" * MIB,
+        "no field begins",
     ),
     "append that is cut off": (f"{EXPERIENCE}Append", lambda s: _append(s, _good(s))[:-1], "cut off"),
-    "text where there must be UTF-8": (f"{EXPERIENCE}OpenSession", lambda _: b"\x0a\x02\xff\xfe", "no OpenSessionRequest"),
-    "a length beyond the message": (f"{EXPERIENCE}OpenSession", lambda _: b"\x0a\xff\xff\xff\xff\x07", "no OpenSessionRequest"),
-    "a number of 11 bytes": (f"{EXPERIENCE}CloseSession", lambda _: b"\x08" + b"\xff" * 11, "no CloseSessionRequest"),
+    "text where there must be UTF-8": (
+        f"{EXPERIENCE}OpenSession", lambda _: b"\x0a\x02\xff\xfe", "no OpenSessionRequest"
+    ),
+    "a length beyond the message": (
+        f"{EXPERIENCE}OpenSession", lambda _: b"\x0a\xff\xff\xff\xff\x07", "no OpenSessionRequest"
+    ),
+    "a number of 11 bytes": (
+        f"{EXPERIENCE}CloseSession", lambda _: b"\x08" + b"\xff" * 11, "no CloseSessionRequest"
+    ),
     "close of session 0": (f"{EXPERIENCE}CloseSession", lambda _: b"", "session=0"),
     "close of session 2^64 - 1": (
         f"{EXPERIENCE}CloseSession",
@@ -324,7 +364,9 @@ CALLS: Final[dict[str, tuple[str, Callable[[int], bytes], str]]] = {
     "report 2^64 - 1": (f"{EXPERIENCE}ReportEpisodes", lambda s: _report(s, HUGE), f"sequence={HUGE}"),
     "report of session 0": (f"{EXPERIENCE}ReportEpisodes", lambda _: _report(0), "session=0"),
     "report of too many episodes": (
-        f"{EXPERIENCE}ReportEpisodes", lambda s: _report(s, count=MAX_EPISODES_PER_REPORT + 1), "episodes: 4097"
+        f"{EXPERIENCE}ReportEpisodes",
+        lambda s: _report(s, count=MAX_EPISODES_PER_REPORT + 1),
+        "episodes: 4097",
     ),
     "return of NaN": (
         f"{EXPERIENCE}ReportEpisodes", lambda s: _report(s, episode_return=float("nan")), "episode_return=nan"
@@ -349,7 +391,9 @@ CALLS: Final[dict[str, tuple[str, Callable[[int], bytes], str]]] = {
         f"{WEIGHTS}WatchLatest", lambda s: _watch(s, applied_sha256="../" * 21 + "x"), "applied_sha256="
     ),
     "too many answers to the probe": (
-        f"{WEIGHTS}WatchLatest", lambda s: _watch(s, probe_log_prob=[0.0] * (MAX_PROBE_ANSWERS + 1)), "probe_log_prob: 65"
+        f"{WEIGHTS}WatchLatest",
+        lambda s: _watch(s, probe_log_prob=[0.0] * (MAX_PROBE_ANSWERS + 1)),
+        "probe_log_prob: 65",
     ),
     "weights of version 0": (f"{WEIGHTS}GetWeights", lambda s: _chunk(s), "version=0"),
     "weights from beyond every size": (

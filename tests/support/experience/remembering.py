@@ -32,7 +32,10 @@ RUN = "run-a"
 
 
 class Wandering(gymnasium.Env[Any, Any]):
-    """Noise for observations, at most `longest` steps to an episode, which ends in either way; random masks."""
+    """Noise for observations, and random masks.
+
+    An episode has at most `longest` steps and is terminated or truncated.
+    """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
     observation_space = spaces.Box(-1, 1, (3,), np.float32)

@@ -19,7 +19,10 @@ def fragment(
     invalid: tuple[tuple[int, int], ...] = (),
     first: int = 0,
 ) -> tuple[FragmentHeader, dict[str, Array]]:
-    """Observation of row t and slot i is first + 100·i + t, its reward 1 + that, a true final one minus that."""
+    """The observation x of row t and slot i is first + 100·i + t.
+
+    Its reward is 1 + x, and a true final observation is −(1 + x).
+    """
     ends = ends or {}
     rows = first + np.arange(steps + 1)[:, None] + 100.0 * np.arange(slots)[None, :]
     flags = {how: np.zeros((steps, slots), bool) for how in ("terminated", "truncated")}

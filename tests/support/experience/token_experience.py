@@ -70,7 +70,12 @@ def _of(log_probs: Tensor, action: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """prompt, tokens: ids.   log_prob: of each of `tokens`, when it was sampled.   finished: not cut short."""
+    """A sampled response to a prompt.
+
+    prompt, tokens: ids.
+    log_prob: of each of `tokens`, when it was sampled.
+    finished: not cut short.
+    """
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]

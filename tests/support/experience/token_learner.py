@@ -12,7 +12,10 @@ from penstock.config.sections.token import TokenPPOSection
 from tests.support.experience.token_experience import Response, SmallTokenPolicy, batch_of, fragment, sample
 
 SMOOTH: dict[str, Any] = {"adam_epsilon": 1.0, "learning_rate": 1.0, "critic_learning_rate": 1.0}
-"""Adam's first steps have one size, also where rounding decides the sign of a gradient that is next to 0; not these."""
+"""Settings under which Adam's first steps follow the size of the gradient.
+
+With a small epsilon these steps have one size, even where rounding decides the sign of a gradient next to 0.
+"""
 PROMPTS = ((2, 3), (2, 4, 5), (2, 3), (2, 6, 7, 8))
 
 

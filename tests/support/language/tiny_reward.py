@@ -1,4 +1,4 @@
-"""A tiny language model, and a reward model on it whose every trained weight differs from that of a new one."""
+"""A tiny language model and a reward model on it, all of whose trained weights differ from new ones."""
 
 from pathlib import Path
 from typing import Final

@@ -1,4 +1,4 @@
-"""The capacity formula: what it makes of exact costs, what saturates first, and that its pictures are drawn."""
+"""The capacity formula: its results for exact costs, what saturates first, and its pictures."""
 
 from pathlib import Path
 

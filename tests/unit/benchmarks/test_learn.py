@@ -80,7 +80,8 @@ def test_a_run_passes_by_its_evaluation(tmp_path: Path, mean: float, *, passed: 
 folder.mkdir()
 rows = [{{"env_steps": n, "mean_return": n and 1.0 * n}} for n in range(3)]
 (folder / "metrics.jsonl").write_text("\\n".join(map(json.dumps, rows)))
-print(json.dumps({{"solved": True, "evaluation": {{"mean": {mean}}}, "env_steps": 2, "training_seconds": 1.0}}))
+print(json.dumps({{"solved": True, "evaluation": {{"mean": {mean}}}, "env_steps": 2, \
+"training_seconds": 1.0}}))
 """
     record = run(PROOF, program(tmp_path, body))
     assert record.passed is passed

@@ -1,4 +1,7 @@
-"""Small environments whose optimum is known, for proofs of what a policy can see and remember: `workloads.control.tasks:Catch-v0`."""
+"""Small environments whose optimum is known.
+
+They prove what a policy can see and remember. A run names one as `workloads.control.tasks:Catch-v0`.
+"""
 
 import gymnasium
 

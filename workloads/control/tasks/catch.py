@@ -12,11 +12,13 @@ _BRIGHT = 255
 
 
 class Catch(gymnasium.Env[Image, np.int64]):
-    """A ball falls from a random column of the top row, the paddle in the bottom row goes left, stays or goes right.
+    """A ball falls from a random column of the top row, and a paddle in the bottom row catches it.
 
-    Observation: uint8 [rows, columns], ball and paddle bright. The reward comes with the last step, when the ball
-    is in the bottom row: 1 caught, −1 missed. The optimum is 1 from every start, since rows ≥ columns / 2 + 1 steps
-    suffice; whoever does not look catches one ball in `columns`, so that returns have the mean 2 / columns − 1.
+    Actions: the paddle goes left, stays or goes right.
+    Observation: uint8 [rows, columns], ball and paddle bright. The reward comes with the last step, when the
+    ball is in the bottom row: 1 caught, −1 missed. The optimum is 1 from every start, since
+    rows ≥ columns / 2 + 1 steps suffice; a policy that does not look catches one ball in `columns`, so that
+    its returns have the mean 2 / columns − 1.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so

@@ -16,11 +16,12 @@ Observation = dict[str, Any]
 
 
 class Courier(gymnasium.Env[Observation, np.int64]):
-    """A courier stands on a random field of five by five and must reach the depot, one of the four corners, that it was told.
+    """A courier on a random field of five by five must reach the depot that it was told.
 
-    Observation: "position" float32 [2], row and column from 0 to 4; "depot" one of 4. Every step costs 0.1, the depot
-    pays 1 and ends the episode. The optimum from a field d steps away is 1 − 0.1 d; over all 24 starts of each
-    depot the mean of d is 25/6, so that of the optimal return is 7/12.
+    The depot is one of the four corners.
+    Observation: "position" float32 [2], row and column from 0 to 4; "depot" one of 4. Every step costs 0.1,
+    the depot pays 1 and ends the episode. The optimum from a field d steps away is 1 − 0.1 d; over all 24
+    starts of each depot the mean of d is 25/6, so that of the optimal return is 7/12.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so

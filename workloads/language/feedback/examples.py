@@ -40,7 +40,7 @@ Example = Scored | Preference
 class BadRows:
     """Rows that cannot be used.
 
-    Every one counted under its kind of reason, the first SHOWN kept with place and reason.
+    Each is counted under its kind of reason; the first SHOWN are kept with place and reason.
     """
 
     count: int = 0

@@ -1,4 +1,4 @@
-"""From a place with feedback to examples.
+"""Reads feedback from a place into examples.
 
 What cannot be used is counted and named, never dropped in silence.
 """

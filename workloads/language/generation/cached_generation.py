@@ -1,6 +1,6 @@
 """The reference backend: a causal language model of transformers, one token of all responses at a time.
 
-    prompts, padded on the left ─► forward, keys and values kept ─► draw ─► forward of that token alone ─► draw ─► …
+    prompts, padded on the left ─► forward, keys and values kept ─► draw ─► forward of that token ─► draw ─► …
 
 A prompt of several responses is read once. Once half of the responses have ended their rows leave the batch
 and the cache, so that a long one does not keep all the others company.
@@ -77,7 +77,7 @@ class CachedGeneration:
 
 
 def make_backend(policy: Any, tokenizer: Tokenizer, device: str) -> Backend:
-    """Returns the backend that generates with the network of a `LanguagePolicy`, which is moved to the device.
+    """Return the backend that generates with a `LanguagePolicy`, whose network moves to the device.
 
     device: as torch names it, or "auto": a GPU where there is one.
     """

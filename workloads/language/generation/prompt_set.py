@@ -40,7 +40,7 @@ class Prompts:
 
 
 def read_prompts(place: str, encoder: Encoder, *, held_out: float, seed: int) -> Prompts:
-    """The prompts at a place.
+    """Return the prompts at a place.
 
     encoder: `max_tokens` is the most that a prompt may have. held_out: share of them.
 

@@ -2,7 +2,7 @@
 
 Rows of tokens in, log-probabilities and values of the next tokens out.
 
-    network     what generates; all of it, or its adapter, is trained and published: `state_dict` holds only that
+    network     what generates; all of it, or its adapter, is trained and published, and is the `state_dict`
     critic      makes a value of the features that the last layer reads; it stays with the learner
     reference   the policy that training began with: the network with its adapter switched off, or a copy
 

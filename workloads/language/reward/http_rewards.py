@@ -36,7 +36,7 @@ _SHOWN: Final = 200
 
 
 class HttpRewards:
-    """See the module.
+    """A reward source behind HTTP.
 
     deadline_s: of a call with all its repetitions; attempt_s: of the wait for one answer.
     """

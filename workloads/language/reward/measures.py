@@ -44,9 +44,9 @@ class Measures:
 
 
 def measure(examples: Sequence[Example], scores: Sequence[tuple[float, ...]]) -> Measures:
-    """Measures of a model that gives these scores.
+    """Return measures of a model that gives these scores.
 
-    One for a scored example, (chosen, rejected) for a pair.
+    scores: one for a scored example, (chosen, rejected) for a pair.
     """
     both = list(zip(examples, scores, strict=True))
     scored = [(example, given[0]) for example, given in both if isinstance(example, Scored)]
@@ -70,7 +70,7 @@ def measure(examples: Sequence[Example], scores: Sequence[tuple[float, ...]]) ->
 
 
 def doubt(found: Mapping[str, Any] | None) -> str:
-    """Why nobody should learn from a model with these measures (`Measures.as_dict`).
+    """Return why a run should not learn from a model with these measures (`Measures.as_dict`).
 
     "" where they give no reason.
 
@@ -89,7 +89,10 @@ def doubt(found: Mapping[str, Any] | None) -> str:
 
 
 def expected_calibration_error(margins: Array) -> float:
-    """Mean distance of confidence σ(|margin|) from how often the order is right, over bins weighted by their pairs."""
+    """Return the mean distance of confidence σ(|margin|) from how often the order is right.
+
+    The mean is over bins, weighted by their pairs.
+    """
     confidence = 1 / (1 + np.exp(-np.abs(margins)))
     right = (np.sign(margins) + 1) / 2
     bins = np.minimum(((confidence - 0.5) * 2 * BINS).astype(int), BINS - 1)
@@ -102,7 +105,10 @@ def expected_calibration_error(margins: Array) -> float:
 
 
 def _margins(scored: Sequence[tuple[Scored, float]]) -> Array:
-    """Predicted difference, better minus worse, of every two responses to one prompt that are not worth the same."""
+    """Return the predicted difference, better minus worse, of every two responses to one prompt.
+
+    Two responses of equal score are left out.
+    """
     of_prompt: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for example, predicted in scored:
         of_prompt[identity(example.prompt)].append((example.score, predicted))

@@ -103,7 +103,7 @@ def reply_to_proto(values: Sequence[float | None], by: ScoredBy) -> pb.ScoreRepl
 
 
 def rewards_from_proto(reply: pb.ScoreReply, expected: int, whose: str) -> Rewards:
-    """The rewards of a reply.
+    """Return the rewards of a reply.
 
     Raises BadReward when they are not as many as were asked for, or none at all.
     """

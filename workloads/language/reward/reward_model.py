@@ -1,7 +1,7 @@
 """A reward model: a transformer with one number as its head, in Hugging Face format, with or without LoRA.
 
-    DIR/adapter_model.safetensors, adapter_config.json    the adapter with its head; without LoRA model.safetensors
-    DIR/config.json                                       one label, the pad token, `reward`: mean, std, …
+    DIR/adapter_model.safetensors, adapter_config.json    adapter and head; without LoRA model.safetensors
+    DIR/config.json                                       one label, pad token, `reward`: mean, std, …
     DIR/tokenizer…                                        the tokenizer
     DIR/reward.json                                       what was learned from what, and four scores to check
 
@@ -96,7 +96,7 @@ def score_rows(
 ) -> list[float]:
     """Scores of rows of token ids in their order, in batches of rows of similar length.
 
-    Leaves the mode as it is.
+    The mode of the model stays as it is.
     """
     training = network.training
     network.eval()
@@ -211,9 +211,9 @@ class RewardModel:
 
 
 def weights_sha256(folder: Path) -> str:
-    """Of the weights that a folder holds and of what they were made for.
+    """Return a digest of the weights in a folder and of what they were made for.
 
-    A name for the scores that it gives.
+    It is a name for the scores that it gives.
     """
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("*.safetensors"), folder / "config.json", folder / "tokenizer.json"]):

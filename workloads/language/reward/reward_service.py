@@ -1,9 +1,10 @@
-"""The reward service: one reward model behind gRPC, in a process of its own so that it can have a GPU to itself.
+"""The reward service: one reward model behind gRPC, in its own process so that it can have its own GPU.
 
     bytes ─► gate (who calls, budgets) ─► outline ─► parse ─► limits ─► token ids ─► batcher ─► scores
 
-Stateless: nothing is remembered between calls, and any number of them serve the same model. What a request does
-wrong is a refusal inside the reply that names the sample; a full queue is OVERLOADED with a time to come again.
+The service is stateless: it remembers nothing between calls, and any number of services serve the same model.
+An error of a request is a refusal inside the reply that names the sample; a full queue is OVERLOADED with a
+time to try again.
 """
 
 import asyncio

@@ -122,7 +122,7 @@ def _prepare(order: Order) -> str | None:
 
 
 def _same_plan(order: Order, data: Data) -> None:
-    """Write what this training is made of.
+    """Write what this training was made from.
 
     Raises ConfigurationError when a resumed one is made of something else.
     """

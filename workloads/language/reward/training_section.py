@@ -22,7 +22,7 @@ class RewardTraining(Section):
     warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
     """Share of the steps in which the step size rises from 0."""
     schedule: str = "cosine"
-    """How it falls afterwards.
+    """The course of the learning rate after the warm-up.
 
     Any of transformers' schedulers, such as linear, cosine, constant_with_warmup.
     """

@@ -1,4 +1,7 @@
-"""Masks reach the policy beside the observation they belong to, however they come and whichever way episodes reset."""
+"""Masks reach the policy beside their observations.
+
+This holds for every source of masks and every way in which episodes reset.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the learner is given as reward, against numbers worked out by hand, while returns stay the environment's own."""
+"""The learner's rewards equal numbers worked out by hand, and returns stay the environment's own."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -55,7 +55,10 @@ def shape(name: str = "progress") -> dict[str, Any]:
 def collect(
     mode: AutoresetMode, *wrappers: dict[str, Any], nested: bool = False, cuts: tuple[int, ...] = (STEPS,)
 ) -> tuple[list[Fragment], list[Episode]]:
-    """Counting environments: slots 0 and 1 with episodes of 3, 1, 4, 2 and 1, 4, 2, 3 steps, odd ones truncated."""
+    """Counting environments, in which odd episodes are truncated.
+
+    The episodes of slot 0 have 3, 1, 4 and 2 steps, those of slot 1 have 1, 4, 2 and 3.
+    """
     space = NESTED if nested else OBSERVATION
     stepper = Stepper(vector(mode, 2, nested=nested), space)
     schema = fragment_schema(space, Discrete(2))

@@ -14,8 +14,10 @@ RECORD = """
 from penstock.config.workload import Workload
 
 WORKLOAD = Workload(
-    name="outside", environment="", spaces="", policy="", defaults="", target="", model="", generator="", runner="",
-    commands={"count": "outside_commands:count", "many": "outside_commands:many", "train": "outside_commands:count"},
+    name="outside", environment="", spaces="", policy="", defaults="", target="", model="", generator="", \
+runner="",
+    commands={"count": "outside_commands:count", "many": "outside_commands:many", \
+"train": "outside_commands:count"},
 )
 """
 COMMANDS = """

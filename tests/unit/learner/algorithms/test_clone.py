@@ -92,7 +92,10 @@ def test_ten_updates_give_the_weights_of_plain_pytorch(action: Any) -> None:
 
 
 def indifferent(**section: Any) -> tuple[Clone, Batch]:
-    """A policy that gives both actions the same probability, and steps of which three in four are action 0."""
+    """A policy that gives both actions the same probability.
+
+    The batch takes action 0 in three steps of four.
+    """
     policy = small_policy(0)
     with torch.no_grad():
         policy.actor_head.weight.zero_()

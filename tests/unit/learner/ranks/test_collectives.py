@@ -36,10 +36,10 @@ def alone(name: str, updates: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("size", "name"), RUNS)
 def test_several_ranks_equal_one(several: dict[int, Path], size: int, name: str) -> None:
-    """In float64: the first gradient to 1e-10, everything after the last update to 1e-6, and what was reported.
+    """In float64: the first gradient to 1e-10, all else after the last update to 1e-6.
 
-    Fragments are ragged, some steps are not experience, one batch leaves ranks without any, and environments
-    come to another rank with every update.
+    What was reported is compared as well. Fragments are ragged, some steps are not experience, one batch
+    leaves ranks without any, and environments come to another rank with every update.
     """
     found, expected = load_file(several[size] / f"{name}-0.safetensors"), alone(name, UPDATES[size])
     torch.testing.assert_close(found["gradient"], expected["gradient"], rtol=0.0, atol=1e-10)

@@ -52,8 +52,8 @@ def test_a_line_says_what_was_evaluated_and_what_rewards_the_learner_was_given(t
     """Beside the figures of the update; the mean reward is of the valid steps of its batch."""
     recorder = Recorder(tmp_path, Staleness(), 0)
     log_batch = LogBatch(
-        last=1, trained=(1,), dropped={}, steps=8, updates=(0,), versions=(1,), batch=None, round=None, size=1,
-        created_us=1, assemble_s=0.0, origins={}, reward=-2.0,
+        last=1, trained=(1,), dropped={}, steps=8, updates=(0,), versions=(1,), batch=None, round=None,
+        size=1, created_us=1, assemble_s=0.0, origins={}, reward=-2.0,
     )  # fmt: skip
     recorder.updated(log_batch, {"nll": 0.5}, update=0, wait_s=0.0, compute_s=0.0)
     evaluated = {"evaluation_deterministic": 3.5, "evaluation_sampled": 2.5, "evaluation_best": 4.0}

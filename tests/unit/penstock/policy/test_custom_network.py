@@ -1,4 +1,4 @@
-"""`policy.network`: what is right works like every policy, what is wrong is refused where it is written down."""
+"""`policy.network`: a right one works like every policy, a wrong one is refused where it is written."""
 
 from pathlib import Path
 from typing import Any

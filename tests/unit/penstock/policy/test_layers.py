@@ -67,7 +67,7 @@ def test_a_forward_pass_moves_no_statistics_in_either_mode(training: bool) -> No
 
 
 def test_layers_are_measured_as_they_will_be_fed() -> None:
-    """The second one sees what the first one will give once both are merged, and nothing moves before that."""
+    """The second layer sees what the first will give once both are merged; nothing moves before."""
     net = nn.Sequential(nn.Linear(4, 5), BatchNorm(5), nn.Tanh(), nn.Linear(5, 3), BatchNorm(3))
     given = rows(200, 4)
     before = net(given)

@@ -46,7 +46,10 @@ def made(kind: Any) -> tuple[Core, Tensor, dict[str, Tensor], Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("burn_in", [0, 2, 4])
 def test_all_sequences_at_once_are_cells_step_by_step(kind: str, burn_in: int) -> None:
-    """Outputs of every row, of a last observation behind row 2 of column 0, and the state after all, in float64."""
+    """The outputs of every row and the state after all rows agree in float64.
+
+    So does the output of a last observation behind row 2 of column 0.
+    """
     core, features, state, starts = made(kind)
     found, after = core(features, unroll(starts, state, burn_in=burn_in, final_step=[2], final_slot=[0]))
     cell, now = cell_of(core), tuple(state.values())
@@ -111,7 +114,10 @@ def values_by_hand(policy: Policy, batch: Batch) -> tuple[Tensor, list[Tensor]]:
 
 @torch.no_grad()
 def test_values_of_a_batch_are_those_of_a_hand_unrolled_critic() -> None:
-    """Every observation, the one after the last step and each true last one, with the state of the step before."""
+    """The values of every observation, of the one after the last step, and of each true last one agree.
+
+    Each is computed with the state of the step before.
+    """
     policy = remembering(recurrent="lstm")
     actor = Actor(policy, longest=5)
     batch = batch_of([actor.fragment(8), actor.fragment(8)])

@@ -102,7 +102,7 @@ def test_an_answer_that_is_not_finite_withdraws_at_once() -> None:
 
 
 def test_the_active_versions_own_faults_do_not_withdraw_the_canary() -> None:
-    """Not-finite answers, errors and slow answers of the active version speak for the canary, if for anybody."""
+    """Not-finite answers, errors and slow answers of the active version never count against the canary."""
     broken = Outcome(total_return=90.0, answers=10, errors=9, slow=9, not_finite=9)
     assert Verdict.UNDECIDED is judge(GOOD, active=broken).verdict
 

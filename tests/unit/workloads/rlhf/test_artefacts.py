@@ -1,4 +1,4 @@
-"""What a run of language models leaves is read by transformers and peft alone, and answers as the policy did."""
+"""Transformers and peft alone read what a run of language models leaves; it answers as the policy did."""
 
 import hashlib
 import json

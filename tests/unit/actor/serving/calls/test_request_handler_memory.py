@@ -70,7 +70,7 @@ def mask_parts(stand: Stand, allowed: list[bool]) -> list[pb.Part]:
 
 @pytest.mark.parametrize("section", POLICIES.values(), ids=POLICIES)
 async def test_the_learner_computes_what_an_episode_was_answered_with(section: dict[str, Any]) -> None:
-    """Over three fragments of each of two episodes that are played in turn, with masks on every other step."""
+    """Two episodes of three fragments each are played in turn, with masks on every other step."""
     stand = await stand_of(section, masked=True)
     episodes = [stand.start("ada"), stand.start("bob")]
     for step in range(10):

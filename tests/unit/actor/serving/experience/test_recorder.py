@@ -1,4 +1,7 @@
-"""What clients did becomes fragments that broker and learner take, step for step what a rollout worker would send."""
+"""What clients did becomes fragments that broker and learner take.
+
+Step for step they are what a rollout worker would send.
+"""
 
 import asyncio
 import json

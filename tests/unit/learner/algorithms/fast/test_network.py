@@ -61,7 +61,10 @@ def test_gradients_by_hand_are_those_of_autograd(name: str) -> None:
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_slopes_at_the_outputs_are_followed_as_autograd_does(name: str, is_masked: bool) -> None:
-    """In float64 to 1e-12, with heads that have parameters of their own, and where some outputs are ruled out."""
+    """In float64 to 1e-12.
+
+    Some heads have parameters of their own, and some outputs are ruled out.
+    """
     policy = double(name)
     adam = FlatAdam(policy, 1e-5)
     rows = torch.randn(40, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -146,6 +146,9 @@ def test_squashed_actions_stay_inside_their_bounds(name: str) -> None:
     ],
 )
 def test_parts_of_every_kind_on_both_sides(section: dict[str, object]) -> None:
-    """Images, vectors and codes to a hybrid action, through separate and shared trunks and every kind of layer."""
+    """Images, vectors and codes become a hybrid action.
+
+    They pass through separate and shared trunks and every kind of layer.
+    """
     told = PolicySection.model_validate(SMALL | {"normalise_observations": True} | section)
     check_update(Acting(OBSERVATIONS["dict"], ACTIONS["hybrid tuple"], told))

@@ -51,7 +51,10 @@ NETWORKS: dict[str, tuple[AnySpace, dict[str, Any]]] = {
 
 
 def trained(name: str, **algorithm: Any) -> tuple[Acting, PPO]:
-    """A policy that has learned from two batches, so that statistics and biases are not those of the beginning."""
+    """A policy that has learned from two batches.
+
+    Its statistics and biases are thus no longer the initial ones.
+    """
     space, section = NETWORKS[name]
     acting = Acting(space, spaces.Discrete(3), PolicySection(**({"hidden_sizes": (16, 16)} | section)))
     ppo = PPO(acting.policy, PPOSection(**({"minibatches": 3} | algorithm)), seed=3)

@@ -40,10 +40,10 @@ def advantages(policy: np.ndarray, beta: float, value: float, advantage: Kind, *
 @pytest.mark.parametrize("advantage", ["gae", "group", "reinforce"])
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
 def test_nothing_pulls_away_from_the_best_policy(beta: float, advantage: Kind, whiten: bool) -> None:
-    """Every token returns r − β log π*/π_ref = β log Z there, so that nothing is left of it behind any baseline.
+    """Every token returns r − β log π*/π_ref = β log Z there, and any baseline removes this constant.
 
-    The penalty is in the reward before it is subtracted from and divided: neither moves the optimum. A policy that
-    is best for another β is pulled.
+    The penalty is in the reward before the baseline is subtracted and the result is divided: neither moves
+    the optimum. A policy that is best for another β is pulled.
     """
     normaliser = float(REFERENCE @ np.exp(REWARDS / beta))
     best = REFERENCE * np.exp(REWARDS / beta) / normaliser

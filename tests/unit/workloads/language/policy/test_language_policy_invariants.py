@@ -100,9 +100,10 @@ def through_the_wire(sent: Fragment) -> Batch:
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_an_actor_that_never_lags_is_the_synchronous_loop(base: Path, lag: int) -> None:
-    """Weights published and loaded, experience sent as bytes, against one policy that writes and learns itself.
+    """A learner and an actor that exchange bytes equal one policy that writes and learns itself.
 
-    The same adapter bit by bit after three updates; not so with an actor that is one version behind.
+    Weights are published and loaded, and experience is sent as bytes. After three updates the adapters are
+    the same bit by bit; with an actor that is one version behind they are not.
     """
     policy, learner, actor = (policy_of(base) for _ in range(3))
     alone, apart = algorithm_of(policy, minibatches=2), algorithm_of(learner, minibatches=2)
