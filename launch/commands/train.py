@@ -83,22 +83,22 @@ def _train(
         finally:
             device.close()
             shutil.rmtree(sockets, ignore_errors=True)
-    ending = Ending(
-        wall_seconds=time.monotonic() - started_s,
-        preparation_seconds=preparation_s,
-        device_memory=device.peak,
-        interrupted=outcome.code == EXIT_INTERRUPTED,
-        cause=outcome.cause,
-        accounts=run.accounts(),
-        redis=run.redis_facts,
-    )
-    try:
-        _conclude(plan, ending, prediction, as_json=as_json)
-    except OSError as error:
-        sys.stderr.write(f"the summary was not written: {error}\n")
-    if outcome.cause:
-        sys.stderr.write(f"{outcome.cause}\n")
-    return outcome.code
+        ending = Ending(
+            wall_seconds=time.monotonic() - started_s,
+            preparation_seconds=preparation_s,
+            device_memory=device.peak,
+            interrupted=outcome.code == EXIT_INTERRUPTED,
+            cause=outcome.cause,
+            accounts=run.accounts(),
+            redis=run.redis_facts,
+        )
+        try:
+            _conclude(plan, ending, prediction, as_json=as_json)
+        except OSError as error:
+            sys.stderr.write(f"the summary was not written: {error}\n")
+        if outcome.cause:
+            sys.stderr.write(f"{outcome.cause}\n")
+        return outcome.code
 
 
 def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:

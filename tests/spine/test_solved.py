@@ -12,8 +12,9 @@ from tests.support.run.training import PATIENCE_S, Training, is_alive, trainings
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
-    """Start trainings in one run folder; nothing of them is left afterwards."""
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Training]]:
+    """Start trainings in one run folder, as on a machine where nothing has been drawn before."""
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
     with trainings(tmp_path / "run") as started:
         yield started
 
@@ -25,6 +26,7 @@ def test_cartpole_is_solved_by_separate_processes_and_the_books_balance(
     training = start("CartPole-v1", "--seed", "1", "--json")
     code, out, err = training.end()
     assert code == 0, err
+    assert "Logging error" not in err
     summary = json.loads(out)
     assert summary == training.summary()
     assert summary["solved"]
