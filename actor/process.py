@@ -4,13 +4,11 @@ import os
 import socket
 import sys
 from functools import partial
-from typing import Final
 
 from actor.evaluation.evaluator import Evaluator
-from actor.link.broker_client import BrokerClient
+from actor.link.connect import SWITCH_INTERVAL_S, connect
 from actor.rollout.loop import FragmentGenerator
 from actor.rollout.worker import Worker
-from penstock.config.credentials import credentials
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
 from penstock.runtime.exit import Fatal
@@ -19,9 +17,6 @@ from penstock.runtime.lifecycle import Lifecycle
 from penstock.wire.ids import check_id, to_id
 from penstock.wire.messages import Role
 from penstock.wire.specification import RunSpecification
-
-SWITCH_INTERVAL_S: Final = 0.0005
-"""The sender must not wait the default 5 ms for the interpreter while environments step."""
 
 
 def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role, settings: Settings) -> int:
@@ -55,11 +50,3 @@ def make_generator(specification: RunSpecification, settings: Settings, health: 
         specification, settings, health
     )
     return generator
-
-
-def connect(broker: str, settings: Settings) -> BrokerClient:
-    """The link to a broker; raises ConfigurationError for an address or files that cannot be used."""
-    try:
-        return BrokerClient(broker, credentials(settings.security))
-    except ValueError as error:
-        raise ConfigurationError(f"--broker: {error}") from error

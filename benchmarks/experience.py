@@ -1,9 +1,9 @@
 """An actor of the project in the process that measures: no broker, no network."""
 
-from actor import specification as actor_run
+from actor.acting.header_fields import HeaderFields
 from actor.rollout.fragment_builder import FragmentBuilder
-from actor.rollout.header_fields import HeaderFields
 from actor.rollout.seeds import action_seed, environment_seeds
+from actor.specification import run as actor_run
 from penstock.policy.weights import load_into
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Episode, Publication

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actor import specification as actor_run
+from actor.specification import run as actor_run
 from benchmarks.experience import Experience
 from learner.batch import Batch, assemble
 from learner.model.model import make_model

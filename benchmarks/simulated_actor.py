@@ -25,10 +25,10 @@ from typing import Any, Final
 import numpy as np
 from prometheus_client import Counter
 
+from actor.acting.health_watch import ENVIRONMENT
 from actor.link.broker_client import BrokerClient
 from actor.link.session import Session
 from actor.rollout.episode_tracker import Ends, Episodes
-from actor.rollout.loop import ENVIRONMENT
 from actor.rollout.worker import Worker
 from penstock.config.credentials import credentials
 from penstock.config.settings import (

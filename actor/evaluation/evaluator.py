@@ -10,11 +10,11 @@ import logging
 import time
 from functools import partial
 
+from actor.acting.health_watch import ENVIRONMENT
 from actor.evaluation.play import Played
 from actor.evaluation.runner import EvaluationRunner
 from actor.link.broker_client import BrokerClient
 from actor.link.session import Session, count_strikes, open_session
-from actor.rollout.loop import ENVIRONMENT
 from penstock.config.settings import Settings
 from penstock.config.workload import find, load
 from penstock.runtime import metrics

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from actor.rollout.stepper import Stepped, Stepper
+from actor.acting.stepper import Stepped, Stepper
 from penstock.policy.memory import begun
 from penstock.policy.policy import Policy
 

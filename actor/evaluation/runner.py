@@ -6,10 +6,10 @@ from typing import Protocol
 
 import torch
 
-from actor import specification as run
+from actor.acting.local_policy import LocalPolicy
 from actor.evaluation.play import Played, play
-from actor.rollout.local_policy import LocalPolicy
-from actor.specification import Run
+from actor.specification import run
+from actor.specification.run import Run
 from penstock.config.sections.learner import EvaluationSection
 from penstock.config.settings import Settings
 from penstock.wire.specification import RunSpecification

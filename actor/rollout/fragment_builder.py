@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actor.acting.header_fields import HeaderFields
+from actor.acting.stepper import Ended, Stepped
 from actor.rollout.episode_tracker import Ends, Episodes
-from actor.rollout.header_fields import HeaderFields
-from actor.rollout.stepper import Ended, Stepped
 from penstock.config.settings import ConfigurationError
 from penstock.policy.memory import begun
 from penstock.wire.fragment import Fragment, build

@@ -5,14 +5,14 @@ from functools import partial
 
 import torch
 
-from actor import specification as run
+from actor.acting.header_fields import HeaderFields
+from actor.acting.health_watch import ENVIRONMENT, note_lag, watch
+from actor.acting.reward import learner_reward
 from actor.link.session import Session
 from actor.rollout.fragment_builder import FragmentBuilder
-from actor.rollout.header_fields import HeaderFields
-from actor.rollout.loop import ENVIRONMENT, WEIGHTS
-from actor.rollout.reward import learner_reward
 from actor.rollout.seeds import action_seed, environment_seeds, place_of
-from actor.specification import Run
+from actor.specification import run
+from actor.specification.run import Run
 from penstock.config.settings import Settings
 from penstock.runtime import tracing
 from penstock.runtime.health import Health
@@ -26,21 +26,6 @@ def make_generator(
 ) -> "EnvironmentGenerator":
     """The generator of a run; settings: of this process. Raises what `run.read` and the environment raise."""
     return EnvironmentGenerator(run.read(specification, settings.actor), health)
-
-
-def watch(health: Health, stall_timeout_s: float) -> None:
-    """Have health watch what a generator does, from when it is first expected."""
-    for name in (ENVIRONMENT, WEIGHTS):
-        health.watch(name, stall_timeout_s)
-        health.suspend(name)
-
-
-def note_lag(health: Health, known: int, newest: int) -> None:
-    """Expect weights while an older version is held here than is published."""
-    if newest > known:
-        health.expect(WEIGHTS, f"version {newest} is published, {known} is held here")
-    else:
-        health.suspend(WEIGHTS)
 
 
 class EnvironmentGenerator:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from actor.acting.health_watch import ENVIRONMENT
 from actor.link.outbox import Outbox
 from actor.link.session import Session
 from penstock.runtime import metrics, tracing
@@ -22,11 +23,6 @@ from penstock.runtime.lifecycle import Lifecycle
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Episode, RunState
 from penstock.wire.specification import RunSpecification
-
-ENVIRONMENT: Final = "environment"
-"""Name under which health watches the steps."""
-WEIGHTS: Final = "weights"
-"""Name under which health watches that published weights arrive."""
 
 _COUNT_S: Final = 1.0
 """A wait is counted as it goes on: one that never ends is seen as well."""

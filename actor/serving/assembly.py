@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actor.rollout.reward import learner_reward, potentials
+from actor.acting.reward import learner_reward, potentials
 from actor.serving.calls.episode_requests import EpisodeRequests
 from actor.serving.calls.episode_steps import EpisodeSteps
 from actor.serving.calls.policy_service import PolicyService
@@ -21,7 +21,8 @@ from actor.serving.release.canary_monitor import CanaryMonitor
 from actor.serving.release.traffic import Traffic
 from actor.serving.versions.loaded_versions import LoadedVersions, Weights
 from actor.serving.versions.shadow_record import ShadowRecord
-from actor.specification import actor_section, environment_section, policy_maker
+from actor.specification.policy_maker import policy_maker
+from actor.specification.sections import actor_section, environment_section
 from penstock.config.credentials import registry_with_password
 from penstock.config.settings import CanarySection, ConfigurationError, ServingSection, Settings
 from penstock.config.trusted import check_trusted

@@ -20,12 +20,12 @@ from typing import Final
 import torch
 
 from actor.link.broker_client import BrokerClient
-from actor.process import SWITCH_INTERVAL_S, connect
+from actor.link.connect import SWITCH_INTERVAL_S, connect
 from actor.serving.assembly import Parts, Source, assemble
 from actor.serving.calls.policy_service import NAME
 from actor.serving.experience.run_follower import RunFollower
 from actor.serving.versions.loaded_versions import Weights
-from actor.specification import probe_answer
+from actor.specification.policy_maker import probe_answer
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.registry.weight_files import read_specification
 from penstock.rpc.boundary import Boundary

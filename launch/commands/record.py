@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from actor import specification as actor_run
+from actor.acting.header_fields import HeaderFields
+from actor.acting.reward import learner_reward
 from actor.rollout.fragment_builder import FragmentBuilder
-from actor.rollout.header_fields import HeaderFields
-from actor.rollout.reward import learner_reward
 from actor.rollout.seeds import action_seed, environment_seeds
-from actor.specification import Run
+from actor.specification import run as actor_run
+from actor.specification.run import Run
 from learner.publish.final_policy import FinalPolicy, read_final
 from learner.recording.writer import RecordingWriter
 from penstock.config.service_settings import local_settings

@@ -51,7 +51,7 @@ def _chosen(place: Place, version: int | None) -> PolicyVersion:
 
 
 def _onnx(folder: Path, version: PolicyVersion, blob: bytes) -> bytes:
-    from actor.specification import policy_maker
+    from actor.specification.policy_maker import policy_maker
     from penstock.policy.weights import load_into
 
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actor.rollout.reward import potentials
+from actor.acting.reward import potentials
 from launch.run.request import Request
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.recording.recording_index import DESCRIPTION

@@ -16,9 +16,9 @@ import gymnasium
 import numpy as np
 import pytest
 
+from actor.acting.header_fields import HeaderFields
+from actor.acting.stepper import Stepper
 from actor.rollout.fragment_builder import FragmentBuilder
-from actor.rollout.header_fields import HeaderFields
-from actor.rollout.stepper import Stepper
 from actor.serving.calls.act_stream import ActStream
 from actor.serving.calls.policy_service import PolicyService
 from broker.service.admission import check_all

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from actor import specification as actor_run
 from actor.evaluation.play import play
+from actor.specification import run as actor_run
 from benchmarks.experience import Experience
 from learner.batch import assemble, check_meaning
 from learner.model.model import make_model

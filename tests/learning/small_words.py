@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from actor import specification as actor_run
-from actor.rollout.header_fields import HeaderFields
+from actor.acting.header_fields import HeaderFields
+from actor.specification import run as actor_run
 from learner.batch import assemble, check_meaning
 from learner.model.model import make_model
 from penstock.config.settings import Settings, load

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from actor.rollout import local_policy
+from actor.acting import local_policy
 from learner.probe import Quarantine
 from penstock.policy import weights
 from penstock.wire.messages import Publication

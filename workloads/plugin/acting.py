@@ -16,17 +16,17 @@ watch, note_lag                            health watches steps and weights
 make_step_generator, make_step_runner      of workloads that act by one forward pass per step of environments
 """
 
+from actor.acting.health_watch import ENVIRONMENT as GENERATING
+from actor.acting.health_watch import note_lag, watch
+from actor.acting.local_policy import LocalPolicy
 from actor.evaluation import runner
 from actor.evaluation.play import Played
 from actor.evaluation.runner import EvaluationRunner
 from actor.link.session import Session
 from actor.rollout import generator
-from actor.rollout.generator import note_lag, watch
-from actor.rollout.local_policy import LocalPolicy
-from actor.rollout.loop import ENVIRONMENT as GENERATING
 from actor.rollout.loop import FragmentGenerator
 from actor.rollout.seeds import action_seed, environment_seeds, place_of
-from actor.specification import Run, read
+from actor.specification.run import Run, read
 from penstock.config.settings import Settings
 from penstock.runtime.health import Health
 from penstock.wire.specification import RunSpecification

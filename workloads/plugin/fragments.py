@@ -12,9 +12,9 @@ the run's schema names, has `Episodes` count them, and hands header and tensors 
 
 from collections.abc import Collection, Mapping
 
+from actor.acting.header_fields import HeaderFields
+from actor.acting.reward import LearnerReward, learner_reward
 from actor.rollout.episode_tracker import Ends, Episodes
-from actor.rollout.header_fields import HeaderFields
-from actor.rollout.reward import LearnerReward, learner_reward
 from penstock.wire.fragment import Fragment, FragmentHeader, build
 from penstock.wire.tensor import Array
 

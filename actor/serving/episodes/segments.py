@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from actor.rollout.header_fields import HeaderFields
+from actor.acting.header_fields import HeaderFields
 from penstock.runtime import tracing
 from penstock.wire.fragment import Fragment, Slot, build
 from penstock.wire.messages import Publication

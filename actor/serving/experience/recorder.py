@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from actor.rollout.reward import LearnerReward, PotentialError
+from actor.acting.reward import LearnerReward, PotentialError
 from actor.serving.episodes.episodes import Episode
 from actor.serving.episodes.segments import Row, Segment
 from actor.serving.experience.served_queue import ServedQueue, count_not_learned

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from actor.rollout import local_policy
+from actor.acting import local_policy
 from penstock.config import settings as configuration
 from penstock.config.settings import Settings
 from tests.support.language.adapter_fault import Fault

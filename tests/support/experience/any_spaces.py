@@ -11,9 +11,9 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from actor.acting.header_fields import HeaderFields
+from actor.acting.stepper import Stepper
 from actor.rollout.fragment_builder import FragmentBuilder
-from actor.rollout.header_fields import HeaderFields
-from actor.rollout.stepper import Stepper
 from learner.batch import Batch, assemble, check_meaning
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
+from actor.acting.stepper import Stepper
 from actor.evaluation.play import Played, play
-from actor.rollout.stepper import Stepper
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
 from penstock.wire.spaces import Discrete

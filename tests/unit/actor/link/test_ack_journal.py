@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from actor.link.ack_journal import AckJournal, journal_files, read_journal
-from penstock.config.settings import ActorSection, ConfigurationError
+from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
 from penstock.wire.fragment import Slot
 from tests.support.run.small_run import RUN, SLOTS, STEPS, fragment
@@ -70,12 +70,3 @@ def test_a_disk_that_takes_no_more_ends_the_actor(tmp_path: Path) -> None:
     journal._file = full
     with pytest.raises(Fatal, match="No space left"):
         journal.record([fragment(1)])
-
-
-def test_the_run_cannot_make_an_actor_write_somewhere() -> None:
-    """The folder is the actor's own setting: no path comes over the wire."""
-    from actor.specification import _overlay
-
-    told = ActorSection(ack_journal=Path("/somewhere"))
-    assert _overlay(told, ActorSection()).ack_journal is None
-    assert _overlay(told, ActorSection(ack_journal=Path("/mine"))).ack_journal == Path("/mine")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
+from actor.acting.header_fields import HeaderFields
+from actor.acting.stepper import Ended, Stepped, Stepper
 from actor.rollout.fragment_builder import FragmentBuilder
-from actor.rollout.header_fields import HeaderFields
-from actor.rollout.stepper import Ended, Stepped, Stepper
 from penstock.config.settings import ConfigurationError
 from penstock.wire.fragment import Fragment, Slot, WeightSpan, check
 from penstock.wire.limits import MAX_MESSAGE_BYTES

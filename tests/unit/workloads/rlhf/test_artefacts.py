@@ -13,7 +13,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from actor.specification import policy_maker
+from actor.specification.policy_maker import policy_maker
 from learner.checkpoint.store import CheckpointStore
 from learner.publish.final_policy import FinalPolicy, read_final, write_final
 from penstock.config import settings as configuration

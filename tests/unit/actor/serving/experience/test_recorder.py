@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actor.acting.header_fields import HeaderFields
+from actor.acting.reward import LearnerReward
+from actor.acting.stepper import Ended, Stepped
 from actor.rollout.fragment_builder import FragmentBuilder
-from actor.rollout.header_fields import HeaderFields
-from actor.rollout.reward import LearnerReward
-from actor.rollout.stepper import Ended, Stepped
 from actor.serving.experience.recorder import MOST_OBSERVED, _is_too_large
 from penstock.config.sections.environment import RewardWrapper
 from penstock.config.settings import load

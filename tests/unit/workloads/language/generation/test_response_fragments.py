@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.rollout.header_fields import HeaderFields
-from actor.rollout.reward import learner_reward
+from actor.acting.header_fields import HeaderFields
+from actor.acting.reward import learner_reward
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.fragment import Fragment, check
 from penstock.wire.messages import Episode, Publication

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
+from actor.acting.header_fields import HeaderFields
+from actor.acting.reward import LearnerReward, PotentialError, learner_reward, potentials
+from actor.acting.stepper import Stepper
 from actor.rollout.fragment_builder import FragmentBuilder
-from actor.rollout.header_fields import HeaderFields
-from actor.rollout.reward import LearnerReward, PotentialError, learner_reward, potentials
-from actor.rollout.stepper import Stepper
 from penstock.config.sections.environment import EnvironmentSection, RewardWrapper
 from penstock.config.settings import ConfigurationError
 from penstock.config.trusted import check_trusted

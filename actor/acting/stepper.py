@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from actor.rollout.masks import Masks
+from actor.acting.masks import Masks
 from penstock.config.settings import ConfigurationError
 from penstock.wire.spaces import Dict, Space, Tuple, flatten, leaves
 from penstock.wire.tensor import Array

@@ -11,8 +11,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from actor.rollout.masks import Masks
-from actor.rollout.stepper import Stepper
+from actor.acting.masks import Masks
+from actor.acting.stepper import Stepper
 from penstock.runtime.exit import Fatal
 from penstock.wire.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from tests.support.experience.experience import box

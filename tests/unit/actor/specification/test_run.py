@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from actor import specification as run
+from actor.specification import run
+from actor.specification.policy_maker import policy_maker
 from penstock.config.settings import ActorSection, ConfigurationError, EnvironmentSection
 from penstock.policy.custom_network import CustomBody
 from penstock.runtime.exit import Fatal
@@ -81,10 +82,8 @@ def test_who_only_serves_or_exports_imports_no_network_either(stranger: str) -> 
     """Unless this process allows it."""
     asked = specification(policy_json='{"network":"stranger:Good"}')
     with pytest.raises(ConfigurationError, match=r"policy\.network='stranger:Good'.*allow_modules"):
-        run.policy_maker(asked)
+        policy_maker(asked)
     assert stranger not in sys.modules
-    assert isinstance(
-        run.policy_maker(asked, ActorSection(allow_modules=(stranger,)))().actor_body, CustomBody
-    )
+    assert isinstance(policy_maker(asked, ActorSection(allow_modules=(stranger,)))().actor_body, CustomBody)
     allowed = run.read(asked, ActorSection(allow_modules=(stranger,)))
     assert isinstance(allowed.make_policy(0).policy.actor_body, CustomBody)

@@ -1,0 +1,21 @@
+"""How a process of the actor opens its link to the broker."""
+
+from typing import Final
+
+from actor.link.broker_client import BrokerClient
+from penstock.config.credentials import credentials
+from penstock.config.settings import ConfigurationError, Settings
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""The sender must not wait the default 5 ms for the interpreter while environments step."""
+
+
+def connect(broker: str, settings: Settings) -> BrokerClient:
+    """Return a client of the broker at that address.
+
+    Raises ConfigurationError for an address or files that cannot be used.
+    """
+    try:
+        return BrokerClient(broker, credentials(settings.security))
+    except ValueError as error:
+        raise ConfigurationError(f"--broker: {error}") from error

@@ -1,0 +1,1 @@
+"""What an actor makes of a run specification: its sections, its environments, its policy."""
