@@ -157,6 +157,9 @@ class FeedbackRow(Base):
     step: Mapped[int] = mapped_column(BigInteger)
     amount: Mapped[float] = mapped_column(Double)
     time: Mapped[datetime] = mapped_column(UtcTime)
+    caller: Mapped[str] = mapped_column(String(16), server_default="")
+
+    __table_args__ = (Index("ix_feedback_caller", "caller", "number"),)
 
 
 class RatingRow(Base):

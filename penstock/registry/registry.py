@@ -333,9 +333,20 @@ class Registry:
 
     # ------------------------------------------------------------ feedback
 
-    def add_feedback(self, policy: str, rewards: Sequence[tuple[str, int, float]]) -> None:
-        """Store rewards (episode id, step, amount) that arrived too late for training."""
-        self._database.write(lambda session: feedback.add(session, policy, rewards))
+    def add_feedback(
+        self, policy: str, rewards: Sequence[tuple[str, int, float]], *, caller: str = ""
+    ) -> None:
+        """Store rewards (episode id, step, amount) that arrived too late for training.
+
+        Args:
+            policy: name of the policy.
+            rewards: what is stored, all or none.
+            caller: who reports them; the oldest of a caller's rewards give way to its newest.
+
+        Raises:
+            ValueError: an id is too long, a step out of range or an amount not finite.
+        """
+        self._database.write(lambda session: feedback.add(session, policy, rewards, caller=caller))
 
     def feedback(self, policy: str, after: int = 0, limit: int = 1000) -> tuple[Feedback, ...]:
         """Return late rewards of a policy behind number `after`, oldest first, at most `limit`."""

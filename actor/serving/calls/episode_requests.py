@@ -18,12 +18,13 @@ from actor.serving.episodes.segments import Row
 from actor.serving.experience.recorder import Learning
 from actor.serving.release.canary_monitor import CanaryMonitor
 from penstock.registry.routing import Arm
+from penstock.rpc.identity import CALLER
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.refusal import invalid
 
-Feedback = Callable[[Sequence[tuple[str, int, float]]], Awaitable[None]]
-"""Keeps rewards (episode id, step, amount) that came too late."""
+Feedback = Callable[[str, Sequence[tuple[str, int, float]]], Awaitable[None]]
+"""Keeps rewards (episode id, step, amount) of a caller that came too late."""
 
 
 class EpisodeRequests:
@@ -103,7 +104,9 @@ class EpisodeRequests:
                 f"step={late[0][0]}: its reward came after the step was sent to the learner "
                 "(serving.reward_window_s), and there is no registry whose feedback table keeps it"
             )
-        await self._feedback([(episode_id, step, amount) for step, amount in late])
+        caller = CALLER.get()
+        name = "" if caller is None else str(caller)
+        await self._feedback(name, [(episode_id, step, amount) for step, amount in late])
         metrics.FEEDBACK.inc(len(late))
 
     # ------------------------------------------------------------ end

@@ -5,6 +5,7 @@ from typing import Any, Final
 import numpy as np
 
 from actor.serving.episodes.episodes import Episode
+from penstock.wire.limits import MAX_NUMBER
 from penstock.wire.refusal import invalid
 
 MAX_REWARDS: Final = 1024
@@ -33,6 +34,8 @@ def of_steps(episode: Episode | None, request: Any) -> list[tuple[int, float]]:
         step = reward.step if reward.HasField("step") else (length or 0) - 1
         if length is not None and step >= length:
             raise invalid(f"rewards.step={step}: the episode has {length} steps")
+        if step > MAX_NUMBER:
+            raise invalid(f"rewards.step={step}: no episode has more than {MAX_NUMBER} steps")
         amounts.append((step, _finite(reward.amount)))
     return amounts
 

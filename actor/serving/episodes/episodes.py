@@ -3,17 +3,17 @@
     start ─► act ─► act ─► … ─► end ─► remembered for late rewards and repeated calls ─► forgotten
                └── not heard of for the timeout ─► given up ──┘
 
-An id is `SERVER-NUMBER-TOKEN`: another server, or this one after a restart, sees that it is not its own, and
-who was not told an id cannot guess it. Memory is bounded: so many episodes are open, so many remembered.
+Memory is bounded: so many episodes are open, so many remembered. What an id proves after that stands in
+`episode_ids`.
 """
 
 import asyncio
-import secrets
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from actor.serving.episodes.episode_ids import EpisodeIds, unknown
 from actor.serving.episodes.segments import Segment, SegmentBuilder
 from actor.serving.inference.forward_pass import Loaded
 from actor.serving.versions.loaded_versions import MAX_LOADED
@@ -103,7 +103,8 @@ class Episodes:
 
     def __init__(self, section: ServingSection, unroll_length: int) -> None:
         self._section, self._unroll_length = section, unroll_length
-        self.server = secrets.token_hex(4)
+        self._ids = EpisodeIds()
+        self.server = self._ids.server
         self._open: OrderedDict[str, Episode] = OrderedDict()
         self._over: OrderedDict[str, Episode] = OrderedDict()
         self._started: dict[_Start, Episode] = {}
@@ -129,13 +130,14 @@ class Episodes:
             raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=_RETRY_MS))
         self._count += 1
         lane = self._lanes.pop() if self._lanes else len(self._open)
+        owner = CALLER.get()
         episode = Episode(
-            id=f"{self.server}-{self._count}-{secrets.token_hex(6)}",
+            id=self._ids.give(self._count, owner),
             number=self._count,
             lane=lane,
             client_key=client_key,
             arm=arm,
-            owner=CALLER.get(),
+            owner=owner,
             segment_builder=SegmentBuilder(
                 lane, self._count, self._unroll_length, self._section.max_fragment_age_s
             ),
@@ -152,22 +154,22 @@ class Episodes:
         """An open one, heard of now; raises Refused (EPISODE_UNKNOWN, EPISODE_ELSEWHERE)."""
         episode = self.find_any(episode_id)
         if episode is None or episode.id not in self._open:
-            raise _unknown(episode_id, "it has ended or was given up: start a new one")
+            raise unknown(episode_id, "it has ended or was given up: start a new one")
         episode.heard_s = now_s
         self._open.move_to_end(episode_id)
         return episode
 
     def find_any(self, episode_id: str) -> Episode | None:
-        """One that is open or remembered; None for one of this server's that is forgotten.
+        """One that is open or remembered; None for one that the caller was given and that is forgotten.
 
         Raises Refused as `find` for any other id, and for somebody else's.
         """
         episode = self._open.get(episode_id) or self._over.get(episode_id)
         if episode is None:
-            self._check_own(episode_id)
+            self._ids.check(episode_id, CALLER.get())
             return None
         if episode.owner != CALLER.get():
-            raise _unknown(episode_id, "it is another client's")
+            raise unknown(episode_id, "it is another client's")
         return episode
 
     def close(self, episode: Episode) -> None:
@@ -201,19 +203,3 @@ class Episodes:
                 break
             late.append(episode)
         return late
-
-    def _check_own(self, episode_id: str) -> None:
-        server, _, rest = episode_id.partition("-")
-        if not rest:
-            raise _unknown(episode_id, "no such id was ever given")
-        if server != self.server:
-            text = (
-                f"episode_id={episode_id[:80]!r} is of server {server[:16]!r}, this is {self.server}: start "
-                "a new one"
-            )
-            raise Refused(Refusal(reason=Reason.EPISODE_ELSEWHERE, detail=text))
-
-
-def _unknown(episode_id: str, why: str) -> Refused:
-    text = f"episode_id={episode_id[:80]!r}: {why}"
-    return Refused(Refusal(reason=Reason.EPISODE_UNKNOWN, detail=text))

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -134,15 +135,16 @@ class Traffic:
             log.warning("versions that cannot be served", extra={"why": wrong})
         self._said = wrong
 
-    async def keep_feedback(self, rewards: Sequence[tuple[str, int, float]]) -> None:
-        """Rewards (episode id, step, amount) that came too late.
+    async def keep_feedback(self, caller: str, rewards: Sequence[tuple[str, int, float]]) -> None:
+        """Rewards (episode id, step, amount) of a caller that came too late.
 
         Raises Refused (NOT_READY) when it cannot be.
         """
         try:
             if self._registry is None:
                 raise Unavailable("there is no registry yet")
-            await asyncio.to_thread(self._registry.add_feedback, self._policy, rewards)
+            keep = partial(self._registry.add_feedback, self._policy, rewards, caller=caller)
+            await asyncio.to_thread(keep)
         except RegistryError as error:
             text = f"feedback table: {error}"
             raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=1000)) from error

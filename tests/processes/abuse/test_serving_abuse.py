@@ -125,7 +125,7 @@ WRONG: Final[dict[str, tuple[dict[str, Any], Reason, str]]] = {
     "version": ({"version": 99}, Reason.UNKNOWN_VERSION, "version=99: its weights are not held"),
     "large version": ({"version": 2**64 - 1}, Reason.UNKNOWN_VERSION, "its weights are not held"),
     "episode": ({"episode_id": "x"}, Reason.EPISODE_UNKNOWN, "no such id was ever given"),
-    "elsewhere": ({"episode_id": "deadbeef-1-cafe"}, Reason.EPISODE_ELSEWHERE, "start a new one"),
+    "elsewhere": ({"episode_id": "deadbeef-1-cafecafecafe"}, Reason.EPISODE_ELSEWHERE, "start a new one"),
 }  # fmt: skip
 
 
@@ -191,6 +191,42 @@ def test_an_episode_of_somebody_elses_cannot_be_guessed(server: BrokerProcess) -
             ended = stub.EndEpisode(pb.EndEpisodeRequest(episode_id=guess, ending=pb.ENDING_TERMINATED))
             assert refusal_of(ended).reason is Reason.EPISODE_UNKNOWN
         assert episode.act(np.zeros(4, np.float32)).step == 0
+
+
+def late_rewards(episode_id: str, first_step: int = 0) -> pb.RewardRequest:
+    """As many as one call may hold."""
+    steps = range(first_step, first_step + 1024)
+    return pb.RewardRequest(
+        episode_id=episode_id, rewards=[pb.StepReward(step=step, amount=1.0) for step in steps]
+    )
+
+
+def test_late_rewards_of_episodes_that_never_were_are_not_stored(server: BrokerProcess) -> None:
+    """An id that is forged, endless or another's, and a step that no episode has, are refused by name."""
+    with unharmed(server), PolicyClient(server.address) as client, stub_of(server) as stub:
+        episode = client.start_episode()
+        name, number, token = episode.episode_id.split("-")
+        forged = [
+            f"{name}-999999-" + "x" * 100_000,
+            f"{name}-999999-{token}",
+            f"{name}-{number}-{'0' * 12}",
+            f"{name}-{'9' * 5000}-{token}",
+            f"{name}-\0",
+        ]
+        before = registry_bytes(server)
+        for episode_id in forged:
+            refusal = refusal_of(stub.Reward(late_rewards(episode_id), timeout=PATIENCE_S))
+            assert refusal.reason is Reason.EPISODE_UNKNOWN, refusal
+            assert len(refusal.detail) < 400
+        assert registry_bytes(server) == before
+        episode.act(np.zeros(4, np.float32))
+        far = stub.Reward(late_rewards(episode.episode_id, 2**63), timeout=PATIENCE_S)
+        assert refusal_of(far).reason is Reason.INVALID
+
+
+def registry_bytes(server: BrokerProcess) -> int:
+    """What the registry of the served run takes on disk."""
+    return sum(path.stat().st_size for path in server.log.parent.glob("run/registry.sqlite*"))
 
 
 def test_a_connection_that_asks_too_often_is_refused_alone(tmp_path: Path) -> None:

@@ -30,3 +30,35 @@ def test_the_oldest_feedback_makes_room(tmp_path: Path, monkeypatch: pytest.Monk
         for index in range(25):
             registry.add_feedback("default", [("s-1-x", index, 0.0)])
         assert [row.step for row in registry.feedback("default")] == list(range(15, 25))
+
+
+def test_a_caller_pushes_out_its_own_rewards_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each caller keeps its newest, however many another one sends."""
+    monkeypatch.setattr(feedback, "MAX_KEPT_PER_CALLER", 10)
+    with Registry.open(f"sqlite:///{tmp_path}/a.sqlite", migrate=True) as registry:
+        registry.add_feedback("default", [("s-1-x", step, 0.0) for step in range(5)], caller="quiet")
+        for first in range(100, 160, 7):
+            late = [("s-2-y", step, 0.0) for step in range(first, first + 7)]
+            registry.add_feedback("default", late, caller="loud")
+        kept = [(row.episode, row.step) for row in registry.feedback("default")]
+    assert [step for episode, step in kept if episode == "s-1-x"] == list(range(5))
+    assert [step for episode, step in kept if episode == "s-2-y"] == list(range(153, 163))
+
+
+@pytest.mark.parametrize(
+    ("reward", "why"),
+    [
+        (("x" * 49, 0, 0.0), "of 49 characters"),
+        (("", 0, 0.0), "of 0 characters"),
+        (("s-1-x", 2**63, 0.0), "step=9223372036854775808"),
+        (("s-1-x", 0, float("nan")), "amount=nan"),
+    ],
+)
+def test_a_reward_out_of_bounds_is_refused_with_all_beside_it(
+    tmp_path: Path, reward: tuple[str, int, float], why: str
+) -> None:
+    """A row has a fixed size, whoever writes it."""
+    with Registry.open(f"sqlite:///{tmp_path}/a.sqlite", migrate=True) as registry:
+        with pytest.raises(ValueError, match=why):
+            registry.add_feedback("default", [("s-1-x", 1, 1.0), reward])
+        assert not registry.feedback("default")

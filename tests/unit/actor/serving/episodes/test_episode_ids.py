@@ -1,0 +1,62 @@
+"""An episode's id proves that it was given, and to whom; nothing else is taken for one."""
+
+import pytest
+
+from actor.serving.episodes.episode_ids import EpisodeIds
+from penstock.rpc.identity import Identity, Party
+from penstock.wire.refusal import Reason, Refused
+from tests.support.serving.server_parts import reason_of
+
+ADA = Identity(run="r", party=Party.CLIENT, name="ada")
+BOB = Identity(run="r", party=Party.CLIENT, name="bob")
+
+
+def reason(ids: EpisodeIds, episode_id: str, owner: Identity | None) -> Reason | None:
+    """With which an id is refused; None for one that holds."""
+    try:
+        ids.check(episode_id, owner)
+    except Refused as refused:
+        assert len(str(refused)) < 400
+        return reason_of(refused)
+    return None
+
+
+def test_an_id_holds_for_who_was_given_it_and_for_nobody_else() -> None:
+    """Without being remembered, also for a server that asks nobody who it is."""
+    ids = EpisodeIds()
+    for number in (1, 2, 10**15):
+        for owner in (ADA, BOB, None):
+            given = ids.give(number, owner)
+            assert len(given) <= 48
+            assert [reason(ids, given, other) for other in (ADA, BOB, None)] == [
+                None if other == owner else Reason.EPISODE_UNKNOWN for other in (ADA, BOB, None)
+            ]
+
+
+def test_an_id_of_another_server_is_elsewhere() -> None:
+    """Also of this one before a restart."""
+    assert reason(EpisodeIds(), EpisodeIds().give(1, ADA), ADA) is Reason.EPISODE_ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "{server}-8-{token}",
+        "{server}-07-{token}",
+        "{server}-7-{token}\n",
+        "{server}-7-{shorter}",
+        "{server}-7-{token}{endless}",
+        "{server}-{endless}-{token}",
+        "{server}-\N{ARABIC-INDIC DIGIT SEVEN}-{token}",
+        "{server}-7-000000000000",
+        "{server}-\0",
+        "{server}",
+        "",
+    ],
+)
+def test_an_id_that_was_changed_is_unknown(changed: str) -> None:
+    """Whatever was changed, and however long it is."""
+    ids = EpisodeIds()
+    server, _, token = ids.give(7, ADA).split("-")
+    words = {"server": server, "token": token, "shorter": token[:-1], "endless": "9" * 100_000}
+    assert reason(ids, changed.format(**words), ADA) is Reason.EPISODE_UNKNOWN
