@@ -37,15 +37,30 @@ class CleanExit(Enum):
     """Either: actors also end when an operator stops the run. Started again unless the run ends soon."""
 
 
+class DrainStage(Enum):
+    """When a service drains, first to last: the way of a fragment."""
+
+    ACTING = "acting"
+    SERVING = "serving"
+    """Those that act or answer for others: the policy server and the services of a workload."""
+    LEARNER = "learner"
+    BROKER = "broker"
+    REDIS = "redis"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """What to start: `command`, with `on_restart` behind it from the second time on."""
+    """What to start: `command`, with `on_restart` behind it from the second time on.
+
+    role: its name in metrics and in the summary. stage: when it drains.
+    """
 
     name: str
     role: str
     command: tuple[str, ...]
     on_restart: tuple[str, ...] = ()
     clean_exit: CleanExit = CleanExit.DIED
+    stage: DrainStage = DrainStage.SERVING
 
 
 def penstock(*arguments: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from launch.run.child_process import Folder
+from launch.run.child_process import DrainStage, Folder
 from launch.run.disk import explain
 from launch.run.live_view import View
 from launch.run.memory import of_process
@@ -37,14 +37,14 @@ DRAIN_S: Final = 15.0
 SUPERVISION: Final = "supervision"
 STALL_S: Final = 60.0
 """Health turns red when nobody has looked at the services for this long."""
-_DRAIN_ORDER: Final = (
-    (("actor", "evaluator"), 4.0),
-    (("server", "reward"), 8.0),
-    (("learner",), 11.0),
-    (("broker",), 12.5),
-    (("redis",), DRAIN_S - 0.5),
-)
-"""Roles, and by when they shall be gone, in seconds since the drain began."""
+GONE_BY_S: Final = {
+    DrainStage.ACTING: 4.0,
+    DrainStage.SERVING: 8.0,
+    DrainStage.LEARNER: 11.0,
+    DrainStage.BROKER: 12.5,
+    DrainStage.REDIS: DRAIN_S - 0.5,
+}
+"""By when the services of each stage shall be gone, in order, in seconds since the drain began."""
 
 log = logging.getLogger(__name__)
 
@@ -162,11 +162,10 @@ class Run:
             self._say("draining: actors, learner (last checkpoint), broker, redis")
         began_s = time.monotonic()
         late: list[str] = []
-        for roles, until_s in _DRAIN_ORDER:
-            if "redis" in roles:
+        for stage, until_s in GONE_BY_S.items():
+            if stage is DrainStage.REDIS:
                 self._note_redis()
-            names = [name for role in roles for name in supervisor.names(role)]
-            late += supervisor.stop(names, max(0.0, began_s + until_s - time.monotonic()))
+            late += supervisor.stop(supervisor.names(stage), max(0.0, began_s + until_s - time.monotonic()))
         supervisor.kill(late)
 
     def _note_endpoints(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from launch.run.child_process import CleanExit, ServiceSpec, penstock
+from launch.run.child_process import CleanExit, DrainStage, ServiceSpec, penstock
 from launch.run.plan import Plan
 from learner.checkpoint.resume_options import ResumeOptions
 from penstock.config.flags import words
@@ -28,7 +28,7 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
     redis_url = plan.settings.broker.redis or f"unix://{sockets / 'redis.sock'}"
     broker = f"unix:{sockets / 'broker.sock'}"
     config = ("--config", str(plan.config))
-    redis = ("redis", "--socket", str(sockets / "redis.sock"), "--dir", str(plan.run_dir / "redis"), *config)
+    redis = ("--socket", str(sockets / "redis.sock"), "--dir", str(plan.run_dir / "redis"), *config)
     learner = ("learner", "--redis", redis_url, "--run-dir", str(plan.run_dir), *config)
     registry = (
         "--set",
@@ -41,11 +41,12 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
         _actor(f"actor-{index}", "rollout", broker, acting) for index in range(plan.settings.actor.count)
     ]
     return [
-        *([ServiceSpec(name="redis", role="redis", command=penstock(*redis))] if own_redis else []),
+        *([_redis(*redis)] if own_redis else []),
         ServiceSpec(
             name="broker",
             role="broker",
             command=penstock("broker", "--redis", redis_url, "--listen", broker, *config, *registry),
+            stage=DrainStage.BROKER,
         ),
         ServiceSpec(
             name="learner",
@@ -53,6 +54,7 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
             command=penstock(*learner, *words(resumption, over=ResumeOptions())),
             on_restart=words(resumption.after_a_crash(), over=resumption),
             clean_exit=CleanExit.DONE,
+            stage=DrainStage.LEARNER,
         ),
         *[_own(name, command, config) for name, command in beside.commands.items()],
         *actors,
@@ -73,6 +75,12 @@ def _placing(places: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(word for pair in said for word in pair)
 
 
+def _redis(*arguments: str) -> ServiceSpec:
+    return ServiceSpec(
+        name="redis", role="redis", command=penstock("redis", *arguments), stage=DrainStage.REDIS
+    )
+
+
 def _own(name: str, command: tuple[str, ...], config: tuple[str, ...]) -> ServiceSpec:
     return ServiceSpec(name=name, role=name, command=penstock(*command, *config), clean_exit=CleanExit.DIED)
 
@@ -84,6 +92,7 @@ def _actor(name: str, role: str, broker: str, config: tuple[str, ...]) -> Servic
         role="actor" if role == "rollout" else "evaluator",
         command=command,
         clean_exit=CleanExit.STOPPED,
+        stage=DrainStage.ACTING,
     )
 
 

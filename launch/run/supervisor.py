@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from launch.run.child_process import CleanExit, Exit, Folder, ServiceProcess, ServiceSpec, probe
+from launch.run.child_process import CleanExit, DrainStage, Exit, Folder, ServiceProcess, ServiceSpec, probe
 from launch.run.memory import NO_MEMORY, Memory, Trees
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
@@ -216,9 +216,9 @@ class Supervisor:
                 service.process.kill()
         self._await_end(chosen, _KILL_S)
 
-    def names(self, role: str | None = None) -> list[str]:
-        """Services in starting order, of one role or all."""
-        return [name for name, service in self._services.items() if role in (None, service.spec.role)]
+    def names(self, stage: DrainStage | None = None) -> list[str]:
+        """Return the names of the services in starting order: of one stage of the drain, or all."""
+        return [name for name, service in self._services.items() if stage in (None, service.spec.stage)]
 
     def _launch(self, service: _Service) -> None:
         service.restart_at_s = service.red_since_s = None

@@ -1,5 +1,6 @@
 """Installed plug-ins: the records that entry points name, and what the paths in them point to."""
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
@@ -33,6 +34,21 @@ def record_of(name: str) -> Any:
     raise ConfigurationError(
         f"workload={name!r}: not installed; installed: {', '.join(installed()) or 'none'}"
     )
+
+
+@functools.cache
+def default_workload() -> str:
+    """Return the name of the one installed workload whose record says `default`.
+
+    Raises ConfigurationError where none or several say so, and for a record that cannot be imported.
+    """
+    claiming = [name for name in installed() if getattr(record_of(name), "default", False)]
+    if len(claiming) != 1:
+        raise ConfigurationError(
+            f"workloads that claim to be the default: {', '.join(claiming) or 'none'}; set workload=NAME, "
+            f"installed: {', '.join(installed()) or 'none'}"
+        )
+    return claiming[0]
 
 
 def load(path: str) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.moved_keys import MOVED, with_new_keys
+from penstock.config.plugins import default_workload
 from penstock.config.redis_url import split_password
 from penstock.config.sections.actor import ActorSection
 from penstock.config.sections.algorithm import (
@@ -93,8 +94,8 @@ class Settings(Section):
     """
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the run."""
-    workload: str = "control"
-    """Installed workload."""
+    workload: str = Field(default_factory=default_workload)
+    """Installed workload; left out, the one that is registered as the default."""
     environment: EnvironmentSection = EnvironmentSection()
     policy: PolicySection = PolicySection()
     algorithm: AnyAlgorithm = PPOSection()

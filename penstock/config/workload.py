@@ -18,9 +18,9 @@ __all__ = ["Services", "Workload", "find", "load"]
 class Workload:
     """An installed workload.
 
-    Every field but `name`, `places`, `algorithms` and `commands` is a path for `load`. What the functions
-    take and return is described in `workloads.plugin`, which also has those of a workload that acts by one
-    forward pass per step.
+    Every field but `name`, `default`, `places`, `algorithms` and `commands` is a path for `load`. What the
+    functions take and return is described in `workloads.plugin`, which also has those of a workload that acts
+    by one forward pass per step.
     """
 
     name: str
@@ -40,6 +40,8 @@ class Workload:
     """(RunSpecification, Settings of this process, Health) → what generates fragments in a rollout worker."""
     runner: str
     """(RunSpecification, Settings of this process, episodes: int or None) → what plays an evaluation."""
+    default: bool = False
+    """Whether a run is of this workload that names none; one installed workload says so."""
     places: tuple[str, ...] = ()
     """Keys of `environment.kwargs` and `policy.kwargs` that say where something lies or who is asked.
 

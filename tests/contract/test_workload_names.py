@@ -9,7 +9,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ("penstock", "broker", "actor", "learner", "launch")
-NAMED = re.compile(r"\brlhf\b|\bworkloads\.(?!plugin\b)[a-z_]+|\bfrom workloads\b|\bimport workloads\b")
+NAMED = re.compile(
+    r"\brlhf\b|\bworkloads\.(?!plugin\b)[a-z_]+|\bfrom workloads\b|\bimport workloads\b"
+    r"|\bworkload\b.*\"control\""
+)
 TORCH_FREE = (
     "workloads.control",
     "workloads.rlhf",

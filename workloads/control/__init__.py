@@ -4,6 +4,7 @@ from penstock.config.workload import Workload
 
 WORKLOAD = Workload(
     name="control",
+    default=True,
     environment="workloads.control.environment:make",
     spaces="workloads.control.environment:spaces",
     policy="penstock.policy.build:build",

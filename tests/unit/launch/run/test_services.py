@@ -5,17 +5,21 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from launch.run.child_process import without_configuration
+from launch.run import services
+from launch.run.child_process import DrainStage, without_configuration
 from launch.run.plan import make_plan, prepare_folder
 from launch.run.request import Request
+from launch.run.run import GONE_BY_S
 from launch.run.services import private_folder, service_environment, service_specs
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.recording.writer import RecordingWriter
 from penstock.config.settings import ConfigurationError, load
+from penstock.config.workload import find
 from tests.support.run.small_run import specification
 
 SHOW = (
@@ -136,6 +140,34 @@ def test_actors_of_this_machine_are_told_where_it_has_what_the_run_names(tmp_pat
             f'actor.places.reward="unix:{tmp_path}/sockets/reward.sock"',
         ]
     assert "actor.places" not in " ".join(specs["learner"])
+
+
+OWN_SERVICE = """
+from penstock.config.workload import Services
+
+
+def services(settings, sockets):
+    return Services(commands={"oracle": ("oracle", "serve")})
+"""
+
+
+def test_every_service_is_in_a_stage_of_the_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workload's own drains with the policy server, behind the actors that ask it, whatever its name."""
+    (tmp_path / "own_service.py").write_text(OWN_SERVICE)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = replace(find("control"), services="own_service:services")
+    monkeypatch.setattr(services, "find", lambda _: own)
+    plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "run"))
+    stages = {spec.name: spec.stage for spec in service_specs(plan, tmp_path)}
+    assert stages == {
+        "redis": DrainStage.REDIS,
+        "broker": DrainStage.BROKER,
+        "learner": DrainStage.LEARNER,
+        "oracle": DrainStage.SERVING,
+        "actor-0": DrainStage.ACTING,
+        "evaluator": DrainStage.ACTING,
+    }
+    assert set(DrainStage) == set(GONE_BY_S)
 
 
 def dump_inline(kwargs: dict[str, object]) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from penstock.config.plugin_sections import algorithm_sections
-from penstock.config.plugins import installed, record_of
+from penstock.config.plugins import default_workload, installed, record_of
 from penstock.config.sections.token import TokenPPOSection
-from penstock.config.settings import ConfigurationError, load
+from penstock.config.settings import ConfigurationError, Settings, load
 
 RECORD = """
 from types import SimpleNamespace
@@ -102,6 +102,22 @@ def test_two_workloads_do_not_give_one_name_to_two_algorithms(
     install(tmp_path / "b", monkeypatch, "second", {"token_ppo": "second_sections:Section"})
     with pytest.raises(ConfigurationError, match="another section for algorithm.name='token_ppo'"):
         algorithm_sections()
+
+
+def test_the_workload_of_a_run_that_names_none_is_the_one_that_claims_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly one does, or the run has to name its own."""
+    assert record_of(Settings().workload).default is True
+    default_workload.cache_clear()
+    install(tmp_path, monkeypatch, "outside", {})
+    assert default_workload() == "control"
+    default_workload.cache_clear()
+    with (tmp_path / "outside_record.py").open("a") as file:
+        file.write("WORKLOAD.default = True\n")
+    monkeypatch.delitem(sys.modules, "outside_record")
+    with pytest.raises(ConfigurationError, match=r"claim to be the default: control, outside; set workload="):
+        default_workload()
 
 
 def test_a_record_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
