@@ -11,14 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
+
+import torch
 
 from broker.log.learner_log import LearnerLog
 from broker.log.records import LogEntry
 from learner.batch import assemble, check_meaning, nothing
 from learner.feed.log_batch import reward_of
-from learner.feed.upload import Staged, Upload
+from learner.feed.upload import Staged, Upload, upload_to
 from learner.ledger import DIGEST_BYTES
+from penstock.config.settings import Settings
 from penstock.runtime.exit import Fatal
 from penstock.wire import fragment as wire
 from penstock.wire.header import FragmentHeader
@@ -87,6 +90,21 @@ class OwnPayloads:
         self._take_digests = take_digests
         self._keep_fragments = keep_fragments
         self._loaded: dict[int, Loaded] = {}
+
+    @classmethod
+    def of_run(
+        cls, learner_log: LearnerLog, settings: Settings, schema: FragmentSchema, device: torch.device, *,
+        keep_fragments: bool = False,
+    ) -> Self:  # fmt: skip
+        """Return the payloads of a run with these settings, on their way to `device`."""
+        return cls(
+            learner_log,
+            run_name=settings.run,
+            schema=schema,
+            upload=upload_to(device),
+            take_digests=settings.actor.ack_journal is not None,
+            keep_fragments=keep_fragments,
+        )
 
     def check(self, entries: Sequence[LogEntry]) -> list[Found]:
         """See `Payloads`."""

@@ -19,7 +19,6 @@ from learner.evaluation.reported_episodes import Episodes
 from learner.feed.log_feed import FeedStart, LogFeed
 from learner.feed.payloads import OwnPayloads
 from learner.feed.source import Feed, FeedPosition
-from learner.feed.upload import upload_to
 from learner.lease import LeaseKeeper
 from learner.model.model import Model
 from learner.process.account import Account
@@ -33,15 +32,11 @@ from learner.process.stall import StallWatch
 from learner.progress import Progress, sections
 from learner.publish.kept_versions import KeptVersions
 from learner.publish.publisher import Publisher
-from learner.publish.registry_sync import RegistrySync
-from learner.publish.version_candidate import lineage_of
 from learner.publish.weight_offers import WeightOffers
 from learner.ranks.leading import Ranks
 from learner.recording.recorded_feed import RecordedFeed
-from learner.recording.recording_index import DESCRIPTION
 from learner.recording.writer import RecordingWriter
-from learner.reporting.recorder import Recorder, Staleness
-from learner.reporting.trackers.tracker import Place, make_tracking
+from learner.reporting.recorder import Recorder
 from learner.reporting.training_clock import TrainingClock
 from learner.thread_group import ThreadGroup
 from penstock.config.settings import Settings
@@ -88,24 +83,10 @@ class Learner:
             on_reopened=self._reopened.set,
             description=self._describe,
         )
-        self._kept = self._make_kept()
-        self._evaluation = self._make_evaluation()
-        self._episodes = self._make_episodes()
-        self._feed = self._make_feed()
-        self._recording = self._make_recording()
-        self._publisher = Publisher(
-            foundation.learner_log,
-            self._lease,
-            foundation.model.quarantine,
-            self._evaluation.requested,
-            self._threads.stop,
-            self._kept.published,
-        )
-        self._keeper = self._make_checkpointer()
-        self._recorder = self._make_recorder()
-        self._checkpoints = self._make_checkpoints()
-        self._offers = self._make_offers()
-        self._account = self._make_account()
+        self._make_evaluation()
+        self._make_feed()
+        self._make_offers()
+        self._make_account()
         self._stall = StallWatch(
             health=foundation.health,
             status=foundation.learner_log.status,
@@ -160,12 +141,42 @@ class Learner:
     def _describe(self) -> str:
         return self._account.describe()
 
+    # ---- evaluation, and the versions that it finds
+
+    def _make_evaluation(self) -> None:
+        base, checkpoint = self._base, self._base.beginning.checkpoint
+        self._kept = KeptVersions.of_run(
+            base.settings,
+            base.run_dir,
+            self._progress,
+            base.learner_log.kept,
+            self._lease,
+            self._threads.stop,
+        )
+        self._evaluation = Evaluation(
+            base.settings.evaluation, base.model.target, stop_at_target=base.settings.learner.stop_at_target
+        )
+        self._episodes = Episodes(
+            base.learner_log, self._lease, self._evaluation, self._threads.stop, self._kept.evaluated
+        )
+        if checkpoint is not None and self._progress.evaluation:
+            best = checkpoint.tensors.get(BEST)
+            self._evaluation.restore(self._progress.evaluation, b"" if best is None else tensor_bytes(best))
+            if best is not None and self._evaluation.best is not None:
+                # The process that measured it may have died before the registry heard of it.
+                self._kept.evaluated(self._evaluation.best)
+        if self._progress.episodes:
+            self._episodes.restore(self._progress.episodes)
+
     # ---- experience in
 
-    def _make_feed(self) -> Feed:
-        base = self._base
+    def _make_feed(self) -> None:
+        base, specification = self._base, self._base.model.specification
+        resumed_at = self._progress.position if base.beginning.resumed else None
+        self._recording = RecordingWriter.of_run(base.settings.learner, specification, resumed_at)
+        self._feed: Feed
         if base.model.recording is not None:
-            feed = RecordedFeed(
+            self._feed = RecordedFeed(
                 base.model.recording,
                 base.model.algorithm,
                 seed=base.settings.seed,
@@ -174,17 +185,16 @@ class Learner:
                 taken=self._position.recorded,
                 stop=self._threads.stop,
             )
-            feed.hold_out()
-            return feed
-        own = OwnPayloads(
+            self._feed.hold_out()
+            return
+        own = OwnPayloads.of_run(
             base.learner_log,
-            run_name=base.settings.run,
-            schema=base.model.specification.schema,
-            upload=upload_to(base.model.device),
-            take_digests=base.settings.actor.ack_journal is not None,
+            base.settings,
+            specification.schema,
+            base.model.device,
             keep_fragments=base.settings.learner.record is not None,
         )
-        return LogFeed(
+        self._feed = LogFeed(
             base.learner_log,
             self._lease,
             base.model.algorithm,
@@ -200,30 +210,21 @@ class Learner:
             stop=self._threads.stop,
         )
 
-    def _make_recording(self) -> RecordingWriter | None:
-        """Goes on where the recording of the run that is resumed was at its checkpoint."""
-        base, section = self._base, self._base.settings.learner
-        if section.record is None:
-            return None
-        if base.beginning.resumed and (section.record / DESCRIPTION).exists():
-            return RecordingWriter.go_on(section.record, self._progress.position, section.record_max_bytes)
-        specification = base.model.specification
-        return RecordingWriter.begin(section.record, specification, "learner", section.record_max_bytes)
-
     # ---- weights out
 
-    def _make_kept(self) -> KeptVersions:
+    def _make_offers(self) -> None:
         base = self._base
-        lineage = lineage_of(base.settings, base.run_dir, self._progress)
-        registry_sync = RegistrySync(
-            base.learner_log.kept, self._lease, lineage.run, lineage.policy, base.run_dir
+        self._publisher = Publisher(
+            base.learner_log,
+            self._lease,
+            base.model.quarantine,
+            self._evaluation.requested,
+            self._threads.stop,
+            self._kept.published,
         )
-        return KeptVersions(lineage, registry_sync, self._threads.stop)
-
-    def _make_offers(self) -> WeightOffers:
-        return WeightOffers(
-            section=self._base.settings.learner,
-            algorithm=self._base.model.algorithm,
+        self._offers = WeightOffers(
+            section=base.settings.learner,
+            algorithm=base.model.algorithm,
             publisher=self._publisher,
             evaluation=self._evaluation,
             episodes=self._episodes,
@@ -231,56 +232,33 @@ class Learner:
             position=self._position,
             clock=self._clock,
             reopened=self._reopened,
-            catch_up_through=self._base.beginning.catch_up_through,
+            catch_up_through=base.beginning.catch_up_through,
         )
-
-    # ---- evaluation
-
-    def _make_evaluation(self) -> Evaluation:
-        base, checkpoint = self._base, self._base.beginning.checkpoint
-        evaluation = Evaluation(
-            base.settings.evaluation, base.model.target, stop_at_target=base.settings.learner.stop_at_target
-        )
-        if checkpoint is not None and self._progress.evaluation:
-            best = checkpoint.tensors.get(BEST)
-            evaluation.restore(self._progress.evaluation, b"" if best is None else tensor_bytes(best))
-            if best is not None and evaluation.best is not None:
-                # The process that measured it may have died before the registry heard of it.
-                self._kept.evaluated(evaluation.best)
-        return evaluation
-
-    def _make_episodes(self) -> Episodes:
-        episodes = Episodes(
-            self._base.learner_log, self._lease, self._evaluation, self._threads.stop, self._kept.evaluated
-        )
-        if self._progress.episodes:
-            episodes.restore(self._progress.episodes)
-        return episodes
 
     # ---- what is kept and told
 
-    def _make_checkpointer(self) -> Checkpointer:
-        base = self._base
-        return Checkpointer(
+    def _make_account(self) -> None:
+        base, settings = self._base, self._base.settings
+        self._recorder = Recorder.of_run(
+            settings, base.run_dir, self._ledger.env_steps, self._progress.staleness
+        )
+        checkpointer = Checkpointer(
             base.store,
             base.learner_log,
             self._lease,
             self._ledger,
             lineage=base.beginning.lineage,
             lineage_path=base.run_dir / "lineage.jsonl",
-            interval_s=base.settings.learner.checkpoint_interval_s,
+            interval_s=settings.learner.checkpoint_interval_s,
             room=base.model.room,
             retain_from=base.model.algorithm.retain_from,
         )
-
-    def _make_checkpoints(self) -> RunCheckpoints:
-        settings = self._base.settings
-        return RunCheckpoints(
+        self._checkpoints = RunCheckpoints(
             run=settings.run,
             sections=sections(settings),
             keep_best=settings.learner.keep_best,
-            checkpointer=self._keeper,
-            algorithm=self._base.model.algorithm,
+            checkpointer=checkpointer,
+            algorithm=base.model.algorithm,
             ledger=self._ledger,
             position=self._position,
             lease=self._lease,
@@ -290,24 +268,16 @@ class Learner:
             clock=self._clock,
             recording=self._recording,
         )
-
-    def _make_recorder(self) -> Recorder:
-        base, first_step = self._base, self._ledger.env_steps
-        place = Place(settings=base.settings, run_dir=base.run_dir, first_step=first_step)
-        tracking = make_tracking(place) if base.settings.metrics.trackers else None
-        return Recorder(base.run_dir, Staleness(self._progress.staleness), first_step, tracking)
-
-    def _make_account(self) -> Account:
-        return Account(
-            run_dir=self._base.run_dir,
-            model=self._base.model,
-            learner_log=self._base.learner_log,
+        self._account = Account(
+            run_dir=base.run_dir,
+            model=base.model,
+            learner_log=base.learner_log,
             lease=self._lease,
             ledger=self._ledger,
             position=self._position,
             clock=self._clock,
             publisher=self._publisher,
-            checkpointer=self._keeper,
+            checkpointer=checkpointer,
             evaluation=self._evaluation,
             episodes=self._episodes,
             kept=self._kept,

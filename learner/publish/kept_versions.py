@@ -15,11 +15,15 @@ import logging
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
+from broker.log.kept_weights import KeptWeights
 from learner.evaluation.evaluation import Result
+from learner.lease import LeaseKeeper
+from learner.progress import Progress
 from learner.publish.registry_sync import BY, RegistrySync
-from learner.publish.version_candidate import Lineage, VersionCandidate, best, periodic
+from learner.publish.version_candidate import Lineage, VersionCandidate, best, lineage_of, periodic
+from penstock.config.settings import Settings
 from penstock.registry.records import (
     MAX_EVENTS,
     Action,
@@ -70,6 +74,18 @@ class KeptVersions:
         self._periods: int | None = None
         self._registry: Registry | None = None
         self._failure = ""
+
+    @classmethod
+    def of_run(
+        cls, settings: Settings, run_dir: Path, progress: Progress, kept: KeptWeights, lease: LeaseKeeper,
+        stop: threading.Event,
+    ) -> Self:  # fmt: skip
+        """Return the versions of a run with these settings, in a process that begins at `progress`.
+
+        kept: the weights of kept versions in Redis. lease: the lease under which they are written.
+        """
+        lineage = lineage_of(settings, run_dir, progress)
+        return cls(lineage, RegistrySync(kept, lease, lineage.run, lineage.policy, run_dir), stop)
 
     def begin(self) -> None:
         """Follow a registry that exists already: no number that it holds is drawn again."""

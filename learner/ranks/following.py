@@ -18,7 +18,7 @@ from safetensors.torch import load
 from broker.log.learner_log import LearnerLog
 from learner.algorithms.algorithm import AlgorithmState
 from learner.feed.payloads import OwnPayloads
-from learner.feed.upload import Staged, upload_to
+from learner.feed.upload import Staged
 from learner.model.model import Model
 from learner.ranks.rendezvous import Meeting
 from learner.ranks.sharing import FollowingFeed
@@ -77,13 +77,7 @@ def follow(
 def _make_feed(
     settings: Settings, meeting: Meeting, model: Model, learner_log: LearnerLog, thread_group: ThreadGroup
 ) -> FollowingFeed:
-    own = OwnPayloads(
-        learner_log,
-        run_name=settings.run,
-        schema=model.specification.schema,
-        upload=upload_to(model.device),
-        take_digests=settings.actor.ack_journal is not None,
-    )
+    own = OwnPayloads.of_run(learner_log, settings, model.specification.schema, model.device)
     prefetch = settings.learner.prefetch_batches
     return FollowingFeed(learner_log, own, meeting.feed, prefetch=prefetch, stop=thread_group.stop)
 

@@ -28,7 +28,7 @@ from learner.recording.recording_index import (
     index_line,
     place_of,
 )
-from penstock.config.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError, LearnerSection
 from penstock.registry.weight_files import replace_file
 from penstock.runtime import metrics
 from penstock.wire.fragment import Fragment, header_bytes
@@ -66,6 +66,21 @@ class RecordingWriter:
         self._frames: BinaryIO = frames_file(folder, self._number).open("ab")
         self._index: TextIO = (folder / INDEX).open("a")
         self.is_full = False
+
+    @classmethod
+    def of_run(
+        cls, section: LearnerSection, specification: RunSpecification, resumed_at: int | None
+    ) -> "RecordingWriter | None":
+        """Return the writer that `learner.record` asks for; None where it asks for none.
+
+        resumed_at: position of the checkpoint that the run is resumed from, where its recording goes on;
+        None for a run that begins. Raises ConfigurationError as `begin` does.
+        """
+        if section.record is None:
+            return None
+        if resumed_at is not None and (section.record / DESCRIPTION).exists():
+            return cls.go_on(section.record, resumed_at, section.record_max_bytes)
+        return cls.begin(section.record, specification, "learner", section.record_max_bytes)
 
     @classmethod
     def begin(

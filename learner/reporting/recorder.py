@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, Self, TextIO
 
 from learner.feed.log_batch import LogBatch
 from learner.ledger import Balance
-from learner.reporting.trackers.tracker import Tracking
+from learner.reporting.trackers.tracker import Place, Tracking, make_tracking
+from penstock.config.settings import Settings
 from penstock.runtime import metrics
 
 INTERVAL_S: Final = 0.25
@@ -122,6 +123,16 @@ class Recorder:
         self._since = _Since(env_steps, time.monotonic())
         self._last: dict[str, float] = {}
         self.staleness = staleness
+
+    @classmethod
+    def of_run(cls, settings: Settings, run_dir: Path, env_steps: int, staleness: Mapping[str, int]) -> Self:
+        """Return the recorder of a run with these settings, which passes lines to its trackers.
+
+        staleness: as `Staleness.state` gave it.
+        """
+        place = Place(settings=settings, run_dir=run_dir, first_step=env_steps)
+        tracking = make_tracking(place) if settings.metrics.trackers else None
+        return cls(run_dir, Staleness(staleness), env_steps, tracking)
 
     def updated(
         self,
