@@ -13,7 +13,7 @@ from typing import Final
 
 from broker.log.records import AppendItem
 from penstock.wire import conformance
-from penstock.wire.fragment import Message
+from penstock.wire.append import SentFragment
 from penstock.wire.header import FragmentHeader
 from penstock.wire.header_codec import header_from_proto
 from penstock.wire.limits import ENTRY_BYTES, HEADER_BYTES, MAX_NUMBER, SLOT_BYTES, SPAN_BYTES
@@ -44,7 +44,7 @@ class Admission:
         self._specification: RunSpecification | None = None
         self._read_at = -REFRESH_INTERVAL_S
 
-    async def admit(self, session: int, messages: Sequence[Message]) -> Admitted:
+    async def admit(self, session: int, messages: Sequence[SentFragment]) -> Admitted:
         """Check the fragments of one Append of `session`."""
         specification = await self._specification_for(messages[0].header.run)
         if specification is None:
@@ -69,11 +69,11 @@ class Admission:
         return self._specification
 
 
-def _rows(messages: Sequence[Message]) -> int:
+def _rows(messages: Sequence[SentFragment]) -> int:
     return sum(len(message.header.slots) + len(message.header.weights) for message in messages)
 
 
-def check_all(session: int, messages: Sequence[Message], specification: RunSpecification) -> Admitted:
+def check_all(session: int, messages: Sequence[SentFragment], specification: RunSpecification) -> Admitted:
     """The fragments that conform, in order, up to the first that does not."""
     items: list[AppendItem] = []
     for index, message in enumerate(messages):
@@ -85,7 +85,7 @@ def check_all(session: int, messages: Sequence[Message], specification: RunSpeci
     return Admitted(items, None)
 
 
-def _check(session: int, message: Message, specification: RunSpecification) -> AppendItem:
+def _check(session: int, message: SentFragment, specification: RunSpecification) -> AppendItem:
     header = header_from_proto(message.header)
     if header.session != session:
         raise ValueError(f"header.session={header.session}: the request is of session {session}")

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.v1 import fragment_pb2 as pb
-from penstock.wire.fragment import Fragment, check, from_proto, parse_header, to_proto
+from penstock.wire.fragment import Fragment, check, parse_header
 from penstock.wire.tensor import DTYPES, from_tensor, read_array, to_tensor
+from tests.support.experience.fragment_messages import from_proto, to_proto
 from tests.support.experience.whole_fragments import RUN, SCHEMA, fragment_of
 
 NAMES = sorted(SCHEMA.by_name)

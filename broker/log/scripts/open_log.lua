@@ -121,8 +121,8 @@ if desired == 0 or (desired == 3 and position and stop_done == 1) then
 end
 if position then redis.call('HDEL', STATE, 'stop_done') end
 redis.call('HSETNX', STATE, 'round', 0)
-redis.call('HSET', STATE, 'run', ARGV[3], 'holder', ARGV[4], 'epoch', epoch, 'lease_expires_ms', now + ARGV[5],
-  'opened_ms', now, 'opened_by', ARGV[2],
+redis.call('HSET', STATE, 'run', ARGV[3], 'holder', ARGV[4], 'epoch', epoch,
+  'lease_expires_ms', now + ARGV[5], 'opened_ms', now, 'opened_by', ARGV[2],
   'redis_run_id', string.match(redis.call('INFO', 'server'), 'run_id:(%x+)'))
 if position then
   -- No learner waits any more for the evaluations that the one before had asked for.

@@ -24,4 +24,5 @@ local desired, revision, checkpoint, bytes, number, settled, settled_steps, acke
   numbers(STATE, 'desired', 'revision', 'checkpoint_revision', 'log_bytes', 'number', 'settled',
     'settled_steps', 'acked', 'log_lost', 'evaluate_version')
 return {'OK', refused and 1 or 0, desired, revision, checkpoint, bytes, redis.call('XLEN', LOG), number,
-  outstanding(), settled, settled_steps, acked, lost, evaluate, redis.call('SCARD', ROLLOUTS), expired, probes}
+  outstanding(), settled, settled_steps, acked, lost, evaluate, redis.call('SCARD', ROLLOUTS), expired,
+  probes}

@@ -40,4 +40,5 @@ local desired, revision, traffic, evaluate =
   numbers(STATE, 'desired', 'revision', 'traffic_revision', 'evaluate_version')
 local latest = redis.call('HMGET', STATE, 'version', 'update', 'sha256', 'size', 'scalars')
 return {'OK', through, version, round, desired, revision, traffic, role == 3 and evaluate or 0,
-  tonumber(latest[1] or 0), tonumber(latest[2] or 0), latest[3] or '', tonumber(latest[4] or 0), latest[5] or ''}
+  tonumber(latest[1] or 0), tonumber(latest[2] or 0), latest[3] or '', tonumber(latest[4] or 0),
+  latest[5] or ''}

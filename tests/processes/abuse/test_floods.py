@@ -18,12 +18,12 @@ import pytest
 
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import weights_pb2
-from penstock.wire import fragment as fragments
 from penstock.wire.limits import MIB
 from penstock.wire.messages import Role
 from tests.support.abuse.malformed import EXPERIENCE, WEIGHTS
 from tests.support.abuse.stage import SETTLED_BY, Memory, Stage, session_of, staged
 from tests.support.abuse.wire import Answer, RawChannel, answer_of
+from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import fragment
 
@@ -139,10 +139,8 @@ class Flood:
 
 
 def _floods(session: int) -> dict[str, tuple[str, bytes]]:
-    gap = experience.AppendRequest(session=session, fragments=[fragments.to_proto(fragment(session, 9_000))])
-    unfit = experience.AppendRequest(
-        session=session, fragments=[fragments.to_proto(fragment(session, 1, run="run-b"))]
-    )
+    gap = experience.AppendRequest(session=session, fragments=[to_proto(fragment(session, 9_000))])
+    unfit = experience.AppendRequest(session=session, fragments=[to_proto(fragment(session, 1, run="run-b"))])
     watch = weights_pb2.WatchLatestRequest(session=session)
     return {
         "appends with a gap": (f"{EXPERIENCE}Append", gap.SerializeToString()),

@@ -7,12 +7,12 @@ import pytest
 
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import weights_pb2
-from penstock.wire import fragment as fragments
 from penstock.wire.limits import MAX_NUMBER, MIB
 from penstock.wire.refusal import Reason
 from tests.support.abuse.malformed import CALLS, CONTROL, EXPERIENCE, FRAGMENTS, WEIGHTS
 from tests.support.abuse.stage import Memory, Stage, nothing_stored, session_of, staged, unharmed
 from tests.support.abuse.wire import Answer, RawChannel
+from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.simulated_actor import SimulatedActor
 
 APPEND = f"{EXPERIENCE}Append"
@@ -55,9 +55,7 @@ def _refusal(answer: Answer) -> tuple[Reason, str]:
 def test_a_malformed_fragment_is_refused_as_invalid(stage: Stage, actor: SimulatedActor, name: str) -> None:
     """By an ordinary reply whose detail names the fault."""
     make, words = FRAGMENTS[name]
-    request = experience.AppendRequest(
-        session=actor.session, fragments=[fragments.to_proto(make(actor.session))]
-    )
+    request = experience.AppendRequest(session=actor.session, fragments=[to_proto(make(actor.session))])
     reason, detail = _refusal(_send(stage, APPEND, request.SerializeToString()))
     assert reason is Reason.INVALID
     assert words in detail
@@ -87,7 +85,7 @@ def test_all_of_them_leave_an_honest_actor_unharmed(stage: Stage) -> None:
     ):
         session = actor.session
         for make, _ in FRAGMENTS.values():
-            request = experience.AppendRequest(session=session, fragments=[fragments.to_proto(make(session))])
+            request = experience.AppendRequest(session=session, fragments=[to_proto(make(session))])
             assert _refusal(channel.send(APPEND, request.SerializeToString()))[0] is Reason.INVALID
         for path, make_call, _ in CALLS.values():
             channel.send(path, make_call(session))

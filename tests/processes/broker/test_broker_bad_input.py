@@ -23,6 +23,7 @@ from penstock.wire.limits import (
 )
 from penstock.wire.messages import Role
 from penstock.wire.refusal import Reason
+from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor, code_of, refusal_of
 from tests.support.run.small_run import SLOTS, STEPS, fragment
@@ -200,22 +201,23 @@ BAD_CALLS: list[tuple[str, Callable[[SimulatedActor], Any]]] = [
     ("actor_id='aaaa", lambda a: _open(a, actor_id="a" * 10_000, role=1)),
     ("role=0", lambda a: _open(a, actor_id="a-1")),
     ("role=9", lambda a: _open(a, actor_id="a-1", role=9)),
-    ("session=0", lambda a: _append(a, fragments=[fragments.to_proto(fragment(1))])),
+    ("session=0", lambda a: _append(a, fragments=[to_proto(fragment(1))])),
     ("fragments: 0", lambda a: _append(a, session=a.session)),
     (
         f"fragments: more in one Append than {MAX_FRAGMENTS_PER_APPEND}",
         lambda a: _append(
             a,
             session=a.session,
-            fragments=[
-                fragments.to_proto(fragment(a.session, i)) for i in range(1, MAX_FRAGMENTS_PER_APPEND + 2)
-            ],
+            fragments=[to_proto(fragment(a.session, i)) for i in range(1, MAX_FRAGMENTS_PER_APPEND + 2)],
         ),
     ),
     (
         "acked_through=18446744073709551615",
         lambda a: _append(
-            a, session=a.session, acked_through=2**64 - 1, fragments=[fragments.to_proto(fragment(a.session))]
+            a,
+            session=a.session,
+            acked_through=2**64 - 1,
+            fragments=[to_proto(fragment(a.session))],
         ),
     ),
     ("session=0", lambda a: a.experience.CloseSession(experience.CloseSessionRequest(), timeout=10)),
@@ -279,7 +281,7 @@ def test_a_message_over_the_limit_is_an_invalid_argument(stage: Stage, learner: 
     ):
         actor.open()
         big = replace(fragment(actor.session, 1), payload=b"\0" * MAX_MESSAGE_BYTES)
-        request = experience.AppendRequest(session=actor.session, fragments=[fragments.to_proto(big)])
+        request = experience.AppendRequest(session=actor.session, fragments=[to_proto(big)])
         with nothing_stored(learner), pytest.raises(grpc.RpcError) as caught:
             unbounded.unary_unary("/penstock.v1.ExperienceService/Append", None, None)(
                 request.SerializeToString(), timeout=10

@@ -13,8 +13,8 @@ import pytest
 
 from broker.log.learner_log import LearnerLog
 from penstock.v1 import experience_pb2 as experience
-from penstock.wire import fragment as fragments
 from penstock.wire.refusal import Reason
+from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.broker_process import eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor, refusal_of
 from tests.support.run.small_run import CHARGE, fragment
@@ -95,7 +95,7 @@ def test_callers_that_hang_up_leave_an_exact_log(redis_url: str, tmp_path: Path)
     with SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
         for sequence in range(1, 201):
-            message = fragments.to_proto(fragment(actor.session, sequence))
+            message = to_proto(fragment(actor.session, sequence))
             request = experience.AppendRequest(session=actor.session, fragments=[message])
             call = actor.experience.Append.future(request, timeout=5)
             threading.Event().wait(rng.uniform(0, 0.002))

@@ -16,8 +16,8 @@ from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.runtime.exit import Fatal
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import refusal_pb2, weights_pb2
-from penstock.wire import fragment as fragments
 from penstock.wire.messages import Role, Watch
+from tests.support.experience.fragment_messages import to_proto
 from tests.support.network.network_run import (
     PATIENCE_S,
     NetworkRun,
@@ -119,7 +119,7 @@ def test_a_header_of_a_newer_actor_goes_through_to_the_learner(
     ):
         actor.open()
         append(actor, 1)
-        message = fragments.to_proto(own_fragment(actor.session, 2))
+        message = to_proto(own_fragment(actor.session, 2))
         message.header.MergeFromString(UNKNOWN_FIELD)
         while actor.begin_through < 2:
             actor.watch(wait_ms=1000, known_version=2**40)

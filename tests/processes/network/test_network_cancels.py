@@ -17,7 +17,7 @@ import redis
 from broker.log.connection import MAX_CONNECTIONS
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import weights_pb2 as weights
-from penstock.wire import fragment as fragments
+from tests.support.experience.fragment_messages import to_proto
 from tests.support.network.network_run import (
     PATIENCE_S,
     NetworkRun,
@@ -84,7 +84,7 @@ class Canceller:
             self.settle()
         self.sequence += 1
         await_credit(self.actor, self.sequence)
-        message = fragments.to_proto(own_fragment(session, self.sequence))
+        message = to_proto(own_fragment(session, self.sequence))
         request = experience.AppendRequest(session=session, fragments=[message])
         return self.actor.experience.Append.future(request, timeout=DEADLINE_S)
 

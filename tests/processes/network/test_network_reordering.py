@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.v1 import experience_pb2 as experience
-from penstock.wire import fragment as fragments
 from penstock.wire.refusal import Reason, Refusal
+from tests.support.experience.fragment_messages import to_proto
 from tests.support.network.network_run import PATIENCE_S, Name, digest, network_run, own_fragment
 from tests.support.run.broker_process import eventually
 from tests.support.run.simulated_actor import DEADLINE_S, SimulatedActor
@@ -80,7 +80,7 @@ def send(actor: SimulatedActor, order: list[int], at_once: int) -> tuple[Counter
     for start in range(0, len(order), at_once):
         calls = []
         for sequence in order[start : start + at_once]:
-            message = fragments.to_proto(own_fragment(actor.session, sequence))
+            message = to_proto(own_fragment(actor.session, sequence))
             request = experience.AppendRequest(session=actor.session, fragments=[message])
             calls.append(actor.experience.Append.future(request, timeout=DEADLINE_S))
         for call in calls:

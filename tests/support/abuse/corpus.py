@@ -17,8 +17,8 @@ from google.protobuf.message import Message
 
 from penstock.v1 import control_pb2, weights_pb2
 from penstock.v1 import experience_pb2 as experience
-from penstock.wire import fragment as fragments
 from tests.support.abuse.wire import Rpc
+from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.small_run import fragment
 
 NUMBERS: Final = (
@@ -99,7 +99,7 @@ def _base(rpc: Rpc, rng: random.Random, session: int) -> Message:
 def _append(rng: random.Random, session: int) -> Message:
     first = rng.choice((1, 2, 50))
     given = [fragment(session, first + index) for index in range(rng.choice((1, 1, 3)))]
-    return experience.AppendRequest(session=session, fragments=[fragments.to_proto(each) for each in given])
+    return experience.AppendRequest(session=session, fragments=[to_proto(each) for each in given])
 
 
 def _report(session: int) -> Message:

@@ -29,6 +29,7 @@ from penstock.wire.limits import (
     MAX_WEIGHT_BYTES,
     MIB,
 )
+from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.small_run import SLOTS, STEPS, arrays, fragment
 
 EXPERIENCE: Final = "/penstock.v1.ExperienceService/"
@@ -210,7 +211,7 @@ def _append(session: int, *given: fragment_pb2.Fragment, **fields: int) -> bytes
 
 
 def _good(session: int, sequence: int = 1) -> fragment_pb2.Fragment:
-    return fragments.to_proto(fragment(session, sequence))
+    return to_proto(fragment(session, sequence))
 
 
 def _kind(session: int, kind: int) -> bytes:
@@ -332,7 +333,7 @@ CALLS: Final[dict[str, tuple[str, Callable[[int], bytes], str]]] = {
     ),
     "dtype of 10 kB": (
         f"{EXPERIENCE}Append",
-        lambda s: _append(s, fragments.to_proto(entry(s, dtype="f" * 10_000))),
+        lambda s: _append(s, to_proto(entry(s, dtype="f" * 10_000))),
         "a row of",
     ),
     "shape of a million axes": (f"{EXPERIENCE}Append", _long_shape, "header.tensors: a row of"),

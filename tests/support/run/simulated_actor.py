@@ -8,9 +8,9 @@ from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import experience_pb2_grpc, weights_pb2, weights_pb2_grpc
-from penstock.wire import fragment as fragments
 from penstock.wire.messages import Role
 from penstock.wire.refusal import Refusal
+from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.small_run import fragment
 
 DEADLINE_S = 10
@@ -48,7 +48,7 @@ class SimulatedActor:
         request = experience.AppendRequest(
             session=self.session,
             acked_through=self.acked_through,
-            fragments=[fragments.to_proto(each) for each in given],
+            fragments=[to_proto(each) for each in given],
         )
         reply = self.experience.Append(request, timeout=DEADLINE_S)
         self.acked_through = max(self.acked_through, reply.acked_through)

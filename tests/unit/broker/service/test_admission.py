@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from broker.service.admission import Admission, check_all
-from penstock.v1 import fragment_pb2
-from penstock.wire import fragment as fragments
 from penstock.wire.fragment import Fragment
 from penstock.wire.refusal import Reason
+from tests.support.experience.fragment_messages import sent
 from tests.support.run.small_run import SLOTS, STEPS, fragment, specification
 
 SESSION = 7
@@ -39,7 +38,7 @@ BAD = {
 @pytest.mark.parametrize("field", BAD)
 def test_a_bad_fragment_is_invalid_and_the_reason_names_the_field(field: str) -> None:
     """With its place in the request; the good one before it is taken, the one behind it is not."""
-    messages = [fragments.to_proto(each) for each in (fragment(SESSION, 1), BAD[field], fragment(SESSION, 3))]
+    messages = [sent(each) for each in (fragment(SESSION, 1), BAD[field], fragment(SESSION, 3))]
     admitted = check_all(SESSION, messages, specification())
     assert [item.header.sequence for item in admitted.items] == [1]
     assert admitted.refusal is not None
@@ -50,11 +49,10 @@ def test_a_bad_fragment_is_invalid_and_the_reason_names_the_field(field: str) ->
 
 def test_a_good_fragment_goes_on_as_it_came() -> None:
     """Payload and header bytes unchanged, unknown fields of a newer actor included."""
-    message = fragments.to_proto(fragment(SESSION))
-    newer = fragment_pb2.Fragment.FromString(message.SerializeToString())
+    newer = sent(fragment(SESSION))
     newer.header.MergeFromString(b"\x9a\x06\x03new")
     (item,) = check_all(SESSION, [newer], specification()).items
-    assert item.payload == message.payload
+    assert item.payload == fragment(SESSION).payload
     assert item.header_bytes == newer.header.SerializeToString()
     assert b"new" in item.header_bytes
 
@@ -74,7 +72,7 @@ class Shelf:
 
 async def test_before_the_learner_wrote_the_run_an_append_is_not_ready() -> None:
     """With a time to wait."""
-    admitted = await Admission(Shelf(None).read).admit(SESSION, [fragments.to_proto(fragment(SESSION))])
+    admitted = await Admission(Shelf(None).read).admit(SESSION, [sent(fragment(SESSION))])
     assert admitted.refusal is not None
     assert admitted.refusal.reason is Reason.NOT_READY
     assert admitted.refusal.retry_after_ms > 0
@@ -85,8 +83,8 @@ async def test_the_specification_is_read_once() -> None:
     shelf = Shelf(specification().encode())
     admission = Admission(shelf.read)
     for _ in range(3):
-        assert not (await admission.admit(SESSION, [fragments.to_proto(fragment(SESSION))])).refusal
-        foreign = await admission.admit(SESSION, [fragments.to_proto(fragment(SESSION, run="run-b"))])
+        assert not (await admission.admit(SESSION, [sent(fragment(SESSION))])).refusal
+        foreign = await admission.admit(SESSION, [sent(fragment(SESSION, run="run-b"))])
         assert foreign.refusal is not None
         assert foreign.refusal.reason is Reason.INVALID
     assert shelf.reads == 1
@@ -94,8 +92,8 @@ async def test_the_specification_is_read_once() -> None:
 
 async def test_a_large_append_is_checked_on_a_thread_with_the_same_result() -> None:
     """Forty fragments, the last one bad."""
-    messages = [fragments.to_proto(fragment(SESSION, sequence)) for sequence in range(1, 40)]
-    messages.append(fragments.to_proto(fragment(SESSION, reward=NAN)))
+    messages = [sent(fragment(SESSION, sequence)) for sequence in range(1, 40)]
+    messages.append(sent(fragment(SESSION, reward=NAN)))
     admitted = await Admission(Shelf(specification().encode()).read).admit(SESSION, messages)
     assert len(admitted.items) == 39
     assert admitted.refusal is not None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.v1 import fragment_pb2
 from penstock.v1.experience_pb2 import AppendRequest
 from penstock.wire import append
-from penstock.wire.fragment import Fragment, to_proto
+from penstock.wire.fragment import Fragment
 from penstock.wire.limits import (
     MAX_FIELDS,
     MAX_FRAGMENTS_PER_APPEND,
@@ -22,6 +22,7 @@ from penstock.wire.limits import (
     MAX_TENSORS,
 )
 from penstock.wire.rawproto import Unfit
+from tests.support.experience.fragment_messages import to_proto
 from tests.support.experience.whole_fragments import fragment_of
 from tests.support.run.small_run import fragment as small_fragment
 

@@ -14,7 +14,8 @@ from learner.algorithms.tokens.token_ppo import TokenPPO
 from learner.batch import Batch
 from penstock.config.sections.token import TokenPPOSection
 from penstock.policy import weights
-from penstock.wire.fragment import Fragment, from_proto, to_proto
+from penstock.wire.fragment import Fragment
+from tests.support.experience.fragment_messages import from_proto, to_proto
 from tests.support.experience.token_experience import Response, batch_of, fragment, sample
 from workloads.language.policy.language_policy import LanguagePolicy
 from workloads.language.policy.policy_section import LanguageSection

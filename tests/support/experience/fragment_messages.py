@@ -1,0 +1,21 @@
+"""Fragments as the messages of the protocol; the services read and write their bytes without these."""
+
+from penstock.v1 import fragment_pb2 as pb
+from penstock.wire.append import SentFragment
+from penstock.wire.fragment import Fragment
+from penstock.wire.header_codec import header_from_proto, header_to_proto
+
+
+def to_proto(fragment: Fragment) -> pb.Fragment:
+    """Return the message of a fragment."""
+    return pb.Fragment(header=header_to_proto(fragment.header), payload=bytes(fragment.payload))
+
+
+def from_proto(message: pb.Fragment) -> Fragment:
+    """Return the fragment of a message; raises ValueError as `header_from_proto` does."""
+    return Fragment(header_from_proto(message.header), message.payload)
+
+
+def sent(fragment: Fragment) -> SentFragment:
+    """Return a fragment as the broker finds it in a request."""
+    return SentFragment(header_to_proto(fragment.header), memoryview(fragment.payload))
