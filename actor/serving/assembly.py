@@ -89,19 +89,25 @@ def assemble(
         max_wait_s=section.max_wait_ms / 1000,
         max_delay_s=section.max_delay_ms / 1000,
     )
-    canary_monitor = CanaryMonitor(settings.canary, _withdrawing(traffic, background_tasks))
+    now = asyncio.get_running_loop().time
+    canary_monitor = CanaryMonitor(settings.canary, _withdrawing(traffic, background_tasks), now)
     episodes = Episodes(section, specification.unroll_length)
     learning = None if run_follower is None else _learning(settings, specification, run_follower)
     spaces = (specification.observation_space, specification.action_space)
     record = _record(section, source)
-    handler = RequestHandler(section, (*spaces, make_policy().state_space), loaded_versions, batcher, record)
-    slow_s = settings.canary.slow_ms / 1000
+    handler = RequestHandler(
+        section,
+        (*spaces, make_policy().state_space),
+        loaded_versions,
+        batcher,
+        record,
+        canary_monitor.answered,
+    )
     feedback = None if traffic is None else traffic.keep_feedback
-    now = asyncio.get_running_loop().time
     episode_requests = EpisodeRequests(handler, episodes, learning, feedback, canary_monitor, now)
     service = PolicyService(
         handler,
-        EpisodeSteps(handler, episodes, learning, slow_s, now),
+        EpisodeSteps(handler, episodes, learning, canary_monitor.answered, now),
         episode_requests,
         episodes,
         section,

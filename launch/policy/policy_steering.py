@@ -44,6 +44,11 @@ def promote(
     if to not in ("active", "canary"):
         raise ConfigurationError(f"--to {to!r}: use active or canary")
     with opened(place) as registry:
+        share = registry.traffic(place.policy).canary_share if canary_share is None else canary_share
+        if to == "canary" and not share:
+            raise ConfigurationError(
+                "--to canary: no client would get it; name the share of those that do, --canary-share 0.1"
+            )
         done = registry.promote(
             place.policy, version, reason, by=operator(), to=Status(to), canary_share=canary_share
         )

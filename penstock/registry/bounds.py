@@ -1,102 +1,96 @@
-"""The bounds of a canary and the outcome of an episode, by which `safety` compares the two arms.
+"""The bounds of a canary, and what servers see of its trial, by which `safety` judges it.
 
-How many episodes of the canary it takes until 95% of drops in return are proved, by the size of the drop in
-deviations of one episode's return, over an `observed_range`, one active episode for each (simulated):
+So many clients of the canary it takes until 95% of drops in return are proved, by the canary's share of the
+clients and the size of the drop in deviations among clients (simulated, false alarm 0.05):
 
-    drop ÷ deviation   0.4   0.5   0.6   0.8   1.0   1.5   2.0
-    episodes           272   202   156    99    76    45    33
+    share   drop of 0.5    1.0    2.0
+    0.01            141     36     15
+    0.1             124     40     16
+    0.3             161     43     19
+    0.5             205     53     25
+    0.8             524    176     78
 
-So the horizon of 200 fits a drop of half a deviation; for a smaller one set a longer horizon, or compare with
-several active episodes. A range much wider than the returns that occur costs episodes: observe it if you can.
+A client counts once, whatever it plays. Where clients differ little, their means over many episodes differ
+less, and a drop is many deviations of those.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.registry.records import Evaluation
-
-MAX_WAITING: Final = 64
-"""Most episodes of an arm that wait for one of the other; the oldest gives way."""
+MAX_PART: Final = 0.8
+"""Largest part of the judged clients that may be the canary's: among fewer others it takes too long."""
+LEVELS: Final = 3
+"""How often a client's returns are compared: after a while, 8 and 64 times as long."""
+LEVEL_FACTOR: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
     """The bounds within which a canary must stay."""
 
-    low: float
-    high: float
-    """Range of an episode's return, declared or observed before the test began (`observed_range`)."""
-    horizon: int = 200
-    """Episodes of the canary within which there is a verdict."""
     false_alarm: float = 0.05
-    """Chance that a canary that equals the active version is withdrawn or promoted."""
-    return_margin: float = 0.0
-    """Drop in return that is tolerated, in units of return."""
-    error_margin: float = 0.0
-    slow_margin: float = 0.0
-    """Rise in slow answers that is tolerated, as a share of an episode's answers."""
-    max_not_finite: int = 0
-    """Answers of the canary that may be not finite."""
-    active_per_canary: int = 1
-    """Episodes of the active version that each one of the canary is compared with.
-
-    At a share of 0.1 up to 9.
-    """
+    """Chance that a canary that equals the active version is ever withdrawn or called better."""
+    horizon: int = 200
+    """Clients of the canary after which one without a verdict is called undecided; it is judged on."""
+    error_margin: float = 0.005
+    """Share of the canary's answers that may fail where the active version can answer."""
+    slow_margin: float = 0.05
+    """Rise in the share of slow answers that is tolerated."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise ValueError(f"low={self.low}, high={self.high}: both finite, low below high")
-        if not 0.0 < self.false_alarm < 1.0:
-            raise ValueError(f"false_alarm={self.false_alarm}: must lie between 0 and 1")
-        for name, most in (
-            ("return_margin", self.high - self.low),
-            ("error_margin", 1.0),
-            ("slow_margin", 1.0),
-        ):
-            if not 0.0 <= getattr(self, name) < most:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more and below {most:g}")
-        if self.horizon < 1 or self.max_not_finite < 0:
-            raise ValueError(f"horizon={self.horizon}, max_not_finite={self.max_not_finite}: 1 and 0 or more")
-        if not 1 <= self.active_per_canary <= MAX_WAITING:
-            raise ValueError(
-                f"active_per_canary={self.active_per_canary}: must be between 1 and {MAX_WAITING}"
-            )
+        for name in ("false_alarm", "error_margin"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise ValueError(f"{name}={getattr(self, name)}: must lie between 0 and 1")
+        if not 0.0 <= self.slow_margin < 1.0:
+            raise ValueError(f"slow_margin={self.slow_margin}: must be 0 or more and below 1")
+        if self.horizon < 1:
+            raise ValueError(f"horizon={self.horizon}: must be 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The outcome of one episode, or of one request of a client without episodes."""
+class ClientReturn:
+    """What one client had earned by a certain time after its first episode of the trial began."""
 
-    total_return: float | None
-    """Undiscounted; None where no reward was reported."""
-    answers: int
-    errors: int = 0
-    """Answers that failed or came from the fallback."""
-    slow: int = 0
-    """Answers over the latency bound."""
-    not_finite: int = 0
-    """Answers whose action, log-probability or value was not finite."""
+    client: str
+    """Digest of its key, by which all servers know it; "" for one without a key, who is dealt an arm anew."""
+    level: int
+    """Which time: 0, 1, … below LEVELS."""
+    canary: bool
+    part: float
+    """Chance with which the client was assigned to the canary and not to the active version."""
+    value: float
+    """Mean return of its whole episodes; of an open one as far as it is, where there is no whole one."""
 
     def __post_init__(self) -> None:
-        if self.total_return is not None and not math.isfinite(self.total_return):
+        if not math.isfinite(self.value):
+            raise ValueError(f"value={self.value}: must be finite; refuse the reward that was not")
+        if not 0.0 < self.part < 1.0:
+            raise ValueError(f"part={self.part}: must lie between 0 and 1")
+        if not 0 <= self.level < LEVELS:
+            raise ValueError(f"level={self.level}: must be below {LEVELS}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The canary's answers of all clients in a few seconds on one server."""
+
+    answers: int
+    failed: int = 0
+    """Of them, those that it could not give where the active version could."""
+    not_finite: int = 0
+    """Of those, the ones whose action, log-probability or value was no number."""
+    slower: float | None = None
+    """By how much its share of slow answers was higher, in [−1, 1]; None where nothing could be compared."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.not_finite <= self.failed <= self.answers or self.answers < 1:
             raise ValueError(
-                f"total_return={self.total_return}: must be finite; refuse the reward that was not"
+                f"answers={self.answers}, failed={self.failed}, not_finite={self.not_finite}: "
+                "each must be among the one before"
             )
-        for name in ("errors", "slow", "not_finite"):
-            if not 0 <= getattr(self, name) <= self.answers:
-                raise ValueError(
-                    f"{name}={getattr(self, name)}: must be between 0 and answers={self.answers}"
-                )
+        if self.slower is not None and not -1.0 <= self.slower <= 1.0:
+            raise ValueError(f"slower={self.slower}: must be between -1 and 1")
 
 
-def observed_range(evaluation: Evaluation) -> tuple[float, float]:
-    """Return (low, high) of a return from the active version's evaluation.
-
-    Four deviations, at least a fifth of the mean.
-
-    The evaluation must be known before the test begins: a range that follows the episodes it bounds would
-    invalidate the test.
-    """
-    reach = max(4.0 * evaluation.std, 0.2 * abs(evaluation.mean), 1e-6)
-    return evaluation.mean - reach, evaluation.mean + reach
+Seen = ClientReturn | Window

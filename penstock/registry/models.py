@@ -162,6 +162,27 @@ class FeedbackRow(Base):
     __table_args__ = (Index("ix_feedback_caller", "caller", "number"),)
 
 
+class TrialRow(Base):
+    """The trial of a policy's canary."""
+
+    __tablename__ = "trials"
+
+    policy: Mapped[str] = mapped_column(String(64), primary_key=True)
+    trial: Mapped[str] = mapped_column(String(160))
+    state: Mapped[str] = mapped_column(Text)
+    changed: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class TrialClientRow(Base):
+    """A client that was compared in the trial, at one level."""
+
+    __tablename__ = "trial_clients"
+
+    policy: Mapped[str] = mapped_column(String(64), primary_key=True)
+    client: Mapped[str] = mapped_column(String(16), primary_key=True)
+    level: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+
+
 class RatingRow(Base):
     """A rating of a response: a score, or a preference over another response."""
 

@@ -20,9 +20,11 @@ from typing import Self, TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from penstock.registry import feedback, kept, ratings, rows, steering, transitions, upgrade
+from penstock.registry import feedback, judgement, kept, ratings, rows, steering, transitions, upgrade
+from penstock.registry.bounds import Bounds, Seen
 from penstock.registry.database import Database
 from penstock.registry.feedback import Feedback
+from penstock.registry.judgement import Trial
 from penstock.registry.models import EventRow, TrafficRow, VersionRow
 from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.records import (
@@ -36,6 +38,7 @@ from penstock.registry.records import (
 )
 from penstock.registry.registry_errors import SchemaMismatch
 from penstock.registry.routing import Arms
+from penstock.registry.safety import State
 from penstock.registry.transitions import RolledBack
 
 T = TypeVar("T")
@@ -330,6 +333,19 @@ class Registry:
         return self._database.read(
             lambda session: tuple(rows.event_record(row) for row in session.scalars(wanted.limit(limit)))
         )
+
+    def judge(self, policy: str, trial: Trial, bounds: Bounds, seen: Sequence[Seen]) -> State | None:
+        """Return the state of a canary's trial after what one server has seen, judged for all of them.
+
+        None where another trial, or none, is on by now. Who finds WITHDRAW calls `rollback`.
+
+        Args:
+            policy: name of the policy.
+            trial: what is compared, as `Trial.of(registry.arms(policy))` had it.
+            bounds: those of the canary.
+            seen: returns of clients and windows of answers, in the order in which they were seen.
+        """
+        return self._database.write(lambda session: judgement.judge(session, policy, trial, bounds, seen))
 
     # ------------------------------------------------------------ feedback
 

@@ -1,36 +1,51 @@
-"""Is the canary worse than the active version? A test that may be looked at after every episode.
+"""Is the canary worse than the active version? A judgement that all servers share and that never ends.
 
-Episodes of both arms are paired as they come, and each pair is a fair bet against "the canary is no worse":
+*Returns: one bet per client.* A client's arm is a hash of its key, so that a client is in the canary with the
+chance p, whatever it is like. Let x be what the client earned by a fixed time after it began
+(`ClientReturn`), r and s a reference and a scale that are known before it is looked at, and
 
-    W_n = mean over λ of ∏ (1 + λ·(x_i − m)),  i = 1..n,  W_0 = 1,  x_i in [−1, 1], λ from BETS / (1 + m)
+    h = clip((r − x) / s, −1, 1),      g = + h · min(p, 1 − p) / p         for a client of the canary
+                                       g = − h · min(p, 1 − p) / (1 − p)   for one of the active version
 
-where x_i is how much worse the canary did (return as a part of its range, share of failed or slow answers)
-and m the margin that is forgiven. This is the capital process of Waudby-Smith and Ramdas, "Estimating means
-of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024), section 4, with a mixture of constant
-bets. While the canary is no worse, E[x_i | past] ≤ m makes W a non-negative supermartingale, and by Ville's
-inequality the chance that it *ever* reaches 1/α is at most α, however often one looks and whenever one stops.
+Suppose that the canary equals the active version. Then x, when it is looked at, and which clients were looked
+at before, do not depend on arms, and the arm of a client that was never looked at is independent of them all:
+E[g | x, all before] = p · h·m/p − (1 − p) · h·m/(1 − p) = 0, with m = min(p, 1 − p), and |g| ≤ 1. So each bet
+is fair, and `Evidence` bounds the chance that its capital ever reaches 1/α. Nothing is asked of the clients:
+they may differ as they like, play as often as they like, be few or correlated. What would break it is a
+second bet on the same client, whose arm is known by then: so a client counts once at each level, on all
+servers together.
+The same holds for a canary that is better for each client, whose bets only lose. r and s are median and
+distance of the quartiles among the newest REFERENCE clients of both arms: a few that report nonsense move
+them little.
 
-Four such processes share the false alarm rate (SHARES): return lower, errors more frequent, slow answers more
-frequent → WITHDRAW; return higher → PROMOTE. Answers that are not finite are no matter of chance: more than
-`max_not_finite` withdraw at once. A verdict comes within `horizon` episodes of the canary: UNDECIDED at the
-latest.
+A level is a time: after `canary.settle_s`, 8 and 64 times that. It is fixed, so that neither an episode that
+never ends nor one that ends early says when, or whether, it or another one counts.
 
-What the caller owes: outcomes of an arm come in the order in which their episodes *began* (`cohort`; those
-that end first are the short ones), none is left out for how it went, and clients are assigned by hash, not by
-what they are. Then what holds for a pair holds given all before it. Returns outside their range are clipped
-to it, which keeps the false alarm rate and may hide what lies beyond. Pure functions; the state is small and
-goes to JSON.
+*Failed and slow answers: one bet per window of requests of all clients.* An answer has failed where the
+canary could not give it and the active version could to the same question: of versions that are alike none
+has, whatever clients ask. The bet is fair where at most `error_margin` of answers fail. An answer is slow by
+the time of its forward pass, compared among passes of at least its size, so that who asks for much is not the
+canary's fault; the bet is fair where a pass of the canary is slow as often as one of the active version on
+that machine, up to `slow_margin`. Answers that are no numbers withdraw at once. None of these ever ends.
+
+Each question has its part of the false alarm rate (SHARES; that of returns is divided among the levels), so
+the chance of any false verdict is at most their sum: `false_alarm`. WITHDRAW is final. Pure functions; the
+state is small and goes to JSON.
 """
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
-from penstock.registry.bounds import MAX_WAITING, Bounds, Outcome
+from penstock.registry.bounds import LEVELS, Bounds, ClientReturn, Seen, Window
+from penstock.registry.evidence import BETS, NONE, Evidence
 
-BETS: Final = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
-"""Below 1: no single pair ruins a process."""
+REFERENCE: Final = 64
+"""Newest clients whose median and quartiles are the reference."""
+BURN_IN: Final = 8
+"""Clients of a level that are only a reference."""
 
 
 class Verdict(StrEnum):
@@ -39,8 +54,9 @@ class Verdict(StrEnum):
     GO_ON = "go_on"
     WITHDRAW = "withdraw"
     PROMOTE = "promote"
+    """It is better; it is judged on."""
     UNDECIDED = "undecided"
-    """The horizon has come without proof for either: the decision is left to the canary's operator."""
+    """The horizon has come without proof for either; it is judged on, and its operator decides."""
 
 
 class Cause(StrEnum):
@@ -60,69 +76,154 @@ SHARES: Final = {
     Cause.LATENCY: 0.2,
     Cause.HIGHER_RETURN: 0.2,
 }
-"""Share of the false alarm rate of each process, in the order of `State.wealth`."""
+"""Share of the false alarm rate of each question."""
 
 
-Sample = tuple[float | None, float, float]
-"""Return as a part of its range, share of failed answers, share of slow answers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Clients that were compared at one time after they began. recent: the newest values, oldest first."""
+
+    canary: int = 0
+    active: int = 0
+    recent: tuple[float, ...] = ()
+    lower: Evidence = NONE
+    higher: Evidence = NONE
+
+
+_EMPTY: Final = Level()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The whole state of the test."""
+    """The whole state of a trial."""
 
-    canary_episodes: int = 0
-    active_episodes: int = 0
-    pairs: int = 0
+    levels: tuple[Level, ...] = (_EMPTY,) * LEVELS
+    errors: Evidence = NONE
+    latency: Evidence = NONE
+    answers: int = 0
+    failed: int = 0
     not_finite: int = 0
-    waiting_canary: tuple[Sample, ...] = ()
-    waiting_active: tuple[Sample, ...] = ()
-    wealth: tuple[tuple[float, ...], ...] = ((1.0,) * len(BETS),) * len(SHARES)
-    """[process, bet], in the order of SHARES and BETS."""
     verdict: Verdict = Verdict.GO_ON
     cause: Cause | None = None
     """None as long as the verdict is to go on."""
+    is_full: bool = False
+    """Whether so many clients are known that no further ones are compared."""
 
-    def evidence(self, cause: Cause) -> float:
-        """Return W_n of one process: against 1, how strongly the pairs speak for it."""
-        bets = self.wealth[list(SHARES).index(cause)]
-        return sum(bets) / len(bets)
+    @property
+    def compares_returns(self) -> bool:
+        """Whether clients of both arms have earned something that could be compared."""
+        first = self.levels[0]
+        return min(first.canary, first.active) > 0 and first.lower.count > 0
+
+    def progress(self, cause: Cause, false_alarm: float) -> float:
+        """Return how much of the evidence that a verdict needs is there; 1: the verdict."""
+        part = SHARES[cause] * false_alarm
+        match cause:
+            case Cause.ERRORS:
+                return self.errors.value * part
+            case Cause.LATENCY:
+                return self.latency.value * part
+            case Cause.LOWER_RETURN:
+                return max(level.lower.value for level in self.levels) * part / LEVELS
+        return max(level.higher.value for level in self.levels) * part / LEVELS
 
     def explain(self) -> str:
         """Return one line for the audit."""
-        said = ", ".join(f"{cause.value} {self.evidence(cause):.3g}" for cause in SHARES)
+        first = self.levels[0]
         why = f" for {self.cause.value}" if self.cause else ""
+        returns = max(level.lower.value for level in self.levels)
         return (
-            f"{self.verdict.value}{why} after {self.canary_episodes} episodes of the canary "
-            f"({self.pairs} compared, {self.not_finite} answers not finite; evidence: {said})"
+            f"{self.verdict.value}{why} after {first.canary} clients of the canary and {first.active} of the "
+            f"active version, {self.answers} answers ({self.failed} failed, {self.not_finite} not finite; "
+            f"evidence: lower_return {returns:.3g}, errors {self.errors.value:.3g}, "
+            f"latency {self.latency.value:.3g})"
         )
 
 
-def observe(state: State, bounds: Bounds, outcome: Outcome, *, canary: bool) -> State:
-    """Return the state after one more episode; a verdict is final.
+def observe(state: State, bounds: Bounds, seen: Seen) -> State:
+    """Return the state after a client's return, or a window of answers; nothing follows WITHDRAW.
 
     Args:
         state: the state so far.
-        bounds: those of the test, the same for all its episodes.
-        outcome: of the episode; those of an arm come in the order in which their episodes began.
-        canary: whether it is the canary's episode, else the active version's.
+        bounds: those of the trial.
+        seen: a client that was not seen at its level before, or a window.
     """
-    if state.verdict is not Verdict.GO_ON:
+    if state.verdict is Verdict.WITHDRAW:
         return state
-    sample = _sample(bounds, outcome)
-    if canary:
-        state = replace(
-            state,
-            canary_episodes=state.canary_episodes + 1,
-            not_finite=state.not_finite + outcome.not_finite,
-            waiting_canary=(*state.waiting_canary, sample)[-MAX_WAITING:],
-        )
-    else:
-        waiting = (*state.waiting_active, sample)[-MAX_WAITING:]
-        state = replace(state, active_episodes=state.active_episodes + 1, waiting_active=waiting)
-    if not state.waiting_canary:
-        return state  # nothing to compare: most episodes, where the canary's share is small
-    return _judge(_compare(state, bounds), bounds)
+    state = _compare(state, seen) if isinstance(seen, ClientReturn) else _count(state, bounds, seen)
+    return _judge(state, bounds)
+
+
+def observe_all(state: State, bounds: Bounds, seen: Sequence[Seen]) -> State:
+    """Return the state after all of them, in order."""
+    for one in seen:
+        state = observe(state, bounds, one)
+    return state
+
+
+def _compare(state: State, seen: ClientReturn) -> State:
+    level = state.levels[seen.level]
+    worse = _worse(level.recent, seen.value)
+    if worse is not None:
+        least = min(seen.part, 1.0 - seen.part)
+        gain = worse * least / seen.part if seen.canary else -worse * least / (1.0 - seen.part)
+        level = replace(level, lower=level.lower.bet(gain), higher=level.higher.bet(-gain))
+    level = replace(
+        level,
+        canary=level.canary + seen.canary,
+        active=level.active + (not seen.canary),
+        recent=(*level.recent, seen.value)[-REFERENCE:],
+    )
+    levels = (*state.levels[: seen.level], level, *state.levels[seen.level + 1 :])
+    return replace(state, levels=levels)
+
+
+def _worse(recent: tuple[float, ...], value: float) -> float | None:
+    """Return h: how much worse a value is than those before it; None while they are too few."""
+    if len(recent) < BURN_IN:
+        return None
+    ordered, count = sorted(recent), len(recent)
+    middle = ordered[count // 2]
+    # Halved first: the distance of two floats may be no float.
+    half = ordered[3 * count // 4] / 2 - ordered[count // 4] / 2
+    if half > 0.0:
+        return min(1.0, max(-1.0, (middle / 2 - value / 2) / half))
+    return float((value < middle) - (value > middle))
+
+
+def _count(state: State, bounds: Bounds, window: Window) -> State:
+    margin = bounds.error_margin
+    errors = state.errors.bet((window.failed / window.answers - margin) / margin)
+    latency = state.latency
+    if window.slower is not None:
+        latency = latency.bet((window.slower - bounds.slow_margin) / (1.0 + bounds.slow_margin))
+    return replace(
+        state,
+        errors=errors,
+        latency=latency,
+        answers=state.answers + window.answers,
+        failed=state.failed + window.failed,
+        not_finite=state.not_finite + window.not_finite,
+    )
+
+
+def _judge(state: State, bounds: Bounds) -> State:
+    if state.not_finite:
+        return replace(state, verdict=Verdict.WITHDRAW, cause=Cause.NOT_FINITE)
+    for cause in SHARES:
+        if _is_proved(state, bounds, cause):
+            verdict = Verdict.PROMOTE if cause is Cause.HIGHER_RETURN else Verdict.WITHDRAW
+            return replace(state, verdict=verdict, cause=cause)
+    if state.verdict is Verdict.GO_ON and state.levels[0].canary >= bounds.horizon:
+        return replace(state, verdict=Verdict.UNDECIDED, cause=Cause.HORIZON)
+    return state
+
+
+def _is_proved(state: State, bounds: Bounds, cause: Cause) -> bool:
+    return state.progress(cause, bounds.false_alarm) >= 1.0
+
+
+# ---------------------------------------------------------------- as JSON
 
 
 def to_json(state: State) -> str:
@@ -134,79 +235,33 @@ def from_json(text: str) -> State:
     """Return the state of such a text; raises ValueError for a text that is no state of these BETS."""
     try:
         fields = json.loads(text)
-        wealth = tuple(tuple(map(float, bets)) for bets in fields.pop("wealth"))
+        levels = tuple(_level(level) for level in fields["levels"])
         state = State(
             **fields
-            | {name: tuple(map(tuple, fields[name])) for name in ("waiting_canary", "waiting_active")}
+            | {"levels": levels}
+            | {name: _evidence(fields[name]) for name in ("errors", "latency")}
             | {"verdict": Verdict(fields["verdict"])}
             | {"cause": None if fields["cause"] is None else Cause(fields["cause"])},
-            wealth=wealth,
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"state of a canary's test cannot be read ({error}): start the test anew") from error
-    if [len(bets) for bets in wealth] != [len(BETS)] * len(SHARES):
-        raise ValueError("state of a canary's test has other bets than this program: start the test anew")
+        raise ValueError(
+            f"state of a canary's trial cannot be read ({error}): start the trial anew"
+        ) from error
+    if len(levels) != LEVELS or any(len(each.capital) != len(BETS) for each in _all_evidence(state)):
+        raise ValueError("state of a canary's trial has other bets than this program: start the trial anew")
     return state
 
 
-def _sample(bounds: Bounds, outcome: Outcome) -> Sample:
-    answers = max(outcome.answers, 1)
-    part = None
-    if outcome.total_return is not None:
-        clipped = min(max(outcome.total_return, bounds.low), bounds.high)
-        part = (clipped - bounds.low) / (bounds.high - bounds.low)
-    return part, outcome.errors / answers, outcome.slow / answers
+def _all_evidence(state: State) -> Iterator[Evidence]:
+    yield from (state.errors, state.latency)
+    for level in state.levels:
+        yield from (level.lower, level.higher)
 
 
-def _compare(state: State, bounds: Bounds) -> State:
-    """Pair the episode that waits longest with the freshest of the other arm, if there are enough."""
-    count = bounds.active_per_canary
-    if not state.waiting_canary or len(state.waiting_active) < count:
-        return state
-    canary, active = state.waiting_canary[0], state.waiting_active[-count:]
-    margins = (
-        bounds.return_margin / (bounds.high - bounds.low),
-        bounds.error_margin,
-        bounds.slow_margin,
-        0.0,
-    )
-    worse = _differences(canary, active)
-    return replace(
-        state,
-        pairs=state.pairs + 1,
-        waiting_canary=state.waiting_canary[1:],
-        waiting_active=state.waiting_active[:-count],
-        wealth=tuple(map(_bet, state.wealth, worse, margins)),
-    )
+def _evidence(fields: dict[str, Any]) -> Evidence:
+    return Evidence(int(fields["count"]), tuple(map(float, fields["capital"])))
 
 
-def _differences(canary: Sample, active: tuple[Sample, ...]) -> tuple[float | None, ...]:
-    """Return x of each process in the order of SHARES; None where either side's return is not known."""
-    count = len(active)
-    errors = canary[1] - sum(sample[1] for sample in active) / count
-    slow = canary[2] - sum(sample[2] for sample in active) / count
-    returns = [sample[0] for sample in active if sample[0] is not None]
-    if canary[0] is None or len(returns) < count:
-        return None, errors, slow, None
-    lower = sum(returns) / count - canary[0]
-    return lower, errors, slow, -lower
-
-
-def _bet(wealth: tuple[float, ...], worse: float | None, margin: float) -> tuple[float, ...]:
-    """Return `wealth` after one more factor of W for each bet."""
-    if worse is None:
-        return wealth
-    gain = (worse - margin) / (1.0 + margin)
-    return tuple(own * (1.0 + bet * gain) for own, bet in zip(wealth, BETS, strict=True))
-
-
-def _judge(state: State, bounds: Bounds) -> State:
-    if state.not_finite > bounds.max_not_finite:
-        return replace(state, verdict=Verdict.WITHDRAW, cause=Cause.NOT_FINITE)
-    for (cause, share), wealth in zip(SHARES.items(), state.wealth, strict=True):
-        if sum(wealth) / len(BETS) >= 1.0 / (share * bounds.false_alarm):
-            verdict = Verdict.PROMOTE if cause is Cause.HIGHER_RETURN else Verdict.WITHDRAW
-            return replace(state, verdict=verdict, cause=cause)
-    if state.canary_episodes >= bounds.horizon:
-        return replace(state, verdict=Verdict.UNDECIDED, cause=Cause.HORIZON)
-    return state
+def _level(fields: dict[str, Any]) -> Level:
+    evidence = {name: _evidence(fields[name]) for name in ("lower", "higher")}
+    return Level(**fields | evidence | {"recent": tuple(map(float, fields["recent"]))})

@@ -5,6 +5,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from penstock.registry import rows
+from penstock.registry.bounds import MAX_PART
 from penstock.registry.models import TrafficRow
 from penstock.registry.records import Action, Status, Traffic, check_text
 from penstock.registry.registry_errors import Conflict, NotAllowed
@@ -44,13 +45,24 @@ def set_traffic(session: Session, wanted: Traffic, *, reason: str, by: str) -> T
 
 
 def check_canary_share(session: Session, policy: str, to: Status, share: float | None) -> None:
-    """Raise ValueError unless a new canary may have this share beside that of `latest`."""
+    """Raise ValueError or NotAllowed unless a new canary may have this share beside that of `latest`."""
     if share is None:
         return
     if to is not Status.CANARY:
         raise ValueError(f"canary_share={share}: only with to='canary', not {to.value!r}")
     latest = rows.traffic_record(policy, session.get(TrafficRow, policy)).latest_share
-    Traffic(policy=policy, canary_share=share, latest_share=latest)
+    _check_judged(Traffic(policy=policy, canary_share=share, latest_share=latest))
+
+
+def _check_judged(wanted: Traffic) -> None:
+    """Raise NotAllowed for a canary that hardly anybody could be compared with."""
+    rest = 1.0 - wanted.latest_share
+    if wanted.canary_share > MAX_PART * rest + 1e-12:
+        raise NotAllowed(
+            f"canary_share={wanted.canary_share}: leaves too few clients of the active version to "
+            f"compare it with; at most {MAX_PART * rest:.3g} beside latest_share={wanted.latest_share}, or promote it to "
+            "active"
+        )
 
 
 def _check_versions(now: Arms, wanted: Traffic) -> None:
@@ -60,6 +72,7 @@ def _check_versions(now: Arms, wanted: Traffic) -> None:
             f"canary_share={wanted.canary_share}: policy={policy!r} has no canary: promote a version to "
             "canary first"
         )
+    _check_judged(wanted)
     named = {**wanted.pins, **({} if wanted.shadow is None else {"shadow": wanted.shadow})}
     for who, version in named.items():
         if version not in now.pinned:

@@ -287,6 +287,15 @@ FEEDBACK = _answering.counter("feedback", "Rewards that came too late to be lear
 CANARIES_WITHDRAWN = _answering.counter(
     "canaries_withdrawn", "Canaries that this server found worse than the active version"
 )
+CANARY_UNGUARDED = _answering.gauge(
+    "canary_unguarded", "1 while there is a canary that is not judged as it should be, by reason", "reason"
+)
+CANARY_UNDECIDED = _answering.gauge(
+    "canary_undecided", "1 while canary.horizon clients of the canary have brought no verdict"
+)
+CANARY_EVIDENCE = _answering.gauge(
+    "canary_evidence", "How much of the evidence that a verdict needs is there, by cause; 1: all", "cause"
+)
 SHADOW_AGREEMENT = _answering.summary(
     "policy_shadow_agreement", "Probability that the shadow gives the action that was answered"
 )

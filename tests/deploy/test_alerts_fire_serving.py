@@ -59,7 +59,7 @@ def test_a_canary_that_is_worse(tmp_path: Path) -> None:
     policy = run.policies[good]
     best = int(policy.act({"observation": seen}, deterministic=True).action["action"][0])
     numbers = itertools.count()
-    settings: dict[str, Any] = {"canary.return_range": [0.0, 1.0], "canary.slow_ms": 1e6}
+    settings: dict[str, Any] = {"canary.settle_s": 0.05, "canary.slow_ms": 1e6}
     with (
         serving(tmp_path, run.folder, **settings) as server,
         watched(tmp_path, server=server.endpoint) as scene,

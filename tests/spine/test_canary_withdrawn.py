@@ -24,8 +24,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ServedRun:
 
 @pytest.fixture(scope="module")
 def client(run: ServedRun) -> Iterator[PolicyClient]:
-    """Of a server over it; short answers are never slow, and returns lie between 0 and 1."""
-    settings: dict[str, Any] = {"canary.return_range": [0.0, 1.0], "canary.slow_ms": 1e6}
+    """Of a server over it; answers are never slow, and clients are compared soon."""
+    settings: dict[str, Any] = {"canary.settle_s": 0.05, "canary.slow_ms": 1e6}
     with (
         serving(run.folder.parent, run.folder, **settings) as server,
         PolicyClient(server.address, deadline_s=60.0) as connected,

@@ -53,12 +53,12 @@ class EpisodeSteps:
         handler: RequestHandler,
         episodes: Episodes,
         learning: Learning | None,
-        slow_s: float,
+        on_answer: Callable[[Answered], None],
         now: Callable[[], float],
     ) -> None:
-        """learning: None where nothing is learned from. slow_s: an answer that takes longer is slow."""
+        """learning: None where nothing is learned from. on_answer: told of answers of versions."""
         self._handler, self._episodes, self._learning = handler, episodes, learning
-        self._slow_s, self._now = slow_s, now
+        self._on_answer, self._now = on_answer, now
         self._loop = asyncio.get_running_loop()
         self._falling_back: set[asyncio.Task[None]] = set()
 
@@ -108,7 +108,7 @@ class EpisodeSteps:
             )
         else:
             arm = episode_step.episode.arm
-            self._step(episode_step, Answered(arm=arm, action=taken, answer=None, fallback="", seconds=0.0))
+            self._step(episode_step, Answered(arm=arm, action=taken, answer=None, fallback=""))
 
     def _told(self, episode_step: EpisodeStep, asked: Asked, said: Answer | Exception | None) -> None:
         """The chosen version has answered, or has failed to."""
@@ -187,10 +187,7 @@ class EpisodeSteps:
 
     def _record(self, episode_step: EpisodeStep, answered: Answered, played: "_Played") -> None:
         episode, now, loaded = episode_step.episode, self._now(), played.loaded
-        episode.answers += 1
-        episode.errors += bool(answered.fallback)
-        episode.slow += answered.seconds > self._slow_s
-        episode.not_finite += answered.not_finite
+        self._on_answer(answered)
         episode.loaded = None if answered.fallback else loaded
         episode.version = 0 if loaded is None else loaded.version
         if answered.answer is not None:

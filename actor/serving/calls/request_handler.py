@@ -30,8 +30,11 @@ class RequestHandler:
         loaded_versions: LoadedVersions,
         batcher: Batcher,
         record: ShadowRecord | None,
+        on_unanswered: Callable[[Answered], None],
     ) -> None:
         """spaces: of observations, of actions, and of what the policy remembers. record: see `Shadow`.
+
+        on_unanswered: see `Answerer`.
 
         Raises ConfigurationError for a declared fallback that is no action of the space.
         """
@@ -41,7 +44,9 @@ class RequestHandler:
         self.loaded_versions = loaded_versions
         self.request_errors = RequestErrors()
         fallback, shadow = Fallback(section, action), Shadow(batcher, record)
-        self.answerer = Answerer(loaded_versions, batcher, fallback, shadow, self.request_errors.failed)
+        self.answerer = Answerer(
+            loaded_versions, batcher, fallback, shadow, self.request_errors.failed, on_unanswered
+        )
 
     async def act(self, request: pb.ActRequest, until_s: float) -> Answered:
         """Answer a request without an episode; raises Refused. until_s: by the clock of the event loop."""

@@ -11,7 +11,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from actor.serving.episodes.episode_ids import EpisodeIds, unknown
 from actor.serving.episodes.segments import Segment, SegmentBuilder
@@ -33,6 +33,13 @@ _Start = tuple[Identity | None, str, str]
 """Caller, client key and request id."""
 
 
+class Watched(Protocol):
+    """A client of a canary's trial."""
+
+    def end(self, episode: "Episode", *, is_whole: bool) -> None:
+        """One of its episodes is over."""
+
+
 @dataclass(slots=True, eq=False)
 class Episode:
     """One that is open, or over and remembered."""
@@ -51,10 +58,6 @@ class Episode:
     """What the policy remembers of it, by name, [1, *shape]; empty before the first step."""
     total_return: float = 0.0
     version: int = 0
-    answers: int = 0
-    errors: int = 0
-    slow: int = 0
-    not_finite: int = 0
     unlearned_as: str = ""
     """Why its steps are not learned from, where they are not."""
     last_request: str = ""
@@ -70,8 +73,8 @@ class Episode:
     ripening: list[Segment] = field(default_factory=list)
     """Cut, and open for rewards still."""
     started_as: "_Start | None" = None
-    ticket: tuple[int, int] | None = None
-    """Trial and place in its cohort."""
+    watched: "Watched | None" = None
+    """Who plays it, where a canary is on trial."""
     is_rewarded: bool = False
 
     def segment_of(self, step: int) -> Segment | None:

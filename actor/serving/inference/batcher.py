@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from actor.serving.inference.forward_pass import Answer, Loaded, Question, answer
+from actor.serving.inference.forward_pass import Answer, Loaded, Pass, Question, answer
 from actor.serving.inference.pass_cost import PassCost
 from penstock.runtime import metrics
 from penstock.wire.refusal import Reason, Refusal, Refused
@@ -237,9 +237,17 @@ def _answer_all(batch: Sequence[_Waiting]) -> _Outcome:
     for waiting in batch:
         by_version[waiting.loaded].append(waiting)
     answers: list[tuple[_Waiting, Answer | Exception]] = []
+    group_began = began
     for loaded, group in by_version.items():
-        answers += zip(group, _answer(loaded, [waiting.question for waiting in group]), strict=True)
-    return _Outcome(answers, time.perf_counter() - began, time.thread_time() - began_cpu)
+        given = _answer(loaded, [waiting.question for waiting in group])
+        now = time.perf_counter()
+        passed = Pass(sum([waiting.question.rows for waiting in group]), now - group_began)
+        group_began = now
+        for answered in given:
+            if answered.__class__ is Answer:
+                answered.passed = passed
+        answers += zip(group, given, strict=True)
+    return _Outcome(answers, group_began - began, time.thread_time() - began_cpu)
 
 
 def _answer(loaded: Loaded, asked: list[Question]) -> Sequence[Answer | Exception]:

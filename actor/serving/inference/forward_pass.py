@@ -55,6 +55,14 @@ class Question:
         return self.seed is None and self.masks is None and self.taken is None and not is_own
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass: its rows, and the seconds that its own version took."""
+
+    rows: int
+    seconds: float
+
+
 @dataclass(slots=True, eq=False)
 class Answer:
     """What one forward pass answers.
@@ -63,6 +71,7 @@ class Answer:
     ready: as the environment takes it; nothing of what was `taken`.
     log_prob, value: float32 [rows].   distribution: by name.
     state: the policy's after this step, by name, [rows, *shape].
+    passed: the pass that it comes from; None where nobody has timed it.
     """
 
     loaded: Loaded
@@ -72,6 +81,7 @@ class Answer:
     distribution: Mapping[str, Reals] | None = None
     value: NDArray[np.float32] | None = None
     state: Mapping[str, Array] = field(default_factory=dict)
+    passed: Pass | None = None
 
 
 class NotFinite(ArithmeticError):

@@ -1,118 +1,141 @@
-"""The canary on canary_monitor: what its clients see, against what those of the active version see.
+"""The canary on trial: what its clients see, against what those of the active version see.
 
-Every episode of either arm, and every request without one, is an outcome; `penstock.registry.safety` says
-after each whether the canary is worse. A canary that is found worse is withdrawn at once, by name: whoever
-else comes second changes nothing. Each server judges by the clients it has.
+    episodes ─► client_returns ─┐
+                                ├─► `take` ─► the registry judges, for all servers together ─► `judged`
+    answers ─► answer_windows ──┘                  (penstock.registry.safety)
+
+What a server has seen goes to the registry with each look at it, and the judgement comes back: several
+servers and restarts make one trial. A canary that is found worse is withdrawn by name: whoever comes second
+changes nothing. An answer of no numbers, which the active version could give, withdraws at once.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from actor.serving.episodes.episodes import Episode
+from actor.serving.release.answer_windows import AnswerWindows
+from actor.serving.release.client_returns import ClientReturns
 from actor.serving.versions.answering import Answered
 from penstock.config.settings import CanarySection
-from penstock.registry import safety
-from penstock.registry.bounds import Bounds, Outcome, observed_range
-from penstock.registry.cohort import Cohort
-from penstock.registry.records import Evaluation
-from penstock.registry.routing import Arm
-from penstock.registry.safety import State, Verdict
+from penstock.registry.bounds import Bounds, Seen
+from penstock.registry.judgement import Trial
+from penstock.registry.routing import Arm, Arms
+from penstock.registry.safety import SHARES, State, Verdict
 from penstock.runtime import metrics
 
 log = logging.getLogger(__name__)
 
+MAX_WAITING: Final = 4096
+"""Most that waits to be judged while the registry is away; the oldest gives way."""
+MAX_AT_ONCE: Final = 1024
 _JUDGED: Final = (Arm.ACTIVE, Arm.CANARY)
 
 
 class CanaryMonitor:
-    """One event loop uses it. `withdraw` is told version and reason."""
+    """One event loop uses it. `withdraw` is told version and reason. `now`: seconds, monotonic."""
 
-    def __init__(self, section: CanarySection, withdraw: Callable[[int, str], None]) -> None:
-        self._section, self._withdraw = section, withdraw
-        self._pair: tuple[int, int] | None = None
-        self._bounds: Bounds | None = None
-        self._has_range = False
+    def __init__(
+        self, section: CanarySection, withdraw: Callable[[int, str], None], now: Callable[[], float]
+    ) -> None:
+        self._slow_s, self._withdraw, self._now = section.slow_ms / 1000, withdraw, now
+        self.bounds = Bounds(false_alarm=section.false_alarm, horizon=section.horizon)
+        self._returns = ClientReturns(section.settle_s, section.return_range)
+        self._windows = AnswerWindows(self._slow_s, now())
+        self._waiting: deque[Seen] = deque(maxlen=MAX_WAITING)
+        self._has_canary = self._is_unheard = self._is_told = self._is_counted = False
+        self._part = 0.0
+        self.trial: Trial | None = None
         self.state = State()
-        self._cohorts = {arm: Cohort() for arm in _JUDGED}
-        self._round = 0
-        """Tickets of a trial that is over count for nothing."""
+        self._show()
 
-    def steer(self, active: int | None, canary: int | None, evaluation: Evaluation | None) -> None:
-        """Judge this canary against this version, anew when either is another one.
-
-        evaluation: of the active one.
-        """
-        pair = None if active is None or canary is None else (canary, active)
-        if pair == self._pair:
-            if pair is not None and self.state.verdict is Verdict.WITHDRAW:
-                # The registry may have been away when it was told.
-                self._withdraw(pair[0], self.state.explain())
-            return
-        self._pair, self._round = pair, self._round + 1
-        self.state, self._cohorts = State(), {arm: Cohort() for arm in _JUDGED}
-        self._bounds = None if pair is None else self._bounds_of(evaluation)
+    # ------------------------------------------------------------ what is seen
 
     def begin(self, episode: Episode) -> None:
         """An episode begins."""
-        if self._bounds is not None and episode.arm in _JUDGED:
-            episode.ticket = (self._round, self._cohorts[episode.arm].begin())
+        if self.trial is not None and episode.arm in _JUDGED:
+            is_canary = episode.arm is Arm.CANARY
+            episode.watched = self._returns.begin(
+                episode, canary=is_canary, part=self._part, now_s=self._now()
+            )
 
     def end(self, episode: Episode, *, is_whole: bool) -> None:
-        """It is over. One that was abandoned, not `is_whole`, counts by its answers alone."""
-        if episode.ticket is None or episode.ticket[0] != self._round:
-            return
-        has_return = is_whole and self._has_range and episode.is_rewarded
-        outcome = Outcome(
-            total_return=episode.total_return if has_return else None,
-            answers=episode.answers,
-            errors=episode.errors,
-            slow=episode.slow,
-            not_finite=episode.not_finite,
-        )
-        self._observe(episode.arm, episode.ticket[1], outcome if episode.answers else None)
+        """It is over; one that was abandoned is not whole."""
+        if episode.watched is not None:
+            episode.watched.end(episode, is_whole=is_whole)
 
     def answered(self, answered: Answered) -> None:
-        """A request without an episode was answered."""
-        if self._bounds is None or answered.arm not in _JUDGED:
+        """A request was answered, or could not be."""
+        if self.trial is None or answered.arm not in _JUDGED:
             return
-        outcome = Outcome(
-            total_return=None,
-            answers=1,
-            errors=int(bool(answered.fallback)),
-            slow=int(answered.seconds > self._section.slow_ms / 1000),
-            not_finite=int(answered.not_finite),
-        )
-        self._observe(answered.arm, self._cohorts[answered.arm].begin(), outcome)
+        is_canary = answered.arm is Arm.CANARY
+        self._windows.answered(answered, canary=is_canary, now_s=self._now())
+        if is_canary and answered.is_to_blame and answered.not_finite:
+            self._tell(self.trial, "an answer was not finite where the active version's was")
 
-    def _bounds_of(self, evaluation: Evaluation | None) -> Bounds:
-        given = self._section.return_range
-        known = given or (None if evaluation is None else observed_range(evaluation))
-        self._has_range = known is not None
-        low, high = known or (0.0, 1.0)
-        return Bounds(
-            low=low,
-            high=high,
-            horizon=self._section.horizon,
-            false_alarm=self._section.false_alarm,
-        )
+    # ------------------------------------------------------------ the trial
 
-    def _observe(self, arm: Arm, ticket: int, outcome: Outcome | None) -> None:
-        assert self._bounds is not None
-        episode_step = self._cohorts[arm].end(ticket, outcome)
-        if arm is Arm.CANARY and outcome is not None and outcome.not_finite and outcome not in episode_step:
-            # No matter of chance: it waits for no episode that began before.
-            episode_step = [outcome]
-        for one in episode_step:
-            before = self.state.verdict
-            self.state = safety.observe(self.state, self._bounds, one, canary=arm is Arm.CANARY)
-            if self.state.verdict is not before:
-                self._decide()
+    def steer(self, arms: Arms) -> None:
+        """Judge this canary against this active version; anew when either, or who follows them, changes."""
+        # Told again with each look: the registry may have been away.
+        self._has_canary, self._is_told = arms.canary is not None, False
+        trial = Trial.of(arms)
+        part = 0.0 if trial is None else trial.part_of(arms.traffic.canary_share)
+        if (trial, part) != (self.trial, self._part):
+            # Who is on another arm now has earned on both.
+            self._returns.clear()
+            self._part = part
+        if trial != self.trial:
+            self.trial, self.state = trial, State()
+            self._is_counted = False
+            self._waiting.clear()
+            self._windows = AnswerWindows(self._slow_s, self._now())
+        self._show()
 
-    def _decide(self) -> None:
-        assert self._pair is not None
-        canary, _ = self._pair
-        log.info("canary judged", extra={"version": canary, "verdict": self.state.explain()})
-        if self.state.verdict is Verdict.WITHDRAW:
+    def take(self) -> list[Seen]:
+        """Return what is to be judged next, at most MAX_AT_ONCE."""
+        if self.trial is None:
+            return []
+        self._waiting.extend(self._windows.take(self._now()))
+        self._waiting.extend(self._returns.settled(self._now()))
+        return [self._waiting.popleft() for _ in range(min(MAX_AT_ONCE, len(self._waiting)))]
+
+    def give_back(self, seen: list[Seen]) -> None:
+        """The registry could not be reached: it was not judged."""
+        self._waiting.extendleft(reversed(seen[: MAX_WAITING - len(self._waiting)]))
+        self._is_unheard = True
+        self._show()
+
+    def judged(self, trial: Trial, state: State | None) -> None:
+        """What all servers together have found; None where the trial is over."""
+        self._is_unheard = False
+        if state is not None and trial == self.trial:
+            before, self.state = self.state.verdict, state
+            if state.verdict is not before:
+                log.info("canary judged", extra={"version": trial.canary, "verdict": state.explain()})
+            if state.verdict is Verdict.WITHDRAW:
+                self._tell(trial, state.explain())
+        self._show()
+
+    def _tell(self, trial: Trial, why: str) -> None:
+        if not self._is_counted:
+            self._is_counted = True
             metrics.CANARIES_WITHDRAWN.inc()
-            self._withdraw(canary, self.state.explain())
+        if not self._is_told:
+            self._is_told = True
+            self._withdraw(trial.canary, why)
+
+    def _show(self) -> None:
+        is_judged = self.trial is not None
+        unguarded = {
+            "no_comparison": self._has_canary and not is_judged,
+            "registry": is_judged and self._is_unheard,
+            "returns": is_judged and (self.state.is_full or not self.state.compares_returns),
+        }
+        for reason, holds in unguarded.items():
+            metrics.CANARY_UNGUARDED.labels(reason).set(holds)
+        metrics.CANARY_UNDECIDED.set(is_judged and self.state.verdict is Verdict.UNDECIDED)
+        for cause in SHARES:
+            progress = self.state.progress(cause, self.bounds.false_alarm) if is_judged else 0.0
+            metrics.CANARY_EVIDENCE.labels(cause).set(progress)

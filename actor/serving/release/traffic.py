@@ -35,7 +35,6 @@ class TrafficSnapshot:
 
     arms: Arms
     newest: PolicyVersion | None
-    active: PolicyVersion | None
 
 
 class Traffic:
@@ -60,7 +59,7 @@ class Traffic:
         arms = self._registry.arms(self._policy)
         pinned = self._registry.pinned(self._policy)
         worthy = [row for row in pinned if row.status not in (Status.CANARY, Status.ROLLED_BACK)]
-        return TrafficSnapshot(arms, worthy[-1] if worthy else None, self._registry.active(self._policy))
+        return TrafficSnapshot(arms, worthy[-1] if worthy else None)
 
     def fetch(self, version: int) -> Weights | None:
         """The weights of a version that is held. Blocks; raises ValueError for damaged ones."""
@@ -110,9 +109,9 @@ class Traffic:
         if look.newest is not None and (self._live is None or loaded_versions.latest is None):
             wrong += await self._take_newest(loaded_versions, look.newest)
         wrong += await loaded_versions.steer(look.arms)
-        evaluation = None if look.active is None else look.active.evaluation
-        canary_monitor.steer(look.arms.active, look.arms.canary, evaluation)
+        canary_monitor.steer(look.arms)
         self._say(wrong)
+        await self._judge(canary_monitor)
 
     async def _take_newest(self, loaded_versions: LoadedVersions, newest: PolicyVersion) -> list[str]:
         """Without a live run, and before it is heard, the newest version that is kept is the latest.
@@ -128,6 +127,21 @@ class Traffic:
         except ValueError as error:
             return [str(error)]
         return []
+
+    async def _judge(self, canary_monitor: CanaryMonitor) -> None:
+        """Hand what was seen to the registry; raises RegistryError, and then it is handed again."""
+        trial = canary_monitor.trial
+        if trial is None or self._registry is None:
+            return
+        seen = canary_monitor.take()
+        try:
+            state = await asyncio.to_thread(
+                self._registry.judge, self._policy, trial, canary_monitor.bounds, seen
+            )
+        except RegistryError:
+            canary_monitor.give_back(seen)
+            raise
+        canary_monitor.judged(trial, state)
 
     def _say(self, wrong: list[str]) -> None:
         """Once, until it changes."""

@@ -28,15 +28,16 @@ class Answered:
 
     action: by name, as the environment takes it, [rows, *shape].
     answer: of a policy; None where an action was drawn without one.
-    fallback: "" or its name.   seconds: since the question was asked.
+    fallback: "" or its name.   not_finite: whether it was needed because of numbers that are none.
+    is_to_blame: whether the canary could not answer what another version could.
     """
 
     arm: Arm
     action: Mapping[str, Array]
     answer: Answer | None
     fallback: str
-    seconds: float
     not_finite: bool = False
+    is_to_blame: bool = False
 
 
 @dataclass(slots=True)
@@ -67,10 +68,14 @@ class Answerer:
         fallback: Fallback,
         shadow: Shadow,
         on_failure: Callable[[Loaded, Question, Exception], None],
+        on_unanswered: Callable[[Answered], None],
     ) -> None:
-        """on_failure: takes each version that could not answer, the question, and the error."""
+        """on_failure: takes each version that could not answer, the question, and the error.
+
+        on_unanswered: told of what is refused because no version could answer and no fallback is declared.
+        """
         self._shelf, self._batcher, self._fallback, self._shadow = loaded_versions, batcher, fallback, shadow
-        self._on_failure = on_failure
+        self._on_failure, self._on_unanswered = on_failure, on_unanswered
         self._count = {
             (arm, name): metrics.ANSWERS.labels(arm, name or "none").inc for arm in Arm for name in FALLBACKS
         }
@@ -111,7 +116,10 @@ class Answerer:
                 self._shelf.note_answered(choice.arm, answer.loaded)
             if choice.shadow is not None:
                 self._shadow.compare(choice.shadow, choice.arm, asked.question, answer)
-        return self._answered(asked, answer.ready, answer, "previous" if choice.is_previous else "")
+        if not choice.is_previous:
+            return self._answered(asked, answer.ready, answer, "")
+        is_to_blame = choice.arm is Arm.CANARY
+        return self._answered(asked, answer.ready, answer, "previous", is_to_blame=is_to_blame)
 
     async def fall_back(self, asked: Asked, error: Exception | None) -> Answered:
         """Return the fallback's answer, because the chosen version failed with `error`.
@@ -122,23 +130,52 @@ class Answerer:
         choice, not_finite = asked.choice, isinstance(error, NotFinite)
         if choice.loaded is not None and error is not None:
             self._on_failure(choice.loaded, asked.question, error)
-        if self._fallback.is_previous:
-            former = self._shelf.former(choice.arm, choice.loaded)
-            answer = None if former is None else await self._ask_former(former, asked)
-            if answer is not None:
-                return self._answered(asked, answer.ready, answer, "previous", not_finite=not_finite)
-        name, action = self._fallback.draw(asked.question.rows)
-        return self._answered(asked, action, None, name, not_finite=not_finite)
+        answer = await self._of_another(asked)
+        is_to_blame = choice.arm is Arm.CANARY and answer is not None
+        if answer is not None and self._fallback.is_previous:
+            return self._answered(
+                asked, answer.ready, answer, "previous", not_finite=not_finite, is_to_blame=is_to_blame
+            )
+        try:
+            name, action = self._fallback.draw(asked.question.rows)
+        except Refused:
+            self._on_unanswered(
+                Answered(
+                    arm=choice.arm,
+                    action={},
+                    answer=None,
+                    fallback="none",
+                    not_finite=not_finite,
+                    is_to_blame=is_to_blame,
+                )
+            )
+            raise
+        return self._answered(asked, action, None, name, not_finite=not_finite, is_to_blame=is_to_blame)
 
-    async def _ask_former(self, former: Loaded, asked: Asked) -> Answer | None:
+    async def _of_another(self, asked: Asked) -> Answer | None:
+        """The answer of a version that could stand in; None where none can answer this question.
+
+        Whether the active version can also says whether a canary is to blame for that it cannot.
+        """
+        choice = asked.choice
+        others = [self._shelf.former(choice.arm, choice.loaded)] if self._fallback.is_previous else []
+        if choice.arm is Arm.CANARY:
+            others.append(self._shelf.active)
+        for other in others:
+            answer = None if other in (None, choice.loaded) else await self._ask_other(other, asked)
+            if answer is not None:
+                return answer
+        return None
+
+    async def _ask_other(self, other: Loaded, asked: Asked) -> Answer | None:
         """Its answer; None when it cannot answer either."""
-        future = self._batcher.ask(former, asked.question, asked.until_s)
+        future = self._batcher.ask(other, asked.question, asked.until_s)
         try:
             return await future
         except Refused:
             raise
         except Exception as error:  # noqa: BLE001 - handed to `on_failure`
-            self._on_failure(former, asked.question, error)
+            self._on_failure(other, asked.question, error)
             return None
 
     def _answered(
@@ -149,10 +186,16 @@ class Answerer:
         fallback: str,
         *,
         not_finite: bool = False,
+        is_to_blame: bool = False,
     ) -> Answered:
         arm, seconds = asked.choice.arm, time.perf_counter() - asked.began_s
         metrics.ANSWER_SECONDS.observe(seconds)
         self._count[arm, fallback]()
         return Answered(
-            arm=arm, action=action, answer=answer, fallback=fallback, seconds=seconds, not_finite=not_finite
+            arm=arm,
+            action=action,
+            answer=answer,
+            fallback=fallback,
+            not_finite=not_finite,
+            is_to_blame=is_to_blame,
         )

@@ -112,6 +112,12 @@ class LoadedVersions:
         newest = self._answered.get(arm)
         return self._former.get(arm) if newest is failing else newest
 
+    @property
+    def active(self) -> Loaded | None:
+        """The active version; None where there is none, or its weights are not held."""
+        number = None if self.arms is None else self.arms.active
+        return None if number is None else self._find(number)
+
     async def exactly(self, version: int) -> Choice:
         """The version that a request names.
 

@@ -59,7 +59,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ServedRun:
 @pytest.fixture(scope="module")
 def server(run: ServedRun) -> Iterator[BrokerProcess]:
     """A server over it that is ready; short answers are never slow, and returns lie between 0 and 1."""
-    settings: dict[str, Any] = {"canary.return_range": [0.0, 1.0], "canary.slow_ms": 1e6}
+    settings: dict[str, Any] = {"canary.settle_s": 0.05, "canary.slow_ms": 1e6}
     with serving(run.folder.parent, run.folder, **settings) as process:
         yield process
 

@@ -143,18 +143,23 @@ class Stand:
         self.batcher = Batcher(max_rows=256, max_wait_s=0.0, max_delay_s=FAR)
         self.queue = ServedQueue(self.section.outbox_fragments, self.specification.stale_after)
         self.episodes = Episodes(self.section, self.specification.unroll_length)
+        now = lambda: self.now_s  # noqa: E731 - three uses
         self.canary_monitor = CanaryMonitor(
-            judging, lambda version, why: self.withdrawn.append((version, why))
+            judging, lambda version, why: self.withdrawn.append((version, why)), now
         )
         self.learning = self._learning() if learns else None
         spaces = (self.specification.observation_space, self.specification.action_space)
         state = policy_maker(self.specification)().state_space
         self.handler = RequestHandler(
-            self.section, (*spaces, state), self.loaded_versions, self.batcher, record
+            self.section,
+            (*spaces, state),
+            self.loaded_versions,
+            self.batcher,
+            record,
+            self.canary_monitor.answered,
         )
-        slow_s = judging.slow_ms / 1000
-        now = lambda: self.now_s  # noqa: E731 - two uses
-        self.episode_steps = EpisodeSteps(self.handler, self.episodes, self.learning, slow_s, now)
+        told = self.canary_monitor.answered
+        self.episode_steps = EpisodeSteps(self.handler, self.episodes, self.learning, told, now)
         self.episode_requests = EpisodeRequests(
             self.handler, self.episodes, self.learning, None, self.canary_monitor, now
         )

@@ -131,7 +131,7 @@ def test_while_a_learner_lives_it_draws_the_number(run_dir: Path) -> None:
 
 def test_a_canary_that_is_rolled_back_leaves_the_active_version_its_number(run_dir: Path) -> None:
     """Nothing became active again."""
-    said("promote", str(run_dir), "5", "--to", "canary", "--reason", "try")
+    said("promote", str(run_dir), "5", "--to", "canary", "--canary-share", "0.1", "--reason", "try")
     done = told("rollback", str(run_dir), "--reason", "worse")
     assert (done["withdrawn"]["version"], done["active"]["version"], done["awaits_number"]) == (5, 3, False)
 
@@ -203,6 +203,15 @@ def test_a_network_of_the_runs_is_imported_only_where_its_own_configuration_allo
     [
         (("promote", "RUN", "4", "--reason", "x"), "version=4 of policy='default' is not registered"),
         (("promote", "RUN", "5", "--to", "king", "--reason", "x"), "use active or canary"),
+        (("promote", "RUN", "5", "--to", "canary", "--reason", "x"), "name the share of those that do"),
+        (
+            ("promote", "RUN", "5", "--to", "canary", "--canary-share", "0.9", "--reason", "x"),
+            "leaves too few clients of the active version",
+        ),
+        (
+            ("promote", "RUN", "5", "--to", "canary", "--canary-share", "0", "--reason", "x"),
+            "name the share of those that do",
+        ),
         (("promote", "RUN", "5", "--reason", " "), "say in 1 to 1024 characters"),
         (("rollback", "RUN", "--reason", "x"), "keeps no version from before version=3"),
         (("retire", "RUN", "3", "--reason", "x"), "is active: promote another version first"),

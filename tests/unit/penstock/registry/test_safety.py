@@ -1,209 +1,218 @@
+"""A canary that is worse is withdrawn, one that is as good is not, and nobody ever stops looking."""
+
 import json
-import math
+import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from penstock.registry.bounds import MAX_WAITING, Bounds, Outcome, observed_range
-from penstock.registry.records import Evaluation
-from penstock.registry.safety import SHARES, Cause, State, Verdict, from_json, observe, to_json
-from tests.unit.penstock.registry import simulation
-from tests.unit.penstock.registry.simulation import BETTER, SAME, WORSE, Scenario, at_tenth
+from penstock.registry.bounds import MAX_PART, Bounds, ClientReturn, Seen, Window
+from penstock.registry.safety import (
+    BURN_IN,
+    SHARES,
+    Cause,
+    State,
+    Verdict,
+    from_json,
+    observe,
+    observe_all,
+    to_json,
+)
+from tests.unit.penstock.registry.trials import Population, judged
 
-BOUNDS = Bounds(low=0.0, high=100.0)
-GOOD = Outcome(total_return=90.0, answers=10)
-BAD = Outcome(total_return=10.0, answers=10)
+BOUNDS = Bounds()
+GOOD = Window(answers=100, slower=0.0)
 
 
-def judge(canary: Outcome, active: Outcome = GOOD, bounds: Bounds = BOUNDS) -> State:
-    """The verdict on arms whose episodes are all alike."""
-    turns = ((outcome, turn) for _ in range(1000) for outcome, turn in ((active, False), (canary, True)))
-    return simulation.one_by_one(bounds, turns)
+def earned(value: float, *, canary: bool = False, part: float = 0.5, level: int = 0) -> ClientReturn:
+    """A client's return."""
+    return ClientReturn(client="", level=level, canary=canary, part=part, value=value)
+
+
+def after(*seen: Seen) -> State:
+    """The state after all of it."""
+    return observe_all(State(), BOUNDS, seen)
+
+
+def rounds_until(verdict: Verdict, state: State, *seen: Seen, most: int = 1000) -> int:
+    """How often all of it must be seen again."""
+    for count in range(1, most + 1):
+        state = observe_all(state, BOUNDS, seen)
+        if state.verdict is verdict:
+            return count
+    raise AssertionError(f"not {verdict} after {most}: {state.explain()}")
+
+
+# ---------------------------------------------------------------- returns
+
+
+@pytest.mark.parametrize("part", [0.001, 0.1, 0.5, MAX_PART])
+def test_every_bet_on_a_client_is_fair(part: float) -> None:
+    """Whatever was seen before and whatever the client earned: over its two arms evidence keeps its mean.
+
+    This is all that the bound on false alarms rests on.
+    """
+    draw = random.Random(7)
+    state = State()
+    for _ in range(200):
+        value = draw.choice([draw.gauss(0, 1), draw.gauss(0, 100), 0.0])
+        sides = [observe(state, BOUNDS, earned(value, canary=arm, part=part)) for arm in (True, False)]
+        for question in ("lower", "higher"):
+            on_canary, on_active, before = (
+                getattr(each.levels[0], question).value for each in (*sides, state)
+            )
+            assert part * on_canary + (1 - part) * on_active == pytest.approx(before, rel=1e-12)
+        state = replace(sides[draw.random() >= part], verdict=Verdict.GO_ON, cause=None)
+
+
+@pytest.mark.parametrize("between", [0.0, 1.0, 2.0])
+def test_clients_that_differ_raise_no_false_alarms(between: float) -> None:
+    """Looked at after every client: of 110 canaries that equal the active version hardly one is withdrawn."""
+    trials = [
+        judged(BOUNDS, Population(clients=clients, between=between), (0.1, 0.5)[seed % 2], seed)
+        for clients, count in ((20, 60), (50, 40), (200, 10))
+        for seed in range(count)
+    ]
+    false = sum(state.verdict in (Verdict.WITHDRAW, Verdict.PROMOTE) for state in trials)
+    assert false / len(trials) <= 0.05 + 2.33 * (0.05 * 0.95 / len(trials)) ** 0.5
 
 
 @pytest.mark.parametrize(
-    "scenario",
-    [
-        pytest.param(scenario, id=name, marks=[pytest.mark.slow] if scenario.bounds.horizon > 200 else [])
-        for name, scenario in SAME.items()
-    ],
+    ("part", "drop", "most"),
+    [(0.01, 2.0, 30), (0.1, 1.0, 60), (0.5, 1.0, 80), (MAX_PART, 1.0, 200), (0.1, 2.0, 30), (0.5, 0.5, 250)],
 )
-def test_a_canary_that_equals_the_active_version_is_hardly_ever_withdrawn_or_promoted(
-    scenario: Scenario,
-) -> None:
-    """At most 5% of 4,000 tests looked at after each episode; the bound is Ville's and leaves room."""
-    assert simulation.simulate(scenario, 4000).decided <= 0.05
+def test_a_real_drop_is_found_at_every_share(part: float, drop: float, most: int) -> None:
+    """In 19 of 20 trials at least, with as many clients of the canary as the page of bounds says."""
+    population = Population(clients=round(most / part), drop=drop)
+    found = [judged(BOUNDS, population, part, seed, levels=1) for seed in range(20)]
+    caught = [state for state in found if state.cause is Cause.LOWER_RETURN]
+    assert len(caught) >= 19, [state.explain() for state in found]
 
 
-@pytest.mark.parametrize("scenario", WORSE.values(), ids=WORSE)
-def test_a_real_drop_is_caught_within_the_horizon(scenario: Scenario) -> None:
-    """In at least 95% of 2,000 tests, within 200 episodes of the canary: in truth within 120."""
-    found = simulation.simulate(scenario, 2000)
-    assert found.shares[Verdict.WITHDRAW] >= 0.95
-    assert found.p95_episodes <= 120
+def test_few_clients_are_told_apart_by_their_means() -> None:
+    """Thirty robots that are alike play many episodes: their means say what one episode each does not."""
+    robots = Population(clients=40, drop=1.0)
+    found = [judged(BOUNDS, robots, 0.5, seed) for seed in range(20)]
+    assert sum(state.cause is Cause.LOWER_RETURN for state in found) >= 19
 
 
-def test_a_canary_that_is_better_is_promoted() -> None:
-    """In at least 95% of 2,000 tests."""
-    assert simulation.simulate(BETTER, 2000).shares[Verdict.PROMOTE] >= 0.95
+def test_a_canary_that_is_better_is_called_so_and_judged_on() -> None:
+    """The day on which it is worse may come."""
+    better = judged(BOUNDS, Population(clients=300, drop=-2.0), 0.5, 3, levels=1)
+    assert (better.verdict, better.cause) == (Verdict.PROMOTE, Cause.HIGHER_RETURN)
+    assert rounds_until(Verdict.WITHDRAW, better, Window(answers=100, failed=100)) < 10
 
 
-@pytest.mark.parametrize("name", ["normal returns, errors 2%, slow 5%", "won or lost"])
-@pytest.mark.slow
-def test_no_false_verdict_on_a_canary_of_a_tenth(name: str) -> None:
-    """The same of `observe` itself, with episodes in random order, each compared with eight."""
-    assert simulation.by_share(at_tenth(SAME[name]), 2000).decided <= 0.05
+def test_returns_that_are_nonsense_neither_withdraw_nor_blind() -> None:
+    """A tenth of the clients, of both arms, reports the largest numbers there are."""
+    draw = random.Random(5)
+    state = State()
+    for number in range(400):
+        canary = draw.random() < 0.5
+        value = draw.gauss(0, 1) - 1.5 * canary
+        lie = draw.choice([1.7e308, -1.7e308])
+        state = observe(state, BOUNDS, earned(lie if number % 10 == 0 else value, canary=canary))
+        if state.verdict is Verdict.WITHDRAW:
+            break
+    assert state.cause is Cause.LOWER_RETURN
 
 
-@pytest.mark.slow
-def test_a_real_drop_of_a_tenth_is_caught() -> None:
-    """A return lower by 20% at a share of 10%, within 100 episodes in at least 95% of 500 tests."""
-    found = simulation.by_share(at_tenth(WORSE["return -20%, deviation 25%"]), 500)
-    assert found.shares[Verdict.WITHDRAW] >= 0.95
+def test_the_first_clients_are_a_reference_and_no_bet() -> None:
+    """Nothing is known of what is usual before."""
+    state = after(*[earned(float(number), canary=number % 2 == 0) for number in range(BURN_IN)])
+    assert state.levels[0].lower.value == 1.0
+    assert not state.compares_returns
+    assert observe(state, BOUNDS, earned(3.0)).compares_returns
 
 
-@pytest.mark.parametrize("scenario", [*WORSE.values(), BETTER, SAME["won or lost"]], ids=lambda s: s.name)
-def test_the_code_computes_what_the_equation_says(scenario: Scenario) -> None:
-    """Verdict and episode of `observe` are those of the products, computed at once in logarithms."""
-    random, horizon = np.random.default_rng(3), scenario.bounds.horizon
-    active, canary = (arm.draw(random, (5, horizon)) for arm in (scenario.active, scenario.canary))
-    for number, expected in enumerate(simulation.alternate(scenario, active, canary)):
-        turns = (
-            (simulation.outcome(rows[:, number, step]), turn)
-            for step in range(horizon)
-            for rows, turn in ((active, False), (canary, True))
+def test_arms_that_are_alike_are_undecided_at_the_horizon_and_judged_on() -> None:
+    """Evidence that comes later withdraws all the same."""
+    alike = [earned(1.0, canary=number % 2 == 0) for number in range(2 * BOUNDS.horizon)]
+    state = after(*alike)
+    assert (state.verdict, state.cause) == (Verdict.UNDECIDED, Cause.HORIZON)
+    worse = (earned(1.0), earned(0.0, canary=True))
+    assert rounds_until(Verdict.WITHDRAW, state, *worse) < 30
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_answers_that_are_not_finite_withdraw_at_once_however_late() -> None:
+    """After a year of good answers."""
+    state = after(*[GOOD] * 5000, Window(answers=100, failed=1, not_finite=1))
+    assert (state.verdict, state.cause) == (Verdict.WITHDRAW, Cause.NOT_FINITE)
+
+
+@pytest.mark.parametrize(("failed", "most"), [(100, 6), (10, 10), (3, 20), (1, 60)])
+def test_failed_answers_withdraw_however_late(failed: int, most: int) -> None:
+    """One in a hundred, too; after a year of good ones."""
+    for before in (0, 5000):
+        windows = rounds_until(
+            Verdict.WITHDRAW, after(*[GOOD] * before), Window(answers=100, failed=failed, slower=0.0)
         )
-        state = simulation.one_by_one(scenario.bounds, turns)
-        assert (state.verdict, state.canary_episodes) == expected
+        assert windows <= most
 
 
-@pytest.mark.parametrize(
-    ("canary", "cause"),
-    [
-        (BAD, Cause.LOWER_RETURN),
-        (replace(GOOD, errors=5), Cause.ERRORS),
-        (replace(GOOD, slow=5), Cause.LATENCY),
-        (replace(GOOD, not_finite=1), Cause.NOT_FINITE),
-    ],
-)
-def test_each_bound_withdraws_under_its_name(canary: Outcome, cause: Cause) -> None:
-    """Return, errors, latency and answers that are not finite."""
-    state = judge(canary)
-    assert (state.verdict, state.cause) == (Verdict.WITHDRAW, cause)
-    assert f"withdraw for {cause.value} after {state.canary_episodes} episodes" in state.explain()
+@pytest.mark.parametrize(("slower", "most"), [(1.0, 40), (0.3, 120)])
+def test_slow_answers_withdraw_however_late(slower: float, most: int) -> None:
+    """After a year of quick ones."""
+    for before in (0, 5000):
+        windows = rounds_until(Verdict.WITHDRAW, after(*[GOOD] * before), Window(answers=100, slower=slower))
+        assert windows <= most
 
 
-def test_an_answer_that_is_not_finite_withdraws_at_once() -> None:
-    """It is no matter of chance; as many as the bound forgives do not."""
-    one = replace(GOOD, not_finite=1)
-    assert 1 == judge(one).canary_episodes
-    assert 3 == judge(one, bounds=replace(BOUNDS, max_not_finite=2)).canary_episodes
+def test_a_machine_that_stumbles_withdraws_nobody() -> None:
+    """A pass in fifty is slow, whoever is answered: of 40 trials over 200 windows hardly one is withdrawn."""
+    withdrawn = 0
+    for seed in range(40):
+        draw = random.Random(seed)
+        state = State()
+        for _ in range(200):
+            canary, active = (sum(draw.random() < 0.02 for _ in range(count)) / count for count in (10, 90))
+            state = observe(state, BOUNDS, Window(answers=10, slower=canary - active))
+        withdrawn += state.verdict is Verdict.WITHDRAW
+    assert withdrawn / 40 <= 0.05 + 2.33 * (0.05 * 0.95 / 40) ** 0.5
 
 
-def test_the_active_versions_own_faults_do_not_withdraw_the_canary() -> None:
-    """Not-finite answers, errors and slow answers of the active version never count against the canary."""
-    broken = Outcome(total_return=90.0, answers=10, errors=9, slow=9, not_finite=9)
-    assert Verdict.UNDECIDED is judge(GOOD, active=broken).verdict
+def test_a_verdict_of_withdrawal_is_final() -> None:
+    """What comes later changes nothing of it."""
+    state = after(Window(answers=1, failed=1, not_finite=1))
+    assert observe_all(state, BOUNDS, [GOOD, earned(1.0)]) == state
 
 
-def test_arms_that_are_alike_stay_undecided_until_the_horizon() -> None:
-    """A verdict comes within the stated number of episodes, also when nothing can be proved."""
-    state = judge(GOOD, bounds=replace(BOUNDS, horizon=50))
-    assert (state.verdict, state.cause, state.canary_episodes) == (Verdict.UNDECIDED, Cause.HORIZON, 50)
+# ---------------------------------------------------------------- the state
 
 
-def test_a_canary_without_anybody_to_compare_ends_undecided() -> None:
-    """A canary of all traffic is never withdrawn by comparison, and its state stays small."""
-    turns = ((BAD, True) for _ in range(1000))
-    state = simulation.one_by_one(BOUNDS, turns)
-    assert (state.verdict, state.pairs) == (Verdict.UNDECIDED, 0)
-    assert MAX_WAITING == len(state.waiting_canary)
-
-
-def test_what_the_margin_forgives_does_not_withdraw() -> None:
-    """A return lower by less than the margin."""
-    slightly = replace(GOOD, total_return=80.0)
-    assert Verdict.WITHDRAW is judge(slightly).verdict
-    assert Verdict.UNDECIDED is judge(slightly, bounds=replace(BOUNDS, return_margin=15.0)).verdict
-
-
-def test_a_verdict_is_final() -> None:
-    """What comes after it changes nothing."""
-    state = judge(BAD)
-    assert state is observe(state, BOUNDS, GOOD, canary=True)
-
-
-def test_episodes_without_rewards_are_judged_by_their_answers() -> None:
-    """A client that sends no rewards says nothing about return."""
-    silent = replace(GOOD, total_return=None)
-    assert Verdict.UNDECIDED is judge(silent, active=silent).verdict
-    assert Cause.ERRORS is judge(replace(silent, errors=5), active=silent).cause
+def test_the_parts_of_the_false_alarm_rate_are_all_of_it() -> None:
+    """So the chance of any false verdict is at most `false_alarm`."""
+    assert sum(SHARES.values()) == pytest.approx(1.0)
+    state = State()
+    for cause, share in SHARES.items():
+        levels = 3 if cause in (Cause.LOWER_RETURN, Cause.HIGHER_RETURN) else 1
+        assert state.progress(cause, 0.05) == pytest.approx(share * 0.05 / levels)
 
 
 def test_the_state_survives_a_store() -> None:
-    """Through JSON and back, with waiting episodes and without, and goes on to the same verdict."""
-    state = State()
-    for outcome, canary in ((BAD, True), (replace(GOOD, total_return=None), False), (BAD, True)):
-        state = observe(state, BOUNDS, outcome, canary=canary)
-        assert state == from_json(to_json(state))
-    assert judge(BAD) == from_json(to_json(judge(BAD)))
+    """All of it, to the last digit."""
+    draw = random.Random(2)
+    seen: list[Seen] = [
+        earned(draw.gauss(0, 1), canary=number % 3 == 0, level=number % 2) for number in range(100)
+    ]
+    state = after(*seen, GOOD, Window(answers=7, failed=2, slower=0.1))
+    assert from_json(to_json(state)) == state
+    assert len(to_json(state)) < 16_000
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", to_json(State()).replace("1.0", '"x"'), json.dumps({"wealth": [[1.0]]})]
-)
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"levels": []}', "null"])
 def test_a_state_that_cannot_be_read_is_refused(text: str) -> None:
-    """Never half of it."""
-    with pytest.raises(ValueError, match="start the test anew"):
+    """With the remedy."""
+    with pytest.raises(ValueError, match="start the trial anew"):
         from_json(text)
 
 
 def test_a_state_of_other_bets_is_refused() -> None:
-    """A program with other bets cannot go on where this one stopped."""
-    state = State(wealth=((1.0,),) * len(SHARES))
-    with pytest.raises(ValueError, match="has other bets"):
-        from_json(to_json(state))
-
-
-def test_the_shares_of_the_false_alarm_rate_are_all_of_it() -> None:
-    """The union bound over the four processes."""
-    assert 1.0 == pytest.approx(sum(SHARES.values()))
-
-
-@pytest.mark.parametrize(
-    ("evaluation", "expected"),
-    [
-        (Evaluation(mean=100.0, std=25.0, episodes=20), (0.0, 200.0)),
-        (Evaluation(mean=500.0, std=0.0, episodes=20), (400.0, 600.0)),
-        (Evaluation(mean=-160.0, std=60.0, episodes=20), (-400.0, 80.0)),
-    ],
-)
-def test_a_range_is_observed_in_an_evaluation(evaluation: Evaluation, expected: tuple[float, float]) -> None:
-    """Four deviations to either side, and never nothing."""
-    assert expected == pytest.approx(observed_range(evaluation))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"low": 1.0, "high": 1.0}, "low below high"),
-        ({"low": -math.inf}, "both finite"),
-        ({"false_alarm": 0.0}, "false_alarm=0.0"),
-        ({"error_margin": 1.0}, "error_margin=1.0"),
-        ({"return_margin": -1.0}, "return_margin=-1.0"),
-        ({"horizon": 0}, "horizon=0"),
-        ({"active_per_canary": 0}, "active_per_canary=0"),
-    ],
-)
-def test_bounds_that_bound_nothing_are_refused(change: dict[str, float], message: str) -> None:
-    """Each names its field."""
-    with pytest.raises(ValueError, match=message):
-        replace(BOUNDS, **change)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("change", [{"total_return": math.nan}, {"errors": 11}, {"slow": -1}])
-def test_an_outcome_that_cannot_be_is_refused(change: dict[str, float]) -> None:
-    """A reward that is not finite is the client's fault, and no return."""
-    with pytest.raises(ValueError, match="must be"):
-        replace(GOOD, **change)  # type: ignore[arg-type]
+    """Another program made it."""
+    fields = json.loads(to_json(State()))
+    fields["errors"]["capital"] = [0.0]
+    with pytest.raises(ValueError, match="other bets"):
+        from_json(json.dumps(fields))

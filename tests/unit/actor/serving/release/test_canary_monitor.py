@@ -1,7 +1,4 @@
-"""The canary on canary_monitor.
-
-What clients see decides, each episode once, and nobody decides for another trial.
-"""
+"""The canary on trial: what clients see decides, each client once, and hard guards never end."""
 
 import re
 from typing import Any
@@ -11,37 +8,47 @@ import pytest
 from torch import nn
 
 from penstock.policy.policy import Policy
-from penstock.registry.records import Evaluation, Traffic
+from penstock.registry import safety
+from penstock.registry.bounds import ClientReturn, Seen, Window
+from penstock.registry.records import Traffic
 from penstock.registry.routing import Arm, Arms
-from penstock.registry.safety import Cause, Verdict
+from penstock.registry.safety import Cause, State, Verdict
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
+from penstock.wire.refusal import Refused
 from tests.support.serving.server_parts import Stand, broken, policy_of, seen
 
 ACTIVE, CANARY = 1, 2
+SETTLE_S = 10.0
 
 
 async def on_trial(policy: Policy | None = None, **canary: Any) -> Stand:
-    """Half of the clients get the canary; returns are between 0 and 1."""
-    given: dict[str, Any] = {
-        "return_range": (0.0, 1.0),
-        "slow_ms": 1e6,
-        "horizon": 60,
-    }
-    stand = Stand(canary=given | canary)
+    """Half of the clients get the canary."""
+    given: dict[str, Any] = {"slow_ms": 1e6, "horizon": 60, "settle_s": SETTLE_S}
+    serving = {key: canary.pop(key) for key in ("fallback",) if key in canary}
+    stand = Stand(canary=given | canary, **serving)
     stand.keep(ACTIVE)
     stand.keep(CANARY, policy=policy)
     await steer(stand, CANARY)
     return stand
 
 
-async def steer(stand: Stand, canary: int | None) -> None:
+async def steer(stand: Stand, canary: int | None, **traffic: Any) -> None:
     """As after a look into the registry."""
-    share = 0.0 if canary is None else 0.5
+    shares = {"canary_share": 0.0 if canary is None else 0.5} | traffic
     held = frozenset({ACTIVE, CANARY, *stand.weights})
-    traffic = Traffic(policy="default", canary_share=share)
-    await stand.loaded_versions.steer(Arms(traffic=traffic, active=ACTIVE, canary=canary, pinned=held))
-    stand.canary_monitor.steer(ACTIVE, canary, Evaluation(mean=0.5, std=0.1, episodes=10))
+    arms = Arms(traffic=Traffic(policy="default", **shares), active=ACTIVE, canary=canary, pinned=held)
+    await stand.loaded_versions.steer(arms)
+    stand.canary_monitor.steer(arms)
+
+
+def look(stand: Stand, passed_s: float = 0.0) -> list[Seen]:
+    """Hand on what was seen, after so many seconds, and take the judgement, as one server alone does."""
+    stand.now_s += passed_s
+    monitor, found = stand.canary_monitor, stand.canary_monitor.take()
+    if monitor.trial is not None:
+        monitor.judged(monitor.trial, safety.observe_all(monitor.state, monitor.bounds, found))
+    return found
 
 
 async def play(stand: Stand, client: int, good: float = 1.0, bad: float = 1.0) -> None:
@@ -50,6 +57,12 @@ async def play(stand: Stand, client: int, good: float = 1.0, bad: float = 1.0) -
     reply = await stand.act(episode, seen(0))
     reward = bad if reply.arm == pb.ARM_CANARY else good
     stand.end(episode, pb.ENDING_TERMINATED, reward=reward)
+
+
+async def ask(stand: Stand, client: int) -> None:
+    """A request without an episode."""
+    request = stand.asking(seen(0), client_key=f"client-{client}")
+    stand.canary_monitor.answered((await stand.answer(request, 1e9))[1])
 
 
 def negated(stand: Stand) -> Policy:
@@ -62,48 +75,25 @@ def negated(stand: Stand) -> Policy:
 
 def value_of(name: str) -> float:
     """What this process tells at /metrics."""
-    found = re.search(rf"^{name} (\S+)$", metrics.exposition("server").decode(), re.MULTILINE)
-    assert found is not None
+    found = re.search(rf"^{re.escape(name)} (\S+)$", metrics.exposition("server").decode(), re.MULTILINE)
+    assert found is not None, name
     return float(found[1])
+
+
+# ---------------------------------------------------------------- returns
 
 
 async def test_a_canary_whose_clients_earn_less_is_withdrawn() -> None:
     """By number, once, with the evidence in words; long before the horizon."""
     stand, before = await on_trial(), value_of("penstock_canaries_withdrawn_total")
-    for client in range(120):
+    for client in range(100):
         await play(stand, client, good=1.0, bad=0.0)
+    look(stand, SETTLE_S)
     ((version, why),) = stand.withdrawn
     assert value_of("penstock_canaries_withdrawn_total") == before + 1
     assert version == CANARY
     assert why.startswith("withdraw for lower_return")
-    assert stand.canary_monitor.state.canary_episodes < 60
-
-
-async def test_a_canary_that_answers_nan_is_withdrawn_with_its_first_episode() -> None:
-    """And with its first request of a client without episodes."""
-    made = Stand().specification
-    for without_episode in (False, True):
-        stand = await on_trial(policy=broken(policy_of(made, CANARY)))
-        for client in range(20):
-            if without_episode:
-                request = stand.asking(seen(0), client_key=f"client-{client}")
-                stand.canary_monitor.answered((await stand.answer(request, 1e9))[1])
-            else:
-                await play(stand, client)
-        assert [version for version, _ in stand.withdrawn] == [CANARY]
-        assert stand.canary_monitor.state.cause is Cause.NOT_FINITE
-        assert stand.canary_monitor.state.canary_episodes == 1
-
-
-async def test_answers_of_nan_wait_for_no_episode_that_began_before() -> None:
-    """An open one, however long it lasts, does not keep such a canary."""
-    stand = await on_trial(policy=broken(policy_of(Stand().specification, CANARY)))
-    for client in range(10):
-        stand.start(f"client-{client}")
-    assert {episode.arm for episode in stand.episodes} == {Arm.ACTIVE, Arm.CANARY}
-    for client in range(10, 30):
-        await play(stand, client)
-    assert [version for version, _ in stand.withdrawn] == [CANARY]
+    assert stand.canary_monitor.state.levels[0].canary < 60
 
 
 async def test_a_canary_that_does_the_wrong_thing_is_withdrawn() -> None:
@@ -115,102 +105,194 @@ async def test_a_canary_that_does_the_wrong_thing_is_withdrawn() -> None:
     observation = seen(3)
     active = policy_of(stand.specification, ACTIVE)
     best = int(active.act({"observation": observation[None]}, deterministic=True).action["action"][0])
-    for client in range(300):
+    for client in range(100):
         episode = stand.start(f"client-{client}")
         reply = await stand.act(episode, observation, deterministic=True)
         right = np.frombuffer(reply.action[0].value.data, np.int64)[0] == best
         stand.end(episode, pb.ENDING_TERMINATED, reward=float(right))
-        if stand.withdrawn:
-            break
+    look(stand, SETTLE_S)
     assert [version for version, _ in stand.withdrawn] == [CANARY]
 
 
-async def test_a_canary_that_is_as_good_stays_until_the_horizon() -> None:
-    """Then it is for the operator to say."""
+async def test_a_canary_that_is_as_good_is_undecided_at_the_horizon_and_judged_on() -> None:
+    """It is for the operator to say, and it is a metric; what comes later withdraws it all the same."""
     stand = await on_trial()
     for client in range(200):
         await play(stand, client)
+    look(stand, SETTLE_S)
     assert stand.withdrawn == []
-    assert (stand.canary_monitor.state.verdict, stand.canary_monitor.state.canary_episodes) == (
-        Verdict.UNDECIDED,
-        60,
-    )
+    assert stand.canary_monitor.state.verdict is Verdict.UNDECIDED
+    assert value_of("penstock_canary_undecided") == 1
+    for client in range(200, 300):
+        await play(stand, client, bad=0.0)
+    look(stand, SETTLE_S)
+    assert [version for version, _ in stand.withdrawn] == [CANARY]
 
 
-async def test_an_episode_of_a_trial_that_is_over_counts_for_nothing() -> None:
-    """It began with another canary."""
+@pytest.mark.parametrize("held", [0, 5])
+async def test_an_episode_that_never_ends_delays_nobody(held: int) -> None:
+    """Of the canary and of the active version; the clients that come later are judged as without it."""
     stand = await on_trial()
-    open_ = [stand.start(f"client-{client}") for client in range(40)]
-    for episode in open_:
-        await stand.act(episode, seen(0))
-    stand.keep(3)
-    await steer(stand, 3)
-    for episode in open_:
-        stand.end(episode, pb.ENDING_TERMINATED, reward=0.5)
-    assert (stand.canary_monitor.state.canary_episodes, stand.canary_monitor.state.active_episodes) == (0, 0)
+    for client in range(1000, 1000 + 4 * held):
+        await stand.act(stand.start(f"client-{client}"), seen(0))
+    for client in range(60):
+        await play(stand, client, bad=0.0)
+    found = look(stand, SETTLE_S)
+    assert len([one for one in found if isinstance(one, ClientReturn)]) == 60
+    assert [version for version, _ in stand.withdrawn] == [CANARY]
 
 
-async def test_short_episodes_wait_for_those_that_began_before() -> None:
-    """Outcomes are judged in the order of the beginnings."""
+async def test_a_client_is_compared_at_fixed_times_by_its_mean() -> None:
+    """After the time, 8 and 64 times as long; what it has of an open episode counts where none is whole."""
     stand = await on_trial()
-    open_ = [stand.start(f"client-{client}") for client in range(20)]
-    for episode in open_:
-        await stand.act(episode, seen(0))
-    for episode in reversed(open_[1:]):
-        stand.end(episode, pb.ENDING_TERMINATED, reward=0.5)
-    arms = {episode.arm for episode in stand.episodes}
-    waiting = (
-        stand.canary_monitor.state.canary_episodes
-        if Arm.CANARY in arms
-        else stand.canary_monitor.state.active_episodes
-    )
-    assert waiting == 0
-    stand.end(open_[0], pb.ENDING_TERMINATED, reward=0.5)
-    assert stand.canary_monitor.state.canary_episodes + stand.canary_monitor.state.active_episodes == 20
+    for earned in (1.0, 3.0):
+        await play(stand, 7, good=earned, bad=earned)
+    open_ = stand.start("client-8")
+    await stand.act(open_, seen(0))
+    await stand.reward(open_, (0, 0.25))
+    values = {}
+    for level, age in enumerate((SETTLE_S, 8 * SETTLE_S, 64 * SETTLE_S)):
+        early, due = look(stand, age - 0.1 - stand.now_s), look(stand, 0.1)
+        assert all(isinstance(one, Window) for one in early)
+        values[level] = [one.value for one in due if isinstance(one, ClientReturn)]
+        await play(stand, 7, good=2.0, bad=2.0)
+    assert values == {0: [2.0, 0.25], 1: [2.0, 0.25], 2: [2.0, 0.25]}
 
 
-async def test_an_abandoned_episode_counts_by_its_answers_alone() -> None:
-    """What it has earned so far is no return."""
+async def test_an_abandoned_episode_is_no_return() -> None:
+    """Nobody says what it would have been."""
     stand = await on_trial()
-    for client in range(200):
+    for client in range(100):
         episode = stand.start(f"client-{client}")
         reply = await stand.act(episode, seen(0))
         earned = 0.0 if reply.arm == pb.ARM_CANARY else 1.0
         await stand.reward(episode, (0, earned))
         stand.end(episode, pb.ENDING_ABANDONED)
+    assert all(isinstance(one, Window) for one in look(stand, SETTLE_S))
     assert stand.withdrawn == []
-    assert stand.canary_monitor.state.evidence(Cause.LOWER_RETURN) == 1.0
-    assert stand.canary_monitor.state.canary_episodes == 60
+
+
+async def test_what_began_in_another_trial_or_with_other_shares_counts_for_nothing() -> None:
+    """A client that was moved to another arm has earned on both."""
+    stand = await on_trial()
+    for change in ({"canary": 3}, {"canary": 3, "canary_share": 0.6}, {"canary": 3, "experiment": "second"}):
+        open_ = [stand.start(f"client-{client}") for client in range(40)]
+        for episode in open_:
+            await stand.act(episode, seen(0))
+        stand.keep(3)
+        await steer(stand, **change)
+        for episode in open_:
+            stand.end(episode, pb.ENDING_TERMINATED, reward=0.5)
+        assert all(isinstance(one, Window) for one in look(stand, SETTLE_S))
+
+
+async def test_what_the_registry_did_not_hear_is_told_again() -> None:
+    """In the same order, and the metric says that nobody judges."""
+    stand = await on_trial()
+    for client in range(20):
+        await play(stand, client)
+    stand.now_s += SETTLE_S
+    found = stand.canary_monitor.take()
+    assert found
+    stand.canary_monitor.give_back(found)
+    assert value_of('penstock_canary_unguarded{reason="registry"}') == 1
+    assert look(stand) == found
+    assert value_of('penstock_canary_unguarded{reason="registry"}') == 0
 
 
 async def test_a_canary_that_is_still_there_is_withdrawn_again() -> None:
-    """The registry may have been away the first time."""
-    stand = await on_trial()
-    for client in range(120):
+    """The registry may have been away the first time; once in each look, and counted once."""
+    stand, before = await on_trial(), value_of("penstock_canaries_withdrawn_total")
+    for client in range(60):
         await play(stand, client, bad=0.0)
-    assert len(stand.withdrawn) == 1
-    await steer(stand, CANARY)
-    assert [version for version, _ in stand.withdrawn] == [CANARY, CANARY]
+    for times in (1, 2):
+        look(stand, SETTLE_S)
+        look(stand)
+        assert [version for version, _ in stand.withdrawn] == [CANARY] * times
+        await steer(stand, CANARY)
+    assert value_of("penstock_canaries_withdrawn_total") == before + 1
     await steer(stand, None)
+    look(stand)
     assert len(stand.withdrawn) == 2
 
 
-@pytest.mark.parametrize("known", [True, False])
-async def test_without_a_range_returns_do_not_count(known: bool) -> None:
-    """A range is declared, or comes from the active version's evaluation."""
-    stand = await on_trial(return_range=None)
-    if not known:
-        stand.canary_monitor.steer(None, None, None)
-        stand.canary_monitor.steer(ACTIVE, CANARY, None)
-    for client in range(200):
-        await play(stand, client, good=0.9, bad=0.1)
-    assert bool(stand.withdrawn) is known
+async def test_a_canary_that_nobody_is_compared_with_is_a_metric() -> None:
+    """No share, no active version to compare it with, or clients that report no rewards."""
 
+    def unguarded(reason: str) -> bool:
+        return value_of(f'penstock_canary_unguarded{{reason="{reason}"}}') == 1
 
-async def test_slow_answers_count_against_the_canary() -> None:
-    """As late as the configuration calls slow."""
-    stand = await on_trial(slow_ms=1e-6, horizon=10)
+    stand = await on_trial()
+    assert unguarded("returns")
+    await steer(stand, CANARY, canary_share=0.0)
+    assert unguarded("no_comparison")
+    await steer(stand, CANARY)
     for client in range(40):
         await play(stand, client)
-    # Slow on both arms is nothing that the canary does worse.
-    assert stand.canary_monitor.state.cause is Cause.HORIZON
+    look(stand, SETTLE_S)
+    assert not unguarded("returns")
+    assert not unguarded("no_comparison")
+    await steer(stand, None)
+    assert not unguarded("returns")
+
+
+# ---------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize("fallback", ["previous", "uniform", "none"])
+@pytest.mark.parametrize("in_episodes", [True, False])
+async def test_a_canary_that_answers_nan_is_withdrawn_at_once(fallback: str, in_episodes: bool) -> None:
+    """With its first request, before any look, whatever answers in its place; told once in each look."""
+    policy = broken(policy_of(Stand().specification, CANARY))
+    stand = await on_trial(policy=policy, fallback=fallback)
+    for client in range(20):
+        try:
+            await (play if in_episodes else ask)(stand, client)
+        except Refused:
+            assert fallback == "none"
+    assert [version for version, _ in stand.withdrawn] == [CANARY]
+    look(stand)
+    assert stand.canary_monitor.state.cause is Cause.NOT_FINITE
+
+
+async def test_guards_outlive_ten_thousand_answers() -> None:
+    """What is good for long is withdrawn with its first answer that is no number."""
+    stand = await on_trial()
+    for client in range(64):
+        await play(stand, client)
+    good = Window(answers=256, slower=0.0)
+    state = safety.observe_all(stand.canary_monitor.state, stand.canary_monitor.bounds, [good] * 1000)
+    assert stand.canary_monitor.trial is not None
+    stand.canary_monitor.judged(stand.canary_monitor.trial, state)
+    stand.keep(3, policy=broken(policy_of(stand.specification, CANARY)))
+    stand.loaded_versions._held[CANARY] = await stand.loaded_versions.load(stand.weights[3])
+    for client in range(10):
+        await ask(stand, client)
+    assert [version for version, _ in stand.withdrawn] == [CANARY]
+
+
+async def test_a_question_that_no_version_can_answer_is_not_the_canarys_fault() -> None:
+    """A client whose numbers overflow every network withdraws nobody."""
+    made = Stand().specification
+    stand = await on_trial(policy=broken(policy_of(made, CANARY)))
+    stand.keep(ACTIVE, policy=broken(policy_of(made, ACTIVE)))
+    stand.loaded_versions._held[ACTIVE] = await stand.loaded_versions.load(stand.weights[ACTIVE])
+    for client in range(40):
+        await ask(stand, client)
+    look(stand, 10.0)
+    assert stand.withdrawn == []
+    state: State = stand.canary_monitor.state
+    assert (state.answers > 10, state.failed) == (True, 0)
+
+
+async def test_a_canary_without_weights_is_withdrawn_by_its_failed_answers() -> None:
+    """The active version answers for it meanwhile."""
+    stand = await on_trial()
+    del stand.weights[CANARY], stand.loaded_versions._held[CANARY]
+    stand.loaded_versions.note_answered(Arm.CANARY, stand.loaded_versions._held[ACTIVE])
+    for _ in range(6):
+        for client in range(40):
+            await ask(stand, client)
+        look(stand, 10.0)
+    assert [version for version, _ in stand.withdrawn][:1] == [CANARY]
+    assert stand.canary_monitor.state.cause is Cause.ERRORS

@@ -1,0 +1,55 @@
+"""Bounds that bound nothing, and sights that cannot be, are refused by name."""
+
+from typing import Any
+
+import pytest
+
+from penstock.registry.bounds import Bounds, ClientReturn, Window
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"false_alarm": 0.0}, "false_alarm=0.0"),
+        ({"false_alarm": 1.0}, "false_alarm=1.0"),
+        ({"error_margin": 0.0}, "error_margin=0.0"),
+        ({"slow_margin": 1.0}, "slow_margin=1.0"),
+        ({"horizon": 0}, "horizon=0"),
+    ],
+)
+def test_bounds_that_bound_nothing_are_refused(change: dict[str, Any], message: str) -> None:
+    """Before a trial begins."""
+    with pytest.raises(ValueError, match=message):
+        Bounds(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"value": float("nan")}, "value=nan"),
+        ({"part": 0.0}, "part=0.0"),
+        ({"part": 1.0}, "part=1.0"),
+        ({"level": 3}, "level=3"),
+    ],
+)
+def test_a_return_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
+    """A canary that all or none of the clients have is compared with nobody."""
+    fields: dict[str, Any] = {"client": "", "level": 0, "canary": True, "part": 0.5, "value": 0.0}
+    with pytest.raises(ValueError, match=message):
+        ClientReturn(**fields | change)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"answers": 0},
+        {"answers": 1, "failed": 2},
+        {"answers": 2, "failed": 1, "not_finite": 2},
+        {"answers": 1, "slower": 1.5},
+        {"answers": 1, "slower": float("nan")},
+    ],
+)
+def test_a_window_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
+    """Each number is among the one before."""
+    with pytest.raises(ValueError, match="must be"):
+        Window(**fields)
