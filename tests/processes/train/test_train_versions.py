@@ -48,10 +48,12 @@ class Operator:
         self._weights = weights_pb2_grpc.WeightServiceStub(channel)
 
     def versions(self) -> dict[int, Any]:
-        """What ListVersions says, by number."""
+        """What ListVersions says, by number; a broker too busy to answer is asked again."""
         try:
             reply = self.control.ListVersions(control_pb2.ListVersionsRequest(), timeout=10)
         except grpc.RpcError as error:
+            if code_of(error)[0] is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return self.versions()
             assert code_of(error)[0] is grpc.StatusCode.FAILED_PRECONDITION  # not made yet
             return {}
         return {one.version: one for one in reply.versions}

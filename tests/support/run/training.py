@@ -16,7 +16,7 @@ from launch.run.child_process import penstock
 LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")
 """A run that ends when it is asked to."""
 OFTEN = ("--set", "learner.checkpoint_interval_s=1")
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 GONE_S = 20.0
 
 
