@@ -20,6 +20,7 @@ from actor.serving.inference.batcher import Batcher
 from actor.serving.release.canary_monitor import CanaryMonitor
 from actor.serving.release.traffic import Traffic
 from actor.serving.versions.loaded_versions import LoadedVersions, Weights
+from actor.serving.versions.shadow import Shadow
 from actor.serving.versions.shadow_record import ShadowRecord
 from actor.specification.policy_maker import policy_maker
 from actor.specification.sections import actor_section, environment_section
@@ -72,6 +73,7 @@ class Parts:
     service: PolicyService
     background_tasks: BackgroundTasks
     record: ShadowRecord | None
+    shadow: Shadow
 
 
 def assemble(
@@ -126,6 +128,7 @@ def assemble(
         service=service,
         background_tasks=background_tasks,
         record=record,
+        shadow=handler.shadow,
     )
 
 

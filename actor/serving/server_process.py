@@ -160,6 +160,7 @@ async def _serve(
             task.cancel()
         await frame.close()
         parts.batcher.close()
+        parts.shadow.close()
         if parts.record is not None:
             parts.record.close()
     return EXIT_OK
@@ -209,6 +210,7 @@ async def _drain(
 ) -> None:
     """Say so, finish what is in flight, hand over what was learned."""
     await frame.drain(DRAIN_GRACE_S)
+    await parts.shadow.finish()
     for episode in parts.episodes:
         parts.episode_requests.abandon(episode)
     if parts.learning is not None:

@@ -299,6 +299,12 @@ CANARY_EVIDENCE = _answering.gauge(
 SHADOW_AGREEMENT = _answering.summary(
     "policy_shadow_agreement", "Probability that the shadow gives the action that was answered"
 )
+SHADOW_SECONDS = _answering.counter(
+    "policy_shadow_seconds", "Processor time that the shadow has cost the server, in seconds"
+)
+SHADOW_SHED = _answering.counter(
+    "policy_shadow_shed", "Answers that the shadow was not asked about, for there was no time"
+)
 SHADOW_UNRECORDED = _answering.counter(
     "policy_shadow_unrecorded",
     "Answers of the shadow that its record could not keep up with or had no room for",

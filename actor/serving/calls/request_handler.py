@@ -43,9 +43,9 @@ class RequestHandler:
         self.writer = ReplyWriter(action, state)
         self.loaded_versions = loaded_versions
         self.request_errors = RequestErrors()
-        fallback, shadow = Fallback(section, action), Shadow(batcher, record)
+        fallback, self.shadow = Fallback(section, action), Shadow(batcher, record)
         self.answerer = Answerer(
-            loaded_versions, batcher, fallback, shadow, self.request_errors.failed, on_unanswered
+            loaded_versions, batcher, fallback, self.shadow, self.request_errors.failed, on_unanswered
         )
 
     async def act(self, request: pb.ActRequest, until_s: float) -> Answered:

@@ -107,6 +107,11 @@ class Batcher:
         if not (self._is_busy or self._is_due):
             self._arrange()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anybody waits for an answer, or gets one now."""
+        return bool(self._rows or self._is_busy or self._is_due)
+
     def close(self) -> None:
         """Wait for the pass under way."""
         if self._timer is not None:

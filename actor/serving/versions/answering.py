@@ -1,6 +1,6 @@
 """Asks the chosen version, and answers with the declared fallback where it cannot answer.
 
-    choice ─► ask (one forward pass for many) ─► Answered ─► the shadow is asked as well, if there is one
+    choice ─► ask (one forward pass for many) ─► Answered ─► the shadow is asked afterwards, if there is one
                   └─ cannot answer ─► fall back: the version before it, else the declared action
 
 Questions come in as arrays and leave as arrays: what a message looks like is known to `codec` alone.
@@ -109,7 +109,7 @@ class Answerer:
         return self.complete(asked, answer)
 
     def complete(self, asked: Asked, answer: Answer) -> Answered:
-        """Turn the answer of the chosen version into the client's, and have the shadow asked as well."""
+        """Turn the answer of the chosen version into the client's, and have the shadow asked afterwards."""
         choice = asked.choice
         if not choice.is_previous:
             if choice.arm is not Arm.PINNED:

@@ -47,7 +47,7 @@ class ShadowRecord:
         self, arm: Arm, question: Question, answered: Answer, shadow: int, other: Answer | BaseException
     ) -> None:
         """What was answered, and what version `shadow` says of it or why it could not."""
-        row = _Row(time.time(), arm, question, answered, shadow, other)
+        row = _Row(time.time(), arm, question.episode_id, question.request_id, answered, shadow, other)
         try:
             self._waiting.put_nowait(logging.makeLogRecord({"row": row}))
         except queue.Full:
@@ -61,11 +61,15 @@ class ShadowRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Made into text by the other thread. time: Unix, in seconds."""
+    """Made into text by the other thread. time: Unix, in seconds.
+
+    Of the question its names alone: what waits holds no observations.
+    """
 
     time: float
     arm: Arm
-    question: Question
+    episode_id: str
+    request_id: str
     answered: Answer
     shadow: int
     other: Answer | BaseException
@@ -76,8 +80,8 @@ class _JsonLine(logging.Formatter):
         row: _Row = record.__dict__["row"]
         told = {
             "time": row.time,
-            "episode_id": row.question.episode_id,
-            "request_id": row.question.request_id,
+            "episode_id": row.episode_id,
+            "request_id": row.request_id,
             "answered": {
                 "version": row.answered.loaded.version,
                 "arm": str(row.arm),

@@ -3,7 +3,6 @@
 Its distribution, and how likely it finds what was answered.
 """
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -32,10 +31,7 @@ async def ask(stand: Stand, seed: int, **fields: Any) -> Any:
 
 async def settle(stand: Stand) -> None:
     """Until the shadow has had its turn."""
-    loaded = stand.loaded_versions.choose("ada").loaded
-    assert loaded is not None
-    await stand.batcher.ask(loaded, stand.handler.reader.read(stand.asking(rows_of(1)["observation"][0])))
-    await asyncio.sleep(0)
+    await stand.handler.shadow.finish()
 
 
 def written(path: Path) -> list[dict[str, Any]]:
