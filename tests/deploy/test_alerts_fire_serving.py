@@ -1,6 +1,7 @@
-"""Alerts on versions and certificates fire for real: the cause brought about at a process, then removed."""
+"""Alerts on what is served, on versions and certificates fire for real: their causes come, and go."""
 
 import itertools
+import json
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,16 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from launch.commands.certificates import Order
 from launch.commands.certificates import main as certificates
 from launch.run.child_process import penstock
 from penstock.client import PolicyClient
+from penstock.config.settings import PolicySection
 from penstock.registry.records import Status
-from tests.deploy.alert_scenes import going_on, watched
+from tests.deploy.alert_scenes import ENDLESS, going_on, seen, stopped, training, watched
 from tests.deploy.prometheus_server import needs_prometheus
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.serving_run import ServedRun, serving
+from tests.support.run.training import Training
 
 pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -55,9 +59,9 @@ def test_a_canary_that_is_worse(tmp_path: Path) -> None:
     run.promote(good := run.next_version())
     bad = run.build(good)
     bad.actor_head.weight.data.neg_()
-    seen = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)
+    observation = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)
     policy = run.policies[good]
-    best = int(policy.act({"observation": seen}, deterministic=True).action["action"][0])
+    best = int(policy.act({"observation": observation}, deterministic=True).action["action"][0])
     numbers = itertools.count()
     settings: dict[str, Any] = {"canary.settle_s": 0.05, "canary.slow_ms": 1e6}
     with (
@@ -68,7 +72,7 @@ def test_a_canary_that_is_worse(tmp_path: Path) -> None:
 
         def play() -> None:
             episode = client.start_episode(f"client-{next(numbers)}")
-            given = episode.act(seen[0], deterministic=True)
+            given = episode.act(observation[0], deterministic=True)
             episode.end(terminated=True, reward=float(given.action == best))
 
         canary = run.next_version(bad)
@@ -77,3 +81,92 @@ def test_a_canary_that_is_worse(tmp_path: Path) -> None:
             scene.fires("PenstockCanaryWithdrawn")
         assert run.status(canary) is Status.ROLLED_BACK
         scene.clears("PenstockCanaryWithdrawn")
+
+
+def test_answers_that_another_version_gives(tmp_path: Path) -> None:
+    """The active version answers no numbers, until another one is active."""
+    run = ServedRun(tmp_path / "run")
+    run.describe()
+    broken = run.build(1)
+    nn.init.constant_(broken.actor_head.bias, float("nan"))
+    run.promote(run.next_version(broken))
+    with (
+        serving(tmp_path, run.folder) as server,
+        watched(tmp_path, server=server.endpoint) as scene,
+        PolicyClient(server.address, deadline_s=60.0) as client,
+        going_on(lambda: client.act(np.zeros(4, np.float32))),
+    ):
+        scene.fires("PenstockFallbackAnswers")
+        run.promote(run.next_version())
+        scene.clears("PenstockFallbackAnswers")
+
+
+def test_answers_that_take_long(tmp_path: Path) -> None:
+    """Clients ask for more at once than the network has time for."""
+    run = ServedRun(tmp_path / "run", section=PolicySection(hidden_sizes=(4096, 4096)))
+    run.describe()
+    run.promote(run.next_version())
+    many = np.zeros((1024, 4), np.float32)
+    with (
+        serving(tmp_path, run.folder, max_delay_ms=1e6) as server,
+        watched(tmp_path, server=server.endpoint) as scene,
+        PolicyClient(server.address, deadline_s=60.0) as client,
+        going_on(lambda: client.act(many[0])),
+    ):
+        with going_on(lambda: client.act_batch(many)):
+            scene.fires("PenstockAnswersSlow")
+        scene.clears("PenstockAnswersSlow")
+
+
+def address_of(run: Training) -> str:
+    """Of its policy server."""
+    return str(json.loads((run.run_dir / "endpoints.json").read_text())["server"]["address"])
+
+
+def test_steps_that_are_not_learned(tmp_path: Path) -> None:
+    """The broker stands still: clients are answered on, and what they do finds no room."""
+    words = ("--actors=1", "--serve=127.0.0.1:0", "--set=serving.outbox_fragments=2", *ENDLESS)
+    with (
+        training(tmp_path / "run", "CartPole-v1", *words) as run,
+        seen(tmp_path / "prometheus", run) as scene,
+        PolicyClient(address_of(run), deadline_s=60.0) as client,
+    ):
+
+        def play() -> None:
+            episode = client.start_episode()
+            for step in range(100):
+                episode.act(np.zeros(4, np.float32), reward=1.0 if step else None)
+            episode.end(terminated=True, reward=1.0)
+
+        with going_on(play):
+            with stopped(run, "broker"):
+                scene.fires("PenstockNotLearned")
+            scene.clears("PenstockNotLearned")
+
+
+def test_a_canary_that_is_not_judged_and_one_that_is_undecided(tmp_path: Path) -> None:
+    """Its clients report nothing; then they do, and it is as good as the active version."""
+    run = ServedRun(tmp_path / "run")
+    run.describe()
+    run.promote(good := run.next_version())
+    run.promote(canary := run.next_version(run.policies[good]), canary_share=0.3)
+    settings: dict[str, Any] = {"canary.settle_s": 0.05, "canary.slow_ms": 1e6, "canary.horizon": 20}
+    numbers = itertools.count()
+    with (
+        serving(tmp_path, run.folder, **settings) as server,
+        watched(tmp_path, server=server.endpoint) as scene,
+        PolicyClient(server.address, deadline_s=60.0) as client,
+    ):
+
+        def play(*, is_rewarded: bool) -> None:
+            episode = client.start_episode(f"client-{next(numbers)}")
+            episode.act(np.zeros(4, np.float32))
+            episode.end(terminated=True, reward=1.0 if is_rewarded else None)
+
+        with going_on(lambda: play(is_rewarded=False)):
+            scene.fires("PenstockCanaryUnguarded")
+        with going_on(lambda: play(is_rewarded=True)):
+            scene.clears("PenstockCanaryUnguarded")
+            scene.fires("PenstockCanaryUndecided")
+            run.promote(canary)
+            scene.clears("PenstockCanaryUndecided")
