@@ -36,6 +36,11 @@ REASONS: Final = ("arm", "unasked", "full", "too_large", "stale", "abandoned", "
 MOST_OBSERVED: Final = 1e15
 """Whose square, summed over a batch, float32 can hold."""
 
+STEP_BYTES: Final = 512
+"""What a step takes beside its arrays: tables of names, places in lists."""
+ARRAY_BYTES: Final = 160
+"""What an array takes beside its numbers. For small observations these two are nearly all of it."""
+
 log = logging.getLogger(__name__)
 
 
@@ -82,7 +87,8 @@ class Learning:
         if any(_is_too_large(array) for array in observation.values()):
             self.stop(episode, "too_large", now_s)
             return
-        size = sum(array.nbytes for row in (observation, action) for array in row.values())
+        sizes = [array.nbytes for row in (observation, action) for array in row.values()]
+        size = STEP_BYTES + ARRAY_BYTES * len(sizes) + sum(sizes)
         if self._buffered + size > self._section.max_buffered_bytes:
             self.stop(episode, "full", now_s)
             return

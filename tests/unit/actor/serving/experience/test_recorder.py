@@ -5,6 +5,7 @@ Step for step they are what a rollout worker would send.
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from actor.acting.header_fields import HeaderFields
 from actor.acting.reward import LearnerReward
 from actor.acting.stepper import Ended, Stepped
 from actor.rollout.fragment_builder import FragmentBuilder
-from actor.serving.experience.recorder import MOST_OBSERVED, _is_too_large
+from actor.serving.experience.recorder import ARRAY_BYTES, MOST_OBSERVED, STEP_BYTES, _is_too_large
 from penstock.config.sections.environment import RewardWrapper
 from penstock.config.settings import load
 from penstock.runtime import metrics, tracing
@@ -412,9 +413,24 @@ async def test_a_step_of_the_fallback_teaches_nothing_and_loses_nothing() -> Non
 # ---------------------------------------------------------------- bounds
 
 
+async def test_the_memory_that_is_counted_is_the_memory_that_is_taken() -> None:
+    """Small observations take more than their numbers: what holds them counts, too."""
+    stand, episode = await begun(unroll=10_000, max_fragment_age_s=1e9)
+    await stand.play(episode, 100)
+    assert stand.learning is not None
+    counted = stand.learning._buffered
+    tracemalloc.start()
+    try:
+        await stand.play(episode, 500, 100)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.8 * taken < stand.learning._buffered - counted < 1.5 * taken
+
+
 async def test_beyond_the_memory_episodes_are_answered_and_not_learned_from() -> None:
     """What was seen before is kept; who ends makes room for others."""
-    each = 16 + 8  # observation and action
+    each = STEP_BYTES + 2 * ARRAY_BYTES + 16 + 8  # observation and action
     stand, first = await begun(unroll=100, max_buffered_bytes=5 * each)
     before = not_learned("full")
     await stand.play(first, 4)
