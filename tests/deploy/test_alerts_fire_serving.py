@@ -125,7 +125,8 @@ def address_of(run: Training) -> str:
 
 def test_steps_that_are_not_learned(tmp_path: Path) -> None:
     """The broker stands still: clients are answered on, and what they do finds no room."""
-    words = ("--actors=1", "--serve=127.0.0.1:0", "--set=serving.outbox_fragments=2", *ENDLESS)
+    room = ("--set=serving.outbox_fragments=2", "--set=algorithm.stale_after=1000000")
+    words = ("--actors=1", "--serve=127.0.0.1:0", *room, *ENDLESS)
     with (
         training(tmp_path / "run", "CartPole-v1", *words) as run,
         seen(tmp_path / "prometheus", run) as scene,

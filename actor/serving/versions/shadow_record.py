@@ -13,6 +13,7 @@ import json
 import logging
 import queue
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from penstock.wire.tensor import Array
 
 _MOST_BYTES: Final = 64 * 2**20
 _MOST_WAITING: Final = 4096
+_MOST_WAITING_ROWS: Final = 16_384
+"""Of all requests together: one may have a thousand, each with an action and a distribution."""
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +43,8 @@ class ShadowRecord:
         file.setFormatter(_JsonLine())
         self._file = file
         self._waiting: queue.Queue[Any] = queue.Queue(_MOST_WAITING)
-        self._listener = QueueListener(self._waiting, file)
+        self._rows = _Rows()
+        self._listener = _Listener(self._waiting, file, self._rows)
         self._listener.start()
 
     def note(
@@ -48,15 +52,50 @@ class ShadowRecord:
     ) -> None:
         """What was answered, and what version `shadow` says of it or why it could not."""
         row = _Row(time.time(), arm, question.episode_id, question.request_id, answered, shadow, other)
+        if not self._rows.take(question.rows):
+            metrics.SHADOW_UNRECORDED.inc()
+            return
         try:
-            self._waiting.put_nowait(logging.makeLogRecord({"row": row}))
+            self._waiting.put_nowait(logging.makeLogRecord({"row": row, "rows": question.rows}))
         except queue.Full:
+            self._rows.give_back(question.rows)
             metrics.SHADOW_UNRECORDED.inc()
 
     def close(self) -> None:
         """Write what waits."""
         self._listener.stop()
         self._file.close()
+
+
+class _Rows:
+    """How many wait; both threads use it."""
+
+    def __init__(self) -> None:
+        self._lock, self._waiting = threading.Lock(), 0
+
+    def take(self, rows: int) -> bool:
+        """So many more wait; False where too many do already."""
+        with self._lock:
+            if self._waiting >= _MOST_WAITING_ROWS:
+                return False
+            self._waiting += rows
+            return True
+
+    def give_back(self, rows: int) -> None:
+        """So many do not wait any more."""
+        with self._lock:
+            self._waiting -= rows
+
+
+class _Listener(QueueListener):
+    def __init__(self, waiting: "queue.Queue[Any]", file: logging.Handler, rows: _Rows) -> None:
+        super().__init__(waiting, file)
+        self._rows = rows
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Write it."""
+        super().handle(record)
+        self._rows.give_back(record.__dict__["rows"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class ServingSection(Section):
     declared_steps_per_s: Annotated[PositiveReal | None, ADVANCED] = None
     """Steps of all clients per second, to check that late rewards leave no experience stale; none: off."""
     max_buffered_bytes: Annotated[Positive, ADVANCED] = 256 * 1024 * 1024
-    """Memory for steps of open episodes that wait for the learner; beyond it episodes are not learned from."""
+    """Memory for steps of open episodes, held for the learner; beyond it episodes are not learned from."""
     outbox_fragments: Annotated[Positive, ADVANCED] = 1024
     """Fragments kept until acknowledged; beyond it experience is counted and dropped."""
     shadow_record: Path | None = None

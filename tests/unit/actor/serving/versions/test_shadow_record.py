@@ -4,6 +4,8 @@ Its distribution, and how likely it finds what was answered.
 """
 
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +146,37 @@ async def test_the_file_is_turned_over_and_no_disk_fails_an_answer(
     assert (await ask(stand, 21)).version == 1
     record.close()
     assert metrics.SHADOW_UNRECORDED._value.get() == before + 1
+
+
+async def test_what_waits_to_be_written_is_bounded_by_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by requests alone, of which each may have a thousand; what was written makes room."""
+    monkeypatch.setattr(shadow_record, "_MOST_WAITING_ROWS", 64)
+    record = ShadowRecord(tmp_path / "shadow.jsonl")
+    stand = Stand(record=record)
+    stand.keep(1)
+    stand.keep(2)
+    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    before = metrics.SHADOW_UNRECORDED._value.get()
+    monkeypatch.setattr(record._listener, "handle", held := Held(record._listener.handle))
+    for seed in range(5):
+        await stand.answer(stand.asking(rows_of(32, seed)["observation"], batch=32), 1e12)
+        await stand.handler.shadow.finish()
+    assert metrics.SHADOW_UNRECORDED._value.get() - before == 3
+    held.may_go_on.set()
+    record.close()
+    assert len(written(tmp_path / "shadow.jsonl")) == 2
+    assert record._rows._waiting == 0
+
+
+class Held:
+    """A disk that stands still for a while."""
+
+    def __init__(self, handle: Callable[[Any], None]) -> None:
+        self._handle, self.may_go_on = handle, threading.Event()
+
+    def __call__(self, record: Any) -> None:
+        """Written when it goes on."""
+        assert self.may_go_on.wait(30.0)
+        self._handle(record)
