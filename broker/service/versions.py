@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
+from penstock.config.extras import how_to_install
 from penstock.registry.registry_errors import RegistryError, Unavailable, UnknownVersion
 from penstock.rpc.boundary import Absent, Malformed
 
@@ -60,7 +61,7 @@ class Versions:
         except RegistryError as error:
             text = str(error)
         except ImportError as error:
-            text = f"{error}: install penstock[registry] beside this broker"
+            text = f"{error}; beside this broker: {how_to_install('registry')}"
         except ValueError as error:
             raise Malformed(str(error)) from error
         await context.abort(code, text)

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.config.extras import how_to_install
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 
 _FREE_BYTES = 1024**3
@@ -40,7 +41,7 @@ def check_packages() -> str:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        raise Unfit(f"{', '.join(missing)} missing; `pip install 'penstock[all]'`")
+        raise Unfit(f"{', '.join(missing)} missing; {how_to_install('all')}")
     return ", ".join(found)
 
 

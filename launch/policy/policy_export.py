@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from launch.policy.registry_place import Place, opened
+from penstock.config.extras import how_to_install
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError
 from penstock.registry.records import PolicyVersion
@@ -57,7 +58,7 @@ def _onnx(folder: Path, version: PolicyVersion, blob: bytes) -> bytes:
     try:
         from penstock.policy.onnx_export import to_onnx
     except ImportError as error:
-        raise Fatal(f"{error}; `pip install 'penstock[onnx]'`") from error
+        raise Fatal(f"{error}; {how_to_install('onnx')}") from error
     specification = read_specification(folder)
     # No environment is made: this machine need not have it.
     policy = policy_maker(specification, local_settings(folder).actor)()

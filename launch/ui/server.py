@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from launch.ui.catalogue import Catalogue
+from penstock.config.extras import how_to_install
 from penstock.config.settings import ConfigurationError
 from penstock.rpc.auth import check_address, is_local
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
@@ -37,9 +38,7 @@ class Page:
 
             from launch.ui.page import make_app
         except ImportError as error:
-            raise ConfigurationError(
-                f"no page without its extra: {error}; `pip install 'penstock[ui]'`"
-            ) from error
+            raise ConfigurationError(f"no page without its extra: {error}; {how_to_install('ui')}") from error
         _check(address, insecure=insecure)
         self._socket = _bind(address)
         host, port = self._socket.getsockname()[:2]

@@ -18,6 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from penstock.config.extras import how_to_install
 from penstock.registry.registry_errors import Conflict, RegistryError, Unavailable
 from penstock.runtime.retry import full_jitter, retry
 
@@ -69,7 +70,7 @@ def make_engine(url: URL) -> Engine:
     except (ImportError, NoSuchModuleError) as error:
         raise RegistryError(
             f"registry url={url.render_as_string(hide_password=True)!r}: its driver is absent: "
-            "install penstock[postgresql]"
+            f"{how_to_install('postgresql')}"
         ) from error
 
 

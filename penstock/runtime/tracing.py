@@ -21,6 +21,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from penstock.config.extras import how_to_install
 from penstock.config.settings import ConfigurationError, Settings, TracingSection
 from penstock.rpc.auth import is_local
 
@@ -52,7 +53,7 @@ def start(settings: Settings, role: str) -> None:
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"tracing.exporter={section.exporter!r}: {error.name} is not installed; "
-            "`pip install 'penstock[tracing]'`, or leave it out"
+            f"{how_to_install('tracing')}, or leave it out"
         ) from error
     _spans = Spans(section, role, settings.run)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.extras import DISTRIBUTION
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("actor", "broker", "launch", "learner", "penstock", "workloads")
 
@@ -54,7 +56,7 @@ def test_no_installed_distribution_owns_a_name_of_ours() -> None:
     """`actor`, `broker`, `launch` … are short names; another package may want them."""
     owners = packages_distributions()
     for package in PACKAGES:
-        assert set(owners.get(package, ["penstock"])) == {"penstock"}, package
+        assert set(owners.get(package, [DISTRIBUTION])) == {DISTRIBUTION}, package
 
 
 def third_party_imports() -> set[str]:

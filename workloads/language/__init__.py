@@ -10,5 +10,5 @@
     language_model      the learner's side of a language model
 
 No module of this package imports a workload. Importing the package imports nothing heavy;
-`pip install 'penstock[rlhf]'` brings what the modules need.
+`pip install 'penstock-rl[rlhf]'` brings what the modules need.
 """

@@ -11,7 +11,7 @@
     sentiment            a task whose true reward and best policy are known
 
 What it shares with other workloads of language models is in `workloads.language`. Importing this package
-imports nothing heavy; `pip install 'penstock[rlhf]'` brings what the modules need.
+imports nothing heavy; `pip install 'penstock-rl[rlhf]'` brings what the modules need.
 """
 
 from penstock.config.workload import Workload

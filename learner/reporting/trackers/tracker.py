@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from penstock.config.extras import how_to_install
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime import metrics
 
@@ -151,7 +152,7 @@ def check_installed(names: Iterable[str]) -> None:
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigurationError(
-                f"metrics.trackers={name!r}: not installed; `pip install 'penstock[{name}]'`, or leave it out"
+                f"metrics.trackers={name!r}: not installed; {how_to_install(name)}, or leave it out"
             )
 
 

@@ -18,7 +18,7 @@ import pytest
 from launch.run.child_process import penstock
 from tests.support.run.training import PATIENCE_S, Training, wait_until_gone
 
-pytest.importorskip("fastapi", reason="the page needs `pip install 'penstock[ui]'`")
+pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 
 HOPS = (
     "environment_steps",

@@ -21,7 +21,7 @@ from tests.support.run.training import PATIENCE_S, Training, wait_until_gone
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ViewportSize
 
-pytest.importorskip("fastapi", reason="the page needs `pip install 'penstock[ui]'`")
+pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

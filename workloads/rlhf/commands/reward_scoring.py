@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.config.extras import how_to_install
 from penstock.runtime.exit import EXIT_OK, Fatal
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def needs_rlhf() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ConfigurationError(f"{error}: `pip install 'penstock[rlhf]'`") from error
+        raise ConfigurationError(f"{error}: {how_to_install('rlhf')}") from error
 
 
 def parse_columns(said: Sequence[str]) -> dict[str, str]:

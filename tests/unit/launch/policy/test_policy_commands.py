@@ -168,7 +168,7 @@ def test_export_writes_the_active_version_or_one_that_is_named(run_dir: Path) ->
 
 def test_an_exported_model_is_the_version_that_was_named(run_dir: Path) -> None:
     """Its metadata says which, and it computes what that version computes."""
-    why = "the extra `onnx` is not installed: pip install 'penstock[onnx]'"
+    why = "the extra `onnx` is not installed"
     pytest.importorskip("onnxscript", reason=why)
     runtime = pytest.importorskip("onnxruntime", reason=why)
     said("export", str(run_dir), "5", "--format", "onnx", "-o", str(run_dir / "five.onnx"))
@@ -184,9 +184,7 @@ def test_an_exported_model_is_the_version_that_was_named(run_dir: Path) -> None:
 
 def test_a_network_of_the_runs_is_imported_only_where_its_own_configuration_allows(run_dir: Path) -> None:
     """A folder that came without one names modules that nobody here has allowed."""
-    pytest.importorskip(
-        "onnxscript", reason="the extra `onnx` is not installed: pip install 'penstock[onnx]'"
-    )
+    pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     network = PolicySection(network="tests.unit.penstock.policy.own_networks:Good")
     write_specification(run_dir, replace(specification(), policy_json=network.canonical_json()))
     arguments = ("export", str(run_dir), "5", "--format", "onnx", "-o", str(run_dir / "five.onnx"))

@@ -19,7 +19,7 @@ from penstock.config.toml_text import dump
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
 
-testclient = pytest.importorskip("fastapi.testclient", reason="the page needs `pip install 'penstock[ui]'`")
+testclient = pytest.importorskip("fastapi.testclient", reason="the page needs the extra `ui`")
 
 from launch.ui.catalogue import Catalogue  # noqa: E402
 from launch.ui.page import make_app  # noqa: E402 - where FastAPI is
@@ -243,7 +243,7 @@ def test_an_address_beyond_loopback_is_refused(tmp_path: Path, address: str, wor
 def test_without_its_extra_there_is_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'penstock\[ui\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'penstock-rl\[ui\]'"):
         Page(tmp_path, "127.0.0.1:0", insecure=False)
 
 

@@ -164,7 +164,7 @@ def test_the_configuration_leaves_without_secrets_and_addresses() -> None:
 
 def test_a_tracker_that_is_not_installed_is_refused_with_its_extra() -> None:
     """Before anything is started."""
-    with pytest.raises(ConfigurationError, match=r"pip install 'penstock\[no_such_tracker\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'penstock-rl\[no_such_tracker\]'"):
         check_installed(["no_such_tracker"])
     with pytest.raises(ConfigurationError, match=r"metrics\.trackers"):
         load([{"metrics": {"trackers": ["mlflow"]}}])

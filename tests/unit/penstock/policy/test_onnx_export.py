@@ -14,11 +14,9 @@ from penstock.policy.policy import Policy
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
 from penstock.wire.tensor import Array
 
-pytest.importorskip("onnx", reason="the extra `onnx` is not installed: pip install 'penstock[onnx]'")
-pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed: pip install 'penstock[onnx]'")
-runtime = pytest.importorskip(
-    "onnxruntime", reason="the extra `onnx` is not installed: pip install 'penstock[onnx]'"
-)
+pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
+pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+runtime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
 
 VECTOR = Box(np.full(4, -1, np.float32), np.full(4, 1, np.float32))
 IMAGE = Box(np.zeros((12, 12, 3), np.uint8), np.full((12, 12, 3), 255, np.uint8))

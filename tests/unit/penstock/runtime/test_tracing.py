@@ -188,5 +188,6 @@ def test_without_the_extra_it_is_said_how_to_get_it() -> None:
     )
     last = done.stderr.splitlines()[-1]
     assert (
-        "tracing.exporter='otlp': opentelemetry is not installed; `pip install 'penstock[tracing]'`" in last
+        "tracing.exporter='otlp': opentelemetry is not installed; `pip install '.[tracing]'` in a checkout"
+        in last
     )
