@@ -47,7 +47,7 @@ def learn(settings: Settings, staleness: int) -> Learned:
     steps, learned = 0, Learned(curve=[(0, math.nan)], metrics=[])
     while steps < total_steps:
         fragments: list[Fragment] = []
-        while not algorithm.take([fragment.header for fragment in fragments]):
+        while not algorithm.makes_batch(len(fragments), sum(one.header.charge for one in fragments)):
             fragments.append(experience.fragment(*waiting[0]))
         batch = assemble([(fragment.header, fragment.arrays()) for fragment in fragments], model.device)
         _check_lag(batch, algorithm.updates, staleness)

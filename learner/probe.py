@@ -111,6 +111,11 @@ class Quarantine:
                 log.warning("quarantine lifted", extra=_who(answer, ""))
                 self._sessions -= {answer.session}
 
+    @property
+    def sessions(self) -> frozenset[int]:
+        """Return the sessions that are held; another set whenever one joins or leaves."""
+        return self._sessions
+
     def holds(self, session: int) -> bool:
         """Whether what this session sends must not be trained on."""
         return session in self._sessions

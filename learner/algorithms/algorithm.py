@@ -1,12 +1,11 @@
 """The seam between the learner's loop and what it learns by: one object, no `if` for an algorithm elsewhere.
 
-The loop asks `take` how many fragments at the head of the log make a batch, gives `update` the
+The feed asks `makes_batch` whether the oldest fragments of the log are enough, the loop gives `update` the
 assembled batch, publishes `published_modules` and stores `state`. An algorithm knows nothing of
 Redis, gRPC, files or threads; it is called by one thread.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -15,15 +14,6 @@ from torch import Tensor, nn
 
 from learner.batch import Batch
 from penstock.wire.schema import TensorRule
-
-
-class Charged(Protocol):
-    """Anything with the charge of a fragment: `FragmentHeader`, or a log entry that has one."""
-
-    @property
-    def charge(self) -> int:
-        """T·N, in steps."""
-        ...
 
 
 class Settles(StrEnum):
@@ -81,7 +71,7 @@ class Algorithm(ABC):
     """
 
     lock_step: bool = False
-    """True when rounds replace the budget (staleness 0); `take` is then not asked."""
+    """True when rounds replace the budget (staleness 0); `makes_batch` is then not asked."""
     stale_after: int | None = None
     """Fragments older than this many updates at their turn are dropped as `stale`; None: never."""
     settles: Settles = Settles.ON_PUBLISH
@@ -107,8 +97,11 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
-    def take(self, pending: Sequence[Charged]) -> int:
-        """How many of the oldest `pending` fragments make a batch; 0: not enough yet."""
+    def makes_batch(self, fragments: int, charge: int) -> bool:
+        """Whether so many fragments make a batch whose charges (T·N each, in steps) add up to `charge`.
+
+        It is asked after each fragment that joins, so a batch is the fewest of which this is true.
+        """
 
     # ---- learning
 
@@ -163,19 +156,6 @@ class Algorithm(ABC):
     def end_reload(self) -> int:
         """The log holds no more to recall; returns how many entries that were needed did not come."""
         return 0
-
-
-def fragments_reaching(steps: int, pending: Sequence[Charged]) -> int:
-    """The fewest of the oldest `pending` fragments whose charges add up to `steps`.
-
-    Returns 0 where all of them together do not.
-    """
-    total = 0
-    for count, fragment in enumerate(pending, 1):
-        total += fragment.charge
-        if total >= steps:
-            return count
-    return 0
 
 
 @runtime_checkable

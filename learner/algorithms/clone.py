@@ -11,14 +11,13 @@ values. Where a fragment is cut R goes on with the critic's own value.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import Algorithm, AlgorithmState, Charged, Update, fragments_reaching
+from learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
 from learner.algorithms.fast.network import network_of
 from learner.algorithms.fast.optimiser import FlatAdam
 from learner.algorithms.shared.advantage import carries, gae, next_values
@@ -76,9 +75,9 @@ class Clone(Algorithm):
         """Nobody acts: as much as any fragment is."""
         return max(self.section.batch_steps, fragment_charge)
 
-    def take(self, pending: Sequence[Charged]) -> int:
-        """The fewest fragments whose charges reach the batch size, B steps."""
-        return fragments_reaching(self.section.batch_steps, pending)
+    def makes_batch(self, fragments: int, charge: int) -> bool:
+        """Whether the charges reach the batch size, B steps."""
+        return charge >= self.section.batch_steps
 
     def validate_on(self, batch: Batch) -> None:
         """Measure on these from now on."""

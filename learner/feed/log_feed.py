@@ -14,7 +14,6 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +23,7 @@ from broker.log.records import LogEntry, Verdict
 from learner.algorithms.algorithm import Algorithm
 from learner.feed.log_batch import LogBatch
 from learner.feed.payloads import Found, Payloads, State
+from learner.feed.pending import Pending
 from learner.feed.upload import in_place
 from learner.lease import LeaseKeeper
 from learner.ledger import Drop, Origin
@@ -78,7 +78,7 @@ class LogFeed:
         self._round = start.round
         self._turn = start.turn
         self._turn_lock = threading.Lock()
-        self._pending: deque[LogEntry] = deque()
+        self._pending = Pending(self._judge, self._circumstances)
         self._dropped: dict[int, Drop] = {}
         self._undelivered: dict[int, LogEntry] = {}
         self._steps_delivered: int | None = None
@@ -135,7 +135,7 @@ class LogFeed:
         if entry.header is None:
             self._drop_missing(entry.number)
         else:
-            self._pending.append(entry)
+            self._pending.add(entry)
 
     def _next(self) -> LogBatch | None:
         chosen = self._choose_round() if self._algorithm.lock_step else self._choose()
@@ -147,20 +147,14 @@ class LogFeed:
 
     def _choose(self) -> list[LogEntry] | None:
         """Entries of the next batch; [] when all that is there was dropped; None: not enough yet."""
-        kept: list[LogEntry] = []
-        headers: list[FragmentHeader] = []
-        for entry in list(self._pending):
-            if not self._keep(entry):
-                continue
-            kept.append(entry)
-            headers.append(_header(entry))
-            if self._algorithm.take(headers):
-                return kept
-        if not kept:
+        if self._pending.choose(self._algorithm.makes_batch):
+            return self._pending.kept
+        if not self._pending.has_kept:
             return [] if self._dropped else None
         # What was dropped in between is settled only together with what is kept: where both fill the
         # budget nobody has credit to send the rest of a batch, so a smaller one must do.
-        return kept if self._steps_read - (self._steps_delivered or 0) >= self._budget else None
+        is_filled = self._steps_read - (self._steps_delivered or 0) >= self._budget
+        return self._pending.kept if is_filled else None
 
     def _choose_round(self) -> list[LogEntry] | None:
         if not self._lease.patiently(lambda: self._log.round_complete(self._round)):
@@ -169,16 +163,20 @@ class LogFeed:
         while more := self._lease.patiently(lambda: self._log.read(self._read, _READ, 0)):
             for entry in more:
                 self._note(entry)
-        mine = [entry for entry in list(self._pending) if entry.round <= self._round and self._keep(entry)]
+        mine = self._pending.choose_round(self._round)
         return sorted(
             mine, key=lambda entry: (entry.actor_id, _header(entry).session, _header(entry).sequence)
         )
 
-    def _keep(self, entry: LogEntry) -> bool:
+    def _circumstances(self) -> tuple[int, frozenset[int]]:
+        """What a verdict depends on beside the entry."""
+        return self._turn, self._quarantine.sessions
+
+    def _judge(self, entry: LogEntry) -> bool:
+        """Whether an entry may be trained on; drops it where it may not."""
         reason = self._verdict(entry)
         if reason is not None:
             self._drop(entry.number, reason)
-            self._pending.remove(entry)
         return reason is None
 
     def _verdict(self, entry: LogEntry) -> Drop | None:
@@ -209,7 +207,7 @@ class LogFeed:
     def _load(self, chosen: Sequence[LogEntry]) -> bool:
         """Fetch and check; False when something had to be dropped and the choice must be made again."""
         wanted = [entry for entry in chosen if entry.number not in self._found]
-        whole = True
+        bad = set()
         for entry, found in zip(wanted, self._payloads.check(wanted) if wanted else (), strict=True):
             if found.state is State.GOOD:
                 self._found[entry.number] = found
@@ -218,9 +216,10 @@ class LogFeed:
                 self._drop_missing(entry.number)
             else:
                 self._drop(entry.number, Drop.INVALID)
-            self._pending.remove(entry)
-            whole = False
-        return whole
+            bad.add(entry.number)
+        if bad:
+            self._pending.discard(bad)
+        return not bad
 
     # ---- out
 
@@ -269,8 +268,8 @@ class LogFeed:
         return last
 
     def _forget(self, chosen: Sequence[LogEntry], last: int) -> None:
+        self._pending.take()
         for entry in chosen:
-            self._pending.remove(entry)
             del self._found[entry.number]
         for number in range(self._delivered + 1, last + 1):
             self._steps_delivered = self._undelivered.pop(number).steps_total

@@ -159,11 +159,13 @@ class RecordedFeed:
     def _formed(self, places: Sequence[Place]) -> Iterator[_Planned]:
         """Yield batches as the algorithm takes them; the last may be smaller."""
         waiting: list[Place] = []
+        charge = 0
         for place in places:
             waiting.append(place)
-            if self._algorithm.take(waiting):
+            charge += place.charge
+            if self._algorithm.makes_batch(len(waiting), charge):
                 yield _Planned(tuple(waiting), None, replayed=False)
-                waiting = []
+                waiting, charge = [], 0
         if waiting:
             yield _Planned(tuple(waiting), None, replayed=False)
 

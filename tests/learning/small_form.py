@@ -45,7 +45,7 @@ def learned(settings: Settings) -> float:
     total, steps = settings.learner.total_steps or 0, 0
     while steps < total:
         weights, fragments = encode(algorithm.published_modules()["default"]), list[Fragment]()
-        while not algorithm.take([fragment.header for fragment in fragments]):
+        while not algorithm.makes_batch(len(fragments), sum(one.header.charge for one in fragments)):
             fragments.append(experience.fragment(weights, algorithm.updates))
             check(fragments[-1], model.specification.schema, settings.run)
             check_meaning(fragments[-1].header, fragments[-1].arrays())

@@ -79,7 +79,7 @@ def learned(settings: Settings, updates: int) -> list[Batch]:
         fragment, episodes = fragments.cut(Scored(asked, generated, rewards.values, rewards.by), fields)
         check(fragment, model.specification.schema, settings.run)
         check_meaning(fragment.header, fragment.arrays())
-        assert algorithm.take([fragment.header])
+        assert algorithm.makes_batch(1, fragment.header.charge)
         batch = assemble([(fragment.header, fragment.arrays())], model.device)
         made = algorithm.update(batch, progress=update / updates)
         assert made.applied, made.reason

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import Algorithm, AlgorithmState, Charged, Retained, Settles, Update
+from learner.algorithms.algorithm import Algorithm, AlgorithmState, Retained, Settles, Update
 from learner.algorithms.fast.optimiser import Backup, FlatAdam
 from learner.algorithms.off_policy.replay.memory import Prioritisation, Replay, Sample
 from learner.algorithms.off_policy.replay.rate_limiter import Counts, SampleToInsertRatio
@@ -114,9 +114,9 @@ class OffPolicy(Algorithm):
         self.limiter.check(insertion=fragment_charge, capacity=self.section.capacity)
         return max(2 * fragment_charge, self.limiter.buffer_steps)
 
-    def take(self, pending: Sequence[Charged]) -> int:
-        """Return 1, or 0 when no fragment is pending: a batch is one fragment."""
-        return min(1, len(pending))
+    def makes_batch(self, fragments: int, charge: int) -> bool:
+        """Return True: a batch is one fragment."""
+        return True
 
     def published_modules(self) -> dict[str, nn.Module]:
         """Return the policy, as `default`."""

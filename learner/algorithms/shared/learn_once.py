@@ -1,9 +1,8 @@
 """What all algorithms have in common that learn from each batch once and forget it: batches and budget."""
 
-from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from learner.algorithms.algorithm import Algorithm, Charged, fragments_reaching
+from learner.algorithms.algorithm import Algorithm
 from penstock.config.settings import OnPolicySection
 
 Own = TypeVar("Own", bound=OnPolicySection)
@@ -27,6 +26,6 @@ class LearnsOnce(Algorithm, Generic[Own]):
             )
         return budget
 
-    def take(self, pending: Sequence[Charged]) -> int:
-        """The fewest fragments whose charges reach the batch size, B steps."""
-        return fragments_reaching(self.section.batch_steps, pending)
+    def makes_batch(self, fragments: int, charge: int) -> bool:
+        """Whether the charges reach the batch size, B steps."""
+        return charge >= self.section.batch_steps

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import Algorithm, AlgorithmState, Charged, Update, fragments_reaching
+from learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
 from learner.batch import Batch
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.model.model import Model, model_of
@@ -73,9 +73,9 @@ class OneParameter(Algorithm):
         """(S+1)·B, and never below one fragment."""
         return max(fragment_charge, (self._section.staleness + 1) * self._section.batch_steps)
 
-    def take(self, pending: Sequence[Charged]) -> int:
-        """The fewest fragments whose charges reach the batch size, B steps."""
-        return fragments_reaching(self._section.batch_steps, pending)
+    def makes_batch(self, fragments: int, charge: int) -> bool:
+        """Whether the charges reach the batch size, B steps."""
+        return charge >= self._section.batch_steps
 
     def update(self, batch: Batch, *, progress: float) -> Update:
         """Add the rewards, count the steps."""

@@ -16,7 +16,6 @@ from penstock.policy.build import build
 from penstock.wire.spaces import MultiDiscrete
 from tests.support.experience.experience import box
 from tests.support.experience.replay_worlds import STATES, corridor, corridor_values, q_policy
-from tests.unit.learner.algorithms.on_policy.test_ppo import Pending
 
 DISCOUNT = 0.9
 SMALL: dict[str, Any] = {
@@ -88,7 +87,7 @@ def test_it_is_an_algorithm_that_settles_on_insertion() -> None:
     assert algorithm.settles is Settles.ON_INSERT
     assert algorithm.stale_after is None
     assert not algorithm.lock_step
-    assert [algorithm.take([Pending(1)] * count) for count in range(3)] == [0, 1, 1]
+    assert algorithm.makes_batch(1, 1)
     assert algorithm.requires() == ()
     assert list(algorithm.published_modules()) == ["default"]
 

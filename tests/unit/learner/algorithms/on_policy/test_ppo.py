@@ -1,7 +1,7 @@
 """PPO as an algorithm: batches and budgets, updates, what is undone, what a checkpoint holds."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,18 +31,10 @@ def poisoned(batch: Batch) -> Batch:
     return replace(batch, reward=reward)
 
 
-@dataclass
-class Pending:
-    """A fragment of some charge."""
-
-    charge: int
-
-
 def test_a_batch_is_the_fewest_fragments_that_reach_b() -> None:
     """It may exceed B by less than one fragment."""
     ppo: Algorithm = make(batch_steps=100)
-    pending = [Pending(40), Pending(40), Pending(40), Pending(40)]
-    assert [ppo.take(pending[:count]) for count in range(5)] == [0, 0, 0, 3, 3]
+    assert [ppo.makes_batch(count, 40 * count) for count in range(5)] == [False, False, False, True, True]
 
 
 def test_the_budget_is_one_batch_more_than_the_staleness() -> None:
