@@ -25,7 +25,9 @@ class Loop:
         self, language: LanguageSection, section: TokenPPOSection, tokens: Tensor, prompt: int
     ) -> None:
         self._section, self._tokens, self._prompt = section, tokens, prompt
-        network: Any = AutoModelForCausalLM.from_pretrained(language.model, dtype=torch.float32)
+        network: Any = AutoModelForCausalLM.from_pretrained(
+            language.model, dtype=torch.float32, trust_remote_code=False
+        )
         self._reference = None if language.lora else copy.deepcopy(network).requires_grad_(False).eval()
         self.network: Any = _adapted(network, language) if language.lora else network
         self.network.eval()

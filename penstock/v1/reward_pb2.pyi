@@ -58,10 +58,13 @@ class RewardSample(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     PROMPT_IDS_FIELD_NUMBER: _builtins.int
     RESPONSE_IDS_FIELD_NUMBER: _builtins.int
+    CUT_SHORT_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """The prompt as text; without `conversation`."""
     response: _builtins.str
-    """The response, complete."""
+    """The response."""
+    cut_short: _builtins.bool
+    """The limit on its length ended the response: it has no end of its own, and its text is read without one."""
     @_builtins.property
     def conversation(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """The prompt as a conversation."""
@@ -82,10 +85,11 @@ class RewardSample(_message.Message):
         response: _builtins.str = ...,
         prompt_ids: _abc.Iterable[_builtins.int] | None = ...,
         response_ids: _abc.Iterable[_builtins.int] | None = ...,
+        cut_short: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "prompt", b"prompt", "prompt_ids", b"prompt_ids", "response", b"response", "response_ids", b"response_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "cut_short", b"cut_short", "prompt", b"prompt", "prompt_ids", b"prompt_ids", "response", b"response", "response_ids", b"response_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

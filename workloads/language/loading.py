@@ -1,5 +1,6 @@
-"""Where models lie, and that they are read one at a time."""
+"""Where models lie, what of them is data, and that they are read one at a time."""
 
+import json
 import threading
 from pathlib import Path
 from typing import Final
@@ -24,3 +25,25 @@ def place_of(field: str, name: str) -> str:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ConfigurationError(f"{field}={name!r}: there is no such folder")
     return name
+
+
+def check_adapter(folder: Path) -> None:
+    """Raise ConfigurationError for an adapter's folder whose weights or settings could run code.
+
+    peft unpickles an `adapter_model.bin` where the safetensors are absent, and imports the module that
+    `megatron_core` names where `megatron_config` is set.
+    """
+    if not (folder / "adapter_model.safetensors").exists():
+        found = "adapter_model.bin, which is a pickle" if (folder / "adapter_model.bin").exists() else "none"
+        raise ConfigurationError(
+            f"{folder}: an adapter needs adapter_model.safetensors; found: {found}; save it again with "
+            "save_pretrained(…, safe_serialization=True)"
+        )
+    try:
+        said = json.loads((folder / "adapter_config.json").read_text())
+    except ValueError as error:
+        raise ConfigurationError(f"{folder / 'adapter_config.json'}: not JSON: {error}") from error
+    if not isinstance(said, dict) or said.get("megatron_config"):
+        raise ConfigurationError(
+            f"{folder / 'adapter_config.json'}: its megatron_config names a module to import: remove it"
+        )

@@ -1,7 +1,7 @@
 """Text to token ids, the same way wherever a prompt and a response are read.
 
     prompt     special tokens that the tokenizer puts first (`<bos>`), or its chat template up to the answer
-    response   no special tokens, and one `<eos>` behind it where it is complete
+    response   no special tokens, and one `<eos>` behind it unless its length ended it
 
 The border between the two never moves: each is tokenised alone. What is longer than a model reads loses the
 beginning of its prompt; a response is never cut.
@@ -43,7 +43,7 @@ def load_tokenizer(place: str) -> Tokenizer:
     """
     folder = place_of("model", place)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"model={place}: no tokenizer: {error}") from error
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
@@ -84,14 +84,14 @@ class Encoder:
         text = self.tokenizer.apply_chat_template(plain(prompt), tokenize=False, add_generation_prompt=True)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def response_ids(self, response: str) -> list[int]:
-        """Token ids of a complete response, `<eos>` last."""
-        ids = self.tokenizer(response, add_special_tokens=False)["input_ids"]
-        return [*ids, self.tokenizer.eos_token_id]
+    def response_ids(self, response: str, *, cut_short: bool = False) -> list[int]:
+        """Token ids of a response, `<eos>` last unless its length ended it."""
+        ids = list(self.tokenizer(response, add_special_tokens=False)["input_ids"])
+        return ids if cut_short and ids else [*ids, self.tokenizer.eos_token_id]
 
-    def encode(self, prompt: Prompt, response: str) -> list[int]:
+    def encode(self, prompt: Prompt, response: str, *, cut_short: bool = False) -> list[int]:
         """Both as one row; raises ValueError, TooLong for a response that does not fit."""
-        return self.join(self.prompt_ids(prompt), self.response_ids(response))
+        return self.join(self.prompt_ids(prompt), self.response_ids(response, cut_short=cut_short))
 
     def join(self, prompt: Sequence[int], response: Sequence[int]) -> list[int]:
         """One row of at most `max_tokens`; a beginning `<bos>` stays. Raises TooLong."""

@@ -14,15 +14,18 @@ DEVIATION_FLOOR = 1e-4
 """Differences below it are noise that division by a deviation must not blow up, in the unit of the score."""
 
 
-def shaped(
-    reward: Tensor, log_ratio: Tensor, cut: Tensor, *, coefficient: float, bound: float, eos_penalty: float
-) -> Tensor:
-    """r_t − β clip(log π/π_ref, ±bound) − penalty · 1[t is where the length ended a response]; all [n].
+def scored(reward: Tensor, cut: Tensor, *, eos_penalty: float) -> Tensor:
+    """r_t − penalty · 1[t is where the length ended a response]; all [n]."""
+    return reward - eos_penalty * cut.to(reward.dtype)
 
-    The estimator of KL(π‖π_ref) is a part of the reward, without gradient (Ziegler et al. 2019, eq. 2): its
-    policy gradient is that of the divergence itself.
+
+def divergence_reward(log_ratio: Tensor, *, coefficient: float, bound: float) -> Tensor:
+    """−β clip(log π/π_ref, ±bound), [n].
+
+    The estimator of KL(π‖π_ref) is a reward, without gradient (Ziegler et al. 2019, eq. 2): its policy
+    gradient is that of the divergence itself.
     """
-    return reward - coefficient * log_ratio.clamp(-bound, bound) - eos_penalty * cut.to(reward.dtype)
+    return -coefficient * log_ratio.clamp(-bound, bound)
 
 
 def token_gae(
@@ -61,16 +64,26 @@ def leave_one_out(reward: Tensor, sampled: Tensor, *, discount: float) -> Tensor
 
 
 def group_relative(
-    reward: Tensor, sampled: Tensor, group: Tensor, *, discount: float, by_deviation: bool
+    score: Tensor,
+    divergence: Tensor,
+    sampled: Tensor,
+    group: Tensor,
+    *,
+    discount: float,
+    by_deviation: bool,
 ) -> Tensor:
-    """Return (G − mean)/deviation of the returns G of a group (Shao et al. 2024, eq. 4), [S, R].
+    """Return (G − mean)/deviation of the scores G of a group, and each token's divergence beside it, [S, R].
 
-    All tokens of a response have the same advantage.
+    Shao et al. 2024: the score alone is normalised (section 4.1.2), and all tokens of a response share it.
+    The divergence is a term of each token (eq. 4): nothing divides it, so that a group of equal scores moves
+    the policy by β alone. Its mean over the batch is taken away, which changes no expected gradient.
+
+    score, divergence: [S, R], of `scored` and of `divergence_reward`.
     group: int64 [R], numbers of the prompts.   by_deviation: False: G − mean (Liu et al. 2025).
     A response without another to its prompt is held against the rest of the batch instead: its own mean would
     leave nothing of it.
     """
-    total = returns(reward, sampled, discount=discount)[0]
+    total = returns(score, sampled, discount=discount)[0]
     sums = total.new_zeros(len(group)).index_add(0, group, total)
     sizes = total.new_zeros(len(group)).index_add(0, group, torch.ones_like(total))
     alone = (sizes == 1)[group]
@@ -81,7 +94,8 @@ def group_relative(
         # A batch of one has no deviation to divide by.
         of_batch = total.std(correction=0) if len(total) > 1 else torch.ones_like(total)
         difference = difference / torch.where(alone, of_batch, of_group).clamp(min=DEVIATION_FLOOR)
-    return difference.masked_fill(~sampled, 0.0)
+    charged = divergence - divergence[sampled].mean()
+    return (difference + charged).masked_fill(~sampled, 0.0)
 
 
 def whitened(advantage: Tensor, responses: int) -> Tensor:

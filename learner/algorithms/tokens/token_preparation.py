@@ -4,6 +4,7 @@ That is rewards with their penalties, advantages and targets.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +14,10 @@ from learner.algorithms.shared.loss import decoupled
 from learner.algorithms.shared.steps import Steps
 from learner.algorithms.tokens.responses import Grid, Responses
 from learner.algorithms.tokens.token_advantage import (
+    divergence_reward,
     group_relative,
     leave_one_out,
-    shaped,
+    scored,
     token_gae,
     whitened,
 )
@@ -35,21 +37,25 @@ class Prepared(Steps):
     kl_reference: Tensor | None
 
 
+class Rewards(NamedTuple):
+    """Of each token, [S, R]: what it was given, and what its divergence from the reference costs."""
+
+    score: Tensor
+    divergence: Tensor
+
+
 def prepare(responses: Responses, read: Tensor, section: TokenPPOSection, kl_coefficient: float) -> Prepared:
     """read: log π_prox, entropy, V, [3, n], and log π_ref, [4, n], where a coefficient multiplies it."""
     (proximal, entropy, value), reference = read[:3], read[3:]
     log_ratio = proximal - (reference[0] if len(reference) else proximal)
     grid = Grid(responses)
     ends = responses.cut_short.to(read.dtype)
-    reward = shaped(
-        responses.reward,
-        log_ratio,
-        torch.zeros_like(proximal).index_copy(0, responses.last, ends),
-        coefficient=kl_coefficient,
-        bound=section.log_ratio_bound,
-        eos_penalty=section.eos_penalty,
+    cut = torch.zeros_like(proximal).index_copy(0, responses.last, ends)
+    rewards = Rewards(
+        grid.spread(scored(responses.reward, cut, eos_penalty=section.eos_penalty)),
+        grid.spread(divergence_reward(log_ratio, coefficient=kl_coefficient, bound=section.log_ratio_bound)),
     )
-    estimated = _advantages(responses, grid, section, grid.spread(reward), grid.spread(value))
+    estimated = _advantages(responses, grid, section, rewards, grid.spread(value))
     advantage, target = grid.gather(estimated.advantage), grid.gather(estimated.target)
     if section.normalise_advantages and section.advantage != "group":
         advantage = whitened(advantage, len(responses))
@@ -60,10 +66,10 @@ def prepare(responses: Responses, read: Tensor, section: TokenPPOSection, kl_coe
 
 
 def _advantages(
-    responses: Responses, grid: Grid, section: TokenPPOSection, reward: Tensor, value: Tensor
+    responses: Responses, grid: Grid, section: TokenPPOSection, rewards: Rewards, value: Tensor
 ) -> Advantages:
     """[S, R] each; without a critic the targets are its values."""
-    discount = section.discount
+    discount, reward = section.discount, rewards.score + rewards.divergence
     match section.advantage:
         case "gae":
             return token_gae(
@@ -77,7 +83,7 @@ def _advantages(
         case "group":
             prompts, by_deviation = responses.prompts(), section.normalise_advantages
             advantage = group_relative(
-                reward, grid.sampled, prompts, discount=discount, by_deviation=by_deviation
+                *rewards, grid.sampled, prompts, discount=discount, by_deviation=by_deviation
             )
         case "reinforce":
             advantage = leave_one_out(reward, grid.sampled, discount=discount)

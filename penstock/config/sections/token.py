@@ -19,7 +19,7 @@ class TokenPPOSection(OnPolicySection):
     discount: Fraction = 1.0
     """γ, per token."""
     advantage: Literal["gae", "group", "reinforce"] = "gae"
-    """A choice. gae: with the critic; group: less the prompt's other returns; reinforce: less the batch's."""
+    """A choice. gae: with the critic; group: less the mean of its prompt; reinforce: less the batch's."""
     epochs: Positive = 2
     """Passes over each batch, which is trained once: the most uses of a token."""
     minibatches: Positive = 4
@@ -43,9 +43,9 @@ class TokenPPOSection(OnPolicySection):
     log_ratio_bound: PositiveReal = 10.0
     """The log-ratio to the reference enters the reward within ± this many nats."""
     eos_penalty: NonNegative = 0.0
-    """Taken from the reward of a response that its length ended, in the unit of the score."""
+    """Taken from the score of a response that its length ended; 0: the score rates the text as it is."""
     normalise_advantages: bool = True
-    """Advantages get mean 0 and deviation 1 in a batch; `group`: divided by the deviation of theirs."""
+    """Advantages get mean 0 and deviation 1 in a batch; `group`: scores are divided by that of theirs."""
     scale_rewards: Literal[False] = False
     """Never: scores have a scale of their own, to which `kl_coefficient` is chosen."""
     learning_rate: NonNegative = 1e-5

@@ -75,13 +75,15 @@ class RewardScorer:
 
     def _sample(self, response: Response) -> Sample:
         text = self._tokenizer.decode(response.ids, skip_special_tokens=True)
+        cut_short = response.ids[-1] != self._tokenizer.eos_token_id
         if not self._reads_tokens:
-            return Sample(prompt=response.prompt, response=text)
+            return Sample(prompt=response.prompt, response=text, cut_short=cut_short)
         return Sample(
             prompt=response.prompt,
             response=text,
             prompt_ids=response.prompt_ids,
             response_ids=response.ids,
+            cut_short=cut_short,
         )
 
 

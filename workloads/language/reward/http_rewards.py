@@ -1,6 +1,7 @@
 """Rewards from an HTTP endpoint of yours.
 
     POST URL   {"samples": [{"prompt": "…" or [{"role": …, "content": …}], "response": "…"}, …]}
+               and in a sample "cut_short": true where the limit on its length ended the response
     200        {"rewards": [0.5, null, …], "model": "…"}      null: no reward;  model: optional, any text
 
 What may pass by itself (no connection, 408, 429, 5xx) is asked again until `deadline_s` is over; anything
@@ -58,7 +59,7 @@ class HttpRewards:
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
         """Their rewards; raises BadReward, BadSample (the endpoint refuses the request), Unavailable."""
-        body = {"samples": [{"prompt": plain(one.prompt), "response": one.response} for one in samples]}
+        body = {"samples": [_shown_as(one) for one in samples]}
         try:
             reply = retry(
                 partial(self._ask, body),
@@ -92,6 +93,11 @@ class HttpRewards:
             text = data[:_SHOWN].decode(errors="replace")
             raise BadSample(f"{self._shown}: status {reply.status_code}: {text}")
         return _object(data, self._shown)
+
+
+def _shown_as(sample: Sample) -> dict[str, Any]:
+    shown = {"prompt": plain(sample.prompt), "response": sample.response}
+    return {**shown, "cut_short": True} if sample.cut_short else shown
 
 
 class _Later(Exception):

@@ -55,7 +55,10 @@ def _check_outline(data: bytes) -> None:
 def sample_to_proto(sample: Sample) -> pb.RewardSample:
     """The message."""
     message = pb.RewardSample(
-        response=sample.response, prompt_ids=sample.prompt_ids, response_ids=sample.response_ids
+        response=sample.response,
+        prompt_ids=sample.prompt_ids,
+        response_ids=sample.response_ids,
+        cut_short=sample.cut_short,
     )
     if isinstance(sample.prompt, str):
         message.prompt = sample.prompt
@@ -79,6 +82,7 @@ def sample_from_proto(message: pb.RewardSample) -> Sample:
         response=message.response,
         prompt_ids=tuple(message.prompt_ids),
         response_ids=tuple(message.response_ids),
+        cut_short=message.cut_short,
     )
 
 

@@ -27,7 +27,7 @@ from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from penstock.config.settings import ConfigurationError
-from workloads.language.loading import LOADING, place_of
+from workloads.language.loading import LOADING, check_adapter, place_of
 from workloads.language.reward.reward_source import BadSample, Rewards, Sample, ScoredBy, checked
 from workloads.language.reward.training_section import RewardTraining
 from workloads.language.tokenizer import Encoder, load_tokenizer, pad
@@ -187,7 +187,7 @@ class RewardModel:
         """The row of token ids that is scored; raises BadSample."""
         try:
             if not sample.response_ids:
-                return self.encoder.encode(sample.prompt, sample.response)
+                return self.encoder.encode(sample.prompt, sample.response, cut_short=sample.cut_short)
             ids = self.encoder.join(sample.prompt_ids, sample.response_ids)
         except ValueError as error:
             raise BadSample(str(error)) from error
@@ -227,8 +227,12 @@ def weights_sha256(folder: Path) -> str:
 def _load_network(folder: Path, base: str | None) -> Network:
     if not (folder / "adapter_config.json").exists():
         return _classifier(str(folder))
-    config = AutoConfig.from_pretrained(folder)
+    check_adapter(folder)
     place = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{folder}: its settings cannot be read: {error}") from error
     try:
         network = _classifier(place, config=config)
     except ConfigurationError as error:

@@ -42,12 +42,14 @@ class Sample:
 
     A reward model reads the ids where `response_ids` has any: they are what was sampled, text may be
     tokenised otherwise. Functions and endpoints read the text.
+    cut_short: the limit on its length ended the response, which did not come to its own end.
     """
 
     prompt: Prompt = ""
     response: str = ""
     prompt_ids: tuple[int, ...] = ()
     response_ids: tuple[int, ...] = ()
+    cut_short: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,8 +38,8 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
     """transformers' Trainer with the two losses of a reward model and its measures."""
 
     control: Any
-    loss_is_scaled_for_ga = False
-    """`compute_loss` is the mean over a micro-batch: the Trainer divides it by their number."""
+    loss_is_scaled_for_ga = True
+    """`compute_loss` divides by the examples of the whole batch: the Trainer only adds micro-batches up."""
 
     def __init__(
         self,
@@ -75,9 +75,18 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """Mean loss of a micro-batch, as the module says."""
+        """A micro-batch's share of the mean over its batch.
+
+        The last batch of an epoch may be smaller, and its micro-batches of different sizes.
+        """
         logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
-        return loss_of(logits[:, 0].float(), inputs["targets"], self._centring).mean()
+        losses = loss_of(logits[:, 0].float(), inputs["targets"], self._centring)
+        return losses.sum() / (len(losses) if num_items_in_batch is None else num_items_in_batch)
+
+    def get_batch_samples(self, *arguments: Any) -> tuple[list[dict[str, Tensor]], int]:
+        """Return the micro-batches of a batch and the number of their examples."""
+        parts, _ = super().get_batch_samples(*arguments)
+        return parts, sum(_examples(part) for part in parts)
 
     def evaluate(self, *_arguments: Any, **_named: Any) -> dict[str, float]:
         """Score the validation examples."""
@@ -88,6 +97,11 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+
+def _examples(inputs: dict[str, Tensor]) -> int:
+    """S + P of S + 2P rows."""
+    return (len(inputs["input_ids"]) + len(inputs["targets"])) // 2
 
 
 def loss_of(scores: Tensor, targets: Tensor, centring: float) -> Tensor:

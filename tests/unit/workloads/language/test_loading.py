@@ -1,14 +1,23 @@
-"""Where models lie, and several threads that read them at once."""
+"""Where models lie, several threads that read them at once, and folders that bring code."""
 
+import io
+import json
+import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from penstock.config.settings import ConfigurationError
+from tests.support.language.tiny_reward import make_reward_model
 from workloads.language.loading import place_of
 from workloads.language.policy.adapter_network import make_network
 from workloads.language.policy.policy_section import LanguageSection
+from workloads.language.reward.reward_model import RewardModel
+from workloads.language.tokenizer import load_tokenizer
 
 
 def test_models_that_are_read_at_once_leave_torch_as_it_was(base: Path) -> None:
@@ -36,3 +45,63 @@ def test_a_folder_that_is_not_there_is_named(name: str) -> None:
     """The hub would say that its name is malformed."""
     with pytest.raises(ConfigurationError, match=rf"policy\.kwargs\.model='{name}': there is no such folder"):
         place_of("policy.kwargs.model", name)
+
+
+def plant(folder: Path, settings: str, **said: object) -> Path:
+    """Have a settings file of a model's folder name code beside it; the mark that the code would leave."""
+    mark = folder / "ran"
+    (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Evil: pass\n")
+    path = folder / settings
+    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+    return mark
+
+
+def test_the_code_of_a_tokenizer_is_not_run_whatever_the_terminal_says(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers asks by itself, and runs the code on a `y`."""
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    mark = plant(
+        folder,
+        "tokenizer_config.json",
+        tokenizer_class="Evil",
+        auto_map={"AutoTokenizer": ["evil.Evil", None]},
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(ConfigurationError, match="no tokenizer"):
+        load_tokenizer(str(folder))
+    assert not mark.exists()
+
+
+def test_the_code_of_a_reward_model_is_not_run_whatever_the_terminal_says(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings beside an adapter are a model's settings too."""
+    folder = tmp_path / "reward"
+    make_reward_model(base, folder)
+    mark = plant(folder, "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Evil"})
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(ConfigurationError, match="trust_remote_code"):
+        RewardModel.load(folder)
+    assert not mark.exists()
+
+
+def test_an_adapter_that_is_a_pickle_is_refused_by_name(base: Path, tmp_path: Path) -> None:
+    """Where safetensors are absent, peft reads adapter_model.bin."""
+    folder = tmp_path / "reward"
+    make_reward_model(base, folder)
+    weights = load_file(folder / "adapter_model.safetensors")
+    torch.save(weights, folder / "adapter_model.bin")  # noqa: TID251 - what must be refused
+    RewardModel.load(folder)
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match=r"found: adapter_model\.bin, which is a pickle"):
+        RewardModel.load(folder)
+
+
+def test_an_adapter_that_names_a_module_is_refused(base: Path, tmp_path: Path) -> None:
+    """Peft imports `megatron_core`, whatever it says."""
+    folder = tmp_path / "reward"
+    make_reward_model(base, folder)
+    plant(folder, "adapter_config.json", megatron_config={"a": 1}, megatron_core="evil")
+    with pytest.raises(ConfigurationError, match="its megatron_config names a module to import"):
+        RewardModel.load(folder)

@@ -6,10 +6,11 @@ from torch import Tensor
 
 from learner.algorithms.tokens.token_advantage import (
     DEVIATION_FLOOR,
+    divergence_reward,
     group_relative,
     leave_one_out,
     returns,
-    shaped,
+    scored,
     token_gae,
     whitened,
 )
@@ -56,15 +57,10 @@ def test_at_lambda_one_the_advantage_is_the_return_less_the_value() -> None:
 
 def test_the_penalties_of_a_token() -> None:
     """β per nat within the bound, and once where the length ended a response."""
-    reward = shaped(
-        torch.tensor([0.0, 0.0, 1.0, -1.0]),
-        torch.tensor([0.5, -30.0, 30.0, 0.0]),
-        torch.tensor([0.0, 0.0, 0.0, 1.0]),
-        coefficient=0.1,
-        bound=10.0,
-        eos_penalty=0.25,
-    )
-    assert reward.tolist() == pytest.approx([-0.05, 1.0, 0.0, -1.25])
+    divergence = divergence_reward(torch.tensor([0.5, -30.0, 30.0, 0.0]), coefficient=0.1, bound=10.0)
+    assert divergence.tolist() == pytest.approx([-0.05, 1.0, -1.0, 0.0])
+    score = scored(torch.tensor([1.0, -1.0]), torch.tensor([0.0, 1.0]), eos_penalty=0.25)
+    assert score.tolist() == [1.0, -1.25]
 
 
 def test_a_response_is_held_against_the_others_of_its_group() -> None:
@@ -72,11 +68,41 @@ def test_a_response_is_held_against_the_others_of_its_group() -> None:
     sampled = torch.ones((2, 4), dtype=torch.bool)
     reward = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 3.0, 7.0, 5.0]])
     group = torch.tensor([0, 0, 1, 1])
-    plain = group_relative(reward, sampled, group, discount=1.0, by_deviation=False)
+    free = torch.zeros_like(reward)
+    plain = group_relative(reward, free, sampled, group, discount=1.0, by_deviation=False)
     assert plain.tolist() == [[-1.0, 1.0, 1.0, -1.0]] * 2
     reward[1, 1] = 5.0
-    divided = group_relative(reward, sampled, group, discount=1.0, by_deviation=True)
+    divided = group_relative(reward, free, sampled, group, discount=1.0, by_deviation=True)
     assert divided[0].tolist() == pytest.approx([-1.0, 1.0, 1.0, -1.0])
+
+
+@pytest.mark.parametrize("beta", [0.05, 0.005, 0.001, 0.0])
+@pytest.mark.parametrize("by_deviation", [True, False])
+def test_a_group_of_equal_scores_moves_the_policy_by_beta_alone(beta: float, by_deviation: bool) -> None:
+    """Which is the usual case with rewards that are checked: all responses right, or all wrong."""
+    log_ratio = torch.tensor([[-0.02, -0.27, -0.01, 0.13], [0.4, 0.1, 0.0, -0.3]])
+    sampled = torch.tensor([[True] * 4, [True, True, False, True]])
+    score = torch.tensor([[0.0] * 4, [1.0] * 4]).where(sampled, 0.0)
+    score[0, 2] = 1.0
+    divergence = divergence_reward(log_ratio.where(sampled, 0.0), coefficient=beta, bound=10.0)
+    advantage = group_relative(
+        score, divergence, sampled, torch.zeros(4, dtype=torch.long), discount=1.0, by_deviation=by_deviation
+    )
+    expected = -beta * (log_ratio - log_ratio[sampled].mean())
+    assert advantage[sampled].tolist() == pytest.approx(expected[sampled].tolist(), abs=1e-6)
+    assert not advantage[~sampled].any()
+
+
+def test_a_deviation_divides_scores_and_not_the_divergence() -> None:
+    """Each token is charged its own divergence, whatever the scores of its group are like."""
+    sampled = torch.ones((2, 2), dtype=torch.bool)
+    divergence = torch.tensor([[0.1, -0.1], [0.3, -0.3]])
+    for size in (1e-3, 1.0, 1e3):
+        score = torch.tensor([[0.0, 0.0], [size, 3.0 * size]])
+        group = torch.zeros(2, dtype=torch.long)
+        advantage = group_relative(score, divergence, sampled, group, discount=1.0, by_deviation=True)
+        assert (advantage - divergence)[0].tolist() == pytest.approx([-1.0, 1.0], rel=1e-4)
+        assert (advantage - divergence)[1].tolist() == pytest.approx([-1.0, 1.0], rel=1e-4)
 
 
 @pytest.mark.parametrize("by_deviation", [True, False])
@@ -85,11 +111,12 @@ def test_a_response_without_a_group_keeps_its_signal(by_deviation: bool) -> None
     sampled = torch.ones((1, 3), dtype=torch.bool)
     reward = torch.tensor([[1.0, 0.0, 0.0]])
     group = torch.tensor([0, 1, 1])
-    advantage = group_relative(reward, sampled, group, discount=1.0, by_deviation=by_deviation)
+    free = torch.zeros_like(reward)
+    advantage = group_relative(reward, free, sampled, group, discount=1.0, by_deviation=by_deviation)
     assert advantage[0, 0] > 0.5
     assert advantage[0, 1:].tolist() == [0.0, 0.0]
-    alone = group_relative(reward[:, :1], sampled[:, :1], group[:1], discount=1.0, by_deviation=by_deviation)
-    assert alone.tolist() == [[1.0]]
+    one = reward[:, :1], free[:, :1], sampled[:, :1], group[:1]
+    assert group_relative(*one, discount=1.0, by_deviation=by_deviation).tolist() == [[1.0]]
 
 
 def test_the_baseline_of_a_response_is_the_mean_of_the_others() -> None:

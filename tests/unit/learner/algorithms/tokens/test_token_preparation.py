@@ -42,11 +42,13 @@ def advantages(policy: np.ndarray, beta: float, value: float, advantage: Kind, *
 def test_nothing_pulls_away_from_the_best_policy(beta: float, advantage: Kind, whiten: bool) -> None:
     """Every token returns r − β log π*/π_ref = β log Z there, and any baseline removes this constant.
 
-    The penalty is in the reward before the baseline is subtracted and the result is divided: neither moves
-    the optimum. A policy that is best for another β is pulled.
+    Where a group divides its scores by their deviation, the reward is in deviations, and so is β. Elsewhere
+    dividing moves nothing. A policy that is best for another β is pulled.
     """
-    normaliser = float(REFERENCE @ np.exp(REWARDS / beta))
-    best = REFERENCE * np.exp(REWARDS / beta) / normaliser
+    unit = float(REWARDS.std()) if advantage == "group" and whiten else 1.0
+    gain = REWARDS / unit / beta
+    normaliser = float(REFERENCE @ np.exp(gain))
+    best = REFERENCE * np.exp(gain) / normaliser
     value = beta * math.log(normaliser)
     assert advantages(best, beta, value, advantage, whiten=whiten).abs().max() < (0.05 if whiten else 1e-5)
     pulled = advantages(best, 2.0 * beta, value, advantage, whiten=whiten)

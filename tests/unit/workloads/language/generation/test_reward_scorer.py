@@ -60,7 +60,7 @@ def test_a_source_reads_text_unless_it_has_the_tokenizer(base: Path) -> None:
     scorer(base, source).score(asked, lambda: False)
     assert source.shown == [
         Sample(prompt="apple", response="good bad"),
-        Sample(prompt="apple", response="bad bad"),
+        Sample(prompt="apple", response="bad bad", cut_short=True),
     ]
     scorer(base, source, reads_tokens=True).score(asked, lambda: False)
     assert [one.response_ids for one in source.shown] == [one.ids for one in asked]

@@ -16,6 +16,7 @@ from penstock.config.settings import ConfigurationError
 from tests.support.language.tiny_reward import disturbed, make_reward_model, samples
 from workloads.language import tiny_models
 from workloads.language.reward import reward_model
+from workloads.language.reward.reward_messages import sample_from_proto, sample_to_proto
 from workloads.language.reward.reward_model import Network, RewardModel
 from workloads.language.reward.reward_source import BadSample, Sample
 from workloads.language.tokenizer import load_tokenizer
@@ -126,6 +127,21 @@ def test_token_ids_are_read_as_they_were_sampled(base: Path, tmp_path: Path) -> 
     assert loaded.score([by_ids]).values[0] == pytest.approx(scores[0], abs=1e-6)
     cut_off = Sample(prompt_ids=prompt_ids, response_ids=response_ids[:-1])
     assert loaded.score([cut_off]).values[0] != pytest.approx(scores[0], abs=1e-4)
+
+
+def test_a_response_that_its_length_ended_is_read_without_an_end(base: Path, tmp_path: Path) -> None:
+    """As text and as tokens alike, also after its way through the service; a complete one has `<eos>`."""
+    folder, _ = saved(base, tmp_path / "reward")
+    encoder = RewardModel.load(folder).encode
+    eos = load_tokenizer(str(base)).eos_token_id
+    ended, cut = (
+        sample_from_proto(sample_to_proto(Sample(prompt="apple", response="good bad", cut_short=cut)))
+        for cut in (False, True)
+    )
+    assert encoder(ended)[-1] == eos
+    assert encoder(cut) == encoder(ended)[:-1]
+    row = encoder(cut)
+    assert encoder(Sample(prompt_ids=tuple(row[:-2]), response_ids=tuple(row[-2:]), cut_short=True)) == row
 
 
 @pytest.mark.parametrize(

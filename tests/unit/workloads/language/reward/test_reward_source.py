@@ -134,7 +134,7 @@ def reply(**fields: Any) -> Answer:
 
 def test_an_endpoint_is_sent_text_and_answers_rewards() -> None:
     """Null is none; a conversation stays one."""
-    samples = [*SAMPLES[:3], Sample(prompt=(Turn("user", "hello"),), response="half")]
+    samples = [*SAMPLES[:3], Sample(prompt=(Turn("user", "hello"),), response="half", cut_short=True)]
     with served([reply(rewards=[-1.0, None, 0, 0.5], model="v7")]) as (url, asked):
         source = HttpRewards(url)
         rewards = source.score(samples)
@@ -142,7 +142,8 @@ def test_an_endpoint_is_sent_text_and_answers_rewards() -> None:
     assert (-1.0, None, 0.0, 0.5) == rewards.values
     assert f"{url} v7" == rewards.by.name
     assert {"prompt": "p", "response": "worst"} == asked[0]["samples"][0]
-    assert {"prompt": [{"role": "user", "content": "hello"}], "response": "half"} == asked[0]["samples"][3]
+    turns = [{"role": "user", "content": "hello"}]
+    assert {"prompt": turns, "response": "half", "cut_short": True} == asked[0]["samples"][3]
 
 
 def test_what_may_pass_by_itself_is_asked_again() -> None:
