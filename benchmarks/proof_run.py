@@ -15,6 +15,7 @@ from benchmarks.proofs import Proof
 PENSTOCK = (str(Path(sys.executable).with_name("penstock")),)
 KEPT = (
     "solved", "mean_return", "evaluation", "env_steps", "updates", "wall_seconds", "training_seconds",
+    "solved_at",
     "env_steps_per_second", "staleness", "ledger",
 )  # fmt: skip
 

@@ -77,7 +77,7 @@ def measure(options: Sequence[str], *, total_steps: int | None) -> Training:
     summary = _train(options)
     return Training(
         steps_per_second=float(summary["env_steps_per_second"] or 0.0),
-        solved_s=summary["training_seconds"] if summary["solved"] else None,
+        solved_s=summary["solved_at"]["seconds"] if summary["solved"] else None,
         env_steps=summary["env_steps"],
         cpu_seconds=spent_by_role(summary),
     )

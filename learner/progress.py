@@ -16,6 +16,7 @@ class Progress:
     numbers: of the `AlgorithmState`. evaluation: `Evaluation.state()`. recorded: batches
     consumed of the recording that the run learns from. staleness: fragments by age in updates. sections: what
     must not change between stop and resume, as canonical JSON. training_seconds: since the first experience.
+    publications: of weights, by all learners of the run.
     """
 
     run: str
@@ -24,6 +25,7 @@ class Progress:
     round: int = 0
     updates: int = 0
     training_seconds: float = 0.0
+    publications: int = 0
     totals: Totals = field(default_factory=Totals)
     episodes: dict[str, Any] = field(default_factory=dict)
     staleness: dict[str, int] = field(default_factory=dict)

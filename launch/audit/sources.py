@@ -23,7 +23,7 @@ from launch.run.redis_service import ask
 from penstock.config.credentials import redis_password, tls_files
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import service_settings
-from penstock.config.settings import ConfigurationError, Settings, redis_layer
+from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime.exit import Fatal
 
 LINEAGE_FILE: Final = "lineage.jsonl"
@@ -56,8 +56,7 @@ def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignment
     config = folder / CONFIG_FILE
     if not config.exists() and not (folder / LINEAGE_FILE).exists():
         raise ConfigurationError(f"audit {folder}: holds neither {CONFIG_FILE} nor {LINEAGE_FILE}, so no run")
-    url, secret = redis_layer(redis or "")
-    settings = service_settings(config if config.exists() else None, assignments, secret)
+    settings = service_settings(config if config.exists() else None, assignments)
     for journal in journals:
         if not journal.is_dir():
             raise ConfigurationError(f"--journal {journal}: no such folder")
@@ -65,7 +64,7 @@ def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignment
     return Where(
         folder=folder,
         settings=settings,
-        url=url or settings.broker.redis,
+        url=redis or settings.broker.redis,
         journals=journals or tuple(own[:1]),
     )
 

@@ -17,7 +17,8 @@ from launch.commands.service_commands import actor, broker, learner, redis, serv
 from launch.policy.policy_commands import policy_commands
 from launch.run.request import Request
 from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson, Assignments, ConfigFile, Insecure, Runs, assigned
+from penstock.runtime.command_options import AsJson, Assignments, ConfigFile, Insecure, Runs, assigned, finite
+from penstock.wire.limits import MAX_NUMBER
 
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -92,7 +93,9 @@ def status(
         str | None, typer.Option("--broker", metavar="ADDRESS", help="Ask this broker.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print once instead of going on.")] = False,
-    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option(min=0.5, max=3600, callback=finite, help="Seconds between two looks.")
+    ] = 1.0,
     as_json: AsJson = False,
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -160,7 +163,9 @@ def audit(
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     episodes: Annotated[int | None, typer.Option(min=1, help="Episodes; default: the run's setting.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="First seed; default: the run's setting.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=MAX_NUMBER, help="First seed; default: the run's setting.")
+    ] = None,
     sampled: Annotated[
         bool, typer.Option("--sampled", help="Sample actions instead of taking the mode.")
     ] = False,
@@ -189,7 +194,9 @@ def record(
     run: Annotated[Path, typer.Argument(help="Folder of a run that has ended.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the recording, a new one.")],
     steps: Annotated[int, typer.Option(min=1, help="Environment steps to record, or little more.")] = 20_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the environments and of drawn actions.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_NUMBER, help="Of the environments and of drawn actions.")
+    ] = 0,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Take the most likely action; default: draw actions.")
     ] = False,
@@ -267,7 +274,7 @@ def certificates(
         list[str] | None,
         typer.Option(help="Also make a certificate that holds for this actor id; may be repeated."),
     ] = None,
-    days: Annotated[float, typer.Option(help="How long they hold.")] = 90.0,
+    days: Annotated[float, typer.Option(callback=finite, help="How long they hold.")] = 90.0,
     redis_users: Annotated[
         Path | None,
         typer.Option(help="ACL file (deploy/redis/users.acl) to give a password to each user of."),
@@ -310,9 +317,6 @@ def doctor() -> None:
 
 def main() -> Any:
     """Entry point of the `penstock` command. Modules in the working folder can be named, but hide nothing."""
-    from launch.cli.password_hiding import hide_password
-
-    hide_password()
     sys.path.append(str(Path.cwd()))
     return app()
 

@@ -1,14 +1,22 @@
-"""Commands that installed workloads add to `penstock`, as their records name them (`Workload.commands`)."""
+"""The group of all commands: those of the core, and those that installed workloads add (`Workload.commands`).
+
+It is the boundary as well: what any command raises for a file that cannot be read or written ends here.
+"""
 
 import sys
-from typing import Any
+from typing import Any, Final
 
 import typer
 from typer.core import TyperGroup
 
+from launch.cli.file_mistakes import encoding_mistake, file_mistake
+from launch.cli.secret_words import check_words
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.plugins import installed, load, record_of
 from penstock.runtime.exit import EXIT_USAGE
+
+_WORDS: Final = "penstock.words"
+"""Where a context keeps the command line."""
 
 
 class WithPluginCommands(TyperGroup):
@@ -16,6 +24,29 @@ class WithPluginCommands(TyperGroup):
 
     The core's are looked up first, without any record.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and keep the words for `invoke`; a secret among them is refused."""
+        ctx.meta[_WORDS] = tuple(args)
+        try:
+            check_words(args)
+        except ConfigurationError as error:
+            sys.stderr.write(f"{error}\n")
+            raise typer.Exit(EXIT_USAGE) from error
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a file that it cannot use is bad usage."""
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            told = file_mistake(error, ctx.meta[_WORDS])
+            if told is None:
+                raise
+        except UnicodeDecodeError as error:
+            told = encoding_mistake(error)
+        sys.stderr.write(f"{told}\n")
+        raise typer.Exit(EXIT_USAGE)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, as help lists them."""

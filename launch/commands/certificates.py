@@ -69,6 +69,13 @@ def main(order: Order) -> int:
             check_id("--password", name)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
+    if not 0.0 < order.days <= AUTHORITY_DAYS:
+        raise ConfigurationError(
+            f"--days {order.days:g}: a certificate holds above 0 and at most {AUTHORITY_DAYS} days, the "
+            "authority's own time"
+        )
+    if order.users is not None:
+        order.users.read_text()  # before anything is written
     order.folder.mkdir(parents=True, exist_ok=True)
     order.folder.chmod(0o700)
     authority = authority_of(order.folder)

@@ -1,7 +1,7 @@
 """Runs as PNG: return, rate and staleness over environment steps, several runs in the same axes."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +9,7 @@ from typing import Any, Final
 from launch.inspection.curve import Curve, Point, rates
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
+from penstock.runtime.output_file import output_file
 
 _WIDTH_INCHES: Final = 9.0
 _HEIGHT_INCHES: Final = 8.5
@@ -31,21 +32,32 @@ class _Panel:
 
 
 def draw(runs: Sequence[Path], output: Path) -> None:
-    """Overlay `runs`; raises ConfigurationError for a folder that holds no run."""
+    """Overlay `runs` in a picture, of the kind that the name of `output` ends with, else PNG.
+
+    Raises ConfigurationError for a folder that holds no run, or another kind of picture.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     curves = [(_label(run), _points(run)) for run in runs]
     legend_inches = _LEGEND_LINE_INCHES * len(curves)
     figure = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES + legend_inches), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    kind = _kind(output, FigureCanvasAgg(figure).get_supported_filetypes())
     panels = figure.subplots(len(_PANELS), sharex=True, height_ratios=(2, 1, 1))
     for axes, panel in zip(panels, _PANELS, strict=True):
         _draw_panel(axes, panel, curves)
     panels[-1].set_xlabel("environment steps")
     panels[-1].xaxis.set_major_formatter(_thousands)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", frameon=False)
-    figure.savefig(output)
+    with output_file(output, "wb") as file:
+        figure.savefig(file, format=kind)
+
+
+def _kind(output: Path, known: Collection[str]) -> str:
+    kind = output.suffix.removeprefix(".").lower() or "png"
+    if kind not in known:
+        raise ConfigurationError(f"--output {output}: ends with no kind of picture; use {', '.join(known)}")
+    return kind
 
 
 def _draw_panel(axes: Any, panel: _Panel, curves: Sequence[tuple[str, Sequence[Point]]]) -> None:

@@ -33,6 +33,8 @@ def main(run: Path, out: Path, *, steps: int, seed: int, deterministic: bool, as
 
     Raises ConfigurationError for a run that has not ended or a folder that is taken.
     """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigurationError(f"--out {out}: holds something already; name a new folder")
     try:
         final = read_final(run)
     except ValueError as error:

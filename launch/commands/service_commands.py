@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -21,6 +21,16 @@ SERVING_EXPERIMENTS: Final = "-event_engine_listener"
 """gRPC's older way to accept: who polls a connection also reads it, and wakes nobody for that."""
 EVALUATOR_NICENESS: Final = 4
 """Measuring gives way to learning where both share a machine: above all while they start."""
+
+
+def _id(name: str | None) -> str | None:
+    """The name of an actor; raises typer.BadParameter for what is no id."""
+    from penstock.wire.ids import check_id
+
+    try:
+        return None if name is None else check_id("actor_id", name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def redis(
@@ -57,10 +67,9 @@ def broker(
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from broker.service.process import main
 
-        return main(lifecycle, settings, redis_url=url, listen=listen)
+        return main(lifecycle, settings, redis_url=redis_url, listen=listen)
 
-    url, secret = _redis_url(redis_url)
-    in_foreground("broker", body, config, assignments, endpoints, insecure=insecure, secret=secret)
+    in_foreground("broker", body, config, assignments, endpoints, insecure=insecure)
 
 
 def actor(
@@ -68,7 +77,8 @@ def actor(
         str, typer.Option("--broker", metavar="ADDRESS", help="HOST:PORT or unix:/path.")
     ],
     actor_id: Annotated[
-        str | None, typer.Option(help="Name of this actor, constant over restarts; default: host and pid.")
+        str | None,
+        typer.Option(help="Name of this actor, constant over restarts; default: host and pid.", callback=_id),
     ] = None,
     role: Annotated[str, typer.Option(help="rollout or evaluation.")] = "rollout",
     config: ConfigFile = None,
@@ -104,7 +114,8 @@ def serve(
         str, typer.Option(metavar="ADDRESS", help="HOST:PORT or unix:/path.")
     ] = "127.0.0.1:50052",
     actor_id: Annotated[
-        str | None, typer.Option(help="Name of this server at the broker; default: host and pid.")
+        str | None,
+        typer.Option(help="Name of this server at the broker; default: host and pid.", callback=_id),
     ] = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -152,21 +163,13 @@ def learner(
         from penstock.runtime.exit import EXIT_OK
 
         with beside(settings):
-            code = main(lifecycle, settings, redis_url=url, run_dir=run_dir, resumption=options)
+            code = main(lifecycle, settings, redis_url=redis_url, run_dir=run_dir, resumption=options)
         if stay:
             metrics.RUN_FINISHED.set(code == EXIT_OK)
             lifecycle.draining.wait()
         return code
 
-    url, secret = _redis_url(redis_url)
-    in_foreground("learner", body, config, assignments, endpoints, secret=secret)
-
-
-def _redis_url(url: str) -> tuple[str, dict[str, Any]]:
-    """The URL as logs may show it, and its password as a layer of the settings."""
-    from penstock.config.settings import redis_layer
-
-    return redis_layer(url)
+    in_foreground("learner", body, config, assignments, endpoints)
 
 
 def _role(text: str) -> "Role":

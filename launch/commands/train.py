@@ -22,7 +22,15 @@ from launch.run.plan import Plan, make_folders, prepare_folder
 from launch.run.preparation import prepared
 from launch.run.run import Run
 from launch.run.services import private_folder
-from launch.run.summary import Ending, RedisFacts, concluded, make_summary, summary_lines, write_summary
+from launch.run.summary import (
+    SUMMARY_FILE,
+    Ending,
+    RedisFacts,
+    concluded,
+    make_summary,
+    summary_lines,
+    write_summary,
+)
 from penstock.config.run_folder import held_folder
 from penstock.config.workload import find, load
 from penstock.runtime import logs
@@ -82,6 +90,7 @@ def _train(
             return EXIT_INTERRUPTED
         finally:
             device.close()
+            plan.asked_config.unlink(missing_ok=True)
             shutil.rmtree(sockets, ignore_errors=True)
         ending = Ending(
             wall_seconds=time.monotonic() - started_s,
@@ -93,7 +102,10 @@ def _train(
             redis=run.redis_facts,
         )
         try:
-            _conclude(plan, ending, prediction, as_json=as_json)
+            if run.has_learned or not (plan.run_dir / SUMMARY_FILE).exists():
+                _conclude(plan, ending, run.learnt, prediction, as_json=as_json)
+            else:
+                sys.stderr.write(f"nothing was learned: {plan.run_dir / SUMMARY_FILE} is as it was\n")
         except OSError as error:
             sys.stderr.write(f"the summary was not written: {error}\n")
         if outcome.cause:
@@ -111,8 +123,15 @@ def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:
     return examine(plan.settings, lifecycle)
 
 
-def _conclude(plan: Plan, ending: Ending, prediction: dict[str, Any] | None, *, as_json: bool) -> None:
-    summary = make_summary(plan, ending)
+def _conclude(
+    plan: Plan,
+    ending: Ending,
+    learnt: dict[str, Any],
+    prediction: dict[str, Any] | None,
+    *,
+    as_json: bool,
+) -> None:
+    summary = make_summary(plan, ending, learnt)
     write_summary(plan.run_dir, summary)
     _write_artefacts(plan, summary)
     _draw_curve(plan.run_dir)

@@ -16,13 +16,14 @@ from typing import Any, Final
 
 from launch.dry_run.pace import Pace, TooShort, pace_of
 from launch.run.disk import sizes
+from launch.run.learner_account import read_account
 from launch.run.live_view import View
 from launch.run.memory import Memory, together
 from launch.run.plan import Plan, prepare_folder
 from launch.run.progress import read_rows
 from launch.run.run import Run
 from launch.run.services import private_folder
-from launch.run.summary import SUMMARY_FILE, Ending, RedisFacts, learner_account, make_summary, write_summary
+from launch.run.summary import SUMMARY_FILE, Ending, RedisFacts, make_summary, write_summary
 from launch.run.supervisor import Account
 from penstock.config.estimate import Scores
 from penstock.config.settings import ConfigurationError
@@ -119,7 +120,7 @@ def calibrate(plan: Plan, lifecycle: Lifecycle, view: View) -> Calibration:
         accounts=course.accounts,
         redis=run.redis_facts,
     )
-    write_summary(plan.run_dir, make_summary(plan, ending))
+    write_summary(plan.run_dir, make_summary(plan, ending, run.learnt))
     return measure(plan.run_dir, course)
 
 
@@ -159,7 +160,7 @@ def measure(run_dir: Path, course: _Course) -> Calibration:
         checkpoint_bytes=max(sizes(run_dir / "checkpoints").values(), default=0),
         version_bytes=max(sizes(run_dir / "policies").values(), default=0),
         returns=Scores.of(_returns(run_dir / "checkpoints")),
-        evaluation=learner_account(run_dir).get("evaluation"),
+        evaluation=read_account(run_dir).get("evaluation"),
     )
 
 

@@ -7,12 +7,13 @@ written is read next time.
 """
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from launch.inspection.metrics_lines import parse_line
 
 MAX_POINTS: Final = 2000
 _READ_BYTES: Final = 1024 * 1024
@@ -43,9 +44,9 @@ class Curve:
     def poll(self) -> list[Point]:
         """Return every point so far, oldest first, steps rising."""
         for line in self._new_lines():
-            # A crash may have torn one; the learner begins another below it.
-            if line.startswith(b"{") and line.endswith(b"}"):
-                self._add(_point(json.loads(line), self._newest))
+            row = parse_line(line)
+            if row is not None:
+                self._add(_point(row, self._newest))
         newest = [] if self._newest in (None, *self._kept[-1:]) else [self._newest]
         return [*self._kept, *(point for point in newest if point is not None)]
 

@@ -3,13 +3,13 @@
 Every source may be silent; its part is then missing, and no source is waited for longer than a second or two.
 """
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from launch.inspection.metrics_lines import parse_line
 from launch.inspection.processes import (
     ENDPOINTS_FILE,
     ProcessSnapshot,
@@ -99,8 +99,7 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
             lines = file.read().split(b"\n")
     except FileNotFoundError:
         return []
-    # The first may be half a line, and so may one that a crash has torn.
-    return [json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}")]
+    return [row for row in map(parse_line, lines) if row is not None]
 
 
 def _asked(ask: Ask, sights: tuple[ProcessSnapshot, ...]) -> tuple[control_pb2.StatusReply | None, str]:

@@ -19,6 +19,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from launch.run.child_process import probe
+from penstock.config.settings import ConfigurationError
 from penstock.runtime.health import Endpoint
 
 ENDPOINTS_FILE: Final = "endpoints.json"
@@ -60,12 +61,17 @@ class ProcessSnapshot:
 
 
 def read_endpoints(run_dir: Path) -> dict[str, Endpoint]:
-    """Return the processes that the launcher has seen come up, by name; empty before the first."""
+    """Return the processes that the launcher has seen come up, by name; empty before the first.
+
+    Raises ConfigurationError for a file that the launcher has not written.
+    """
     try:
-        content = json.loads((run_dir / ENDPOINTS_FILE).read_text())
+        content = json.loads((run_dir / ENDPOINTS_FILE).read_bytes())
+        return {name: Endpoint(**values) for name, values in content.items()}
     except FileNotFoundError:
         return {}
-    return {name: Endpoint(**values) for name, values in content.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{run_dir / ENDPOINTS_FILE}: no list of processes: {error}") from error
 
 
 def look_at_all(run_dir: Path) -> tuple[ProcessSnapshot, ...]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson
+from penstock.runtime.command_options import AsJson, finite
+from penstock.wire.limits import MAX_NUMBER
 
 if TYPE_CHECKING:
     from launch.policy.registry_place import Place
@@ -31,7 +32,9 @@ RegistryUrl = Annotated[
 PolicyName = Annotated[
     str | None, typer.Option("--policy", help="Name of the policy; default: what the run says.")
 ]
-Version = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="Number of a version.")]
+Version = Annotated[
+    int, typer.Argument(metavar="VERSION", min=1, max=MAX_NUMBER, help="Number of a version.")
+]
 Reason = Annotated[str, typer.Option("--reason", help="Why, for the audit.")]
 
 
@@ -74,7 +77,8 @@ def promote(
     reason: Reason,
     to: Annotated[str, typer.Option(help="active or canary.")] = "active",
     canary_share: Annotated[
-        float | None, typer.Option(min=0, max=1, help="With --to canary: share of clients that get it.")
+        float | None,
+        typer.Option(min=0, max=1, callback=finite, help="With --to canary: share of clients that get it."),
     ] = None,
     registry: RegistryUrl = None,
     policy: PolicyName = None,
@@ -98,7 +102,9 @@ def rollback(
     version: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Version to withdraw; default: the canary if there is one, else the active one."
+            min=1,
+            max=MAX_NUMBER,
+            help="Version to withdraw; default: the canary if there is one, else the active one.",
         ),
     ] = None,
     registry: RegistryUrl = None,
@@ -137,12 +143,15 @@ def retire(
 @policy_commands.command()
 def traffic(
     run: RunOrRegistry,
-    canary_share: Annotated[float | None, typer.Option(help="Share of clients that get the canary.")] = None,
+    canary_share: Annotated[
+        float | None, typer.Option(callback=finite, help="Share of clients that get the canary.")
+    ] = None,
     latest_share: Annotated[
-        float | None, typer.Option(help="Share that follows the learner's newest weights.")
+        float | None, typer.Option(callback=finite, help="Share that follows the learner's newest weights.")
     ] = None,
     shadow: Annotated[
-        int | None, typer.Option(min=0, help="Version that also computes each answer; 0: none.")
+        int | None,
+        typer.Option(min=0, max=MAX_NUMBER, help="Version that also computes each answer; 0: none."),
     ] = None,
     pins: Annotated[
         list[str] | None,
@@ -180,7 +189,10 @@ def export(
     run: RunOrRegistry,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
     version: Annotated[
-        int | None, typer.Argument(metavar="[VERSION]", min=1, help="Number; default: the active version.")
+        int | None,
+        typer.Argument(
+            metavar="[VERSION]", min=1, max=MAX_NUMBER, help="Number; default: the active version."
+        ),
     ] = None,
     kind: Annotated[str, typer.Option("--format", help="safetensors or onnx.")] = "safetensors",
     registry: RegistryUrl = None,

@@ -11,8 +11,9 @@ from penstock.config.extras import how_to_install
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError
 from penstock.registry.records import PolicyVersion
-from penstock.registry.weight_files import read_kept, read_specification, replace_file
+from penstock.registry.weight_files import read_kept, read_specification
 from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.output_file import check_output, output_file
 
 
 def export(place: Place, version: int | None, *, kind: str, output: Path) -> int:
@@ -32,13 +33,15 @@ def export(place: Place, version: int | None, *, kind: str, output: Path) -> int
         raise ConfigurationError(
             f"{place.url}: a registry holds no weights; name the run's folder, with --registry beside it"
         )
+    check_output(output)
     chosen = _chosen(place, version)
     try:
         blob = read_kept(place.folder, chosen.version, chosen.sha256)
         data = blob if kind == "safetensors" else _onnx(place.folder, chosen, blob)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-    replace_file(output.absolute(), data)
+    with output_file(output, "wb") as file:
+        file.write(data)
     sys.stdout.write(f"{output}: version {chosen.version} of {chosen.policy}, {len(data)} bytes\n")
     return EXIT_OK
 

@@ -7,6 +7,7 @@ from the learner of the run where one lives, which alone draws numbers; here whe
 
 import contextlib
 import json
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from penstock.registry.records import PolicyVersion, Status, Traffic
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import forget_kept, hold, read_kept, write_kept
 from penstock.runtime.exit import EXIT_OK
+from penstock.wire.limits import MAX_NUMBER
 
 LEAP: Final = 2**20
 """Distance above every registered number, as when a log is opened again.
@@ -43,7 +45,7 @@ def promote(
     """Make a version active or canary; returns the exit code."""
     if to not in ("active", "canary"):
         raise ConfigurationError(f"--to {to!r}: use active or canary")
-    with opened(place) as registry:
+    with opened(place, to_write=True) as registry:
         share = registry.traffic(place.policy).canary_share if canary_share is None else canary_share
         if to == "canary" and not share:
             raise ConfigurationError(
@@ -58,7 +60,7 @@ def promote(
 
 def retire(place: Place, version: int, *, reason: str, as_json: bool) -> int:
     """Release a version's weights; returns the exit code."""
-    with opened(place) as registry:
+    with opened(place, to_write=True) as registry:
         done = registry.retire(place.policy, version, reason, by=operator())
     _forget(place, done)
     _tell(version_json(done), version_line(done), as_json=as_json)
@@ -67,7 +69,7 @@ def retire(place: Place, version: int, *, reason: str, as_json: bool) -> int:
 
 def rollback(place: Place, version: int | None, *, reason: str, as_json: bool) -> int:
     """Withdraw the canary or the active version; returns the exit code."""
-    with opened(place) as registry:
+    with opened(place, to_write=True) as registry:
         done = registry.rollback(place.policy, reason, by=operator(), version=version)
         note = ""
         try:
@@ -89,7 +91,7 @@ def rollback(place: Place, version: int | None, *, reason: str, as_json: bool) -
 
 def traffic(place: Place, wish: Wish, *, reason: str, as_json: bool) -> int:
     """Show the traffic, or change it; returns the exit code."""
-    with opened(place) as registry:
+    with opened(place, to_write=wish != Wish()) as registry:
         now = registry.traffic(place.policy)
         if wish != Wish():
             now = registry.set_traffic(_wished(now, wish), reason, by=operator())
@@ -142,8 +144,9 @@ def _wished(now: Traffic, wish: Wish) -> Traffic:
 
 def _pin(text: str) -> tuple[str, int]:
     client, _, version = text.rpartition("=")
-    if not client or not version.isdecimal():
-        raise ConfigurationError(f"--pin {text!r}: write CLIENT=VERSION")
+    is_number = re.fullmatch(r"[0-9]{1,16}", version) and 0 < int(version) <= MAX_NUMBER
+    if not client or not is_number:
+        raise ConfigurationError(f"--pin {text!r}: write CLIENT=VERSION, such as robot-7=12")
     return client, int(version)
 
 

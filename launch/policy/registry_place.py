@@ -48,14 +48,14 @@ def find_place(run: str, registry: str | None, policy: str | None) -> Place:
 
 
 @contextmanager
-def opened(place: Place) -> Iterator[Registry]:
-    """Open the registry inside the block.
+def opened(place: Place, *, to_write: bool = False) -> Iterator[Registry]:
+    """Open the registry inside the block, to read it or `to_write` to it.
 
     Its errors become ConfigurationError, or Fatal where trying again may help.
     """
     _check_file(place)
     try:
-        with Registry.open(place.url) as registry:
+        with Registry.open(place.url, migrate=True) if to_write else Registry.read(place.url) as registry:
             yield registry
     except (Conflict, Unavailable) as error:
         raise Fatal(str(error)) from error

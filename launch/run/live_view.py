@@ -140,7 +140,7 @@ def facts(progress: Progress, target: float | None) -> list[tuple[str, str]]:
         ("staleness", _text(progress.staleness, ".1f")),
         ("buffer", f"{_share(progress.outstanding, progress.budget)} {progress.log_bytes / _MIB:.1f} MiB"),
         ("updates", f"{progress.updates:,}"),
-        ("version", f"{progress.version:,}"),
+        ("publications", f"{progress.publications:,}"),
     ]
 
 

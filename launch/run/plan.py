@@ -11,6 +11,7 @@ from typing import Any
 
 from actor.acting.reward import potentials
 from launch.run.request import Request
+from launch.run.resumed_run import check_resumable
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.recording.recording_index import DESCRIPTION
 from penstock.config import settings as configuration
@@ -23,6 +24,7 @@ from penstock.config.workload import find, load
 from penstock.wire.ids import new_run_name
 
 TRACES = "traces"
+_ASKED = "config.next.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +41,19 @@ class Plan:
         """The run's configuration file."""
         return self.run_dir / CONFIG_FILE
 
+    @property
+    def asked_config(self) -> Path:
+        """What a run is resumed with where that is not its configuration, until the learner has taken it."""
+        return self.run_dir / _ASKED
+
+    @property
+    def service_config(self) -> Path:
+        """What the services of this attempt start from."""
+        return self.asked_config if self.asked_config.exists() else self.config
+
 
 def make_plan(request: Request) -> Plan:
-    """Resolve a request; touches no file."""
+    """Resolve a request; writes nothing."""
     if request.resumption.best and not request.resumption.resume:
         raise ConfigurationError("--best: goes back in a run that is resumed; add --resume")
     if request.resumption.resume:
@@ -56,6 +68,8 @@ def make_plan(request: Request) -> Plan:
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
     settings = _with_absolute_folders(settings, run_dir)
     _check_actors(settings)
+    if request.resumption.resume:
+        check_resumable(run_dir, settings)
     target = settings.learner.target_return
     known = load(find(settings.workload).target)(settings.environment)
     return Plan(
@@ -115,11 +129,30 @@ def make_folders(plan: Plan) -> None:
 
 
 def prepare_folder(plan: Plan) -> None:
-    """Make the run's folder and its configuration file."""
+    """Make the run's folder and the configuration that its services start from.
+
+    The configuration of a run that is resumed stays as it is: other settings lie beside it until
+    `take_configuration`, because the learner may refuse them.
+    """
     make_folders(plan)
-    temporary = plan.config.with_suffix(".tmp")
-    temporary.write_text(toml_text.dump(plan.settings))
-    temporary.replace(plan.config)
+    asked = toml_text.dump(plan.settings)
+    plan.asked_config.unlink(missing_ok=True)
+    if not plan.config.exists():
+        _replace(plan.config, asked)
+    elif plan.config.read_text() != asked:
+        _replace(plan.asked_config, asked)
+
+
+def take_configuration(plan: Plan) -> None:
+    """The learner has begun with what was asked for: that is the run's configuration now."""
+    if plan.asked_config.exists():
+        _replace(plan.config, plan.asked_config.read_text())
+
+
+def _replace(file: Path, text: str) -> None:
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(file)
 
 
 def _allowing_modules(settings: Settings) -> ActorSection:

@@ -3,11 +3,12 @@
 The learner appends one JSON object per line; a line that is still being written is read next time.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from launch.inspection.metrics_lines import parse_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class Progress:
 
     env_steps: int = 0
     updates: int = 0
-    version: int = 0
+    publications: int = 0
     steps_per_second: float = math.nan
     mean_return: float = math.nan
     staleness: float = math.nan
@@ -41,10 +42,10 @@ class MetricsTail:
 
     def poll(self) -> Progress | None:
         """The newest progress, None until the first experience after this launcher's start."""
-        lines = self._new_lines()
-        if lines:
-            self._first = self._first or to_progress(json.loads(lines[0]))
-            self._last = to_progress(json.loads(lines[-1]))
+        rows = self._new_rows()
+        if rows:
+            self._first = self._first or to_progress(rows[0])
+            self._last = to_progress(rows[-1])
         return self._last if self._has_begun() else None
 
     def _has_begun(self) -> bool:
@@ -54,7 +55,7 @@ class MetricsTail:
         new = last.env_steps > first.env_steps or last.updates > first.updates
         return new or last.outstanding > 0
 
-    def _new_lines(self) -> list[bytes]:
+    def _new_rows(self) -> list[dict[str, Any]]:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -64,7 +65,7 @@ class MetricsTail:
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         # A crash may have torn one; the learner begins another below it.
-        return [line for line in lines if line.startswith(b"{") and line.endswith(b"}")]
+        return [row for row in map(parse_line, lines) if row is not None]
 
 
 def to_progress(row: dict[str, Any]) -> Progress:
@@ -72,7 +73,7 @@ def to_progress(row: dict[str, Any]) -> Progress:
     return Progress(
         env_steps=int(_number(row, "env_steps", 0)),
         updates=int(_number(row, "updates", 0)),
-        version=int(_number(row, "version", 0)),
+        publications=int(_number(row, "publications", 0)),
         steps_per_second=_number(row, "steps_per_second"),
         mean_return=_number(row, "mean_return"),
         staleness=_number(row, "staleness_p50"),
@@ -87,7 +88,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a `metrics.jsonl`, without what a learner that went back has made again."""
     rows: list[dict[str, Any]] = []
     with path.open("rb") as file:
-        for row in (json.loads(line) for line in file if line.endswith(b"}\n")):
+        for row in filter(
+            None, (parse_line(line.removesuffix(b"\n")) for line in file if line.endswith(b"\n"))
+        ):
             while rows and rows[-1].get("env_steps", 0) > row.get("env_steps", 0):
                 rows.pop()
             rows.append(row)

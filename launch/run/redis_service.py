@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from launch.run.redis_binary import RedisBinary, newest
-from penstock.config.settings import Settings
+from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime.exit import EXIT_OK, Fatal, RunFailed
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
@@ -57,6 +57,7 @@ class ServerPlace:
 
 def main(lifecycle: Lifecycle, settings: Settings, place: ServerPlace) -> int:
     """Serve until drained. Raises Fatal when the server cannot start or dies."""
+    _check_socket(place.socket)
     health = Health("redis")
     _http, port = serve_http(health, settings.metrics.host, settings.metrics.port)
     place.folder.mkdir(parents=True, exist_ok=True)
@@ -82,6 +83,12 @@ def main(lifecycle: Lifecycle, settings: Settings, place: ServerPlace) -> int:
     _await_clients_gone(place.socket, server)
     _stop(server)
     return EXIT_OK
+
+
+def _check_socket(path: Path) -> None:
+    """Refuse a place that is taken by what is no socket: redis-server would remove it."""
+    if path.exists() and not path.is_socket():
+        raise ConfigurationError(f"--socket {path}: is no socket, and is left as it is; choose another path")
 
 
 def _death(server: subprocess.Popen[bytes], words: "ServerWords", folder: Path) -> Fatal:

@@ -12,17 +12,18 @@ import os
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from launch.run.child_process import DrainStage, Folder
 from launch.run.disk import explain
+from launch.run.learner_account import LearnerAccount
 from launch.run.live_view import View
 from launch.run.memory import of_process
-from launch.run.plan import Plan
+from launch.run.plan import Plan, take_configuration
 from launch.run.progress import MetricsTail
 from launch.run.redis_service import ask
 from launch.run.services import service_environment, service_specs
-from launch.run.summary import RedisFacts, learner_account
+from launch.run.summary import RedisFacts
 from launch.run.supervisor import Account, GaveUp, Supervisor
 from penstock.config.settings import ConfigurationError, MetricsSection
 from penstock.rpc.auth import AddressInUse
@@ -82,12 +83,13 @@ class Run:
         folder = Folder(logs=plan.run_dir / "logs", endpoints=plan.run_dir / "endpoints")
         self._supervisor = Supervisor(folder, read_fd, service_environment(plan.settings), self._say)
         self._tail = MetricsTail(plan.run_dir / "metrics.jsonl")
+        self._account = LearnerAccount(plan.run_dir)
+        self._is_training = False
         self._endpoints: dict[str, Endpoint] = {}
         self.redis_facts = redis
 
     def go(self) -> Outcome:
         """Start, watch, drain."""
-        (self._plan.run_dir / "learner.json").unlink(missing_ok=True)
         self._lifecycle.on_drain(self._supervisor.wake)
         specs = service_specs(self._plan, self._sockets)
         self._say(f"{self._plan.settings.run}: starting {', '.join(spec.name for spec in specs)}")
@@ -102,7 +104,19 @@ class Run:
             outcome = Outcome(code=error.code, cause=explain(str(error), self._plan.run_dir))
             self._say(f"giving up: {outcome.cause}")
         self._drain()
+        if self.has_learned:
+            take_configuration(self._plan)
         return outcome
+
+    @property
+    def learnt(self) -> dict[str, Any]:
+        """The final account of this attempt's learner; empty when it did not get to one."""
+        return self._account.read()
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether this attempt has changed what the run knows."""
+        return self._is_training or bool(self.learnt)
 
     def accounts(self) -> list[Account]:
         """The services' accounts, with Redis under its server's own pid, and the launcher's."""
@@ -115,7 +129,6 @@ class Run:
     def _watch(self) -> Outcome:
         self._health.set_ready(ready=True)
         self._health.watch(SUPERVISION, STALL_S)
-        is_training = False
         next_health_s = time.monotonic() + HEALTH_INTERVAL_S
         next_notice_s = time.monotonic() + NOTICE_INTERVAL_S
         while not self._lifecycle.draining.is_set():
@@ -124,9 +137,7 @@ class Run:
             self._note_endpoints()
             progress = self._tail.poll()
             if progress is not None:
-                if not is_training:
-                    self._say("training")
-                is_training = True
+                self._note_training()
                 self._view.show(progress)
             elif time.monotonic() >= next_notice_s:
                 next_notice_s = time.monotonic() + NOTICE_INTERVAL_S
@@ -138,12 +149,19 @@ class Run:
             self._health.progress(SUPERVISION)
         return Outcome(code=EXIT_INTERRUPTED)
 
+    def _note_training(self) -> None:
+        """Experience has come since this launcher's start."""
+        if not self._is_training:
+            self._is_training = True
+            take_configuration(self._plan)
+            self._say("training")
+
     def _learner_ended(self) -> Outcome:
         """Return the outcome of a learner that ended as it should.
 
         EXIT_OK: it reached its target or made all steps. EXIT_INTERRUPTED: an operator or a signal ended it.
         """
-        if learner_account(self._plan.run_dir).get("finished"):
+        if self.learnt.get("finished"):
             return Outcome(code=EXIT_OK)
         self._say("the learner was asked to end; `penstock train --resume` goes on from here")
         return Outcome(code=EXIT_INTERRUPTED)

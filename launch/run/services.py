@@ -27,7 +27,7 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
     own_redis = not plan.settings.broker.redis
     redis_url = plan.settings.broker.redis or f"unix://{sockets / 'redis.sock'}"
     broker = f"unix:{sockets / 'broker.sock'}"
-    config = ("--config", str(plan.config))
+    config = ("--config", str(plan.service_config))
     redis = ("--socket", str(sockets / "redis.sock"), "--dir", str(plan.run_dir / "redis"), *config)
     learner = ("learner", "--redis", redis_url, "--run-dir", str(plan.run_dir), *config)
     registry = (

@@ -5,7 +5,7 @@ processes, Redis and wall time are the launcher's.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,6 @@ from launch.run.memory import together
 from launch.run.plan import Plan
 from launch.run.supervisor import Account
 
-LEARNER_FILE: Final = "learner.json"
 SUMMARY_FILE: Final = "summary.json"
 _LEARNT: Final = (
     "ending",
@@ -29,6 +28,7 @@ _LEARNT: Final = (
     "updates",
     "policy_version",
     "training_seconds",
+    "solved_at",
     "env_steps_per_second",
     "staleness",
     "ledger",
@@ -81,9 +81,8 @@ class Ending:
     redis: RedisFacts
 
 
-def make_summary(plan: Plan, ending: Ending) -> dict[str, Any]:
-    """The summary as JSON values; what the learner did not get to say is null."""
-    learnt = learner_account(plan.run_dir)
+def make_summary(plan: Plan, ending: Ending, learnt: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary as JSON values. learnt: the learner's account; what it did not get to say is null."""
     summary = {
         "run": plan.settings.run,
         "workload": plan.settings.workload,
@@ -120,22 +119,13 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """The summary for people."""
+    """The summary for people: what is not known has no line."""
     evaluation, ledger = summary["evaluation"], summary["ledger"]
     lines = [
         f"{summary['environment']}: {_verdict(summary)}",
         f"  run          {summary['run']} (seed {summary['seed']})",
         f"  ended        {_ending(summary)}",
-        (
-            f"  steps        {_count(summary['env_steps'])} ({_count(summary['env_steps_per_second'])} per "
-            "second)"
-        ),
-        (
-            f"  time         {_seconds(summary['training_seconds'])} of training, "
-            f"{_seconds(summary['wall_seconds'])} in all"
-        ),
-        f"  updates      {_count(summary['updates'])}, policy version {_count(summary['policy_version'])}",
-        f"  return       {shown(summary['mean_return'])} over the last 100 training episodes",
+        *_course(summary),
     ]
     if evaluation:
         lines.append(
@@ -154,6 +144,31 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     lines.append(f"  memory       {_memory(summary)}")
     lines.append(f"  redis        {summary['redis']['version']}, durability {summary['redis']['durability']}")
     return [*lines, *_dry_run(summary.get("dry_run"))]
+
+
+def _course(summary: dict[str, Any]) -> list[str]:
+    """How long it took and how far it came."""
+    wall = f"{_seconds(summary['wall_seconds'])} in all"
+    if summary["updates"] is None:
+        return [f"  time         {wall}"]
+    return [
+        (
+            f"  steps        {_count(summary['env_steps'])} ({_count(summary['env_steps_per_second'])} per "
+            "second)"
+        ),
+        f"  time         {_seconds(summary['training_seconds'])} of training, {wall}",
+        *_solved_at(summary["solved_at"]),
+        f"  updates      {_count(summary['updates'])}, policy version {_count(summary['policy_version'])}",
+        f"  return       {shown(summary['mean_return'])} over the last 100 training episodes",
+    ]
+
+
+def _solved_at(moment: dict[str, Any] | None) -> list[str]:
+    """When the version that reached the target was made."""
+    if moment is None:
+        return []
+    when = f"{_seconds(moment['seconds'])} of training and {_count(moment['env_steps'])} steps"
+    return [f"  solved after {when}, by version {moment['version']}"]
 
 
 def _memory(summary: dict[str, Any]) -> str:
@@ -184,14 +199,6 @@ def _predicted(show: Callable[[float], str], one: dict[str, Any]) -> str:
         f"{show(given['likely'])} ({show(given['low'])} – {show(given['high'])}), "
         f"came to {show(one['actual'])}: {error:+.0%}{which}"
     )
-
-
-def learner_account(run_dir: Path) -> dict[str, Any]:
-    """What the learner wrote when it ended; empty when it did not get to."""
-    try:
-        return dict(json.loads((run_dir / LEARNER_FILE).read_text()))
-    except FileNotFoundError:
-        return {}
 
 
 def _process(account: Account) -> dict[str, Any]:

@@ -5,6 +5,7 @@ are while a run writes them; parts that are missing or half written are treated 
 """
 
 import json
+import os
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,13 +41,16 @@ class RunFacts:
     seed: int
     state: str
     started: float
-    target_return: float | None
-    env_steps: int | None
-    updates: int | None
-    version: int | None
-    mean_return: float | None
-    steps_per_second: float | None
-    training_seconds: float | None
+    target_return: float | None = None
+    env_steps: int | None = None
+    updates: int | None = None
+    version: int | None = None
+    publications: int | None = None
+    mean_return: float | None = None
+    steps_per_second: float | None = None
+    training_seconds: float | None = None
+    why: str = ""
+    """Of a run whose files cannot be read."""
 
 
 class Catalogue:
@@ -83,7 +87,8 @@ class ShownRun:
     """One run of the list, with the data read of it so far."""
 
     def __init__(self, folder: Path) -> None:
-        self.name = folder.name
+        # A name on disk is bytes, and those need not be text.
+        self.name = os.fsencode(folder.name).decode(errors="backslashreplace")
         self._folder = folder
         self._lock = threading.Lock()
         self._curve = Curve(folder / METRICS_FILE, _CURVE_POINTS)
@@ -92,19 +97,23 @@ class ShownRun:
 
     def facts(self) -> RunFacts:
         """Return its row of the list; read again when a file has changed."""
-        going_on = is_going_on(self._folder)
+        try:
+            going_on = is_going_on(self._folder)
+        except (OSError, ConfigurationError) as error:
+            return self._unreadable(error)
         names = (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE)
         seal = (going_on, *(_stamp(self._folder / name) for name in names))
         with self._lock:
             if self._facts is None or self._facts[0] != seal:
-                self._facts = (seal, self._read_facts(going_on=going_on))
+                self._facts = (seal, self._facts_or_why(going_on=going_on))
             return self._facts[1]
 
     def detail(self) -> dict[str, Any]:
         """Return the facts, and of a run that goes on its current activity."""
         facts = self.facts()
         now = self._look() if facts.state == "running" else None
-        return {"run": asdict(facts), "now": now, "summary": _json_file(self._folder / SUMMARY_FILE)}
+        summary = None if facts.why else _json_file(self._folder / SUMMARY_FILE)
+        return {"run": asdict(facts), "now": now, "summary": summary}
 
     def curve(self) -> dict[str, list[Any]]:
         """Return columns of equal length, thinned, oldest first."""
@@ -133,6 +142,23 @@ class ShownRun:
             self._watch = self._watch or watch_folder(self._folder)
         return self._watch.look().as_json()
 
+    def _facts_or_why(self, *, going_on: bool) -> RunFacts:
+        """Its row; one run that cannot be read hides no other."""
+        try:
+            return self._read_facts(going_on=going_on)
+        except (OSError, ConfigurationError) as error:
+            return self._unreadable(error)
+
+    def _unreadable(self, error: Exception) -> RunFacts:
+        return RunFacts(
+            name=self.name,
+            environment="",
+            seed=0,
+            state="unreadable",
+            started=_begun(self._folder),
+            why=str(error),
+        )
+
     def _read_facts(self, *, going_on: bool) -> RunFacts:
         settings, learnt = _settings(self._folder), read_learnt(self._folder / METRICS_FILE)
         summary = _json_file(self._folder / SUMMARY_FILE) or {}
@@ -147,6 +173,7 @@ class ShownRun:
             env_steps=row.get("env_steps"),
             updates=row.get("updates"),
             version=row.get("version"),
+            publications=row.get("publications"),
             mean_return=row.get("mean_return"),
             steps_per_second=row.get("steps_per_second") if going_on else summary.get("env_steps_per_second"),
             training_seconds=row.get("training_seconds"),
@@ -164,6 +191,8 @@ def _ending(summary: dict[str, Any]) -> str:
 
 
 def _is_run(folder: Path) -> bool:
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return False  # somebody else's
     return (folder / CONFIG_FILE).is_file() and any((folder / sign).exists() for sign in _SIGNS)
 
 
@@ -190,18 +219,25 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 
 def _settings(folder: Path) -> Settings:
-    """Return the run's settings.
+    """Return the run's settings; the defaults for those of another version, or that only look like ours.
 
-    The defaults for a file of another version, or one that only looks like ours.
+    Raises ConfigurationError for a file that is no TOML.
     """
+    written = parse_run_config(folder / CONFIG_FILE)
     try:
-        return load([parse_run_config(folder / CONFIG_FILE)])
+        return load([written])
     except ConfigurationError:
         return Settings()
 
 
 def _json_file(file: Path) -> dict[str, Any] | None:
+    """Return the object of a file, None where there is none; raises ConfigurationError for anything else."""
     try:
-        return dict(json.loads(file.read_text()))
+        content = json.loads(file.read_bytes())
     except FileNotFoundError:
         return None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{file.name}: no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{file.name}: holds no JSON object")
+    return content

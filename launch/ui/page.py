@@ -106,13 +106,15 @@ def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
 
 
 def _json(content: Any) -> Response:
-    return JSONResponse(_finite(content))
+    return JSONResponse(_telling(content))
 
 
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not have."""
+def _telling(value: Any) -> Any:
+    """Replace what JSON does not have: NaN and infinity, and letters of file names that are no text."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _telling(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_telling(item) for item in value]
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
     return None if isinstance(value, float) and not math.isfinite(value) else value

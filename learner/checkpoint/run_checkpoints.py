@@ -12,6 +12,7 @@ from learner.feed.source import FeedPosition
 from learner.lease import LeaseKeeper
 from learner.ledger import Ledger
 from learner.progress import Progress
+from learner.publish.publisher import Publisher
 from learner.recording.writer import RecordingWriter
 from learner.reporting.recorder import Staleness
 from learner.reporting.training_clock import TrainingClock
@@ -39,6 +40,7 @@ class RunCheckpoints:
     episodes: Episodes
     staleness: Staleness
     clock: TrainingClock
+    publisher: Publisher
     recording: RecordingWriter | None
 
     def consumed(self, size: int) -> None:
@@ -74,6 +76,7 @@ class RunCheckpoints:
             round=self.position.round,
             updates=self.algorithm.updates,
             training_seconds=self.clock.seconds(),
+            publications=self.publisher.count,
             totals=self.ledger.totals(),
             episodes=self.episodes.state(),
             staleness=self.staleness.state(),

@@ -5,7 +5,7 @@ figure and what would fit: what does not fit in `learner.model.capacity_checks`.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,7 +19,8 @@ from learner.model.capacity_checks import check_fragment, check_schema, check_sp
 from learner.model.device import device_of
 from learner.probe import Quarantine, Replica
 from learner.recording.reader import Recording
-from penstock.config.settings import ConfigurationError, EnvironmentSection, Settings
+from penstock.config.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
+from penstock.config.trusted import without_places
 from penstock.config.workload import Workload, find, load
 from penstock.policy import weights
 from penstock.wire.schema import (
@@ -29,6 +30,8 @@ from penstock.wire.schema import (
 )
 from penstock.wire.spaces import Space
 from penstock.wire.specification import Probe, RunSpecification
+
+K = TypeVar("K", EnvironmentSection, PolicySection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +138,8 @@ def _specification(
         RunSpecification(
             run=settings.run,
             seed=settings.seed,
-            environment_json=_environment(settings).canonical_json(),
-            policy_json=settings.policy.canonical_json(),
+            environment_json=_sent(settings, _environment(settings)).canonical_json(),
+            policy_json=_sent(settings, settings.policy).canonical_json(),
             # Where this machine keeps what is nothing to the actors of others.
             actor_json=settings.actor.model_copy(update={"ack_journal": None, "places": {}}).canonical_json(),
             evaluation_json=settings.evaluation.canonical_json(),
@@ -152,6 +155,13 @@ def _specification(
             session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
         )
     )
+
+
+def _sent(settings: Settings, section: K) -> K:
+    """The section as actors are told it: without the places of this machine."""
+    workload = find(settings.workload)
+    kwargs = without_places(section.kwargs, workload.places, workload.unsent)
+    return section.model_copy(update={"kwargs": kwargs})
 
 
 def _environment(settings: Settings) -> EnvironmentSection:

@@ -58,6 +58,7 @@ class Account:
             env_steps=self.ledger.env_steps,
             updates=self.model.algorithm.updates,
             version=self.publisher.latest.version,
+            publications=self.publisher.count,
             episodes=self.episodes.count,
             mean_return=mean_return,
             episode_length=episode_length,
@@ -114,7 +115,6 @@ class Account:
     def _summary(self, outcome: Outcome, final: FinalPolicy, balance: Balance) -> dict[str, Any]:
         moment, evaluation = self.moment(), self.evaluation
         solved, restored = evaluation.solved, outcome.restored
-        seconds = moment.training_seconds if solved is None else solved.candidate.at_s
         return {
             "run": self.model.specification.run,
             "ending": outcome.ending.value,
@@ -128,7 +128,8 @@ class Account:
             "env_steps": moment.env_steps,
             "updates": moment.updates,
             "policy_version": final.version,
-            "training_seconds": round(seconds, 3),
+            "training_seconds": round(moment.training_seconds, 3),
+            "solved_at": None if solved is None else _moment_json(solved),
             "env_steps_per_second": round(moment.env_steps / max(moment.training_seconds, 1e-9), 1),
             "staleness": self.recorder.staleness.quantiles(),
             "ledger": ledger_json(balance),
@@ -150,6 +151,16 @@ class Account:
             "steps": sum(place.charge for place in recording.fragments),
             "batches_taken": self.position.recorded,
         }
+
+
+def _moment_json(solved: Result) -> dict[str, Any]:
+    """When the version that reached the target was made; seconds of training."""
+    candidate = solved.candidate
+    return {
+        "seconds": round(candidate.at_s, 3),
+        "env_steps": candidate.env_steps,
+        "version": candidate.version,
+    }
 
 
 def _evaluation_json(result: Result | None) -> dict[str, Any] | None:

@@ -221,6 +221,7 @@ class Learner:
             self._evaluation.requested,
             self._threads.stop,
             self._kept.published,
+            published=self._progress.publications,
         )
         self._offers = WeightOffers(
             section=base.settings.learner,
@@ -266,6 +267,7 @@ class Learner:
             episodes=self._episodes,
             staleness=self._recorder.staleness,
             clock=self._clock,
+            publisher=self._publisher,
             recording=self._recording,
         )
         self._account = Account(

@@ -59,6 +59,7 @@ class Publisher:
         on_candidate: takes a version to be evaluated, and returns the one that it replaces, if any.
         stop: ends `run`.
         on_published: called with each publication and its bytes.
+        published: by the learners of the run before this one.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class Publisher:
         on_candidate: Callable[[Candidate], Candidate | None],
         stop: threading.Event,
         on_published: Callable[[Publication, bytes], None] = lambda _publication, _blob: None,
+        *,
+        published: int = 0,
     ) -> None:
         self._log = learner_log
         self._lease = lease
@@ -83,7 +86,7 @@ class Publisher:
         self._place: dict[int, int] = {}
         self.latest = Publication()
         self.seconds = 0.0
-        self.count = 0
+        self.count = published
 
     def offer(self, offer: PendingPublication) -> None:
         """Publish as soon as possible, in place of the offer that waits."""

@@ -92,6 +92,7 @@ class ProgressSnapshot:
     env_steps: int
     updates: int
     version: int
+    publications: int
     episodes: int
     mean_return: float | None
     episode_length: float | None
@@ -203,6 +204,7 @@ class Recorder:
             "env_steps": moment.env_steps,
             "updates": moment.updates,
             "version": moment.version,
+            "publications": moment.publications,
             "episodes": moment.episodes,
             "mean_return": moment.mean_return,
             "episode_length": moment.episode_length,

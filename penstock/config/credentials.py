@@ -1,10 +1,16 @@
 """With what this process proves who it is to the others, as its configuration says."""
 
+import re
+from pathlib import Path
+from typing import Final
 from urllib.parse import quote
 
 from penstock.config.settings import ConfigurationError, RegistrySection, SecuritySection
 from penstock.rpc.auth import Credentials
 from penstock.rpc.tls_files import TlsFiles
+
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""Name of a header (RFC 9110, token)."""
 
 
 def credentials(section: SecuritySection) -> Credentials:
@@ -36,10 +42,38 @@ def redis_password(section: SecuritySection) -> str | None:
         return section.redis_password.get_secret_value()
     if section.redis_password_file is None:
         return None
+    return _text(section.redis_password_file, "security.redis_password_file")
+
+
+def http_headers(section: SecuritySection) -> dict[str, str]:
+    """Return the headers of the file that the section names; none where it names none.
+
+    Raises ConfigurationError for a file that cannot be read or a line that is no header; it is not shown.
+    """
+    file = section.http_headers_file
+    if file is None:
+        return {}
+    headers = {}
+    for number, line in enumerate(_text(file, "security.http_headers_file").splitlines(), start=1):
+        name, colon, value = line.partition(":")
+        if not line.strip():
+            continue
+        if not (colon and _HEADER.fullmatch(name) and value.isascii() and value.strip().isprintable()):
+            raise ConfigurationError(
+                f"security.http_headers_file={file}: line {number} is no header; write NAME: VALUE"
+            )
+        headers[name] = value.strip()
+    return headers
+
+
+def _text(file: Path, key: str) -> str:
+    """What a file of secrets holds; raises ConfigurationError that names its setting."""
     try:
-        return section.redis_password_file.read_text().strip()
+        return file.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise ConfigurationError(f"security.redis_password_file: {error}") from error
+        raise ConfigurationError(f"{key}={file}: {error.strerror}; name a file that can be read") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{key}={file}: not UTF-8 ({error.reason}); save it as UTF-8") from error
 
 
 def registry_with_password(section: RegistrySection) -> str:
@@ -54,10 +88,7 @@ def registry_with_password(section: RegistrySection) -> str:
         raise ConfigurationError(
             f"registry.password_file={file}: only a postgresql:// registry has a password; leave it out"
         )
-    try:
-        password = file.read_text().strip()
-    except OSError as error:
-        raise ConfigurationError(f"registry.password_file: {error}") from error
+    password = _text(file, "registry.password_file")
     server, slash, database = place.partition("/")
     user, _, host = server.rpartition("@")
     return f"{scheme}{mark}{user}:{quote(password, safe='')}@{host}{slash}{database}"

@@ -1,6 +1,10 @@
-"""A run's folder: its configuration file, and the lock of the launcher that has it in hand."""
+"""A run's folder: its configuration file, who may read it, and the lock of the launcher that has it in hand.
+
+What clients have shown and said lies in it: files are 0600 and the folder 0700, whatever the umask.
+"""
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +14,19 @@ from penstock.config.settings import ConfigurationError
 
 CONFIG_FILE: Final = "config.toml"
 LOCK_FILE: Final = "launcher.lock"
+_PRIVATE: Final = 0o077
+
+
+def keep_private() -> None:
+    """From now on this process, and those that it starts, make files that only their user can read."""
+    os.umask(_PRIVATE)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only its user can read; one of this user's that is there becomes so."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid == os.geteuid():
+        folder.chmod(0o700)
 
 
 @contextmanager
@@ -20,7 +37,8 @@ def held_folder(run_dir: Path) -> Iterator[None]:
 
     Raises ConfigurationError while another launcher holds it.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    keep_private()
+    make_private(run_dir)
     with (run_dir / LOCK_FILE).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

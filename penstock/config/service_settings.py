@@ -21,21 +21,18 @@ _OF_A_SERVER: Final = ("serving", "registry", "canary")
 def service_settings(
     config: Path | None,
     assignments: tuple[str, ...],
-    secret: Mapping[str, Any] | None = None,
     run_dir: Path | None = None,
 ) -> Settings:
-    """Settings of one service in the foreground: file, environment, `--set`, the secret of its Redis URL.
+    """Settings of one service in the foreground: file, environment, `--set`.
 
     run_dir: of the run that is served; what its own configuration says of that lies below all of them.
     """
-    return configuration.load([_serving_layer(run_dir), *_service_layers(config, assignments, secret)])
+    return configuration.load([_serving_layer(run_dir), *_service_layers(config, assignments)])
 
 
-def learner_settings(
-    config: Path | None, assignments: tuple[str, ...], secret: Mapping[str, Any] | None = None
-) -> Settings:
+def learner_settings(config: Path | None, assignments: tuple[str, ...]) -> Settings:
     """Settings of a learner, which decides for all: `service_settings` over the defaults of `train`."""
-    return over_defaults(_service_layers(config, assignments, secret))
+    return over_defaults(_service_layers(config, assignments))
 
 
 def local_settings(run_dir: Path, assignments: tuple[str, ...] = ()) -> Settings:
@@ -73,12 +70,10 @@ def _serving_layer(run_dir: Path | None) -> dict[str, Any]:
     }
 
 
-def _service_layers(
-    config: Path | None, assignments: tuple[str, ...], secret: Mapping[str, Any] | None
-) -> list[Mapping[str, Any]]:
+def _service_layers(config: Path | None, assignments: tuple[str, ...]) -> list[Mapping[str, Any]]:
     file = [_parse(config)] if config else []
     said = [configuration.parse_assignment(text) for text in assignments]
-    return [*file, configuration.from_environment(), *said, secret or {}]
+    return [*file, configuration.from_environment(), *said]
 
 
 def _parse(config: Path) -> dict[str, Any]:

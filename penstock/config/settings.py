@@ -16,8 +16,8 @@ from pydantic import Field, ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.moved_keys import MOVED, with_new_keys
+from penstock.config.plain_values import check_values
 from penstock.config.plugins import default_workload
-from penstock.config.redis_url import split_password
 from penstock.config.sections.actor import ActorSection
 from penstock.config.sections.algorithm import (
     UNKNOWN,
@@ -75,7 +75,6 @@ __all__ = [
     "parse_assignment",
     "parse_run_config",
     "parse_toml",
-    "redis_layer",
 ]
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
@@ -115,9 +114,11 @@ class Settings(Section):
 def parse_toml(path: Path) -> dict[str, Any]:
     """The content of a TOML file; raises ConfigurationError that names file and line."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; give a TOML file that can be read") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: not UTF-8 ({error.reason}); save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path}: not TOML: {error}") from error
 
@@ -185,32 +186,17 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def load(layers: Iterable[Mapping[str, Any]]) -> Settings:
     """Validate the layers laid on one another, first to last.
 
-    A password in `broker.redis` becomes `security.redis_password`: the URL may be shown, the secret may not.
-    Raises ConfigurationError with a line per mistake: key, value and what is allowed.
+    Raises ConfigurationError with a line per mistake: key, value and what is allowed; for a URL that holds a
+    secret it names the file to put it in.
     """
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = merge(merged, layer)
-    merged = merge(merged, _without_url_password(merged))
+    check_values(merged)
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
         raise ConfigurationError("\n".join(_explain(dict(e), merged) for e in error.errors())) from error
-
-
-def redis_layer(url: str) -> tuple[str, dict[str, Any]]:
-    """A URL without its password, and the password as a layer for `load` (empty when there is none)."""
-    shown, password = split_password(url)
-    return shown, {} if password is None else {"security": {"redis_password": password}}
-
-
-def _without_url_password(merged: Mapping[str, Any]) -> dict[str, Any]:
-    section = merged.get("broker")
-    url = section.get("redis") if isinstance(section, Mapping) else None
-    if not isinstance(url, str):
-        return {}
-    shown, secret = redis_layer(url)
-    return {"broker": {"redis": shown}} | secret if secret else {}
 
 
 def _variable(key: str) -> str:

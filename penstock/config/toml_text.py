@@ -15,7 +15,7 @@ from penstock.config.settings import Section, Settings
 
 def dump(settings: Settings) -> str:
     """All settings but the unset and the secret; `settings.load([parse_toml(...)])` reads them back."""
-    return tomli_w.dumps(_plain(settings))
+    return _text(_plain(settings))
 
 
 def shown(settings: Settings, *, advanced: bool) -> str:
@@ -27,10 +27,15 @@ def shown(settings: Settings, *, advanced: bool) -> str:
     if settings.security.redis_password is not None:
         content["security"]["redis_password"] = "**********"  # noqa: S105 - stars
     if advanced:
-        return tomli_w.dumps(content)
+        return _text(content)
     hidden = _hide_advanced(settings, content)
     note = f"# {hidden} advanced settings stand at their defaults; --advanced shows them."
-    return f"{tomli_w.dumps(content)}\n{note}\n"
+    return f"{_text(content)}\n{note}\n"
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    """As TOML. The one control character that the writer leaves as it is, DEL, TOML forbids."""
+    return tomli_w.dumps(content).replace("\x7f", "\\u007F")
 
 
 def _hide_advanced(section: Section, content: dict[str, Any]) -> int:

@@ -10,6 +10,9 @@ from typing import Any
 
 from penstock.config.settings import ConfigurationError
 
+_ELSEWHERE = True
+"""What a specification says in place of a place: that there is one."""
+
 
 def module_of(name: str) -> str:
     """The module of `module:Name`, "" where there is none."""
@@ -29,6 +32,18 @@ def check_trusted(key: str, name: str, allowed: Collection[str]) -> None:
         )
 
 
+def without_places(told: Mapping[str, Any], keys: Collection[str], unsent: Collection[str]) -> dict[str, Any]:
+    """Arguments as a specification tells them: of those under `keys` only that they are given, `unsent` not.
+
+    Where this machine has something, and whom it asks, is nothing to the others.
+    """
+    return {
+        key: _ELSEWHERE if key in keys and value else value
+        for key, value in told.items()
+        if key not in unsent
+    }
+
+
 def placed(
     section: str, told: Mapping[str, Any], keys: Collection[str], places: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -41,7 +56,7 @@ def placed(
     if missing:
         key = missing[0]
         raise ConfigurationError(
-            f"{section}.{key}={told[key]!r}: places are not taken from a run's specification; say where this "
-            f"machine has it with --set 'actor.places.{key}=\"…\"'"
+            f"{section}.{key}: places are not taken from a run's specification; say where this machine has "
+            f"it with --set 'actor.places.{key}=\"…\"'"
         )
     return {**told, **{key: places[key] for key in keys if told.get(key)}}

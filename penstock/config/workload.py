@@ -18,9 +18,9 @@ __all__ = ["Services", "Workload", "find", "load"]
 class Workload:
     """An installed workload.
 
-    Every field but `name`, `default`, `places`, `algorithms` and `commands` is a path for `load`. What the
-    functions take and return is described in `workloads.plugin`, which also has those of a workload that acts
-    by one forward pass per step.
+    Every field but `name`, `default`, `places`, `unsent`, `algorithms` and `commands` is a path for `load`.
+    What the functions take and return is described in `workloads.plugin`, which also has those of a workload
+    that acts by one forward pass per step.
     """
 
     name: str
@@ -45,8 +45,11 @@ class Workload:
     places: tuple[str, ...] = ()
     """Keys of `environment.kwargs` and `policy.kwargs` that say where something lies or who is asked.
 
-    An actor reads them in its own `actor.places`, never in a specification.
+    An actor reads them in its own `actor.places`, never in a specification, which says only which of them
+    there are.
     """
+    unsent: tuple[str, ...] = ()
+    """Keys of `environment.kwargs` that no actor needs; they are left out of the specification."""
     algorithms: Mapping[str, str] = field(default_factory=dict)
     """Paths of the settings sections of algorithms that the core does not have, by `algorithm.name`.
 

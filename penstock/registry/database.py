@@ -10,16 +10,19 @@ PostgreSQL.
 import sqlite3
 import threading
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from penstock.config.extras import how_to_install
 from penstock.registry.registry_errors import Conflict, RegistryError, Unavailable
+from penstock.registry.snapshot import copied, reading_uri
 from penstock.runtime.retry import full_jitter, retry
 
 T = TypeVar("T")
@@ -74,6 +77,23 @@ def make_engine(url: URL) -> Engine:
         ) from error
 
 
+def _reading_engine(uri_now: Callable[[], str]) -> Engine:
+    """Its connections change nothing; each is made anew, of SQLite's URI as it is then."""
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(
+            uri_now(), timeout=BUSY_S, uri=True, isolation_level=None, check_same_thread=False
+        )
+
+    engine = create_engine("sqlite+pysqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
+    event.listen(engine, "begin", _begin_reading)
+    return engine
+
+
+def _begin_reading(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
+
+
 def _sqlite_engine(url: URL) -> Engine:
     engine = create_engine(url, connect_args={"timeout": BUSY_S}, hide_parameters=True)
     event.listen(engine, "connect", _prepare_sqlite)
@@ -97,13 +117,19 @@ def _begin_sqlite(connection: Connection) -> None:
 class Database:
     """Runs functions in transactions; safe between threads, not across a fork."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, only_read: bool = False) -> None:
+        """only_read: a file of SQLite, and what is beside it, stays as it is; `write` raises Unavailable."""
         parsed = parse_url(url)
         self.shown = parsed.render_as_string(hide_password=True)
         """The URL without its password, for messages."""
-        self.file = parsed.database if parsed.drivername.startswith("sqlite") else None
-        self._engine = make_engine(parsed)
-        self._reading = self._engine.execution_options(reading=True)
+        self.file = Path(parsed.database or "") if parsed.drivername.startswith("sqlite") else None
+        self.only_read = only_read and self.file is not None
+        self._copy: sqlite3.Connection | None = None
+        if self.file is not None and self.only_read:
+            self._engine = _reading_engine(partial(reading_uri, self.file))
+        else:
+            self._engine = make_engine(parsed)
+        self._reading: Engine = self._engine.execution_options(reading=True)
         # Waits for a lock, and then must see what was committed meanwhile: SQLite's transactions begin so
         # anyway.
         self._migrating = (
@@ -122,15 +148,28 @@ class Database:
 
         Raises Conflict, Unavailable.
         """
+        if self.only_read:
+            raise Unavailable(f"registry {self.shown} is only read: its folder cannot be written to")
         return self._run(self._engine, work)
 
     def migrate(self, work: Callable[[Connection], T]) -> T:
         """Run `work` as `write` does, for changes of the tables themselves, under a lock of their own."""
         return self._run(self._migrating, lambda session: work(session.connection()))
 
+    def become_copy(self) -> None:
+        """Go on with a copy in memory, whose tables may be changed; raises Unavailable."""
+        assert self.file is not None
+        try:
+            uri, self._copy = copied(self.file)
+        except sqlite3.Error as error:
+            raise Unavailable(f"registry {self.shown} cannot be read: {error}") from error
+        self._engine = self._reading = self._migrating = _reading_engine(lambda: uri)
+
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
+        if self._copy is not None:
+            self._copy.close()
 
     def _run(self, engine: Engine, work: Callable[[Session], T]) -> T:
         def once() -> T:

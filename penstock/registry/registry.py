@@ -13,7 +13,6 @@ weights: their holder keeps those of `pinned`, and publishes a rollback as a new
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -39,6 +38,7 @@ from penstock.registry.records import (
 from penstock.registry.registry_errors import SchemaMismatch
 from penstock.registry.routing import Arms
 from penstock.registry.safety import State
+from penstock.registry.snapshot import is_writable
 from penstock.registry.transitions import RolledBack
 
 T = TypeVar("T")
@@ -56,7 +56,8 @@ class Registry:
 
         Args:
             url: of the database.
-            migrate: make the tables, or bring them up to this program's version.
+            migrate: make the tables, or bring them up to this program's version. A file that cannot be
+                written is only read, as `read` does.
 
         Raises:
             SchemaMismatch: the tables are absent, older (without `migrate`) or newer.
@@ -64,13 +65,40 @@ class Registry:
             ValueError: the URL is of another kind.
         """
         database = Database(url)
-        if not migrate and database.file is not None and not Path(database.file).exists():
+        if database.file is not None and database.file.exists() and not is_writable(database.file):
+            database.close()
+            return cls.read(url)
+        if not migrate and database.file is not None and not database.file.exists():
             raise SchemaMismatch(f"registry {database.shown}: no such file: open it once with migrate=True")
         try:
             if migrate:
                 database.migrate(lambda connection: upgrade.upgrade(connection, database.shown))
             else:
                 database.read(lambda session: upgrade.check(session.connection(), database.shown))
+        except BaseException:
+            database.close()
+            raise
+        return cls(database)
+
+    @classmethod
+    def read(cls, url: str) -> Self:
+        """Return the registry of that URL, to be read: a file of SQLite and its folder stay as they are.
+
+        Tables of an earlier version are read from a copy in memory; what is written later is not seen then.
+
+        Raises:
+            SchemaMismatch: the tables are absent or newer, or those of a server are older.
+            Unavailable: as `open`, and what is called to write.
+            ValueError: the URL is of another kind.
+        """
+        database = Database(url, only_read=True)
+        if database.file is not None and not database.file.is_file():
+            raise SchemaMismatch(f"registry {database.shown}: no such file; name one that is there")
+        try:
+            if database.only_read and database.read(lambda session: upgrade.is_older(session.connection())):
+                database.become_copy()
+                database.migrate(lambda connection: upgrade.upgrade(connection, database.shown))
+            database.read(lambda session: upgrade.check(session.connection(), database.shown))
         except BaseException:
             database.close()
             raise

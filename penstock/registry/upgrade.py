@@ -49,6 +49,13 @@ def check(connection: Connection, shown: str) -> None:
         )
 
 
+def is_older(connection: Connection) -> bool:
+    """Return whether an earlier version of this program made the tables."""
+    found, script = _current(connection), ScriptDirectory.from_config(configuration())
+    known = {one.revision for one in script.walk_revisions()}
+    return found in known - {script.get_current_head()}
+
+
 def refuse_newer(connection: Connection, shown: str) -> None:
     """Raise SchemaMismatch when a newer program made the tables."""
     found = _current(connection)

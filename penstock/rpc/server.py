@@ -136,6 +136,8 @@ def _refuse_served_socket(address: str) -> None:
     """A unix socket that another process serves would be replaced by gRPC; ask first."""
     if not address.startswith("unix:") or not Path(address.removeprefix("unix:")).exists():
         return
+    if not Path(address.removeprefix("unix:")).is_socket():
+        raise ValueError(f"{address}: is no socket, and is left as it is; choose another path")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(address.removeprefix("unix:"))
@@ -146,6 +148,10 @@ def _refuse_served_socket(address: str) -> None:
 
 def _bind_error(address: str, error: RuntimeError) -> OSError:
     """Since gRPC says only "failed to bind": find out why by binding ourselves."""
+    if address.startswith("unix:"):
+        folder = Path(address.removeprefix("unix:")).parent
+        why = str(error) if folder.is_dir() else f"{folder} is no folder; make it, or choose another path"
+        return OSError(f"{address} cannot be bound: {why}")
     host, _, port = address.rpartition(":")
     try:
         with socket.create_server((host.strip("[]"), int(port))):

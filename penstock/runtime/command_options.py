@@ -1,5 +1,6 @@
 """Options that several commands share, and what they mean for the settings."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,13 @@ EndpointFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")]
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
+
+
+def finite(number: float | None) -> float | None:
+    """A number of an option; raises typer.BadParameter for infinity and NaN, which pass any bound."""
+    if number is not None and not math.isfinite(number):
+        raise typer.BadParameter(f"{number}: write a finite number")
+    return number
 
 
 def assigned(assignments: list[str] | None, *, insecure: bool) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.runtime.command_options import assigned
 
@@ -23,7 +23,6 @@ def in_foreground(
     endpoints: Path | None,
     *,
     insecure: bool = False,
-    secret: dict[str, Any] | None = None,
     run_dir: Path | None = None,
 ) -> None:
     """Run the body of a service with its settings until it ends, and leave with its exit code.
@@ -31,27 +30,29 @@ def in_foreground(
     role: of the process, for logs, metrics and health; a learner's settings lie over the workload's defaults.
     body: called with the process's life and its settings, returns the exit code.
     config, assignments, endpoints, insecure: as the options of `command_options` say.
-    secret: a layer over the configuration that no log shows. run_dir: of the run that a policy server serves.
+    run_dir: of the run that a policy server serves.
     """
     # Before what a service is made of is imported; until it is ready (`Health.set_ready`).
     from penstock.runtime.garbage_collection import look_seldom
 
     look_seldom()
+    from penstock.config.run_folder import keep_private
     from penstock.config.service_settings import learner_settings, service_settings
     from penstock.runtime import logs, tracing
     from penstock.runtime.health import ENDPOINT_VARIABLE
     from penstock.runtime.lifecycle import leave, run_service
     from penstock.runtime.metrics import watch_certificate
 
+    keep_private()
     if endpoints is not None:
         os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
     said = assigned(assignments, insecure=insecure)
 
     def serve(lifecycle: "Lifecycle") -> int:
         if role == "learner":
-            settings = learner_settings(config, said, secret)
+            settings = learner_settings(config, said)
         else:
-            settings = service_settings(config, said, secret, run_dir)
+            settings = service_settings(config, said, run_dir)
         if settings.logs.format == "json":
             # Lines of text name no run: the file that they are in does.
             logs.configure(role, settings.run, style="json")

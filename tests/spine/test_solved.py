@@ -32,6 +32,11 @@ def test_cartpole_is_solved_by_separate_processes_and_the_books_balance(
     assert summary["solved"]
     assert summary["evaluation"]["mean"] >= 475
     assert summary["evaluation"]["episodes"] == 100
+    solved = summary["solved_at"]
+    assert solved["version"] == summary["evaluation"]["version"] == summary["policy_version"]
+    assert (solved["seconds"], solved["env_steps"]) < (summary["training_seconds"], summary["env_steps"])
+    whole = summary["env_steps"] / summary["env_steps_per_second"]
+    assert summary["training_seconds"] == pytest.approx(whole, abs=0.1)
     assert summary["ledger"]["balanced"]
     assert summary["env_steps"] <= 160_000
     assert {one["role"] for one in summary["processes"]} >= {

@@ -28,6 +28,7 @@ WORKLOAD = Workload(
     generator="workloads.rlhf.response_generator:make_generator",
     runner="workloads.rlhf.response_evaluation:make_runner",
     places=("model", "prompts", "reward", "true_reward"),
+    unsent=("feedback",),
     algorithms={"token_ppo": "penstock.config.sections.token:TokenPPOSection"},
     commands={
         "reward": "workloads.rlhf.commands.reward_commands:reward_commands",

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from penstock.config.credentials import credentials
+from penstock.config.credentials import credentials, http_headers
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime import tracing
 from penstock.runtime.health import Health
@@ -85,6 +85,7 @@ def open_scorer(text: str, equipment: Equipment, settings: Settings, *, standard
         text,
         is_local=True,
         credentials=credentials(settings.security),
+        headers=http_headers(settings.security),
         deadline_s=section.reward_timeout_s,
     )
     return RewardScorer(

@@ -39,8 +39,16 @@ function toggle(name) {
 
 async function ask(path) {
   const reply = await fetch(path);
-  if (!reply.ok) throw Object.assign(new Error((await reply.json()).detail ?? reply.statusText), { status: reply.status });
+  if (!reply.ok) throw Object.assign(new Error(detailOf(await reply.text()) ?? reply.statusText), { status: reply.status });
   return reply.json();
+}
+
+function detailOf(text) {
+  try {
+    return JSON.parse(text).detail;
+  } catch {
+    return undefined; // what failed said so in words
+  }
 }
 
 async function refresh() {
@@ -96,7 +104,7 @@ function showRun({ run, now, summary }) {
   say(byId("name"), run.name);
   say(byId("state"), run.state);
   byId("state").className = `pill ${run.state}`;
-  say(byId("about"), `${run.environment}, seed ${run.seed}, begun ${moment(run.started)}`);
+  say(byId("about"), run.why || `${run.environment}, seed ${run.seed}, begun ${moment(run.started)}`);
   showVerdict(now?.bottleneck, summary, run);
   showTiles(run, now);
   say(byId("window"), now ? `means over ${decimal(now.flow.window_s)} s` : "");
@@ -135,7 +143,7 @@ function showTiles(run, now) {
     ["Rate", rate(now ? now.flow.environment_steps ?? run.steps_per_second : run.steps_per_second), " steps/s"],
     ["Steps", count(run.env_steps), ""],
     ["Updates", count(run.updates), ""],
-    ["Version", count(run.version), ""],
+    ["Published", count(run.publications ?? run.version), " versions"],
     ["Training", duration(run.training_seconds), ""],
   ];
   byId("tiles").replaceChildren(...tiles.map(([name, value, unit]) =>

@@ -16,7 +16,7 @@ class ActorSection(Section):
     `outbox_fragments`, `stall_timeout_s`, `allow_modules`, `places` and `ack_journal` for itself.
     """
 
-    count: Annotated[int, Field(ge=0)] = 2
+    count: Annotated[int, Field(ge=0, le=4096)] = 2
     """Rollout workers that the launcher starts, and that open round 0 in lock-step; 0: only clients act."""
     unroll_length: Annotated[int, Field(gt=0, le=MAX_STEPS)] = 32
     """Steps per slot of a fragment (T); the run's, not an actor's."""

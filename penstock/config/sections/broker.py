@@ -2,7 +2,9 @@
 
 from typing import Annotated, Literal
 
-from penstock.config.sections.section import ADVANCED, NonNegative, Positive, PositiveReal, Section
+from pydantic import Field
+
+from penstock.config.sections.section import ADVANCED, MOST, NonNegative, Positive, PositiveReal, Section
 
 
 class BrokerSection(Section):
@@ -34,7 +36,7 @@ class BrokerSection(Section):
     """A version such as 7.0.15 that the vendor has fixed under its old number; it may be used over TCP."""
     max_calls_per_s: Annotated[PositiveReal, ADVANCED] = 2000.0
     """Calls that one named caller, or one connection of others, may make in a second."""
-    max_bytes_per_s: Annotated[PositiveReal, ADVANCED] = 1024.0 * 1024 * 1024
+    max_bytes_per_s: Annotated[float, Field(gt=0.0, le=MOST), ADVANCED] = 1024.0 * 1024 * 1024
     """Bytes that it may send and fetch in a second."""
     max_concurrent_calls: Annotated[Positive, ADVANCED] = 8192
     """Calls in hand at once, held ones included; every actor holds one."""

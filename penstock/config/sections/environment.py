@@ -4,16 +4,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.config.sections.section import Finite, Fraction, Positive, Section
+from penstock.config.sections.section import Fraction, Positive, Section
 from penstock.wire.limits import MAX_SLOTS
 
 
 class RewardWrapper(Section):
     """One change to the rewards that the learner is given: `clip`, `scale` or `shape`, one of them."""
 
-    clip: tuple[Finite, Finite] | None = None
+    clip: tuple[float, float] | None = None
     """Lowest and highest reward of a step."""
-    scale: Finite | None = None
+    scale: float | None = None
     """Factor of every reward."""
     shape: str | None = None
     """`module:function`, a potential Φ of observations: γΦ(s') − Φ(s) is added (Ng et al. 1999)."""

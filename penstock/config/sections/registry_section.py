@@ -2,9 +2,6 @@
 
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
-
-from pydantic import field_validator
 
 from penstock.config.sections.section import ADVANCED, PositiveReal, Section
 
@@ -23,14 +20,3 @@ class RegistrySection(Section):
     `penstock train --serve` means false unless it is said."""
     refresh_s: Annotated[PositiveReal, ADVANCED] = 1.0
     """A policy server reads versions and traffic again after this long, in seconds."""
-
-    @field_validator("url")
-    @classmethod
-    def _holds_no_password(cls, url: str) -> str:
-        """Files show the URL as it is."""
-        if "://" in url and urlsplit(url).password is not None:
-            raise ValueError(
-                "leave the password out of the URL; give it in PGPASSWORD, a passfile or "
-                "registry.password_file"
-            )
-        return url

@@ -6,12 +6,16 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Positive = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
+MOST: Final = 2**53
+"""Bound of every whole number: beyond it JSON, which tells them, loses digits."""
+MOST_REAL: Final = 1e9
+"""Bound of every real number that has none of its own: as seconds 31 years, what clocks and waits take."""
+
+Positive = Annotated[int, Field(gt=0, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveReal = Annotated[float, Field(gt=0.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+PositiveReal = Annotated[float, Field(gt=0.0, le=MOST_REAL)]
+NonNegative = Annotated[float, Field(ge=0.0, le=MOST_REAL)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +27,9 @@ ADVANCED: Final = Advanced()
 
 
 class Section(BaseModel):
-    """A part of the configuration: frozen, and unknown keys are errors."""
+    """A part of the configuration: frozen; unknown keys are errors, and so are infinity and NaN."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
     def is_advanced(cls, field: str) -> bool:

@@ -23,6 +23,8 @@ class SecuritySection(Section):
     accepted_tokens: Path | None = None
     """File of digests of accepted tokens, from `penstock certificates`, in place of client certificates."""
     redis_password: SecretStr | None = None
-    """Password of the Redis user; one in the URL goes before it. Never written to a file."""
+    """Password of the Redis user, from the environment; a command line that names it is refused."""
     redis_password_file: Path | None = None
     """File with that password, where it is not set otherwise."""
+    http_headers_file: Path | None = None
+    """File of headers, one NAME: VALUE a line, for HTTP endpoints that are asked for rewards."""

@@ -102,7 +102,7 @@ def _dataset(path: Path, part: str | None) -> Iterator[Row]:
 
 def _ratings(url: str, policy: str | None) -> Iterator[Row]:
     try:
-        with Registry.open(url) as registry:
+        with Registry.read(url) as registry:
             after = 0
             while page := registry.ratings(policy, after=after, limit=_PAGE):
                 after = page[-1].number

@@ -6,10 +6,12 @@ module:function                  a Python function, where the text is this machi
 FOLDER                           a reward model, in this process
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from penstock.config.settings import ConfigurationError
-from penstock.rpc.auth import Credentials
+from penstock.rpc.auth import Credentials, is_local
 from workloads.language.reward.reward_client import DEADLINE_S, PLAINTEXT, RewardClient
 from workloads.language.reward.reward_source import RewardSource
 
@@ -22,18 +24,22 @@ def open_source(
     base: str | None = None,
     device: str = "cpu",
     deadline_s: float = DEADLINE_S,
+    headers: Mapping[str, str] | None = None,
 ) -> RewardSource:
     """The source that a text names.
 
     `is_local`: the text is of this machine's configuration, not from the wire.
 
-    base, device: of a folder's model. deadline_s: of a call to a service or endpoint. Raises
-    ConfigurationError for what names none, or a function from the wire.
+    base, device: of a folder's model. deadline_s: of a call to a service or endpoint. headers: for an HTTP
+    endpoint. Raises ConfigurationError for what names none, a function from the wire, or headers that would
+    leave this machine in plain words.
     """
     if text.startswith(("http://", "https://")):
         from workloads.language.reward.http_rewards import HttpRewards  # noqa: PLC0415 - only who needs it
 
-        return HttpRewards(text, deadline_s=deadline_s)
+        if headers and text.startswith("http://") and not credentials.insecure:
+            _check_plain(text)
+        return HttpRewards(text, deadline_s=deadline_s, headers=headers)
     if text.startswith(("grpc://", "unix:")):
         try:
             address = text.removeprefix("grpc://")
@@ -50,6 +56,15 @@ def open_source(
         f"reward={text!r}: name a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, or "
         "module:function"
     )
+
+
+def _check_plain(url: str) -> None:
+    host = urlsplit(url).hostname or ""
+    if not is_local(f"[{host}]:80" if ":" in host else f"{host}:80"):
+        raise ConfigurationError(
+            f"reward={url!r}: security.http_headers_file would cross the network in plain words; use "
+            "https://, or say --set security.insecure=true"
+        )
 
 
 def _function(path: str, *, is_local: bool) -> RewardSource:

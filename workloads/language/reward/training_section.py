@@ -1,6 +1,6 @@
 """How a reward model is trained: one section, validated like the rest of the configuration."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
@@ -21,10 +21,18 @@ class RewardTraining(Section):
     """Highest step size; LoRA wants about ten times that of full fine-tuning."""
     warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
     """Share of the steps in which the step size rises from 0."""
-    schedule: str = "cosine"
+    schedule: Literal[
+        "linear",
+        "cosine",
+        "constant",
+        "constant_with_warmup",
+        "polynomial",
+        "inverse_sqrt",
+        "cosine_with_restarts",
+    ] = "cosine"
     """The course of the learning rate after the warm-up.
 
-    Any of transformers' schedulers, such as linear, cosine, constant_with_warmup.
+    Those of transformers' schedulers that need nothing else said.
     """
     weight_decay: NonNegative = 0.0
     """Of AdamW."""

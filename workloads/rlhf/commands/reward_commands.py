@@ -1,5 +1,6 @@
 """`penstock reward`: a reward model from feedback, its scores, and the service that gives them."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,16 @@ Base = Annotated[
     str | None,
     typer.Option("--base", help="Folder or hub name of the adapter's base model, where it has moved."),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+
+
+def _device(name: str | None) -> str | None:
+    """The name of a device that torch knows; raises typer.BadParameter."""
+    if name is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", name):
+        raise typer.BadParameter(f"{name!r}: use cpu, cuda or cuda:N")
+    return name
+
+
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", callback=_device)]
 Part = Annotated[str | None, typer.Option("--part", help="Split of a dataset, or policy of a registry.")]
 Columns = Annotated[
     list[str] | None,
@@ -53,7 +63,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a training that was interrupted.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, or a GPU where there is one (default).")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, or a GPU where there is one (default).", callback=_device)
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.extras import how_to_install
 from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.output_file import output_file
 
 if TYPE_CHECKING:
     from workloads.language.reward.reward_source import RewardSource, Sample
@@ -55,7 +56,8 @@ def parse_columns(said: Sequence[str]) -> dict[str, str]:
 
 def main(request: Request) -> int:
     """Score and write; bad rows are counted and named on stderr. Raises ConfigurationError, Fatal."""
-    from penstock.config.credentials import credentials
+    _check_output(request)
+    from penstock.config.credentials import credentials, http_headers
     from penstock.config.service_settings import service_settings
 
     with needs_rlhf():
@@ -68,18 +70,26 @@ def main(request: Request) -> int:
         request.source,
         is_local=True,
         credentials=credentials(settings.security),
+        headers=http_headers(settings.security),
         base=request.base,
         device=request.device,
     )
     with ExitStack() as stack:
         stack.callback(source.close)
-        file = sys.stdout if request.output is None else stack.enter_context(request.output.open("w"))
+        file = sys.stdout if request.output is None else stack.enter_context(output_file(request.output))
         try:
             for line in _scored(source, request):
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
         except RewardError as error:
             raise Fatal(str(error)) from error
     return EXIT_OK
+
+
+def _check_output(request: Request) -> None:
+    """What is read is not overwritten."""
+    file, output = Path(request.file), request.output
+    if output is not None and output.exists() and file.exists() and output.samefile(file):
+        raise ConfigurationError(f"--output {output}: is the file that is read; choose another name")
 
 
 def _scored(source: "RewardSource", request: Request) -> Iterator[dict[str, Any]]:

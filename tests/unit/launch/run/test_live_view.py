@@ -12,7 +12,7 @@ from launch.run.progress import MetricsTail, Progress
 HALF_WAY = Progress(
     env_steps=75_000,
     updates=36,
-    version=37,
+    publications=37,
     steps_per_second=61_234.5,
     mean_return=231.25,
     staleness=1.0,
@@ -38,7 +38,7 @@ def test_plain_lines_say_all_figures_once_in_a_while() -> None:
     assert first.endswith(" training")
     assert second.split(" ", 1)[1] == (
         "steps 75,000/150,000  rate 61,234/s  return 231.2 of 475  staleness 1.0  buffer 50% 3.0 MiB  "
-        "updates 36  version 37"
+        "updates 36  publications 37"
     )
 
 

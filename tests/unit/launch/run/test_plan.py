@@ -6,7 +6,6 @@ import pytest
 
 from launch.run.plan import make_plan, prepare_folder
 from launch.run.request import Request
-from launch.run.services import service_specs
 from learner.checkpoint.resume_options import ResumeOptions
 from penstock.config import toml_text
 from penstock.config.run_folder import held_folder
@@ -222,20 +221,6 @@ def test_a_service_reads_file_environment_and_assignments(
     assert settings.broker.redis_wait_s == 1
     assert settings.broker.max_log_entries == 2
     assert settings.metrics.port == 3
-
-
-def test_a_password_in_the_redis_url_is_written_and_shown_nowhere(tmp_path: Path) -> None:
-    """Not in config.toml, --print-config or the command line of a service; it becomes the secret."""
-    url = "redis://user:hunter2@far:6379/0"
-    plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", redis=url))
-    prepare_folder(plan)
-    commands = [part for spec in service_specs(plan, tmp_path) for part in spec.command]
-    assert "redis://user@far:6379/0" in commands
-    shown = [plan.config.read_text(), toml_text.shown(plan.settings, advanced=True), repr(plan), *commands]
-    assert not any("hunter2" in text for text in shown)
-    password = plan.settings.security.redis_password
-    assert password is not None
-    assert password.get_secret_value() == "hunter2"
 
 
 def test_a_password_of_the_wrong_type_is_not_shown() -> None:

@@ -17,6 +17,7 @@ LEARNT = {
     "updates": 40,
     "policy_version": 41,
     "training_seconds": 3.5,
+    "solved_at": {"seconds": 1.25, "env_steps": 70_000, "version": 36},
     "env_steps_per_second": 22_857.1,
     "staleness": {"p50": 1, "p99": 2, "max": 2},
     "ledger": {
@@ -44,8 +45,7 @@ def ending(cause: str = "") -> Ending:
 def test_it_holds_every_field_that_others_rely_on(tmp_path: Path) -> None:
     """What was learnt from the learner, the rest from the launcher."""
     plan = plan_in(tmp_path)
-    (plan.run_dir / "learner.json").write_text(json.dumps(LEARNT))
-    summary = make_summary(plan, ending())
+    summary = make_summary(plan, ending(), LEARNT)
     write_summary(plan.run_dir, summary)
     assert json.loads((plan.run_dir / "summary.json").read_text()) == summary
     assert summary.items() >= LEARNT.items()
@@ -63,17 +63,20 @@ def test_it_holds_every_field_that_others_rely_on(tmp_path: Path) -> None:
 def test_people_read_the_verdict_and_the_books(tmp_path: Path) -> None:
     """Solved, balanced, and by what numbers."""
     plan = plan_in(tmp_path)
-    (plan.run_dir / "learner.json").write_text(json.dumps(LEARNT))
-    text = "\n".join(summary_lines(make_summary(plan, ending())))
+    text = "\n".join(summary_lines(make_summary(plan, ending(), LEARNT)))
     assert text.startswith("CartPole-v1: solved")
+    assert "time         3.5 s of training, 9.5 s in all" in text
+    assert "solved after 1.2 s of training and 70,000 steps, by version 36" in text
     assert "balanced: 81 acked = 78 trained + 1 dropped (stale 1) + 2 resident" in text
     assert "499.0 ± 2.0 over 100 episodes of version 41" in text
 
 
 def test_a_run_whose_learner_said_nothing_still_has_a_summary(tmp_path: Path) -> None:
-    """Unsolved, with the cause; unknown figures are null and dashes."""
-    summary = make_summary(plan_in(tmp_path), ending(cause="redis failed 5 times in a row"))
+    """Unsolved, with the cause; unknown figures are null, and have no line."""
+    summary = make_summary(plan_in(tmp_path), ending(cause="redis failed 5 times in a row"), {})
     assert summary["failure"] == "redis failed 5 times in a row"
     assert summary["solved"] is False
     assert summary["ledger"] is None
-    assert summary_lines(summary)[0] == "CartPole-v1: failed"
+    lines = summary_lines(summary)
+    assert lines[0] == "CartPole-v1: failed"
+    assert "–" not in "\n".join(lines)

@@ -1,6 +1,8 @@
 """The page's answers, without a browser: runs on disk as runs leave them."""
 
 import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -277,3 +279,47 @@ def test_the_command_line_stays_on_loopback_by_itself() -> None:
     assert ui.__defaults__ is not None
     assert "127.0.0.1:8470" in ui.__defaults__
     assert False in ui.__defaults__
+
+
+BROKEN: dict[str, tuple[str, bytes]] = {
+    "empty": ("summary.json", b""),
+    "half": ("summary.json", b'{"solved": tr'),
+    "list": ("summary.json", b"[1,2]"),
+    "latin": (CONFIG_FILE, 'run = "größe"'.encode("latin-1")),
+    "toml": (CONFIG_FILE, b"run = "),
+    "processes": ("endpoints.json", b"[]"),
+}
+
+
+def test_a_run_that_cannot_be_read_says_why_and_hides_no_other(tmp_path: Path) -> None:
+    """Each broken folder is a row of its own; the others are listed as they are."""
+    make_run(tmp_path / "good", summary={"solved": True})
+    for name, (file, content) in BROKEN.items():
+        (make_run(tmp_path / name, summary={}) / file).write_bytes(content)
+    asked = client(tmp_path)
+    rows = {row["name"]: row for row in asked.get("/api/runs").json()["runs"]}
+    assert rows["good"]["state"] == "solved"
+    assert {name for name, row in rows.items() if row["state"] == "unreadable"} == BROKEN.keys()
+    assert all(BROKEN[name][0] in row["why"] for name, row in rows.items() if row["why"])
+    for name in BROKEN:
+        for part in ("", "/curve", "/versions"):
+            assert asked.get(f"/api/runs/{name}{part}").status_code == 200, (name, part)
+
+
+def test_lines_that_no_learner_wrote_are_left_out(tmp_path: Path) -> None:
+    """Texts for numbers, infinite counts, what is no JSON: the curve has the others."""
+    run = make_run(tmp_path / "run", summary={})
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"env_steps":"x"}\n{"env_steps": 1e999}\n{nonsense}\n{"env_steps": [1]}\n\xff\n')
+    asked = client(tmp_path)
+    assert asked.get("/api/runs/run/curve").json()["env_steps"] == [0, 100, 200]
+    assert asked.get("/api/runs").json()["runs"][0]["env_steps"] == 200
+
+
+def test_a_name_that_is_no_text_is_shown_and_found(tmp_path: Path) -> None:
+    """A name on disk is bytes."""
+    make_run(tmp_path / "good", summary={})
+    shutil.copytree(tmp_path / "good", tmp_path / os.fsdecode(b"r\xff"), dirs_exist_ok=True)
+    asked = client(tmp_path)
+    assert {row["name"] for row in asked.get("/api/runs").json()["runs"]} == {"good", "r\\xff"}
+    assert asked.get("/api/runs/r%5Cxff").json()["run"]["state"] == "ended"

@@ -79,6 +79,7 @@ def moment(env_steps: int, evaluated: Mapping[str, float] | None = None) -> Prog
         env_steps=env_steps,
         updates=1,
         version=1,
+        publications=1,
         episodes=0,
         mean_return=None,
         episode_length=None,

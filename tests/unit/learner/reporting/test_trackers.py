@@ -51,7 +51,16 @@ def failures(name: str) -> float:
 def place(run_dir: Path, *trackers: str, first_step: int = 0) -> Place:
     """A run that is tracked offline."""
     section = {"trackers": trackers, "wandb_mode": "offline"}
-    settings = load([{"run": "tracked-1", "metrics": section, "broker": {"redis": "redis://u:secret@far:1"}}])
+    settings = load(
+        [
+            {
+                "run": "tracked-1",
+                "metrics": section,
+                "broker": {"redis": "redis://u@far:1"},
+                "security": {"redis_password": "secret"},
+            }
+        ]
+    )
     return Place(settings=settings, run_dir=run_dir, first_step=first_step)
 
 

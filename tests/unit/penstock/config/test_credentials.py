@@ -26,7 +26,7 @@ def test_without_a_file_the_url_is_what_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgresql://penstock@db/versions", "registry.password_file: .*absent"),
+        ("postgresql://penstock@db/versions", "registry.password_file=.*absent: No such file"),
         ("sqlite:////tmp/registry.sqlite", "only a postgresql:// registry has a password; leave it out"),
     ],
 )

@@ -97,11 +97,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no section of an algorithm": ({"algorithm": 3}, r"algorithm=3: .*dictionary"),
     "password in a URL": (
         {"registry": {"url": "postgresql://ada:hunter2@db/penstock"}},
-        r"registry\.url=\*+: .*leave the password out of the URL; give it in PGPASSWORD",
+        r"registry\.url=postgresql://…db: holds a secret in its user-info.*registry\.password_file=FILE",
     ),
     "password for a collector": (
         {"tracing": {"endpoint": "https://ada:hunter2@collector/v1/traces"}},
-        r"tracing\.endpoint=\*+: .*without a name or password",
+        r"tracing\.endpoint=https://…collector: holds a secret in its user-info.*OTEL_EXPORTER_OTLP_HEADERS",
     ),
     "no URL of a collector": (
         {"tracing": {"endpoint": "collector:4317"}},

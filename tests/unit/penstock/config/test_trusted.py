@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.config.trusted import placed
+from penstock.config.trusted import placed, without_places
 
 KEYS = ("model", "prompts")
 
@@ -19,7 +19,7 @@ def test_a_place_that_is_missing_is_named_with_the_remedy() -> None:
     """Nothing of the specification is read in its stead."""
     with pytest.raises(
         ConfigurationError,
-        match=r"policy\.kwargs\.model='/theirs': places are not taken .*actor\.places\.model",
+        match=r"policy\.kwargs\.model: places are not taken .*actor\.places\.model",
     ):
         placed("policy.kwargs", {"model": "/theirs"}, KEYS, {})
 
@@ -27,3 +27,15 @@ def test_a_place_that_is_missing_is_named_with_the_remedy() -> None:
 def test_a_workload_without_places_is_told_all() -> None:
     """As control is."""
     assert placed("environment.kwargs", {"model": "x"}, (), {}) == {"model": "x"}
+
+
+def test_a_specification_says_which_places_there_are_and_none_of_them() -> None:
+    """An actor that has them of its own makes the same arguments of it; what no actor needs is left out."""
+    own = {"model": "/mine", "prompts": "", "group": 4, "feedback": "postgresql://ann@db/x"}
+    told = without_places(own, KEYS, ("feedback",))
+    assert told == {"model": True, "prompts": "", "group": 4}
+    assert placed("environment.kwargs", told, KEYS, {"model": "/here"}) == {
+        "model": "/here",
+        "prompts": "",
+        "group": 4,
+    }

@@ -1,0 +1,57 @@
+"""Secrets in URLs, which are refused wherever a place may stand: a place is written, told and shown."""
+
+import re
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
+
+_SECRET_NAME: Final = re.compile(
+    r"(password|passwd|passphrase|secret|token|apikey|accesskey|credentials?|signature)$"
+    r"|(^|[-_.])(pwd|pass|key|auth|authorization|sig)$",
+    re.IGNORECASE,
+)
+_WITH_USERS: Final = ("redis", "rediss", "unix", "postgres", "postgresql")
+"""Schemes whose URLs may name a user: not a secret without a password."""
+REDIS_REMEDY: Final = "put it into a file, security.redis_password_file=FILE"
+_DATABASE_REMEDY: Final = "put it into a file, registry.password_file=FILE or a passfile of libpq"
+_REMEDIES: Final = {
+    "redis": REDIS_REMEDY,
+    "rediss": REDIS_REMEDY,
+    "unix": REDIS_REMEDY,
+    "postgres": _DATABASE_REMEDY,
+    "postgresql": _DATABASE_REMEDY,
+}
+_HEADERS_REMEDY: Final = (
+    "put it into a header: security.http_headers_file=FILE holds those of calls for rewards"
+)
+
+
+def secret_in(text: str) -> str | None:
+    """Where a URL holds a secret; None where it holds none, or the text is no URL."""
+    if "://" not in text:
+        return None
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # such as a bracket that is not closed: what it is for says so
+        return "its user-info" if "@" in text else None
+    user_info = parts.netloc.rpartition("@")[0]
+    if user_info and (":" in user_info.rstrip(":") or _scheme(text) not in _WITH_USERS):
+        return "its user-info"
+    names = (name for name, value in parse_qsl(parts.query) if value and _SECRET_NAME.search(name))
+    return next((f"{name!r} of its query" for name in names), None)
+
+
+def without_secret(text: str) -> str:
+    """What messages may show of such a URL: scheme and host."""
+    scheme, _, rest = text.partition("://")
+    host = re.split(r"[/?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+    return f"{scheme}://…{host}"
+
+
+def remedy(text: str) -> str:
+    """Where the secret of such a URL belongs."""
+    return _REMEDIES.get(_scheme(text), _HEADERS_REMEDY)
+
+
+def _scheme(text: str) -> str:
+    """Without the driver that may stand behind it."""
+    return text.partition("://")[0].partition("+")[0].lower()

@@ -1,0 +1,189 @@
+"""Bad input on the command line and in the configuration: exit 2 with key, value and remedy, no traceback.
+
+In one process: services, which change the process that they are in, are in
+`tests/processes/abuse/test_bad_input_of_services.py`.
+"""
+
+import json
+import os
+import shutil
+import tomllib
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from typer.testing import CliRunner
+
+from launch.cli.app import app
+from penstock.config import toml_text
+from penstock.config.sections.section import Section
+from penstock.config.settings import ConfigurationError, Settings, load
+from penstock.registry.registry import Registry
+
+EARLIER: Final = Path("tests/processes/train/earlier_run").absolute()
+LATIN: Final = "größe".encode("latin-1")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a file where a folder is wanted and the other way round, and what is no UTF-8."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_bytes(b"somebody's")
+    (tmp_path / "latin.toml").write_bytes(b'run = "' + LATIN + b'"\n')
+    (tmp_path / "broken.toml").write_text("run = \n")
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "used" / "logs").mkdir(parents=True)
+    run = shutil.copytree(EARLIER, tmp_path / "run")
+    Registry.open(f"sqlite:///{run / 'registry.sqlite'}", migrate=True).close()
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    return tmp_path
+
+
+TRAIN: Final = ("train", "CartPole-v1")
+COMMANDS: Final = {
+    "not UTF-8": (("train", "latin.toml"), "latin.toml: not UTF-8"),
+    "not TOML": (("train", "broken.toml"), "broken.toml: not TOML"),
+    "a folder for TOML": (("train", "folder.toml"), "folder.toml: Is a directory"),
+    "TOML not there": (("train", "absent.toml"), "absent.toml: No such file"),
+    "a date": ((*TRAIN, "--set", "environment.kwargs={d=1979-05-27}"), "environment.kwargs.d=1979-05-27: "),
+    "infinity": ((*TRAIN, "--set", "learner.lease_ttl_s=inf"), "learner.lease_ttl_s=inf: "),
+    "NaN by a flag": ((*TRAIN, "--target-return", "nan"), "learner.target_return=nan: "),
+    "infinity in kwargs": ((*TRAIN, "--set", "environment.kwargs={x=[-inf]}"), "environment.kwargs.x=-inf: "),
+    "absurd seconds": ((*TRAIN, "--set", "learner.lease_ttl_s=1e300"), "learner.lease_ttl_s=1e+300: "),
+    "an absurd count": ((*TRAIN, "--set", f"actor.count={10**30}"), f"actor.count={10**30}: "),
+    "a seed with an alphabet of its own": ((*TRAIN, "--seed", "x٣"), "--seed"),
+    "a name that is none": ((*TRAIN, "--set", "environment.id=\0"), "environment.id='\\x00': "),
+    "a secret in a URL": ((*TRAIN, "--redis", "redis://u:s3cret@h"), "security.redis_password_file=FILE"),
+    "a secret in kwargs": (
+        (*TRAIN, "--set", "environment.kwargs={reward='http://h/score?key=s3cret'}"),
+        "security.http_headers_file=FILE",
+    ),
+    "resume nothing": (("train", "--resume", "sets"), "holds no config.toml"),
+    "resume a file": (("train", "--resume", "file"), "holds no config.toml"),
+    "from no recording": ((*TRAIN, "--from", "file"), "--from file: "),
+    "evaluate a file": (("evaluate", "file"), "file: "),
+    "evaluate nothing": (("evaluate", "absent"), "absent"),
+    "evaluate an absurd seed": (("evaluate", "run", "--seed", str(10**30)), "--seed"),
+    "plot a file": (("plot", "file"), "file"),
+    "plot to no folder": (("plot", "run", "-o", "absent/x.png"), "-o absent/x.png: "),
+    "plot to a folder": (("plot", "run", "-o", "sets"), "-o sets: Is a directory"),
+    "plot no kind": (("plot", "run", "-o", "x.foo"), "--output x.foo: "),
+    "record into the run": (("record", "run", "--out", "used"), "--out used: "),
+    "record to a file": (("record", "run", "--out", "file"), "--out file: "),
+    "export to a folder": (("policy", "export", "run", "-o", "sets"), "-o sets: Is a directory"),
+    "export to no folder": (("policy", "export", "run", "-o", "absent/x"), "-o absent/x: "),
+    "an absurd version": (("policy", "promote", "run", "9" * 23, "--reason", "x"), "VERSION"),
+    "a version in another alphabet": (
+        ("policy", "traffic", "run", "--pin", "a=٣", "--reason", "x"), "--pin 'a=٣'",
+    ),
+    "a share that is no number": (
+        ("policy", "traffic", "run", "--canary-share", "nan", "--reason", "x"), "--canary-share",
+    ),
+    "a policy of a file": (("policy", "list", "file"), "file"),
+    "a registry with a password": (("policy", "list", "postgresql://u:s3cret@h/d"), "holds a secret"),
+    "audit a file": (("audit", "file"), "file"),
+    "status of a file": (("status", "file"), "file"),
+    "status without a pause": (("status", "run", "--interval", "nan"), "--interval"),
+    "ui of a file": (("ui", "file"), "file"),
+    "certificates in a file": (("certificates", "file", "--run", "r"), "file: "),
+    "certificates of the past": (("certificates", "c", "--run", "r", "--days", "-5"), "--days -5"),
+    "certificates for ever": (("certificates", "c", "--run", "r", "--days", "1e12"), "--days 1e+12"),
+    "certificates for NaN days": (("certificates", "c", "--run", "r", "--days", "nan"), "--days"),
+    "certificates with no users": (
+        ("certificates", "c", "--run", "r", "--redis-users", "absent"), "--redis-users absent: ",
+    ),
+    "an unknown device": (
+        ("reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "--device", "banana"), "--device",
+    ),
+    "scores over what is read": (
+        ("reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "-o", "rows.jsonl"),
+        "--output rows.jsonl: is the file that is read",
+    ),
+    "scores to no folder": (
+        ("reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "-o", "absent/x"), "-o absent/x: ",
+    ),
+    "generate from a file": (("generate", "file", "--prompt", "a"), "file: "),
+}  # fmt: skip
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Everything below a folder by name; None for a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.parametrize(("words", "told"), COMMANDS.values(), ids=COMMANDS.keys())
+def test_a_mistake_is_told_in_words_and_changes_nothing(
+    words: tuple[str, ...], told: str, here: Path
+) -> None:
+    """Exit 2; the cause is on stderr, stdout is empty, and every file is as it was."""
+    before = snapshot(here)
+    reply = CliRunner().invoke(app, words)
+    assert reply.exception is None or isinstance(reply.exception, SystemExit), reply.exception
+    assert reply.exit_code == 2, reply.stderr
+    assert told in reply.stderr
+    assert "Traceback" not in reply.stderr
+    assert "s3cret" not in reply.output
+    assert reply.stdout == ""
+    assert snapshot(here) == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_told_in_words(here: Path) -> None:
+    """Of an output that cannot grow."""
+    reply = CliRunner().invoke(app, ("plot", "run", "-o", "/dev/full"))
+    assert reply.exit_code == 2
+    assert "-o /dev/full: No space left on device; make room" in reply.stderr
+
+
+VALUES: Final[tuple[Any, ...]] = (
+    float("inf"), float("-inf"), float("nan"), 1e300, -1e300, 10**30, -(10**30), 0, -1, 1, 0.5, True,
+    "", "x", "٣", "Ünï", "\0", "a\x7fb", "\udcff", "redis://u:s3cret@h", date(1979, 5, 27),
+    [], [1], ["x"], {}, {"x": 1}, [[]], {"x": date(1979, 5, 27)},
+)  # fmt: skip
+"""What somebody might write behind any key."""
+
+
+def keys(section: type[Section], before: str = "") -> Iterator[str]:
+    """Every key of the configuration."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from keys(kind, f"{before}{name}.")
+        else:
+            yield f"{before}{name}"
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """A layer with that value behind a key."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+@pytest.mark.parametrize("key", list(keys(Settings)))
+def test_a_setting_is_refused_by_name_or_can_be_written_and_told(key: str) -> None:
+    """Any value behind any key: an error that names the key, or settings that TOML and JSON hold."""
+    for value in VALUES:
+        try:
+            settings = load([nested(key, value)])
+        except ConfigurationError as error:
+            assert str(error).startswith(key.partition(".")[0]), (value, error)
+            assert "s3cret" not in str(error)
+            continue
+        read = load([tomllib.loads(toml_text.dump(settings))])
+        secret = settings.security.redis_password
+        assert read == settings or secret is not None, value
+        json.dumps(settings.model_dump(mode="json"), allow_nan=False)
+
+
+def test_a_pipe_as_output_is_written_to_and_not_replaced(here: Path) -> None:
+    """What is no regular file stays what it is."""
+    reply = CliRunner().invoke(app, ("plot", "run", "-o", os.devnull))
+    assert reply.exit_code == 0, reply.output
+    assert Path(os.devnull).is_char_device()
