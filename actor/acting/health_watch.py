@@ -17,9 +17,11 @@ def watch(health: Health, stall_timeout_s: float) -> None:
         health.suspend(name)
 
 
-def note_lag(health: Health, known: int, newest: int) -> None:
-    """Expect weights while an older version is held here than is published."""
+def note_lag(health: Health, known: int, newest: int, arrived_bytes: int) -> None:
+    """Expect weights while an older version is held here than is published; each chunk is progress."""
     if newest > known:
+        if arrived_bytes > 0:
+            health.progress(WEIGHTS)
         health.expect(WEIGHTS, f"version {newest} is published, {known} is held here")
     else:
         health.suspend(WEIGHTS)

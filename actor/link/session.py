@@ -80,8 +80,8 @@ class Session:
         self._ended: Refusal | None = None
         self._failure: Exception | None = None
         self._begun_through = 0
-        self._lag = (0, 0)
-        self._on_lag: Callable[[int, int], None] = _ignore
+        self._lag = (0, 0, 0)
+        self._on_lag: Callable[[int, int, int], None] = _ignore
         self._revision = 0
         self._applied = _Applied(Publication())
 
@@ -179,8 +179,11 @@ class Session:
         for listener in self._listeners:
             listener()
 
-    def follow_lag(self, on_lag: Callable[[int, int], None]) -> None:
-        """Call `on_lag`, now and at every change, with the version held here and the one published."""
+    def follow_lag(self, on_lag: Callable[[int, int, int], None]) -> None:
+        """Call `on_lag`, now and at every change.
+
+        Its arguments: the version held here, the one published, and how many bytes of that have arrived.
+        """
         self._on_lag = on_lag
         on_lag(*self._lag)
 
@@ -275,23 +278,26 @@ class Session:
             self._applied = _Applied(publication, probe)
 
     def fetch(self, version: int) -> Weights | None:
-        """The bytes of a version in chunks, from where a broken transfer stopped; None: no longer kept.
+        """The bytes of a version in chunks, from where a broken transfer stopped.
 
-        Raises Fatal when the bytes do not have the digest published.
+        None: it is no longer kept, or another run publishes under its number by now. Raises Fatal when the
+        bytes do not have the digest published.
         """
         pieces: list[memoryview] = []
-        size = 0
+        size, publication = 0, None
         while True:
             failpoint("weights.fetching", version)
             chunk = self._broker_client.weights(self.number, version, size, self._closing)
-            if chunk is None:
+            if chunk is None or chunk.publication != (publication or chunk.publication):
                 return None
+            publication = chunk.publication
             if chunk.publication.size > MAX_WEIGHT_BYTES:
                 raise Fatal(
                     f"weights {version}: {chunk.publication.size} bytes, {MAX_WEIGHT_BYTES} are allowed"
                 )
             pieces.append(chunk.data)
             size += len(chunk.data)
+            self._note_lag(*self._lag[:2], size)
             if size >= chunk.publication.size or not chunk.data:
                 return _checked(chunk.publication, b"".join(pieces))
 
@@ -329,10 +335,10 @@ class Session:
     def _take(self, news: News) -> bool:
         """Whether anything was new."""
         known, newest = self._known_version(), news.latest.version
-        self._note_lag(known, newest)
+        self._note_lag(known, newest, 0)
         fresh = self._newer(news) if newest > known else None
         if fresh is not None:
-            self._note_lag(newest, newest)
+            self._note_lag(newest, newest, 0)
         self.raise_credit(news.credit)
         with self._changed:
             before = (self._state, self._revision, self._evaluate_version)
@@ -343,9 +349,9 @@ class Session:
         self.notify_waiters()
         return fresh is not None or is_new
 
-    def _note_lag(self, known: int, newest: int) -> None:
-        self._lag = (known, newest)
-        self._on_lag(known, newest)
+    def _note_lag(self, known: int, newest: int, arrived_bytes: int) -> None:
+        self._lag = (known, newest, arrived_bytes)
+        self._on_lag(*self._lag)
 
     def _known_version(self) -> int:
         if not self._follows_weights:
@@ -357,7 +363,7 @@ class Session:
         return None if weights is None else replace(weights, scalars=news.scalars)
 
 
-def _ignore(_known: int, _newest: int) -> None:
+def _ignore(_known: int, _newest: int, _arrived_bytes: int) -> None:
     """Nobody asked about the lag."""
 
 

@@ -13,7 +13,7 @@ SPECIFICATION: Final = "penstock:specification"
 SESSION: Final = "penstock:session:"
 """Prefix, hash per open session.
 
-Actor, role, sequence, begin_through, min_version, round, reports, applied, rewound, returned,
+Actor, role, sequence, begin_through, min_version, round, reports, applied, fetches, rewound, returned,
 lenient_through, owner.
 """
 OPEN: Final = "penstock:open"
@@ -52,6 +52,8 @@ WEIGHTS: Final = "penstock:weights:"
 """Prefix, `version:index`: one chunk of weight bytes."""
 PINS: Final = "penstock:pins"
 """Set of versions whose bytes stay while they are evaluated."""
+FETCHES: Final = "penstock:fetches"
+"""Hash: version of more than a chunk whose bytes stay while it is fetched → sessions that fetch it."""
 KEPT: Final = "penstock:kept"
 """Set of versions whose bytes stay because the registry keeps them."""
 LOST: Final = "penstock:lost"

@@ -1,7 +1,7 @@
 """The Lua scripts of the run: read from `broker/log/scripts`, one atomic step each.
 
-A script is its file behind the constants of `broker.log.keys` and the files that its `-- uses:` line
-names. Each file's header documents KEYS, ARGV and reply. Every script that writes begins with
+A script is its file behind the constants of `broker.log.keys`, the files that its `-- uses:` line names
+and what those need. Each file's header documents KEYS, ARGV and reply. Every script that writes begins with
 `DEL ABSENT`, so that it also works at `maxmemory`.
 """
 
@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import Final
 
 from broker.log import keys
+from penstock.wire import limits
 
 JUMP: Final = 2**20
 """Least amount by which the allocators advance when a log is opened again.
@@ -26,6 +27,13 @@ MAX_SESSIONS: Final = 8192
 KEPT_LOST: Final = 16384
 MAX_SHADOW_ENTRIES: Final = 1024
 MAX_SHADOW_BYTES: Final = 32 * 2**20
+WEIGHT_CHUNK_BYTES: Final = limits.WEIGHT_CHUNK_BYTES
+MOST_FETCHED: Final = 4
+"""Versions of more than a chunk that may be fetched at once.
+
+Sessions on one kind of line hold two at most: they begin the newest or join it. So two kinds need not know of
+one another, and of more than two only the slowest is sure to keep what it fetches.
+"""
 MAX_REPORT_ENTRIES: Final = 4096
 MAX_REPORT_BYTES: Final = 8 * 2**20
 
@@ -37,6 +45,8 @@ _LIMITS: Final = (
     "KEPT_LOST",
     "MAX_SHADOW_ENTRIES",
     "MAX_SHADOW_BYTES",
+    "WEIGHT_CHUNK_BYTES",
+    "MOST_FETCHED",
     "MAX_REPORT_ENTRIES",
     "MAX_REPORT_BYTES",
 )
@@ -55,7 +65,7 @@ class Script:
 def load(name: str) -> Script:
     """Return the script of `broker/log/scripts/NAME.lua`."""
     body = _read(name)
-    parts = "\n".join([*(_read(part) for part in _uses(body)), body])
+    parts = "\n".join([*(_read(part) for part in _parts(body)), body])
     source = f"{_constants(parts)}\n{parts}"
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
@@ -71,9 +81,11 @@ def _read(name: str) -> str:
     return (files("broker.log") / "scripts" / f"{name}.lua").read_text()
 
 
-def _uses(body: str) -> list[str]:
-    found = re.search(r"^-- uses: (.*)$", body, re.MULTILINE)
-    return [f"_{part.strip()}" for part in found[1].split(",")] if found else []
+def _parts(body: str) -> list[str]:
+    """Return the shared parts that a file uses, each behind those that it needs itself."""
+    found = re.search(r"^-- (?:uses: (.*)|Needs: (.*)\.)$", body, re.MULTILINE)
+    named = [f"_{part.strip()}" for part in (found[1] or found[2]).split(",")] if found else []
+    return list(dict.fromkeys(needed for part in named for needed in (*_parts(_read(part)), part)))
 
 
 def _constants(source: str) -> str:

@@ -123,6 +123,28 @@ class Store:
         value = await self._guarded(lambda: self._redis.execute_command("GET", keys.SPECIFICATION))
         return None if value is None else bytes(value)
 
+    async def begin_fetch(self, session: int, known_version: int) -> Publication | None:
+        """Return the publication that a session is to fetch, and keep its bytes until it has them.
+
+        None where nothing newer than `known_version` is published.
+        """
+        version, value = await self._run("begin_fetch", session, known_version)
+        return replies.publication(int(version), value) if version else None
+
+    async def note_fetch(self, session: int, version: int, offset: int) -> Publication | None:
+        """Renew a session that fetches a version, which it has with the last chunk.
+
+        Args:
+            session: number of the session.
+            version: that it fetches.
+            offset: first byte of the chunk that it asks for.
+
+        Returns:
+            The publication of the version, None where its bytes are no longer stored.
+        """
+        value = await self._run("note_fetch", session, version, offset)
+        return None if value is None else replies.publication(version, value)
+
     async def publication(self, version: int) -> Publication | None:
         """Return the publication of a version whose bytes are still stored, else None."""
         value = await self._guarded(

@@ -1,7 +1,9 @@
 """WeightService: newest weights, credit to generate and run state on their way down.
 
 WatchLatest looks, and holds the call until there is something that the caller does not know, its wait
-is over or the broker drains. While Redis does not answer it says NOT_READY and never fails.
+is over or the broker drains. While Redis does not answer it says NOT_READY and never fails. Of weights that
+do not fit into its reply it names the version that the session is to fetch, whose bytes stay until it has
+them.
 """
 
 import asyncio
@@ -100,6 +102,9 @@ class WeightService(WeightServiceServicer):
         outcome = watched.refusal or watched.news
         if outcome is None:
             raise RuntimeError("the store answered neither news nor a refusal")
+        if isinstance(outcome, News) and _is_to_be_fetched(outcome.latest, watch.known_version):
+            found = await self._store.begin_fetch(watch.session, watch.known_version)
+            outcome = replace(outcome, latest=found or outcome.latest)
         return outcome
 
     def _is_new(self, watch: Watch, news: News) -> bool:
@@ -114,7 +119,7 @@ class WeightService(WeightServiceServicer):
         publication = news.latest
         if publication.version <= watch.known_version or publication.size > WEIGHT_CHUNK_BYTES:
             return b""
-        chunk = await self._cache.chunk(publication, 0, newest=True)
+        chunk = await self._cache.chunk(publication, 0)
         metrics.WEIGHT_VERSION_SERVED.set(publication.version)
         return chunk or b""
 
@@ -127,7 +132,7 @@ class WeightService(WeightServiceServicer):
         check_number("version", request.version)
         if request.offset > MAX_WEIGHT_BYTES:
             raise Malformed(f"offset={request.offset}: no weights are larger than {MAX_WEIGHT_BYTES} bytes")
-        found = await self._find(request.version, request.offset)
+        found = await self._find(request.session, request.version, request.offset)
         if found is None:
             text = f"version={request.version}: neither recent nor pinned; ask for the latest"
             raise Absent(text)
@@ -135,8 +140,9 @@ class WeightService(WeightServiceServicer):
         reply = pb.GetWeightsReply(publication=publication.to_proto(), offset=request.offset)
         return write_around(reply, pb.GetWeightsReply.CHUNK_FIELD_NUMBER, chunk)
 
-    async def _find(self, version: int, offset: int) -> tuple[Publication, bytes] | None:
-        publication = await self._store.publication(version)
+    async def _find(self, session: int, version: int, offset: int) -> tuple[Publication, bytes] | None:
+        stored = await self._store.note_fetch(session, version, offset)
+        publication = stored or self._cache.publication(version)
         if publication is None:
             return None
         chunk = await self._read(publication, offset)
@@ -148,6 +154,11 @@ class WeightService(WeightServiceServicer):
         chunk = await self._cache.chunk(publication, offset // WEIGHT_CHUNK_BYTES)
         within = offset % WEIGHT_CHUNK_BYTES
         return chunk[within:] if chunk and within else chunk
+
+
+def _is_to_be_fetched(publication: Publication, known_version: int) -> bool:
+    """Whether the caller lacks it and it is too large to come with the reply."""
+    return publication.version > known_version and publication.size > WEIGHT_CHUNK_BYTES
 
 
 def read_watch(request: pb.WatchLatestRequest) -> Watch:

@@ -5,7 +5,8 @@
 
 A token is looked at before the message is even received. On plaintext nobody is asked who he is; budgets
 hold all the same. A budget is that of the caller's name; where several share a certificate or a token,
-or show none, that of the connection (on a unix socket connections cannot be told apart: none).
+or show none, that of the connection (on a unix socket connections cannot be told apart: none). Replies that
+are not read yet count by connection and by name.
 The caller is `identity.CALLER` while a handler runs.
 """
 
@@ -185,7 +186,7 @@ def _gated(handler: Handler, check: Check, budgets: Budgets) -> Handler:
 async def _keep(context: Context, budgets: Budgets, payer: str, size: int) -> None:
     """Count the reply until it has left; aborts the call of a caller that reads nothing."""
     try:
-        was_read = budgets.keep(payer, size)
+        was_read = budgets.keep(payer, str(context.peer()), size)
     except Exceeded as error:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
     else:

@@ -3,7 +3,8 @@
 Who asks for more waits up to MAX_DELAY_S for its turn and is refused beyond that: a caller that is a
 little too fast is slowed down, a flood is turned away. Buckets hold one second's worth, and never less
 than the largest message. Of too many callers the longest idle is forgotten, by when its bucket is full
-again. What a caller was answered and has not read is bounded too. For one event loop.
+again. What a caller was answered and has not read is bounded too, on each of its connections and on all of
+them: actors that share a certificate read side by side. For one event loop.
 """
 
 from collections import Counter, OrderedDict
@@ -17,7 +18,9 @@ from penstock.wire.limits import KIB, MAX_MESSAGE_BYTES, MIB
 MAX_DELAY_S: Final = 1.0
 MAX_CALLERS: Final = 4096
 MAX_UNREAD_BYTES: Final = 4 * MIB
-"""Most bytes of replies that a caller may leave unread: the server has to keep them, more than once."""
+"""Most bytes of replies that may be unread on a connection: the server has to keep them, more than once."""
+MAX_CALLER_UNREAD_BYTES: Final = 32 * MIB
+"""The same on all connections of a caller: each of the actors of a machine waits for one chunk of weights."""
 MAX_ALL_UNREAD_BYTES: Final = 256 * MIB
 """The same of all callers together. Replies up to SMALL_BYTES are sent all the same."""
 SMALL_BYTES: Final = 4 * KIB
@@ -54,7 +57,8 @@ class Budgets:
         self._most_calls = max(rates.calls, 1.0)
         self._clock = clock
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
-        self._unread: Counter[str] = Counter()
+        self._unread: Counter[str | tuple[str, str]] = Counter()
+        """By caller, and by caller and connection."""
         self._all_unread = 0
 
     def __len__(self) -> int:
@@ -81,21 +85,25 @@ class Budgets:
         """Bytes that were sent to the caller; later calls wait for them."""
         self._bucket(caller).bytes -= size
 
-    def keep(self, caller: str, size: int) -> Callable[[], None]:
+    def keep(self, caller: str, connection: str, size: int) -> Callable[[], None]:
         """Count a reply as unread until what is returned is called; raises Exceeded for one too many."""
-        mine = self._unread[caller]
-        if mine and mine + size > MAX_UNREAD_BYTES:
-            raise Exceeded(f"{mine} bytes of earlier replies are not read yet; read them first")
+        line = (caller, connection)
+        for key, most in ((line, MAX_UNREAD_BYTES), (caller, MAX_CALLER_UNREAD_BYTES)):
+            mine = self._unread[key]
+            if mine and mine + size > most:
+                raise Exceeded(f"{mine} bytes of earlier replies are not read yet; read them first")
         if size > SMALL_BYTES and self._all_unread + size > MAX_ALL_UNREAD_BYTES:
             raise Exceeded(f"{self._all_unread} bytes of replies to all callers are not read yet; come again")
-        self._unread[caller] += size
+        for key in (line, caller):
+            self._unread[key] += size
         self._all_unread += size
 
         def was_read() -> None:
             self._all_unread -= size
-            self._unread[caller] -= size
-            if not self._unread[caller]:
-                del self._unread[caller]
+            for key in (line, caller):
+                self._unread[key] -= size
+                if not self._unread[key]:
+                    del self._unread[key]
 
         return was_read
 

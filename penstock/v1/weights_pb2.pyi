@@ -190,7 +190,9 @@ class WatchLatestReply(_message.Message):
 
     @_builtins.property
     def latest(self) -> Global___Publication:
-        """Newest publication."""
+        """Newest publication. Of more than 1 MiB: the newer one that this session is to fetch, whose bytes stay
+        until its last chunk was asked for.
+        """
 
     @_builtins.property
     def leave(self) -> _experience_pb2.Leave:

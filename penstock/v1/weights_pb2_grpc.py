@@ -61,7 +61,8 @@ class WeightServiceServicer:
 
     def GetWeights(self, request, context):
         """One chunk of the bytes of a version, at most 1 MiB, from any offset: a broken transfer
-        goes on where it stopped. Versions that are neither recent nor pinned are NOT_FOUND.
+        goes on where it stopped. Renews the session. Versions that are neither recent nor pinned nor
+        being fetched are NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,8 @@ class WeightServiceStub:
     """
     GetWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsReply]
     """One chunk of the bytes of a version, at most 1 MiB, from any offset: a broken transfer
-    goes on where it stopped. Versions that are neither recent nor pinned are NOT_FOUND.
+    goes on where it stopped. Renews the session. Versions that are neither recent nor pinned nor
+    being fetched are NOT_FOUND.
     """
 
 @_typing.type_check_only
@@ -53,7 +54,8 @@ class WeightServiceAsyncStub(WeightServiceStub):
     """
     GetWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsReply]  # type: ignore[assignment]
     """One chunk of the bytes of a version, at most 1 MiB, from any offset: a broken transfer
-    goes on where it stopped. Versions that are neither recent nor pinned are NOT_FOUND.
+    goes on where it stopped. Renews the session. Versions that are neither recent nor pinned nor
+    being fetched are NOT_FOUND.
     """
 
 class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -76,7 +78,8 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.GetWeightsReply, _abc.Awaitable[_weights_pb2.GetWeightsReply]]:
         """One chunk of the bytes of a version, at most 1 MiB, from any offset: a broken transfer
-        goes on where it stopped. Versions that are neither recent nor pinned are NOT_FOUND.
+        goes on where it stopped. Renews the session. Versions that are neither recent nor pinned nor
+        being fetched are NOT_FOUND.
         """
 
 def add_WeightServiceServicer_to_server(servicer: WeightServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,5 +1,5 @@
 -- Pacing: credit to generate, the outstanding steps that bound it, the settled position that frees it.
--- Needs: run.
+-- Needs: run, fetches.
 
 -- Steps in the log behind the settled position, plus a full fragment for each sequence with credit.
 local function outstanding()
@@ -40,7 +40,7 @@ local function grant(session, steps)
     granted, steps = granted + 1, steps + charge
   end
   if granted > through then
-    redis.call('HSET', row, 'begin_through', granted, 'min_version', version)
+    redis.call('HSET', row, 'begin_through', granted, 'min_version', within_reach(session))
     note_credit(session, granted - sequence)
   end
   return steps

@@ -1,5 +1,5 @@
 -- Rows of open sessions. Session numbers are text here, as Redis gives and takes them.
--- Needs: run.
+-- Needs: run, fetches.
 
 -- The only way a row goes. What it had credit for is outstanding no more.
 local function close_session(session)
@@ -11,6 +11,7 @@ local function close_session(session)
   if redis.call('HGET', ACTORS, actor) == session then
     redis.call('HDEL', ACTORS, actor)
   end
+  end_fetch(session)
   redis.call('DEL', SESSION .. session)
   redis.call('ZREM', OPEN, session)
   redis.call('SREM', ROLLOUTS, session)

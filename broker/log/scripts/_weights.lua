@@ -1,4 +1,4 @@
--- Which weight bytes stay: the newest two publications and what is pinned.
+-- Which weight bytes stay: the newest two publications, what is pinned and what is being fetched.
 -- Needs: run.
 
 local function drop_chunks(version, chunks)
@@ -7,14 +7,15 @@ local function drop_chunks(version, chunks)
   end
 end
 
--- Unlinks every publication but the newest two, the pinned and those that the registry keeps, and what was
--- staged for a version that is past.
+-- Unlinks every publication but the newest two, the pinned, those that are being fetched and those that the
+-- registry keeps, and what was staged for a version that is past.
 local function drop_weights()
   local newest, before = numbers(STATE, 'version', 'previous_version')
   local kept = redis.call('HGETALL', PUBLICATIONS)
   for i = 1, #kept, 2 do
     local version = tonumber(kept[i])
-    local pinned = redis.call('SISMEMBER', PINS, kept[i]) + redis.call('SISMEMBER', KEPT, kept[i]) > 0
+    local pinned = redis.call('SISMEMBER', PINS, kept[i]) + redis.call('SISMEMBER', KEPT, kept[i])
+      + redis.call('HEXISTS', FETCHES, kept[i]) > 0
     if version ~= newest and version ~= before and not pinned then
       drop_chunks(kept[i], tonumber(string.match(kept[i + 1], '(%d+)$')))
       redis.call('HDEL', PUBLICATIONS, kept[i])

@@ -36,7 +36,7 @@ async def test_many_actors_cost_one_read() -> None:
     shelf = Shelf()
     publication = shelf.put(1, b"w" * 1000)
     cache = WeightCache(shelf.read)
-    got = await asyncio.gather(*(cache.chunk(publication, 0, newest=True) for _ in range(64)))
+    got = await asyncio.gather(*(cache.chunk(publication, 0) for _ in range(64)))
     assert got == [b"w" * 1000] * 64
     assert shelf.reads == [(1, 0)]
 
@@ -47,7 +47,7 @@ async def test_every_chunk_of_large_weights_is_served_whole() -> None:
     blob = bytes(range(256)) * 10_000
     publication = shelf.put(3, blob)
     cache = WeightCache(shelf.read)
-    chunks = [await cache.chunk(publication, index, newest=True) for index in range(4)]
+    chunks = [await cache.chunk(publication, index) for index in range(4)]
     assert b"".join(chunk or b"" for chunk in chunks) == blob
     assert chunks[3] == b""
 
@@ -57,7 +57,7 @@ async def test_an_older_version_is_read_through_and_does_not_replace_the_newest(
     shelf = Shelf()
     older, newest = shelf.put(1, b"old"), shelf.put(2, b"new")
     cache = WeightCache(shelf.read)
-    assert await cache.chunk(newest, 0, newest=True) == b"new"
+    assert await cache.chunk(newest, 0) == b"new"
     assert await cache.chunk(older, 0) == b"old"
     assert await cache.chunk(newest, 0) == b"new"
     assert shelf.reads == [(2, 0), (1, 0)]
@@ -66,7 +66,7 @@ async def test_an_older_version_is_read_through_and_does_not_replace_the_newest(
 async def test_a_version_that_is_gone_is_none() -> None:
     """Unlinked between pointer and read."""
     cache = WeightCache(Shelf().read)
-    assert await cache.chunk(Publication(version=9, size=5, sha256="0" * 64), 0, newest=True) is None
+    assert await cache.chunk(Publication(version=9, size=5, sha256="0" * 64), 0) is None
 
 
 async def test_bytes_that_are_not_the_published_ones_are_never_served() -> None:
@@ -77,7 +77,7 @@ async def test_bytes_that_are_not_the_published_ones_are_never_served() -> None:
     cache = WeightCache(shelf.read)
     for _ in range(2):
         with pytest.raises(CorruptWeights, match="version 4"):
-            await cache.chunk(publication, 0, newest=True)
+            await cache.chunk(publication, 0)
 
 
 async def test_another_run_with_the_same_version_number_replaces_what_is_held() -> None:
@@ -85,6 +85,6 @@ async def test_another_run_with_the_same_version_number_replaces_what_is_held() 
     shelf = Shelf()
     first = shelf.put(5, b"first run")
     cache = WeightCache(shelf.read)
-    await cache.chunk(first, 0, newest=True)
+    await cache.chunk(first, 0)
     second = shelf.put(5, b"second run")
-    assert await cache.chunk(second, 0, newest=True) == b"second run"
+    assert await cache.chunk(second, 0) == b"second run"

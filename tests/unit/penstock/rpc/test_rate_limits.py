@@ -4,6 +4,7 @@ import pytest
 
 from penstock.rpc.rate_limits import (
     MAX_ALL_UNREAD_BYTES,
+    MAX_CALLER_UNREAD_BYTES,
     MAX_CALLERS,
     MAX_DELAY_S,
     MAX_UNREAD_BYTES,
@@ -87,20 +88,31 @@ def test_many_callers_take_bounded_memory() -> None:
 def test_a_caller_that_reads_nothing_is_answered_no_more() -> None:
     """Until it has read, or is gone; others are answered all the while."""
     found, _ = budgets()
-    first = found.keep("slow", MAX_UNREAD_BYTES)
+    first = found.keep("slow", "c-1", MAX_UNREAD_BYTES)
     with pytest.raises(Exceeded, match="read them first"):
-        found.keep("slow", 1)
-    found.keep("other", MIB)()
+        found.keep("slow", "c-1", 1)
+    found.keep("other", "c-2", MIB)()
     first()
-    found.keep("slow", MAX_UNREAD_BYTES)()
+    found.keep("slow", "c-1", MAX_UNREAD_BYTES)()
+
+
+def test_actors_that_share_a_certificate_read_side_by_side() -> None:
+    """Each waits for one chunk of weights on a connection of its own; all of them have a bound as well."""
+    found, _ = budgets()
+    most = MAX_CALLER_UNREAD_BYTES // MIB
+    kept = [found.keep("gpu-3", f"c-{index}", MIB) for index in range(most)]
+    with pytest.raises(Exceeded, match="read them first"):
+        found.keep("gpu-3", "c-new", MIB)
+    kept.pop()()
+    found.keep("gpu-3", "c-new", MIB)()
 
 
 def test_all_callers_together_leave_unread_no_more_than_a_server_can_keep() -> None:
     """Beyond it only small replies go out, such as acknowledgements."""
     found, _ = budgets()
-    kept = [found.keep(f"c-{index}", MIB) for index in range(MAX_ALL_UNREAD_BYTES // MIB)]
+    kept = [found.keep(f"c-{index}", "c", MIB) for index in range(MAX_ALL_UNREAD_BYTES // MIB)]
     with pytest.raises(Exceeded, match="of replies to all callers"):
-        found.keep("honest", MIB)
-    found.keep("honest", SMALL_BYTES)()
+        found.keep("honest", "c", MIB)
+    found.keep("honest", "c", SMALL_BYTES)()
     kept.pop()()
-    found.keep("honest", MIB)()
+    found.keep("honest", "c", MIB)()

@@ -1,0 +1,237 @@
+"""Weights of any size arrive: a fetch that has begun ends, however fast the learner publishes."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+
+from broker.log import keys
+from broker.log.learner_log import LearnerLog
+from broker.log.script import MOST_FETCHED
+from broker.log.store import Store
+from penstock.wire.limits import WEIGHT_CHUNK_BYTES
+from tests.support.run import small_run
+from tests.support.run.slow_line import FetchingActor, SlowLine, fetching_actors, weight_service
+from tests.support.run.store_run import open_run
+
+
+def blob(number: int, chunks: int) -> bytes:
+    """Weights of so many chunks that differ from those of any other number."""
+    return number.to_bytes(8, "big") * (chunks * WEIGHT_CHUNK_BYTES // 8)
+
+
+class Learner:
+    """Publishes weights of so many chunks."""
+
+    def __init__(self, log: LearnerLog, chunks: int) -> None:
+        self.log, self.chunks, self.count = log, chunks, 0
+
+    def publish(self) -> int:
+        """The number of one more version."""
+        self.count += 1
+        body = blob(self.count, self.chunks)
+        return self.log.publish(body, update=self.count, settled=0, scalars={}).version
+
+    def publish_often(self) -> None:
+        """Publish until a version that nobody holds on to is gone."""
+        for _ in range(3):
+            self.publish()
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    """A store on a fresh server."""
+    made = Store.connect(redis_url)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+def log(redis_url: str) -> Iterator[LearnerLog]:
+    """A learner that opened the run and published nothing yet."""
+    made = open_run(redis_url, publish=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def raw(redis_url: str) -> Iterator["redis.Redis"]:
+    """A plain client, to look."""
+    client = redis.Redis.from_url(redis_url)
+    yield client
+    client.close()
+
+
+def versions_held(raw: "redis.Redis") -> set[int]:
+    """Versions whose chunks are in Redis."""
+    found = raw.scan_iter(f"{keys.WEIGHTS}*")
+    return {int(key.decode().removeprefix(keys.WEIGHTS).partition(":")[0]) for key in found}
+
+
+async def fetched(store: Store, session: int, known: int = 0) -> int:
+    """The version that a session is told to fetch."""
+    publication = await store.begin_fetch(session, known)
+    assert publication is not None
+    return publication.version
+
+
+async def fetch_all(actor: FetchingActor) -> None:
+    """Fetch until the version that was begun is there."""
+    while actor.is_fetching:
+        assert await actor.take_chunk()
+
+
+@pytest.mark.parametrize(("chunks", "count", "brokers"), [(2, 8, 1), (3, 5, 2)])
+async def test_every_actor_gets_newer_weights_while_each_chunk_meets_a_publication(
+    store: Store, log: LearnerLog, chunks: int, count: int, brokers: int
+) -> None:
+    """Once per one and a half times what the line needs to carry one version to each."""
+    learner = Learner(log, chunks)
+    learner.publish()
+    line = SlowLine(await fetching_actors(store, count, brokers=brokers))
+    for _ in range(3 * chunks * count):
+        await line.carry()
+        learner.publish()
+    assert max(line.longest_waits()) <= 1.5 * chunks * count
+    assert sum(actor.given_up for actor in line.actors) == 0
+
+
+async def test_only_so_many_versions_stay_for_fetches(
+    store: Store, log: LearnerLog, raw: "redis.Redis"
+) -> None:
+    """An actor that begins when they are being fetched joins the newest of them."""
+    learner = Learner(log, 2)
+    actors = await fetching_actors(store, 24)
+    for actor in actors:
+        learner.publish()
+        assert await actor.take_chunk()
+    wanted = {actor.wanted.version for actor in actors}
+    assert wanted == {*range(1, MOST_FETCHED + 1)}
+    assert versions_held(raw) == wanted | {learner.count, learner.count - 1}
+    for actor in actors:
+        await fetch_all(actor)
+        assert actor.given_up == 0
+        assert actor.blob == blob(actor.version, 2)
+    learner.publish()
+    assert versions_held(raw) == {learner.count, learner.count - 1}
+
+
+async def test_actors_on_slow_lines_do_not_keep_the_others_from_newer_weights(
+    store: Store, log: LearnerLog, raw: "redis.Redis"
+) -> None:
+    """Four take a chunk in turn, beside a fast one: it gets a version each time, and they theirs in time.
+
+    Each chunk comes from a broker with an empty cache: what counts is what Redis keeps.
+    """
+    learner = Learner(log, 2)
+    fast, *slow = await fetching_actors(store, 5)
+    arrived = dict.fromkeys((actor.session for actor in slow), 0)
+    for turn in range(20):
+        for actor in (slow[turn % 4], fast, fast):
+            learner.publish_often()
+            before, actor.service = actor.version, weight_service(store)
+            assert await actor.take_chunk()
+            if actor is not fast:
+                arrived[actor.session] += actor.version > before
+        assert fast.version > before
+        assert len(versions_held(raw)) <= MOST_FETCHED + 2
+    assert sum(actor.given_up for actor in (fast, *slow)) == 0
+    assert min(arrived.values()) >= 2
+
+
+async def test_a_session_that_has_all_versions_being_fetched_gets_a_newer_one(
+    store: Store, log: LearnerLog
+) -> None:
+    """In place of the second oldest, whose session goes on with the oldest that it lacks."""
+    learner = Learner(log, 2)
+    sessions = [actor.session for actor in await fetching_actors(store, MOST_FETCHED + 1)]
+    for session in sessions[:MOST_FETCHED]:
+        learner.publish()
+        assert await fetched(store, session) == learner.count
+    learner.publish()
+    newest_fetched = learner.count - 1
+    assert await fetched(store, sessions[-1]) == newest_fetched
+    assert await fetched(store, sessions[-1], known=newest_fetched) == learner.count
+    assert await fetched(store, sessions[0]) == 1
+    assert await fetched(store, sessions[1], known=1) == 3
+    assert await fetched(store, sessions[1], known=1) == 3
+
+
+async def test_a_fetch_goes_on_at_another_broker(store: Store, log: LearnerLog) -> None:
+    """The first one was killed, and the learner has published since: the bytes are in Redis still."""
+    learner = Learner(log, 3)
+    learner.publish()
+    (actor,) = await fetching_actors(store, 1)
+    assert await actor.take_chunk()
+    learner.publish_often()
+    actor.service = weight_service(store)
+    await fetch_all(actor)
+    assert (actor.version, actor.given_up) == (1, 0)
+    assert actor.blob == blob(1, 3)
+
+
+async def test_credit_never_asks_for_a_version_that_the_session_cannot_have(
+    store: Store, redis_url: str
+) -> None:
+    """It is given while the session fetches an older version than the newest."""
+    log = open_run(redis_url, publish=False, budget=small_run.CHARGE)
+    learner = Learner(log, 2)
+    learner.publish()
+    other, actor = await fetching_actors(store, 2)
+    assert await actor.take_chunk()
+    learner.publish_often()
+    await store.close_session(other.session)
+    await actor.look()
+    assert actor.min_version == actor.wanted.version == 1
+    await fetch_all(actor)
+    assert actor.given_up == 0
+    log.close()
+
+
+async def test_a_fetch_renews_the_session(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
+    """Every chunk does: weights may take longer than a session lives in silence."""
+    learner = Learner(log, 3)
+    learner.publish()
+    (actor,) = await fetching_actors(store, 1)
+    await actor.look()
+    long_ago = 1.0
+    while actor.is_fetching:
+        raw.zadd(keys.OPEN, {str(actor.session): long_ago})
+        assert await actor.take_chunk()
+        heard = raw.zscore(keys.OPEN, str(actor.session))
+        assert heard is not None
+        assert heard > long_ago
+
+
+async def test_a_session_that_ends_lets_go_of_what_it_fetched(
+    store: Store, log: LearnerLog, raw: "redis.Redis"
+) -> None:
+    """Closed or expired: the next publication drops the bytes."""
+    learner = Learner(log, 2)
+    learner.publish()
+    (actor,) = await fetching_actors(store, 1)
+    assert await actor.take_chunk()
+    for _ in range(2):
+        learner.publish()
+    assert actor.wanted.version in versions_held(raw)
+    await store.close_session(actor.session)
+    learner.publish()
+    assert versions_held(raw) == {learner.count, learner.count - 1}
+
+
+async def test_chunks_come_from_the_brokers_cache_when_redis_has_dropped_them(
+    store: Store, log: LearnerLog, raw: "redis.Redis"
+) -> None:
+    """The last reply of a fetch was lost, and the version has been dropped since."""
+    learner = Learner(log, 2)
+    learner.publish()
+    (actor,) = await fetching_actors(store, 1)
+    assert await actor.take_chunk()
+    first = actor.blob
+    assert await actor.take_chunk()
+    wanted, actor.blob, actor.version = actor.wanted.version, first, 0
+    learner.publish_often()
+    assert wanted not in versions_held(raw)
+    assert await actor.take_chunk()
+    assert (actor.version, actor.given_up) == (wanted, 0)
+    assert actor.blob == blob(1, 2)
