@@ -63,8 +63,10 @@ def sections(settings: Settings) -> dict[str, str]:
 
 def configuration_hash(settings: Settings) -> str:
     """sha256 of the run's configuration, but for who may talk to whom and where."""
-    told = settings.model_dump(mode="json", exclude={"security": True, "metrics": True, "broker": {"redis"}})
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    content = settings.model_dump(
+        mode="json", exclude={"security": True, "metrics": True, "broker": {"redis"}}
+    )
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_same(run: str, before: dict[str, str], now: dict[str, str]) -> None:

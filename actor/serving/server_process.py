@@ -31,7 +31,7 @@ from penstock.registry.weight_files import read_specification
 from penstock.rpc.boundary import Boundary
 from penstock.rpc.rate_limits import Rates
 from penstock.runtime.exit import EXIT_OK, Fatal
-from penstock.runtime.garbage_collection import look_seldom
+from penstock.runtime.garbage_collection import collect_seldom
 from penstock.runtime.health import Health, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.loop_lag import EVENT_LOOP, watch_loop
@@ -150,7 +150,7 @@ async def _serve(
         await frame.begin(metrics_port=metrics_port)
         health.set_ready(True)
         # The steps of open episodes are many small objects that live for seconds and hold no cycles.
-        look_seldom()
+        collect_seldom()
         log.info("serving", extra={"address": address, "run_name": specification.run})
         await _until(stop, parts)
         health.set_ready(False, "draining")

@@ -78,12 +78,12 @@ def read(specification: RunSpecification, local: ActorSection) -> Run:
 
 def _check_spaces(run: Run) -> None:
     observation, action = load(run.workload.spaces)(run.environment)
-    for name, own, told in (
+    for name, own, in_run in (
         ("observation_space", observation, run.specification.observation_space),
         ("action_space", action, run.specification.action_space),
     ):
-        if own != told:
+        if own != in_run:
             raise Fatal(
-                f"{name}: {run.environment.id} has {own} on this machine and {told} in the run; "
+                f"{name}: {run.environment.id} has {own} on this machine and {in_run} in the run; "
                 "install the same version of the environment"
             )

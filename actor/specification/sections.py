@@ -57,18 +57,18 @@ def at_places(name: str, section: K, workload: Workload, local: ActorSection) ->
     return section.model_copy(update={"kwargs": kwargs})
 
 
-def overlay(told: ActorSection, local: ActorSection) -> ActorSection:
+def overlay(of_run: ActorSection, local: ActorSection) -> ActorSection:
     """Return the actor section of the run with what this process decides for itself.
 
-    told: of the run. local: of this process; where it sets what the run decides, it is warned and ignored.
+    of_run: of the run. local: of this process; where it sets what the run decides, it is warned and ignored.
     """
     for key in _THE_RUNS:
-        here, run = getattr(local, key), getattr(told, key)
+        here, run = getattr(local, key), getattr(of_run, key)
         if key in local.model_fields_set and here != run:
             log.warning("ignored: the run decides", extra={"key": f"actor.{key}", "here": here, "told": run})
     own: dict[str, Any] = {key: getattr(local, key) for key in _LOCAL if key in local.model_fields_set}
     own |= {"ack_journal": local.ack_journal, "places": local.places}  # never a path from the wire
-    return told.model_copy(update=own)
+    return of_run.model_copy(update=own)
 
 
 def _section(kind: type[S], name: str, text: str) -> S:

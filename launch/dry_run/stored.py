@@ -32,11 +32,11 @@ ALL_STEPS: Final = "steps"
 
 def fingerprint(settings: Settings) -> str:
     """Return a digest of the settings that determine what a run does."""
-    told = settings.model_dump(mode="json", exclude=_ELSEWHERE)
-    told["tracing"]["folder"] = None
-    told["actor"]["ack_journal"] = settings.actor.ack_journal is not None
-    told["learner"]["record"] = settings.learner.record is not None
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    content = settings.model_dump(mode="json", exclude=_ELSEWHERE)
+    content["tracing"]["folder"] = None
+    content["actor"]["ack_journal"] = settings.actor.ack_journal is not None
+    content["learner"]["record"] = settings.learner.record is not None
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def place_of(plan: Plan, *, named: bool) -> Path:

@@ -66,10 +66,10 @@ def _onnx(folder: Path, version: PolicyVersion, blob: bytes) -> bytes:
     # No environment is made: this machine need not have it.
     policy = policy_maker(specification, local_settings(folder).actor)()
     load_into(policy, blob)
-    told = {
+    content = {
         "run": version.run,
         "policy": version.policy,
         "version": version.version,
         "sha256": version.sha256,
     }
-    return to_onnx(policy, {name: str(value) for name, value in told.items()})
+    return to_onnx(policy, {name: str(value) for name, value in content.items()})

@@ -77,7 +77,7 @@ def rollback(place: Place, version: int | None, *, reason: str, as_json: bool) -
         except (OSError, ValueError) as error:
             active, note = done.active, f"its content has no number of its own yet: {error}"
         awaiting = registry.awaiting_number(place.policy) is not None
-    told = {
+    content = {
         "withdrawn": version_json(done.withdrawn),
         "active": None if active is None else version_json(active),
         "awaits_number": awaiting,
@@ -85,7 +85,7 @@ def rollback(place: Place, version: int | None, *, reason: str, as_json: bool) -
     lines = [version_line(done.withdrawn), "nothing is active" if active is None else version_line(active)]
     if awaiting:
         lines.append(note or "the learner of the run gives its content a number of its own")
-    _tell(told, "\n".join(lines), as_json=as_json)
+    _tell(content, "\n".join(lines), as_json=as_json)
     return EXIT_OK
 
 

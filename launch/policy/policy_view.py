@@ -30,15 +30,17 @@ def show_version(place: Place, version: int, *, as_json: bool) -> int:
     """Print a version, whether its weights are here, and its events, oldest first; returns the exit code."""
     with opened(place) as registry:
         found = registry.get(place.policy, version)
-        told = [one for one in registry.events(place.policy, MAX_EVENTS) if one.version == version][::-1]
+        events = [one for one in registry.events(place.policy, MAX_EVENTS) if one.version == version][::-1]
     weights = _weights(place, found)
     if as_json:
-        content = version_json(found) | {"weights": weights, "events": [_event_json(one) for one in told]}
+        content = version_json(found) | {"weights": weights, "events": [_event_json(one) for one in events]}
         say([json.dumps(content, indent=2)])
     else:
         fields = [(name, _text(value)) for name, value in version_json(found).items()]
-        events = [f"{one.time:%Y-%m-%d %H:%M:%S}  {one.action.value}  {one.by}  {one.reason}" for one in told]
-        say([*table([*fields, ("weights", weights)]), *events])
+        lines = [
+            f"{one.time:%Y-%m-%d %H:%M:%S}  {one.action.value}  {one.by}  {one.reason}" for one in events
+        ]
+        say([*table([*fields, ("weights", weights)]), *lines])
     return EXIT_OK
 
 
@@ -121,5 +123,5 @@ def _weights(place: Place, version: PolicyVersion) -> str:
 
 
 def _event_json(event: Event) -> dict[str, Any]:
-    told = {"action": event.action.value, "time": event.time.isoformat(), "detail": dict(event.detail)}
-    return {"number": event.number, "by": event.by, "reason": event.reason} | told
+    content = {"action": event.action.value, "time": event.time.isoformat(), "detail": dict(event.detail)}
+    return {"number": event.number, "by": event.by, "reason": event.reason} | content

@@ -167,12 +167,12 @@ def device_memory() -> tuple[int, int] | None:
     if shutil.which(_DEVICE_QUERY[0]) is None:
         return None
     try:
-        told = subprocess.run(
+        reply = subprocess.run(
             _DEVICE_QUERY, capture_output=True, text=True, check=True, timeout=_DEVICE_TIMEOUT_S
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return None  # there is the program and no device that answers
-    return parse_device_memory(told.stdout)
+    return parse_device_memory(reply.stdout)
 
 
 def parse_device_memory(text: str) -> tuple[int, int] | None:

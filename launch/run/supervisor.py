@@ -93,7 +93,7 @@ class Supervisor:
         self._services: dict[str, _Service] = {}
         self._exits: queue.SimpleQueue[Exit | None] = queue.SimpleQueue()
         self._trees = Trees()
-        self._looked_at_memory_s = time.monotonic()
+        self._memory_read_s = time.monotonic()
 
     def start(self, spec: ServiceSpec) -> None:
         """Start a service; returns before it is ready."""
@@ -107,7 +107,7 @@ class Supervisor:
 
     def step(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` for a death, restart what is due. Raises GaveUp."""
-        if time.monotonic() - self._looked_at_memory_s >= _MEMORY_INTERVAL_S:
+        if time.monotonic() - self._memory_read_s >= _MEMORY_INTERVAL_S:
             self.note_memory()
         due = [s.restart_at_s for s in self._services.values() if s.restart_at_s is not None]
         wait_s = min([timeout_s, *(max(0.0, at - time.monotonic()) for at in due)])
@@ -121,7 +121,7 @@ class Supervisor:
 
     def note_memory(self) -> None:
         """Look how much memory each service has needed: of one that has ended nobody knows any more."""
-        self._looked_at_memory_s = time.monotonic()
+        self._memory_read_s = time.monotonic()
         alive = {s.process.pid: s for s in self._services.values() if s.process is not None}
         for pid, memory in self._trees.look(alive).items():
             alive[pid].memory |= memory

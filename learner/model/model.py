@@ -166,18 +166,18 @@ def _sent(settings: Settings, section: K) -> K:
 
 def _environment(settings: Settings) -> EnvironmentSection:
     """What the actors are told: shaping with the discount that is learned with, where it names none."""
-    told = []
+    wrappers = []
     for wrapper in settings.environment.reward:
         if wrapper.shape is None:
-            told.append(wrapper)
+            wrappers.append(wrapper)
             continue
         try:
             load(wrapper.shape)
         except ConfigurationError as error:
             raise ConfigurationError(f"environment.reward: shape={error}") from error
         discount = settings.algorithm.discount if wrapper.discount is None else wrapper.discount
-        told.append(wrapper.model_copy(update={"discount": discount}))
-    return settings.environment.model_copy(update={"reward": tuple(told)})
+        wrappers.append(wrapper.model_copy(update={"discount": discount}))
+    return settings.environment.model_copy(update={"reward": tuple(wrappers)})
 
 
 def _pacing(settings: Settings, algorithm: Algorithm) -> Pacing:

@@ -49,7 +49,7 @@ class Account:
     recorder: Recorder
     recording: RecordingWriter | None
 
-    def moment(self) -> ProgressSnapshot:
+    def snapshot(self) -> ProgressSnapshot:
         """Where the run is; may be asked from any thread."""
         renewal = self.lease.renewal
         mean_return, episode_length = self.episodes.means()
@@ -73,7 +73,7 @@ class Account:
     def describe(self) -> str:
         """What `Status` shows of the learner, a JSON object; may be asked from any thread."""
         books = {"trained": self.ledger.trained, "dropped": dict(self.ledger.dropped)}
-        return json.dumps(asdict(self.moment()) | {"ledger": books})
+        return json.dumps(asdict(self.snapshot()) | {"ledger": books})
 
     def close(self, outcome: Outcome) -> None:
         """Leave the final policy, the registered version and `learner.json`."""
@@ -113,7 +113,7 @@ class Account:
         return self.ledger.balance(acked=acked, lost=lost + residue.lost, resident=residue.entries)
 
     def _summary(self, outcome: Outcome, final: FinalPolicy, balance: Balance) -> dict[str, Any]:
-        moment, evaluation = self.moment(), self.evaluation
+        snapshot, evaluation = self.snapshot(), self.evaluation
         solved, restored = evaluation.solved, outcome.restored
         return {
             "run": self.model.specification.run,
@@ -121,16 +121,16 @@ class Account:
             "finished": outcome.ending.finished,
             "solved": solved is not None,
             "target_return": self.model.target,
-            "mean_return": moment.mean_return,
+            "mean_return": snapshot.mean_return,
             "evaluation": _evaluation_json(restored or solved or evaluation.last),
             "best_checkpoint": evaluation.checkpoints()[0] or None,
             "restored_from": None if restored is None else restored.candidate.version,
-            "env_steps": moment.env_steps,
-            "updates": moment.updates,
+            "env_steps": snapshot.env_steps,
+            "updates": snapshot.updates,
             "policy_version": final.version,
-            "training_seconds": round(moment.training_seconds, 3),
+            "training_seconds": round(snapshot.training_seconds, 3),
             "solved_at": None if solved is None else _moment_json(solved),
-            "env_steps_per_second": round(moment.env_steps / max(moment.training_seconds, 1e-9), 1),
+            "env_steps_per_second": round(snapshot.env_steps / max(snapshot.training_seconds, 1e-9), 1),
             "staleness": self.recorder.staleness.quantiles(),
             "ledger": ledger_json(balance),
             "recording": self._recording_json(),

@@ -323,5 +323,5 @@ class Learner:
             ),
             recorder=self._recorder,
             clock=self._clock,
-            moment=self._account.moment,
+            snapshot=self._account.snapshot,
         )

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Loop:
-    """`run` once. moment: where the run is, as the recorder writes it."""
+    """`run` once. snapshot: where the run is, as the recorder writes it."""
 
     section: LearnerSection
     algorithm: Algorithm
@@ -58,7 +58,7 @@ class Loop:
     non_finite: NonFiniteUpdates
     recorder: Recorder
     clock: TrainingClock
-    moment: Callable[[], ProgressSnapshot]
+    snapshot: Callable[[], ProgressSnapshot]
     _waited_since: float = field(init=False, default_factory=time.perf_counter)
     _is_fed: bool = field(init=False, default=True)
     _stalled: str = field(init=False, default="")
@@ -70,7 +70,7 @@ class Loop:
         self.stall.suspend()
         restored = self.closing.close(ending)
         self.checkpoints.save()
-        self.recorder.write(self.moment, now=True)
+        self.recorder.write(self.snapshot, now=True)
         return Outcome(ending=ending, restored=restored, stalled=self._stalled)
 
     def _learn(self) -> Ending:
@@ -91,7 +91,7 @@ class Loop:
             log_batch = self._take()
             if log_batch is not None:
                 self._consume(log_batch)
-            self.recorder.write(self.moment)
+            self.recorder.write(self.snapshot)
 
     def _ending(self) -> Ending | None:
         if self.interruptions.is_draining:

@@ -5,7 +5,7 @@
     final     the version that the process ends with              (`finish`, in the loop's thread)
 
 Offers wait here; a thread of this module writes the file, then registers, then has `registry_sync` make Redis
-and the folder follow the registry, at least every LOOK_S, including changes by operators. A registry that
+and the folder follow the registry, at least every POLL_S, including changes by operators. A registry that
 does not answer or a full disk is logged and counted, and tried again at the next round: learning goes on. A
 refused write to Redis ends the process as everywhere. SQLAlchemy is not imported before the first round: it
 would keep the first update waiting.
@@ -42,7 +42,7 @@ from penstock.wire.messages import Publication
 if TYPE_CHECKING:
     from penstock.registry.registry import Registry
 
-LOOK_S: Final = 2.0
+POLL_S: Final = 2.0
 """Seconds within which changes by operators reach Redis and the folder."""
 _DECISIONS: Final = (Action.PROMOTED, Action.ROLLED_BACK, Action.TRAFFIC)
 MAX_WAITING: Final = 4
@@ -93,7 +93,7 @@ class KeptVersions:
         url = self._lineage.url
         file = url.removeprefix("sqlite:///")
         if file == url or Path(file).exists():
-            self._look()
+            self._poll()
 
     def published(self, publication: Publication, blob: bytes) -> None:
         """Offer the published weights when a periodic version is due."""
@@ -124,17 +124,17 @@ class KeptVersions:
     def run(self) -> None:
         """Make rounds until `stop`."""
         while True:
-            self._hasten.wait(LOOK_S)
+            self._hasten.wait(POLL_S)
             self._hasten.clear()
             if self._stop.is_set():
                 return
-            self._look()
+            self._poll()
 
     def finish(self, candidate: VersionCandidate | None) -> None:
         """Register the version that the process ends with, and the offers that still wait, in this thread."""
         if candidate is not None:
             self.offer(candidate)
-        self._look()
+        self._poll()
         with self._changed:
             left = [one.publication.version for one in self._waiting]
         if left:
@@ -144,7 +144,7 @@ class KeptVersions:
 
     # ---- one look
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         with self._serial:
             try:
                 registry = self._opened()

@@ -61,8 +61,8 @@ class Staleness:
         """Return p50, p99 and max in updates; zeros before the first fragment."""
         return {"p50": self._at(0.5), "p99": self._at(0.99), "max": max(self.counts, default=0)}
 
-    def _at(self, share: float) -> int:
-        wanted, seen = share * self.counts.total(), 0
+    def _at(self, quantile: float) -> int:
+        wanted, seen = quantile * self.counts.total(), 0
         for age in sorted(self.counts):
             seen += self.counts[age]
             if seen >= wanted:
@@ -173,12 +173,12 @@ class Recorder:
             if name in values:
                 gauge.set(values[name])
 
-    def write(self, moment: Callable[[], ProgressSnapshot], *, now: bool = False) -> None:
+    def write(self, snapshot: Callable[[], ProgressSnapshot], *, now: bool = False) -> None:
         """Write a line when one is due, or `now`."""
         elapsed = time.monotonic() - self._since.at_s
         if elapsed < INTERVAL_S and not now:
             return
-        here = moment()
+        here = snapshot()
         line = self._line(here, max(elapsed, 1e-9))
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
@@ -195,30 +195,30 @@ class Recorder:
         if self._tracking is not None:
             self._tracking.close()
 
-    def _line(self, moment: ProgressSnapshot, elapsed: float) -> dict[str, Any]:
+    def _line(self, snapshot: ProgressSnapshot, elapsed: float) -> dict[str, Any]:
         since = self._since
         ages = since.staleness.quantiles()
         return {
             "time": round(time.time(), 3),
-            "training_seconds": round(moment.training_seconds, 3),
-            "env_steps": moment.env_steps,
-            "updates": moment.updates,
-            "version": moment.version,
-            "publications": moment.publications,
-            "episodes": moment.episodes,
-            "mean_return": moment.mean_return,
-            "episode_length": moment.episode_length,
-            "steps_per_second": round((moment.env_steps - since.env_steps) / elapsed, 1),
+            "training_seconds": round(snapshot.training_seconds, 3),
+            "env_steps": snapshot.env_steps,
+            "updates": snapshot.updates,
+            "version": snapshot.version,
+            "publications": snapshot.publications,
+            "episodes": snapshot.episodes,
+            "mean_return": snapshot.mean_return,
+            "episode_length": snapshot.episode_length,
+            "steps_per_second": round((snapshot.env_steps - since.env_steps) / elapsed, 1),
             **{f"staleness_{name}": value for name, value in ages.items()},
             "wait_seconds": round(since.wait_s, 4),
             "assemble_seconds": round(since.assemble_s, 4),
             "compute_seconds": round(since.compute_s, 4),
-            "publish_seconds": round(moment.publish_s - since.publish_s, 4),
-            "checkpoint_seconds": round(moment.checkpoint_s - since.checkpoint_s, 4),
-            "log_bytes": moment.log_bytes,
-            "outstanding": moment.outstanding,
-            "budget": moment.budget,
-            **moment.evaluated,
+            "publish_seconds": round(snapshot.publish_s - since.publish_s, 4),
+            "checkpoint_seconds": round(snapshot.checkpoint_s - since.checkpoint_s, 4),
+            "log_bytes": snapshot.log_bytes,
+            "outstanding": snapshot.outstanding,
+            "budget": snapshot.budget,
+            **snapshot.evaluated,
             **self._last,
         }
 

@@ -50,14 +50,16 @@ class Attempts:
     def is_worth_another(self, error: Exception) -> bool:
         """Return whether to send the same request again after this error."""
         self._last = error
-        return is_repeatable(error) or (isinstance(error, Overloaded) and _told_s(error) < self.left_s())
+        return is_repeatable(error) or (
+            isinstance(error, Overloaded) and _retry_after_s(error) < self.left_s()
+        )
 
     def delays(self) -> Iterator[float]:
         """Yield the seconds to wait after each error."""
         for jitter_s in full_jitter(cap_s=_CAP_S):
-            yield _told_s(self._last) + jitter_s
+            yield _retry_after_s(self._last) + jitter_s
 
 
-def _told_s(error: Exception | None) -> float:
+def _retry_after_s(error: Exception | None) -> float:
     refusal = error.refusal if isinstance(error, Overloaded) else None
     return refusal.retry_after_ms / 1000 if refusal else 0.0

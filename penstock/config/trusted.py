@@ -32,31 +32,33 @@ def check_trusted(key: str, name: str, allowed: Collection[str]) -> None:
         )
 
 
-def without_places(told: Mapping[str, Any], keys: Collection[str], unsent: Collection[str]) -> dict[str, Any]:
-    """Arguments as a specification tells them: of those under `keys` only that they are given, `unsent` not.
+def without_places(
+    arguments: Mapping[str, Any], keys: Collection[str], unsent: Collection[str]
+) -> dict[str, Any]:
+    """Return the arguments as other machines see them: under `keys` only that one is given, without `unsent`.
 
     Where this machine has something, and whom it asks, is nothing to the others.
     """
     return {
         key: _ELSEWHERE if key in keys and value else value
-        for key, value in told.items()
+        for key, value in arguments.items()
         if key not in unsent
     }
 
 
 def placed(
-    section: str, told: Mapping[str, Any], keys: Collection[str], places: Mapping[str, str]
+    section: str, arguments: Mapping[str, Any], keys: Collection[str], places: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Arguments that a specification told, with those under `keys` from `places` of this process.
+    """Return the arguments of a specification, with those under `keys` from `places` of this process.
 
     section: their name. A key that the run does not use stays as it is. Raises ConfigurationError for one
     that `places` lacks.
     """
-    missing = sorted(key for key in keys if told.get(key) and key not in places)
+    missing = sorted(key for key in keys if arguments.get(key) and key not in places)
     if missing:
         key = missing[0]
         raise ConfigurationError(
             f"{section}.{key}: places are not taken from a run's specification; say where this machine has "
             f"it with --set 'actor.places.{key}=\"…\"'"
         )
-    return {**told, **{key: places[key] for key in keys if told.get(key)}}
+    return {**arguments, **{key: places[key] for key in keys if arguments.get(key)}}

@@ -152,14 +152,14 @@ class ActorCritic(nn.Module):
         parameters: [..., P]. action: stored actions by path, [..., *shape].
         """
         pieces = zip(self.action_heads, self._cuts, strict=True)
-        shares = [head.log_prob(parameters[..., cut], action[head.path]) for head, cut in pieces]
-        return shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
+        parts = [head.log_prob(parameters[..., cut], action[head.path]) for head, cut in pieces]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def joint_entropy(self, parameters: Tensor) -> Tensor:
         """Return entropies [...] in nats of parameters [..., P], summed over action heads."""
         pieces = zip(self.action_heads, self._cuts, strict=True)
-        shares = [head.entropy(parameters[..., cut]) for head, cut in pieces]
-        return shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
+        parts = [head.entropy(parameters[..., cut]) for head, cut in pieces]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def slope(
         self, parameters: Tensor, action: Mapping[str, Tensor], by_log_prob: Tensor, by_entropy: float

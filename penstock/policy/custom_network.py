@@ -132,7 +132,7 @@ def _check_features(name: str, network: nn.Module, width: int, reader: Reader) -
 
     One row and several, in evaluation and in training mode, must give the same, and leave inputs unchanged.
     """
-    inputs = _trial(reader)
+    inputs = _sample_inputs(reader)
     given = Inputs(inputs.vector.clone(), tuple(image.clone() for image in inputs.images))
     features = _features(name, network.eval(), inputs, width)
     if not torch.isfinite(features).all():
@@ -170,7 +170,7 @@ def _features(name: str, network: nn.Module, inputs: Inputs, width: int) -> Tens
     return features.detach()
 
 
-def _trial(reader: Reader) -> Inputs:
+def _sample_inputs(reader: Reader) -> Inputs:
     """Return inputs of observations drawn within their bounds."""
     random = np.random.default_rng(0)
     drawn = {path: sample(leaf, _ROWS, random) for path, leaf in leaves(reader.space, "observation")}

@@ -71,8 +71,8 @@ class BatchNorm(nn.Module):
         self.merges += 1
 
     def _merged(self, new: Moments) -> tuple[Tensor, Tensor]:
-        share = (1.0 / (self.merges + 1.0)).clamp(min=_NEWEST_SHARE)
-        return self.mean.lerp(new.mean, share), self.variance.lerp(new.spread / new.count, share)
+        weight = (1.0 / (self.merges + 1.0)).clamp(min=_NEWEST_SHARE)
+        return self.mean.lerp(new.mean, weight), self.variance.lerp(new.spread / new.count, weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +119,22 @@ def measure(
 
 
 class Dropout(nn.Module):
-    """Zeroes a share of the features and scales the others up, inside `thinned` only.
+    """Zeroes features with probability `rate` and scales the others up, inside `thinned` only.
 
     See Srivastava et al. 2014.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, rate: float) -> None:
         super().__init__()
-        self.share = share
+        self.rate = rate
         self.random: torch.Generator | None = None
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return a tensor of the same shape."""
         if self.random is None:
             return rows
-        kept = torch.empty_like(rows).bernoulli_(1.0 - self.share, generator=self.random)
-        return rows * kept.div_(1.0 - self.share)
+        kept = torch.empty_like(rows).bernoulli_(1.0 - self.rate, generator=self.random)
+        return rows * kept.div_(1.0 - self.rate)
 
 
 def dropouts(module: nn.Module) -> tuple[Dropout, ...]:

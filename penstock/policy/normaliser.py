@@ -41,9 +41,9 @@ def combine(first: Moments, second: Moments) -> Moments:
     """Return the moments of both sets of rows together (Chan, Golub, LeVeque 1979)."""
     count = first.count + second.count
     delta = second.mean - first.mean
-    share = second.count / count.clamp(min=1.0)
-    spread = first.spread + second.spread + delta.square() * first.count * share
-    return Moments(count, first.mean + delta * share, spread)
+    weight = second.count / count.clamp(min=1.0)
+    spread = first.spread + second.spread + delta.square() * first.count * weight
+    return Moments(count, first.mean + delta * weight, spread)
 
 
 class Normaliser(nn.Module):

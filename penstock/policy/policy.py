@@ -121,14 +121,14 @@ class Policy(ActorCritic):
         if not all_finite(parameters):
             raise FloatingPointError(_NOT_FINITE)
         actions: dict[str, Array] = {}
-        shares: list[Any] = []
+        log_probs: list[Any] = []
         for head, cut in zip(self.action_heads, self._cuts, strict=True):
             part = parameters[:, cut]
             if masks is not None and head.path in masks:
                 part = head.masked(part, masks[head.path])
-            actions[head.path], share = head.mode(part) if deterministic else head.draw(part, random)
-            shares.append(share)
-        log_prob = shares[0] if len(shares) == 1 else np.sum(shares, 0)
+            actions[head.path], head_log_prob = head.mode(part) if deterministic else head.draw(part, random)
+            log_probs.append(head_log_prob)
+        log_prob = log_probs[0] if len(log_probs) == 1 else np.sum(log_probs, 0)
         return Acted(actions, log_prob.astype(np.float32, copy=False))
 
     def chance(
@@ -143,13 +143,13 @@ class Policy(ActorCritic):
         """
         if not all_finite(parameters):
             raise FloatingPointError(_NOT_FINITE)
-        shares: list[Any] = []
+        log_probs: list[Any] = []
         for head, cut in zip(self.action_heads, self._cuts, strict=True):
             part = parameters[:, cut]
             if masks is not None and head.path in masks:
                 part = head.masked(part, masks[head.path])
-            shares.append(head.chance(part, action[head.path]))
-        log_prob: NDArray[np.float32] = np.sum(shares, 0).astype(np.float32, copy=False)
+            log_probs.append(head.chance(part, action[head.path]))
+        log_prob: NDArray[np.float32] = np.sum(log_probs, 0).astype(np.float32, copy=False)
         return log_prob
 
     def distribution(

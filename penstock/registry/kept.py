@@ -71,8 +71,8 @@ def awaiting_number(session: Session, policy: str) -> VersionRow | None:
     if active is None:
         return None
     own = (EventRow.version == active.version) & EventRow.action.in_((Action.PROMOTED, Action.REGISTERED))
-    told = (EventRow.policy == policy) & (own | (EventRow.action == Action.ROLLED_BACK))
-    for event in session.scalars(select(EventRow).where(told).order_by(EventRow.number.desc())):
+    is_decision = (EventRow.policy == policy) & (own | (EventRow.action == Action.ROLLED_BACK))
+    for event in session.scalars(select(EventRow).where(is_decision).order_by(EventRow.number.desc())):
         if event.action is not Action.ROLLED_BACK:
             return None
         if event.detail["from"] == Status.ACTIVE.value:

@@ -52,11 +52,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         self, request: pb.HealthCheckRequest, context: Context
     ) -> AsyncIterator[pb.HealthCheckResponse]:
         """See health.proto of grpc.health.v1."""
-        told = None
+        sent = None
         while True:
             changed = self._changed
             status = self._status.get(request.service, Status.SERVICE_UNKNOWN)
-            if status != told:
-                told = status
+            if status != sent:
+                sent = status
                 yield pb.HealthCheckResponse(status=status)
             await changed.wait()

@@ -33,9 +33,9 @@ def in_foreground(
     run_dir: of the run that a policy server serves.
     """
     # Before what a service is made of is imported; until it is ready (`Health.set_ready`).
-    from penstock.runtime.garbage_collection import look_seldom
+    from penstock.runtime.garbage_collection import collect_seldom
 
-    look_seldom()
+    collect_seldom()
     from penstock.config.run_folder import keep_private
     from penstock.config.service_settings import learner_settings, service_settings
     from penstock.runtime import logs, tracing

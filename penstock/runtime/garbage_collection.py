@@ -12,12 +12,12 @@ MANY_OBJECTS: Final = 20_000
 _USUAL: Final = gc.get_threshold()
 
 
-def look_seldom() -> None:
+def collect_seldom() -> None:
     """Collect only after MANY_OBJECTS new objects: where objects live long, or hold no cycles."""
     gc.set_threshold(MANY_OBJECTS, *_USUAL[1:])
 
 
-def look_as_usual() -> None:
-    """Undo `look_seldom` without collecting: a cycle that holds much memory must not wait for long."""
+def collect_as_usual() -> None:
+    """Undo `collect_seldom` without collecting: a cycle that holds much memory must not wait for long."""
     if gc.get_threshold()[0] == MANY_OBJECTS:
         gc.set_threshold(*_USUAL)

@@ -21,13 +21,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock.rpc.auth import AddressInUse
 from penstock.runtime import metrics
-from penstock.runtime.garbage_collection import look_as_usual
+from penstock.runtime.garbage_collection import collect_as_usual
 
 ENDPOINT_VARIABLE: Final = "PENSTOCK_ENDPOINT_FILE"
 READER_S: Final = 60.0
 """Seconds after which a reader that has not read the metrics again is no longer waited for."""
 _MAX_READERS: Final = 16
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 
 
 @dataclass(slots=True)
@@ -61,12 +61,12 @@ class Health:
     def set_ready(self, ready: bool, why: str = "") -> None:
         """Declare the process ready to serve, or not ready with the reason `why`.
 
-        A process that is ready has started, so this also ends `look_seldom` (see `garbage_collection`).
+        A process that is ready has started, so this also ends `collect_seldom` (see `garbage_collection`).
         """
         with self._lock:
             self._not_ready = None if ready else why or "not ready"
         if ready:
-            look_as_usual()
+            collect_as_usual()
 
     def watch(self, name: str, timeout_s: float) -> None:
         """Expect `progress(name)` at least every `timeout_s` seconds from now on."""
@@ -135,7 +135,7 @@ class Health:
         began = self._clock()
         with self._lock:
             awaited = {who for who, at_s in self._read_s.items() if began - at_s < READER_S}
-        while awaited and self._clock() - began < within_s and not over.wait(_LOOK_S):
+        while awaited and self._clock() - began < within_s and not over.wait(_POLL_S):
             with self._lock:
                 awaited -= {who for who in awaited if self._read_s.get(who, 0.0) > began}
 

@@ -210,5 +210,5 @@ def _normal_pdf(x: Array) -> Array:
 
 
 def _normal_cdf(x: Array) -> Array:
-    share: Array = (1 + np.vectorize(math.erf, otypes=[np.float64])(np.asarray(x) / math.sqrt(2))) / 2
-    return share
+    probability: Array = (1 + np.vectorize(math.erf, otypes=[np.float64])(np.asarray(x) / math.sqrt(2))) / 2
+    return probability

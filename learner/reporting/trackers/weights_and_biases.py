@@ -41,13 +41,13 @@ def open_tracker(place: Place) -> WandbRun:
         resume="allow",
         mode=section.wandb_mode,
         dir=str(place.run_dir),
-        config=told(place.settings),
+        config=configuration(place.settings),
         settings=wandb.Settings(console="off", silent=True),
     )
     return WandbRun(run)
 
 
-def told(settings: Settings) -> dict[str, Any]:
+def configuration(settings: Settings) -> dict[str, Any]:
     """Return the part of the configuration that may leave this machine."""
     kept_back: dict[str, Any] = {
         "security": True,

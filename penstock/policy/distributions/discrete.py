@@ -35,11 +35,11 @@ class Categorical(ActionHead):
     def slope(self, parameters: Tensor, action: Tensor, by_log_prob: Tensor, by_entropy: float) -> Tensor:
         """Return ∂L/∂z with ∂log π(a)/∂z = 1[a] − p and ∂H/∂z = −p (log p + H)."""
         log_p = functional.log_softmax(parameters, -1)
-        share, rows = log_p.exp(), by_log_prob.unsqueeze(-1)
-        slope = (share * rows).neg_().scatter_add_(-1, action.unsqueeze(-1), rows)
+        probability, rows = log_p.exp(), by_log_prob.unsqueeze(-1)
+        slope = (probability * rows).neg_().scatter_add_(-1, action.unsqueeze(-1), rows)
         if by_entropy:
-            entropy = -(share * log_p).sum(-1, keepdim=True)
-            slope.addcmul_(share, log_p.add_(entropy), value=-by_entropy)
+            entropy = -(probability * log_p).sum(-1, keepdim=True)
+            slope.addcmul_(probability, log_p.add_(entropy), value=-by_entropy)
         return slope
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
@@ -83,8 +83,8 @@ class Categorical(ActionHead):
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
         """Return the softmax as `probability`."""
-        share = np.exp(parameters - parameters.max(-1, keepdims=True))
-        return {"probability": share / share.sum(-1, keepdims=True)}
+        probability = np.exp(parameters - parameters.max(-1, keepdims=True))
+        return {"probability": probability / probability.sum(-1, keepdims=True)}
 
     def _at(self, parameters: Reals, index: NDArray[np.intp]) -> tuple[Array, Reals]:
         shifted = parameters - parameters.max(-1, keepdims=True)
@@ -148,8 +148,8 @@ class MultiCategorical(ActionHead):
     def describe(self, parameters: Reals) -> dict[str, Reals]:
         """Return the softmaxes of the parts behind one another."""
         pieces = zip(self.parts, self.cuts, strict=True)
-        shares = [part.describe(parameters[:, cut])["probability"] for part, cut in pieces]
-        return {"probability": np.concatenate(shares, -1)}
+        probabilities = [part.describe(parameters[:, cut])["probability"] for part, cut in pieces]
+        return {"probability": np.concatenate(probabilities, -1)}
 
     def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
         """Mask each part independently."""

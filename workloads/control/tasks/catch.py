@@ -36,7 +36,7 @@ class Catch(gymnasium.Env[Image, np.int64]):
         super().reset(seed=seed)
         self._row, self._ball = 0, int(self.np_random.integers(self._columns))
         self._paddle = self._columns // 2
-        return self._look(), {}
+        return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[Image, float, bool, bool, dict[str, Any]]:
         """action: 0 left, 1 stay, 2 right."""
@@ -44,9 +44,9 @@ class Catch(gymnasium.Env[Image, np.int64]):
         self._paddle = min(max(self._paddle + int(action) - 1, 0), self._columns - 1)
         is_over = self._row == self._rows - 1
         reward = (1.0 if self._paddle == self._ball else -1.0) if is_over else 0.0
-        return self._look(), reward, is_over, False, {}
+        return self._observe(), reward, is_over, False, {}
 
-    def _look(self) -> Image:
+    def _observe(self) -> Image:
         image = np.zeros((self._rows, self._columns), np.uint8)
         image[self._row, self._ball] = image[-1, self._paddle] = _BRIGHT
         return image

@@ -42,16 +42,16 @@ class Courier(gymnasium.Env[Observation, np.int64]):
         self._position = _DEPOTS[self._depot]
         while self._has_arrived():
             self._position = self.np_random.integers(SIDE, size=2)
-        return self._look(), {}
+        return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """action: 0 up, 1 down, 2 left, 3 right; a wall keeps the courier where it is."""
         self._position = np.clip(self._position + _MOVES[action], 0, SIDE - 1)
         is_over = self._has_arrived()
-        return self._look(), float(is_over) - STEP_COST, is_over, False, {}
+        return self._observe(), float(is_over) - STEP_COST, is_over, False, {}
 
     def _has_arrived(self) -> bool:
         return bool((self._position == _DEPOTS[self._depot]).all())
 
-    def _look(self) -> Observation:
+    def _observe(self) -> Observation:
         return {"position": self._position.astype(np.float32), "depot": np.int64(self._depot)}

@@ -35,16 +35,16 @@ class Recall(gymnasium.Env[Vector, np.int64]):
         super().reset(seed=seed)
         self._cue = int(self.np_random.integers(self._cues))
         self._left = int(self.np_random.integers(self._delay // 2, self._delay + 1))
-        return self._look(self._cue), {}
+        return self._observe(self._cue), {}
 
     def step(self, action: np.int64) -> tuple[Vector, float, bool, bool, dict[str, Any]]:
         """action: the cue, where it is asked for; else it does not matter."""
         if self._left == 0:
-            return self._look(), float(action == self._cue), True, False, {}
+            return self._observe(), float(action == self._cue), True, False, {}
         self._left -= 1
-        return self._look(self._cues if self._left == 0 else None), 0.0, False, False, {}
+        return self._observe(self._cues if self._left == 0 else None), 0.0, False, False, {}
 
-    def _look(self, shown: int | None = None) -> Vector:
+    def _observe(self, shown: int | None = None) -> Vector:
         observation = np.zeros(self._cues + 1, np.float32)
         if shown is not None:
             observation[shown] = 1

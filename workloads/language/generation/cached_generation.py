@@ -49,10 +49,10 @@ class CachedGeneration:
         ended = torch.zeros(len(prompts), dtype=torch.bool, device=self._device)
         step = 0
         while step < most and not batch.is_empty and not is_over():
-            shares = torch.log_softmax(batch.forward(self._model), -1)
-            drawn = self._draw(shares, deterministic=deterministic)
+            log_probs = torch.log_softmax(batch.forward(self._model), -1)
+            drawn = self._draw(log_probs, deterministic=deterministic)
             tokens[batch.rows, step] = torch.where(batch.alive, drawn, self._pad)
-            log_prob[batch.rows, step] = shares.gather(1, drawn[:, None])[:, 0] * batch.alive
+            log_prob[batch.rows, step] = log_probs.gather(1, drawn[:, None])[:, 0] * batch.alive
             step += 1
             done = batch.alive & (drawn == self._eos)
             lengths[batch.rows[done]] = step
@@ -63,14 +63,14 @@ class CachedGeneration:
         arrays = (tokens[:, :step], log_prob[:, :step], lengths, ended, ended | (step == most))
         return Generated(*(array.cpu().numpy() for array in arrays))
 
-    def _draw(self, shares: Tensor, *, deterministic: bool) -> Tensor:
+    def _draw(self, log_probs: Tensor, *, deterministic: bool) -> Tensor:
         """A token for each row of log-probabilities [N, V]."""
         if deterministic:
-            return shares.argmax(-1)
+            return log_probs.argmax(-1)
         # One number for each row; `multinomial` asks the generator for one for each token of the vocabulary.
-        sums = shares.exp().cumsum(-1, dtype=torch.float64)
+        sums = log_probs.exp().cumsum(-1, dtype=torch.float64)
         total = sums[:, -1]
-        uniform = torch.rand(len(shares), generator=self._random, dtype=sums.dtype, device=sums.device)
+        uniform = torch.rand(len(log_probs), generator=self._random, dtype=sums.dtype, device=sums.device)
         # Below the total, which rounding could reach: a token without a share is never drawn.
         point = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
         return torch.searchsorted(sums, point[:, None], right=True)[:, 0]

@@ -107,8 +107,8 @@ def _scored(source: "RewardSource", request: Request) -> Iterator[dict[str, Any]
             except ValueError as error:
                 bad.add(where, str(error))
         rewards = source.score([sample for _, sample in asked])
-        for (told, _), value in zip(asked, rewards.values, strict=True):
-            yield {**told, "reward": value, "model": rewards.by.name, "sha256": rewards.by.sha256}
+        for (answered, _), value in zip(asked, rewards.values, strict=True):
+            yield {**answered, "reward": value, "model": rewards.by.name, "sha256": rewards.by.sha256}
         count += len(asked)
     for line in bad.lines():
         sys.stderr.write(f"bad row: {line}\n")

@@ -8,7 +8,7 @@ import pytest
 
 from learner.reporting.recorder import Recorder, Staleness
 from learner.reporting.trackers.tracker import QUEUE_LINES, Place, Tracking, check_installed, make_tracking
-from learner.reporting.trackers.weights_and_biases import told
+from learner.reporting.trackers.weights_and_biases import configuration
 from penstock.config.settings import ConfigurationError, Settings, load
 from penstock.runtime import metrics
 from tests.support.run.broker_process import eventually
@@ -163,7 +163,7 @@ def test_wandb_reads_back_what_was_written_offline(tmp_path: Path, monkeypatch: 
 
 def test_the_configuration_leaves_without_secrets_and_addresses() -> None:
     """What is told is what was learned with."""
-    content = told(Settings())
+    content = configuration(Settings())
     assert "security" not in content
     assert "redis" not in content["broker"]
     assert "listen" not in content["serving"]

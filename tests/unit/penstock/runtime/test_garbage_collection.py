@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.runtime.garbage_collection import MANY_OBJECTS, look_seldom
+from penstock.runtime.garbage_collection import MANY_OBJECTS, collect_seldom
 from penstock.runtime.health import Health
 
 USUAL = (700, 10, 10)
@@ -21,7 +21,7 @@ def _as_before() -> Iterator[None]:
 def test_a_start_is_over_when_the_process_is_ready() -> None:
     """From then on a cycle that holds much memory does not wait for 20,000 objects."""
     health = Health("broker")
-    look_seldom()
+    collect_seldom()
     health.set_ready(False, "waits for redis")
     assert gc.get_threshold() == (MANY_OBJECTS, *USUAL[1:])
     health.set_ready(True)
