@@ -4,7 +4,9 @@
 
 Each mutation replaces one or more pieces of source in a copy of the tree and runs there the tests that it
 names, of the fast tier unless it says `slow`: of every file, folder or test that it names at least one must
-fail. What still passes guards nothing; it is listed, and the exit code is 1. `test_mutations.py` holds that
+fail. That one must fail again when it runs alone, and pass alone in the tree as it is: a test that fails now
+and then, or anyhow, has noticed nothing. What still passes guards nothing; it is listed, and the exit code
+is 1. `test_mutations.py` holds that
 every piece is still in the source, so that a mutation cannot quietly mutate nothing.
 """
 
@@ -26,6 +28,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 TABLE: Final = Path(__file__).with_name("mutations.toml")
 LIMIT_S: Final = 600
 _KEPT_OUT: Final = shutil.ignore_patterns(".venv*", ".git", "runs", "*.egg-info", "__pycache__", ".*_cache")
+PASSED: Final = 0
 FAILED: Final = 1
 """pytest's exit code when tests ran and some failed: a test that could not be collected proves nothing."""
 
@@ -80,8 +83,25 @@ def apply(mutation: Mutation, root: Path) -> None:
         path.write_text(text.replace(edit.old, edit.new))
 
 
-def is_noticed(test: str, root: Path, *, slow: bool) -> tuple[bool, str]:
-    """Whether `test` fails in the mutated tree, and where with its error; else pytest's last line."""
+def is_noticed(test: str, mutated: Path, plain: Path, *, slow: bool) -> tuple[bool, str]:
+    """Whether a test fails in the mutated tree, each time, and passes in the plain one; and its last line."""
+    status, last = run_test(test, mutated, slow=slow)
+    if status != FAILED or not last.startswith("FAILED "):
+        return status == FAILED, last
+    failed = last.removeprefix("FAILED ").split(" - ")[0]
+    again, _ = run_test(failed, mutated, slow=slow)
+    if again != FAILED:
+        return False, f"{failed} failed once and not again"
+    status, line = run_test(failed, plain, slow=slow)
+    return (True, last) if status == PASSED else (False, f"{failed} fails without the mutation too: {line}")
+
+
+def run_test(test: str, root: Path, *, slow: bool) -> tuple[int, str]:
+    """Run a file, folder or test in the tree at `root` up to its first failure.
+
+    Returns pytest's exit code, PASSED where it does not end in time, and its last line or the one that names
+    the failed test.
+    """
     options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-m", "slow" if slow else "not slow"]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     try:
@@ -95,22 +115,23 @@ def is_noticed(test: str, root: Path, *, slow: bool) -> tuple[bool, str]:
             timeout=LIMIT_S,
         )
     except subprocess.TimeoutExpired:
-        return False, f"no end within {LIMIT_S} s"
+        return PASSED, f"no end within {LIMIT_S} s"
     lines = done.stdout.strip().splitlines() or [done.stderr.strip()]
     failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
-    return done.returncode == FAILED, (failed or lines)[-1]
+    return done.returncode, (failed or lines)[-1]
 
 
 def run(mutation: Mutation) -> list[str]:
     """The tests that did not notice it."""
     unnoticed = []
     with tempfile.TemporaryDirectory(prefix="mutated-") as folder:
-        root = Path(folder) / "tree"
-        shutil.copytree(ROOT, root, ignore=_KEPT_OUT)
-        apply(mutation, root)
+        mutated, plain = Path(folder) / "tree", Path(folder) / "plain"
+        for root in (mutated, plain):
+            shutil.copytree(ROOT, root, ignore=_KEPT_OUT)
+        apply(mutation, mutated)
         for test in mutation.tests:
             began = time.monotonic()
-            noticed, last = is_noticed(test, root, slow=mutation.slow)
+            noticed, last = is_noticed(test, mutated, plain, slow=mutation.slow)
             word = "noticed" if noticed else f"NOT NOTICED by {test}"
             print(f"{mutation.name}: {word} in {time.monotonic() - began:.0f} s: {last}", flush=True)
             if not noticed:
