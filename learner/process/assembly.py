@@ -125,6 +125,7 @@ class Learner:
             algorithm,
             run_name=base.settings.run,
             schema=base.model.specification.schema,
+            ranges=base.model.ranges,
             device=base.model.device,
             position=self._ledger.position,
         )
@@ -191,6 +192,7 @@ class Learner:
             base.learner_log,
             base.settings,
             specification.schema,
+            base.model.ranges,
             base.model.device,
             keep_fragments=base.settings.learner.record is not None,
         )
@@ -303,6 +305,7 @@ class Learner:
                 recording=self._recording,
                 checkpoints=self._checkpoints,
                 stall=self._stall,
+                quarantine=base.model.quarantine,
             ),
             offers=self._offers,
             evaluation=self._evaluation,

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from learner.algorithms.clone import METRICS, Clone
+from learner.algorithms.on_policy.preparation import see
 from learner.batch import Batch
 from penstock.config.settings import CloneSection
 from penstock.policy.layers import BatchNorm
@@ -159,9 +160,8 @@ def test_the_critic_is_fitted_to_discounted_returns_where_that_is_asked_for() ->
     )  # fmt: skip
     clone = Clone(policy, CloneSection(value_coefficient=0.5, discount=0.5), seed=0)
     with torch.no_grad():
-        steps = clone._steps(batch)
-    assert steps.returns is not None
-    assert steps.returns.view_as(rewards)[:, 0].tolist() == pytest.approx([3.0, 4.0, 4.0], rel=1e-6)
+        steps = clone._steps(batch, see(policy, batch))
+    assert steps.target.view_as(rewards)[:, 0].tolist() == pytest.approx([3.0, 4.0, 4.0], rel=1e-6)
     before = clone.update(batch, progress=0.0).metrics["value_loss"]
     for _ in range(200):
         after = clone.update(batch, progress=0.0).metrics["value_loss"]
@@ -184,7 +184,7 @@ def test_what_is_not_finite_takes_everything_back() -> None:
     clone.update(batch, progress=0.0)
     before = clone.state()
     observation = batch.observation["observation"].clone()
-    observation[1, 1] = float("nan")
+    observation[:] = float("nan")
     update = clone.update(replace(batch, observation={"observation": observation}), progress=0.0)
     assert (update.applied, update.reason, clone.updates) == (False, "nan", 1)
     after = clone.state()
