@@ -19,6 +19,7 @@ from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
 from penstock.wire.spaces import Box
 from tests.support.experience.experience import collect, small_policy
+from tests.support.experience.remembering import Actor, batch_of, remembering
 
 CONTINUOUS = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
 
@@ -217,3 +218,40 @@ def test_dropout_thins_every_step_and_batch_normalisation_is_merged_after_each_p
         assert clone.update(batch, progress=0.0).applied
     weights = [encode(clone.policy) for clone in (one, other, whole)]
     assert weights[0] == weights[1] != weights[2]
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"recurrent": "lstm"},
+        {"recurrent": "gru"},
+        {"recurrent": "lstm", "recurrent_size": 8},
+        {"frame_stack": 2},
+    ],
+    ids=["lstm", "gru", "lstm as wide as the body", "frames"],
+)
+def test_a_policy_that_remembers_is_cloned_with_its_memory(section: dict[str, Any]) -> None:
+    """The teacher's action is the sign of the observation before, which the newest one does not show."""
+    policy = remembering(**section)
+    batch = batch_of([Actor(policy, slots=16, longest=40, unroll=32).fragment(32)])
+    assert batch.begins is not None
+    before = batch.observation["observation"][:-2, :, 0] > 0
+    taken = torch.zeros_like(batch.action["action"])
+    taken[1:] = before.long()
+    known = ~batch.begins[:-1]
+    known[0] = False
+    batch = replace(batch, action={"action": taken}, valid=batch.valid & known)
+    clone = Clone(policy, CloneSection(learning_rate=1e-2, minibatches=4), seed=0)
+    core = {name: p.clone() for name, p in policy.named_parameters() if "actor_core" in name}
+    for _ in range(80):
+        update = clone.update(batch, progress=0.0)
+    assert update.metrics["accuracy"] > 0.9
+    assert all(not torch.equal(p, core[name]) for name, p in policy.named_parameters() if name in core)
+
+
+def test_rows_of_a_recurrent_policy_are_not_taken_one_by_one() -> None:
+    """What follows another row means nothing alone."""
+    policy = remembering(recurrent="lstm")
+    inputs = see(policy, batch_of([Actor(policy).fragment(4)])).inputs
+    with pytest.raises(ValueError, match="by whole sequences"):
+        inputs.select(torch.tensor([0]))
