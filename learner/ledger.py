@@ -27,6 +27,8 @@ class Drop(StrEnum):
     NAN = "nan"
     QUARANTINED = "quarantined"
     LOG_LOST = "log_lost"
+    RESTORED = "restored"
+    """Begun with weights from before a restore."""
 
 
 DIGEST_BYTES: Final = 8

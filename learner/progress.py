@@ -3,7 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from broker.log.records import LogState, Totals
 from penstock.config.settings import ConfigurationError, Settings
@@ -17,6 +17,7 @@ class Progress:
     consumed of the recording that the run learns from. staleness: fragments by age in updates. sections: what
     must not change between stop and resume, as canonical JSON. training_seconds: since the first experience.
     publications: of weights, by all learners of the run.
+    restored_from: oldest version whose experience is learned from. commands: `CommandRecord.state()`.
     """
 
     run: str
@@ -32,6 +33,8 @@ class Progress:
     numbers: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
     recorded: int = 0
+    restored_from: int = 0
+    commands: dict[str, Any] = field(default_factory=dict)
     log: LogState | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -51,6 +54,9 @@ class Progress:
         )
 
 
+_NETWORK: Final = ("workload", "environment", "policy")
+
+
 def sections(settings: Settings) -> dict[str, str]:
     """What decides the meaning of weights and fragments."""
     return {
@@ -67,6 +73,11 @@ def configuration_hash(settings: Settings) -> str:
         mode="json", exclude={"security": True, "metrics": True, "broker": {"redis"}}
     )
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_network(run: str, before: dict[str, str], now: dict[str, str]) -> None:
+    """Raise ConfigurationError that names the first section of network or spaces in which two runs differ."""
+    check_same(run, before, {name: text for name, text in now.items() if name in _NETWORK})
 
 
 def check_same(run: str, before: dict[str, str], now: dict[str, str]) -> None:

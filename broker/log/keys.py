@@ -61,6 +61,13 @@ LOST: Final = "penstock:lost"
 
 Bounded: the oldest are removed.
 """
+COMMAND: Final = "penstock:command:"
+"""Prefix, hash per command of an operator that the learner answers.
+
+Id, action, argument, reason, through, answer. Bounded: the oldest are removed.
+"""
+COMMAND_IDS: Final = "penstock:command-ids"
+"""Hash: request id → number of its command."""
 LEARNER: Final = "penstock:learner"
 """The latest status that the learner reported, as JSON."""
 CHANGED: Final = "penstock:changed"

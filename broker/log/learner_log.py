@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from broker.log import keys, replies
+from broker.log.commands import Answer, Command
 from broker.log.connection import REPLY_TIMEOUT_S, connect
 from broker.log.kept_weights import KeptWeights, chunks
 from broker.log.learner_calls import LearnerCalls, fenced_off
@@ -387,10 +388,22 @@ class LearnerLog:
 
         Repeating the call changes nothing.
         """
-        reply = self._calls.fenced("commit", commit.encode(), commit.position, commit.trim)
+        answers = [part for one in commit.answers for part in (one.number, one.encode())]
+        reply = self._calls.fenced("commit", commit.encode(), commit.position, commit.trim, *answers)
         self._memory.committed(commit, int(reply[1]))
         failpoint("commit.trimming", commit.trim)
         self._trim()
+
+    def commands(self) -> list[Command]:
+        """Return the newest commands of operators, oldest first, answered or not."""
+        found = [Command.from_reply(reply) for reply in self._calls.run("commands")]
+        if found:
+            self._memory.raise_to(command=found[-1].number)
+        return found
+
+    def answer(self, answer: Answer) -> None:
+        """Say that a command was not done; what was done is said with its commit."""
+        self._calls.fenced("answer", answer.number, answer.encode())
 
     def observe(self, json_text: str) -> None:
         """Store the learner's report of itself (JSON), which `status` shows."""

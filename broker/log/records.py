@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
+from broker.log.commands import Answer
 from penstock.wire.fragment import FragmentHeader
 from penstock.wire.messages import Credit, News, Publication, Report, Role, RunState
 from penstock.wire.refusal import Refusal
@@ -167,13 +168,17 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """A checkpoint that counts. `position`: last entry it has consumed; `trim`: last entry to forget."""
+    """A checkpoint that counts. `position`: last entry it has consumed; `trim`: last entry to forget.
+
+    answers: to commands that it contains and no checkpoint before it does.
+    """
 
     checkpoint_id: str
     manifest_sha256: str
     position: int
     trim: int
     totals: Totals = field(default_factory=Totals)
+    answers: tuple[Answer, ...] = ()
 
     def encode(self) -> str:
         """Return the commit as JSON text."""
@@ -190,7 +195,8 @@ class Commit:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Commit":
         """Return the commit of a decoded JSON object."""
-        return cls(**{**value, "totals": Totals(**value["totals"])})
+        answers = tuple(map(Answer.from_json, value.get("answers", ())))
+        return cls(**{**value, "totals": Totals(**value["totals"]), "answers": answers})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +219,7 @@ class LogState:
     reports: int = 0
     round: int = -1
     revision: int = 0
+    command: int = 0
     sequences: dict[int, int] = field(default_factory=dict)
     commits: tuple[Commit, ...] = ()
     specification: bytes = b""

@@ -34,6 +34,7 @@ _RETRY_AFTER_MS: Final = {
     "sessions": 1000,
 }
 _NOT_READY_RETRY_MS: Final = 100
+_BUSY_RETRY_MS: Final = 1000
 _DETAILS: Final = {
     "closed": "closed: the log waits for the learner to re-open it",
     "log_bytes": "log_bytes: the log is at its ceiling of payload bytes until the learner commits",
@@ -236,6 +237,20 @@ def report_entry(entry_id: bytes, values: Mapping[bytes, bytes]) -> ReportEntry:
         actor_id=_text(values[b"a"]),
         report=Report.decode(values[b"b"]),
     )
+
+
+def command_refusal(reply: Sequence[Any], request_id: str) -> Refusal:
+    """Convert the reply of `command.lua` with any status but OK."""
+    match reply[0]:
+        case b"OTHER":
+            other = f"{_text(reply[1])} {_text(reply[2])}".strip()
+            detail = f"request_id={request_id!r} names another command ({other}); draw another id"
+            return Refusal(reason=Reason.INVALID, detail=detail)
+        case b"BUSY":
+            detail = f"commands: {int(reply[1])} wait for the learner; is it running?"
+            return Refusal(reason=Reason.FULL, detail=detail, retry_after_ms=_BUSY_RETRY_MS)
+        case _:
+            return Refusal(reason=Reason.NOT_READY, detail="no learner has taken the run yet")
 
 
 def _desired(number: int) -> RunState:

@@ -34,6 +34,8 @@ MOST_FETCHED: Final = 4
 Sessions on one kind of line hold two at most: they begin the newest or join it. So two kinds need not know of
 one another, and of more than two only the slowest is sure to keep what it fetches.
 """
+KEPT_COMMANDS: Final = 64
+MAX_PENDING_COMMANDS: Final = 16
 MAX_REPORT_ENTRIES: Final = 4096
 MAX_REPORT_BYTES: Final = 8 * 2**20
 
@@ -47,6 +49,8 @@ _LIMITS: Final = (
     "MAX_SHADOW_BYTES",
     "WEIGHT_CHUNK_BYTES",
     "MOST_FETCHED",
+    "KEPT_COMMANDS",
+    "MAX_PENDING_COMMANDS",
     "MAX_REPORT_ENTRIES",
     "MAX_REPORT_BYTES",
 )

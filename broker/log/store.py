@@ -14,6 +14,7 @@ from redis.exceptions import NoScriptError
 
 from broker.log import keys, replies
 from broker.log.appends import Appends
+from broker.log.commands import Command, CommandAction
 from broker.log.connection import connect_async, is_unavailable
 from broker.log.records import Appended, AppendItem, ControlAction, Opened, Status, Watched
 from broker.log.script import Script, load
@@ -170,6 +171,26 @@ class Store:
         if reply[0] != b"OK":
             raise Refused(Refusal(reason=Reason.NOT_READY, detail="no learner has taken the run yet"))
         return int(reply[1]), RunState(int(reply[2]))
+
+    async def command(
+        self, action: CommandAction, argument: str, request_id: str, reason: str = ""
+    ) -> tuple[Command, bool]:
+        """Note a command for the learner; return it as it stands, and whether the id was new.
+
+        Args:
+            action: what the learner shall do.
+            argument: see `Command`.
+            request_id: an id that the caller has drawn.
+            reason: why, for the log.
+
+        Raises:
+            Refused: NOT_READY before a learner took the lease, INVALID where the id names another command,
+                FULL where too many wait.
+        """
+        reply = await self._run("command", request_id, action, argument, reason)
+        if reply[0] == b"OK":
+            return Command.from_reply(reply[1]), bool(reply[2])
+        raise Refused(replies.command_refusal(reply, request_id))
 
     async def changes(self) -> AsyncIterator[None]:
         """Yield after every change that may end a wait, and once a second in any case.

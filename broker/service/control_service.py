@@ -1,15 +1,17 @@
 """ControlService: what operators see of a run and want of it.
 
-Writes only the desired state; learner and actors follow it at their next look. Versions and traffic are
-changed in the registry, which learner and policy servers follow. While Redis, or the registry, does not
-answer, calls end as UNAVAILABLE: an operator should know.
+Writes only the desired state and commands; learner and actors follow them at their next look. Versions and
+traffic are changed in the registry, which learner and policy servers follow. While Redis, or the registry,
+does not answer, calls end as UNAVAILABLE: an operator should know.
 """
 
 import logging
 from typing import Any, Final
 
+from broker.log.commands import CommandAction
 from broker.log.records import ControlAction, SessionRow, Status
 from broker.log.store import Store
+from broker.service.command_messages import command_to_proto
 from broker.service.session_owners import caller_name
 from broker.service.version_messages import traffic_from_proto, traffic_to_proto, version_to_proto
 from broker.service.versions import Versions
@@ -64,7 +66,33 @@ class ControlService(ControlServiceServicer):
         self, request: pb.ControlRequest, context: Context
     ) -> pb.ControlReply:
         """See control.proto."""
+        if request.request_id:
+            name = _name(request.name) if request.name else ""
+            command = await self._command("checkpoint", name, request.request_id, request.reason)
+            status = await self._store.status()
+            desired = weights_pb2.RunState.ValueType(status.desired.value)
+            return pb.ControlReply(revision=status.revision, desired=desired, command=command)
+        if request.name:
+            raise Malformed("request_id: empty; a named checkpoint is a command, draw an id for it")
         return await self._control("checkpoint", request)
+
+    async def Flush(  # noqa: N802 - the name of the RPC
+        self, request: pb.FlushRequest, context: Context
+    ) -> pb.FlushReply:
+        """See control.proto."""
+        if request.min_steps > MAX_NUMBER:
+            raise Malformed(f"min_steps={request.min_steps}: more than any batch; at most 2^53")
+        least = str(max(1, request.min_steps))
+        return pb.FlushReply(command=await self._command("flush", least, request.request_id, request.reason))
+
+    async def Restore(  # noqa: N802 - the name of the RPC
+        self, request: pb.RestoreRequest, context: Context
+    ) -> pb.RestoreReply:
+        """See control.proto."""
+        name = _name(request.name)
+        return pb.RestoreReply(
+            command=await self._command("restore", name, request.request_id, request.reason)
+        )
 
     async def ListVersions(  # noqa: N802 - the name of the RPC
         self, request: pb.ListVersionsRequest, context: Context
@@ -122,13 +150,39 @@ class ControlService(ControlServiceServicer):
         except ValueError as error:
             raise Malformed(str(error)) from error
 
+    async def _command(
+        self, action: CommandAction, argument: str, request_id: str, reason: str
+    ) -> pb.Command:
+        _check_reason(reason)
+        try:
+            check_id("request_id", request_id)
+        except ValueError as error:
+            raise Malformed(str(error)) from error
+        command, is_new = await self._store.command(action, argument, request_id, reason)
+        if is_new:
+            said = {"command": action, "argument": argument, "by": _operator(), "reason": reason}
+            log.info("command of an operator", extra=said | {"number": command.number})
+        return command_to_proto(command)
+
     async def _control(self, action: ControlAction, request: pb.ControlRequest) -> pb.ControlReply:
-        if len(request.reason) > MAX_REASON_LENGTH:
-            raise Malformed(f"reason: {len(request.reason)} characters, at most {MAX_REASON_LENGTH}")
+        _check_reason(request.reason)
         revision, desired = await self._store.control(action, request.reason)
         said = {"command": action, "by": _operator(), "reason": request.reason, "revision": revision}
         log.info("command of an operator", extra=said)
         return pb.ControlReply(revision=revision, desired=weights_pb2.RunState.ValueType(desired.value))
+
+
+def _check_reason(reason: str) -> None:
+    if len(reason) > MAX_REASON_LENGTH:
+        raise Malformed(f"reason: {len(reason)} characters, at most {MAX_REASON_LENGTH}")
+
+
+def _name(name: str) -> str:
+    """Return the name of a checkpoint, which becomes the name of a folder and so is no path."""
+    try:
+        return check_id("name", name)
+    except ValueError as error:
+        raise Malformed(str(error)) from error
 
 
 def _operator() -> str:

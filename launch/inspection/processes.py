@@ -74,6 +74,11 @@ def read_endpoints(run_dir: Path) -> dict[str, Endpoint]:
         raise ConfigurationError(f"{run_dir / ENDPOINTS_FILE}: no list of processes: {error}") from error
 
 
+def broker_of(endpoints: Mapping[str, Endpoint]) -> str:
+    """Return the address of the first broker; "" where there is none yet."""
+    return next((str(one.address) for one in endpoints.values() if one.role == "broker"), "")
+
+
 def look_at_all(run_dir: Path) -> tuple[ProcessSnapshot, ...]:
     """Examine all processes of a run at once: one that is silent costs its timeout once."""
     endpoints = read_endpoints(run_dir)

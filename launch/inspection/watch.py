@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ from launch.inspection.bottleneck import Verdict, judge
 from launch.inspection.broker import ask
 from launch.inspection.flow import Flow, figures_between, flow_between
 from launch.inspection.observation import Ask, Observation, observe
-from launch.inspection.processes import read_endpoints
+from launch.inspection.processes import broker_of, read_endpoints
 from launch.inspection.roles import RoleRow, role_rows
 from penstock.config.credentials import credentials
 from penstock.config.run_folder import CONFIG_FILE
@@ -102,11 +102,7 @@ def watch_folder(run_dir: Path, config: Path | None = None, assignments: tuple[s
 
 def ask_folder(run_dir: Path, said: Credentials) -> control_pb2.StatusReply:
     """Return the reply of the broker of a run; raises Fatal when it has none yet or does not answer."""
-    address = _broker(read_endpoints(run_dir))
+    address = broker_of(read_endpoints(run_dir))
     if not address:
         raise Fatal("no broker has come up yet")
     return ask(address, said, timeout_s=_DEADLINE_S)
-
-
-def _broker(endpoints: Mapping[str, Any]) -> str:
-    return next((str(one.address) for one in endpoints.values() if one.role == "broker"), "")

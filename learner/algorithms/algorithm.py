@@ -6,7 +6,6 @@ Redis, gRPC, files or threads; it is called by one thread.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -38,15 +37,11 @@ class Retained:
 class Update:
     """What one batch did.
 
-    applied: False when a parameter, loss or gradient was not finite, a number was not plausible or an
-    exception was raised (parameters, optimiser and normaliser are as before, the caller books the batch
-    under the reason), or when the batch had no valid step (the caller settles it).
-    reason: "" | "nan" | "implausible" | "error" | "empty".
-    steps: valid steps trained.   gradient_steps: minibatches.
+    applied: False when a value was not finite (parameters, optimiser and normaliser are as before,
+    the caller books `nan`) or when the batch had no valid step (the caller settles it).
+    reason: "" | "nan" | "empty".   steps: valid steps trained.   gradient_steps: minibatches.
     metrics: finite floats by name; each algorithm's file lists its own.
     publish: whether the weights have moved far enough to be published.
-    culprits: by number of the log entry, the reason for which the update was made without a fragment.
-    left_out: valid steps of these.   error: what was raised, where the reason is "error".
     """
 
     applied: bool
@@ -55,9 +50,6 @@ class Update:
     gradient_steps: int
     metrics: dict[str, float]
     publish: bool = True
-    culprits: Mapping[int, str] = field(default_factory=dict)
-    left_out: int = 0
-    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +74,8 @@ class Algorithm(ABC):
     """True when rounds replace the budget (staleness 0); `makes_batch` is then not asked."""
     stale_after: int | None = None
     """Fragments older than this many updates at their turn are dropped as `stale`; None: never."""
+    keeps_restored: bool = False
+    """True where experience that was begun before a restore is learned from all the same, as from replay."""
     settles: Settles = Settles.ON_PUBLISH
     """When the settled position moves past experience that was used."""
     _updates: int = 0
@@ -137,6 +131,16 @@ class Algorithm(ABC):
     @abstractmethod
     def load(self, state: AlgorithmState) -> None:
         """Become what `state` was taken from; raises ValueError that names a missing or misshapen part."""
+
+    def restore(self, state: AlgorithmState) -> None:
+        """Take over model, optimiser and normalisers, and nothing that counts or is drawn; all or nothing.
+
+        Updates, schedules, limiters, replay and generators go on. state: of a checkpoint of this run.
+
+        Raises ValueError that names a missing or misshapen part, NotImplementedError where the algorithm
+        cannot go back.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot go back to the weights of a checkpoint")
 
     # ---- the log as storage, for an algorithm that needs entries behind the settled position
 

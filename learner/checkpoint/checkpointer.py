@@ -16,6 +16,7 @@ from typing import Final
 
 from torch import Tensor
 
+from broker.log.commands import Answer
 from broker.log.learner_log import LearnerLog
 from broker.log.records import Commit, Renewal
 from learner.algorithms.algorithm import Algorithm
@@ -116,18 +117,26 @@ class Checkpointer:
         self._spared = frozenset({best, candidate})
 
     def save(
-        self, algorithm: Algorithm, progress: Progress, beside: Mapping[str, Tensor] | None = None
+        self,
+        algorithm: Algorithm,
+        progress: Progress,
+        beside: Mapping[str, Tensor] | None = None,
+        answers: Callable[[str], tuple[Answer, ...]] = lambda _checkpoint_id: (),
     ) -> None:
         """Make a checkpoint that counts; a second one where the first freed nothing and room is short.
 
-        beside: tensors that are not the algorithm's.
+        Args:
+            algorithm: what is learned.
+            progress: where the run is.
+            beside: tensors that are not the algorithm's.
+            answers: to the commands that the checkpoint of an id contains first.
         """
         started = time.perf_counter()
         self._revision = self._lease.renewal.checkpoint_revision
         trim = self._trim
-        self._save(algorithm, progress, beside or {})
+        self._save(algorithm, progress, beside or {}, answers)
         if self._trim == trim and self._is_pressed():
-            self._save(algorithm, progress, beside or {})
+            self._save(algorithm, progress, beside or {}, lambda _checkpoint_id: ())
         self._at_s, self._is_behind = time.monotonic(), False
         took_s = time.perf_counter() - started
         self.seconds += took_s
@@ -138,7 +147,13 @@ class Checkpointer:
         """Return the id of the newest checkpoint of this lineage, "" without one."""
         return self._lineage[-1].checkpoint_id if self._lineage else ""
 
-    def _save(self, algorithm: Algorithm, progress: Progress, beside: Mapping[str, Tensor]) -> None:
+    def _save(
+        self,
+        algorithm: Algorithm,
+        progress: Progress,
+        beside: Mapping[str, Tensor],
+        answers: Callable[[str], tuple[Answer, ...]],
+    ) -> None:
         self._serial += 1
         checkpoint_id = f"{self._log.epoch:012d}-{self._serial:08d}"
         state = algorithm.state()
@@ -159,6 +174,7 @@ class Checkpointer:
             position=self._ledger.position,
             trim=max(self._unneeded, self._trim),
             totals=self._ledger.totals(),
+            answers=answers(checkpoint_id),
         )
         failpoint("commit.before", commit.position)
         self._lease.patiently(lambda: self._log.commit(commit))

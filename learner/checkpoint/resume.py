@@ -27,7 +27,7 @@ class Beginning:
     checkpoint, progress: None for a run that begins. lineage: commits behind it, oldest first. ledger: at the
     position where reading begins, with losses counted already. resumed: asked to go on with a run.
     catch_up_through: newest entry that the log holds of newer weights than these; 0: nothing to catch up
-    with.
+    with. went_back: to a checkpoint that is not the newest, because an operator chose so.
     """
 
     checkpoint: Checkpoint | None
@@ -36,6 +36,7 @@ class Beginning:
     ledger: Ledger
     resumed: bool
     catch_up_through: int
+    went_back: bool = False
 
 
 def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Beginning:
@@ -74,6 +75,7 @@ def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Begi
         resumed=True,
         # A Redis that restarted or never held weights needs them at once.
         catch_up_through=0 if lease.closed or not lease.version else lease.head,
+        went_back=options.best,
     )
 
 

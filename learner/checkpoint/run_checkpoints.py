@@ -5,7 +5,9 @@ from typing import Any
 
 from learner.algorithms.algorithm import Algorithm
 from learner.checkpoint.checkpointer import Checkpointer
+from learner.checkpoint.named_checkpoints import NamedCheckpoints
 from learner.checkpoint.store import BEST, bytes_tensor
+from learner.commands.command_record import CommandRecord
 from learner.evaluation.evaluation import Evaluation
 from learner.evaluation.reported_episodes import Episodes
 from learner.feed.source import FeedPosition
@@ -42,6 +44,7 @@ class RunCheckpoints:
     clock: TrainingClock
     publisher: Publisher
     recording: RecordingWriter | None
+    commands: CommandRecord
 
     def consumed(self, size: int) -> None:
         """Note that entries of `size` payload bytes were consumed; 0 where they were not the log's."""
@@ -64,9 +67,25 @@ class RunCheckpoints:
             self.recording.sync()
         self.checkpointer.spare(*self.evaluation.checkpoints())
         evaluation, best = self.evaluation.state()
-        self.checkpointer.save(self.algorithm, self._progress(evaluation), {BEST: bytes_tensor(best)})
+        self.checkpointer.save(
+            self.algorithm,
+            self._progress(evaluation),
+            {BEST: bytes_tensor(best)},
+            answers=self.commands.uncommitted,
+        )
+        self.commands.committed(self.checkpointer.last_id)
         if self.keep_best:
             self.evaluation.kept_as(self.checkpointer.last_id, self.algorithm.updates)
+
+    def save_named(self, name: str, command: str, named: NamedCheckpoints) -> None:
+        """Keep the run as it is now under a name; the newest checkpoint is not moved by it.
+
+        command: id of what asks for it. Raises as `NamedCheckpoints.keep` does.
+        """
+        evaluation, _ = self.evaluation.state()
+        state = self.algorithm.state()
+        progress = self._progress(evaluation).to_json() | {"numbers": state.numbers}
+        named.keep(name, command, state.tensors, progress)
 
     def _progress(self, evaluation: dict[str, Any]) -> Progress:
         return Progress(
@@ -82,5 +101,7 @@ class RunCheckpoints:
             staleness=self.staleness.state(),
             evaluation=evaluation,
             recorded=self.position.recorded,
+            restored_from=self.position.restored_from,
+            commands=self.commands.state(),
             log=self.lease.known(),
         )

@@ -1,11 +1,13 @@
 """What the feed hands to the loop: a stretch of the log in which every entry is decided."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from learner.batch import Batch
 from learner.feed.upload import in_place
 from learner.ledger import Drop, Origin
+from learner.recording.recorded_event import RecordedEvent
 from penstock.wire.fragment import Fragment
 from penstock.wire.tensor import Array
 
@@ -21,7 +23,7 @@ class LogBatch:
     origins: number → who sent it, of trained and dropped. traces: of the fragments that are traced, for
     links. reward: sum over the batch's steps. fragments: of the batch as they came, where the learner
     records. recorded: batches of a recording up to this one, which the next checkpoint notes; 0 from the log.
-    arrive: see `learner.feed.upload.Staged`.
+    event: of a recording, in place of a batch. arrive: see `learner.feed.upload.Staged`.
     """
 
     last: int
@@ -40,7 +42,15 @@ class LogBatch:
     reward: float = 0.0
     fragments: tuple[Fragment, ...] = ()
     recorded: int = 0
+    event: RecordedEvent | None = None
     arrive: Callable[[], None] = in_place
+
+    def as_dropped(self, reason: Drop) -> Self:
+        """Return the same entries without a batch: all that was to be trained is dropped."""
+        dropped = {**self.dropped, **dict.fromkeys(self.trained, reason)}
+        return replace(
+            self, trained=(), dropped=dropped, steps=0, batch=None, fragments=(), traces=(), reward=0.0
+        )
 
 
 def reward_of(arrays: Mapping[str, Array]) -> float:

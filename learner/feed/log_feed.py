@@ -42,11 +42,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedStart:
-    """Where a feed begins. position: last entry consumed. turn: updates made. round: next of lock-step."""
+    """Where a feed begins. position: last entry consumed. turn: updates made. round: next of lock-step.
+
+    restored_from: oldest version whose experience is learned from; 0: any.
+    """
 
     position: int = 0
     turn: int = 0
     round: int = 0
+    restored_from: int = 0
 
 
 class LogFeed:
@@ -76,6 +80,7 @@ class LogFeed:
         self._read = start.position
         self._delivered = start.position
         self._round = start.round
+        self._restored_from = start.restored_from
         self._turn = start.turn
         self._turn_lock = threading.Lock()
         self._pending = Pending(self._judge, self._circumstances)
@@ -95,6 +100,10 @@ class LogFeed:
             return None
         log_batch.arrive()
         return log_batch
+
+    def drop_before(self, version: int) -> None:
+        """See `Feed`."""
+        self._restored_from = version
 
     def skipped(self) -> None:
         """See `Feed`."""
@@ -168,9 +177,9 @@ class LogFeed:
             mine, key=lambda entry: (entry.actor_id, _header(entry).session, _header(entry).sequence)
         )
 
-    def _circumstances(self) -> tuple[int, frozenset[int]]:
+    def _circumstances(self) -> tuple[int, frozenset[int], int]:
         """What a verdict depends on beside the entry."""
-        return self._turn, self._quarantine.sessions
+        return self._turn, self._quarantine.sessions, self._restored_from
 
     def _judge(self, entry: LogEntry) -> bool:
         """Whether an entry may be trained on; drops it where it may not."""
@@ -183,6 +192,8 @@ class LogFeed:
         header = _header(entry)
         if self._quarantine.holds(header.session):
             return Drop.QUARANTINED
+        if header.oldest_version < self._restored_from:
+            return Drop.RESTORED
         stale_after = self._algorithm.stale_after
         if stale_after is not None and abs(self._turn - header.oldest_update) > stale_after:
             return Drop.STALE
@@ -216,7 +227,6 @@ class LogFeed:
                 self._drop_missing(entry.number)
             else:
                 self._drop(entry.number, Drop.INVALID)
-                self._quarantine.convict(_header(entry).session, f"log entry {entry.number} is invalid")
             bad.add(entry.number)
         if bad:
             self._pending.discard(bad)

@@ -27,6 +27,10 @@ class Feed(Protocol):
         """
         ...
 
+    def drop_before(self, version: int) -> None:
+        """Drop experience that was begun with an older version, as `restored`, where it is not taken yet."""
+        ...
+
     def skipped(self) -> None:
         """Note that the batch taken last made no update.
 
@@ -41,11 +45,17 @@ class FeedPosition:
 
     A checkpoint holds both figures.
 
-    round: next of lock-step. recorded: batches of a recording consumed so far.
+    round: next of lock-step. recorded: batches and events of a recording consumed so far.
+    restored_from: oldest version whose experience is learned from; 0: any.
     """
 
     round: int = 0
     recorded: int = 0
+    restored_from: int = 0
+
+    def is_before_restore(self, log_batch: LogBatch) -> bool:
+        """Whether a batch that was read ahead holds experience from before a restore."""
+        return any(version < self.restored_from for version in log_batch.versions)
 
     def advance(self, log_batch: LogBatch) -> None:
         """Move behind a batch that was consumed."""

@@ -11,9 +11,13 @@ from typing import Final
 
 from broker.log.learner_log import LearnerLog
 from learner.checkpoint.checkpointer import Checkpointer
+from learner.checkpoint.named_checkpoints import NamedCheckpoints
 from learner.checkpoint.resume import Beginning
 from learner.checkpoint.run_checkpoints import RunCheckpoints
 from learner.checkpoint.store import BEST, CheckpointStore, tensor_bytes
+from learner.commands.command_follower import CommandFollower
+from learner.commands.command_record import CommandRecord
+from learner.commands.restoration import Restoration
 from learner.evaluation.evaluation import Evaluation
 from learner.evaluation.reported_episodes import Episodes
 from learner.feed.log_feed import FeedStart, LogFeed
@@ -71,7 +75,13 @@ class Learner:
         beginning = foundation.beginning
         self._progress = beginning.progress or Progress(run="", sections={})
         self._ledger = beginning.ledger
-        self._position = FeedPosition(round=self._progress.round, recorded=self._progress.recorded)
+        self._position = FeedPosition(
+            round=self._progress.round,
+            recorded=self._progress.recorded,
+            restored_from=self._progress.restored_from,
+        )
+        begun_at = beginning.checkpoint.id if beginning.checkpoint is not None else ""
+        self._record = CommandRecord.from_state(self._progress.commands, begun_at)
         self._clock = TrainingClock(self._progress.training_seconds)
         self._threads = ThreadGroup()
         self._reopened = threading.Event()
@@ -87,6 +97,7 @@ class Learner:
         self._make_feed()
         self._make_offers()
         self._make_account()
+        self._make_commands()
         self._stall = StallWatch(
             health=foundation.health,
             status=foundation.learner_log.status,
@@ -125,7 +136,6 @@ class Learner:
             algorithm,
             run_name=base.settings.run,
             schema=base.model.specification.schema,
-            ranges=base.model.ranges,
             device=base.model.device,
             position=self._ledger.position,
         )
@@ -133,6 +143,7 @@ class Learner:
         self._kept.begin()
         self._offers.publish_first()
         base.ranks.start(algorithm)
+        self._commands.begin(went_back=base.beginning.went_back)
         self._threads.start("feed", self._feed.run)
         self._threads.start("episodes", self._episodes.run)
         self._threads.start("versions", self._kept.run, self._kept.wake)
@@ -174,7 +185,9 @@ class Learner:
     def _make_feed(self) -> None:
         base, specification = self._base, self._base.model.specification
         resumed_at = self._progress.position if base.beginning.resumed else None
-        self._recording = RecordingWriter.of_run(base.settings.learner, specification, resumed_at)
+        self._recording = RecordingWriter.of_run(
+            base.settings.learner, specification, resumed_at, self._record.newest
+        )
         self._feed: Feed
         if base.model.recording is not None:
             self._feed = RecordedFeed(
@@ -192,7 +205,6 @@ class Learner:
             base.learner_log,
             base.settings,
             specification.schema,
-            base.model.ranges,
             base.model.device,
             keep_fragments=base.settings.learner.record is not None,
         )
@@ -208,6 +220,7 @@ class Learner:
                 position=self._ledger.position,
                 turn=base.model.algorithm.updates,
                 round=self._position.round,
+                restored_from=self._position.restored_from,
             ),
             stop=self._threads.stop,
         )
@@ -271,6 +284,7 @@ class Learner:
             clock=self._clock,
             publisher=self._publisher,
             recording=self._recording,
+            commands=self._record,
         )
         self._account = Account(
             run_dir=base.run_dir,
@@ -286,6 +300,31 @@ class Learner:
             episodes=self._episodes,
             kept=self._kept,
             recorder=self._recorder,
+            recording=self._recording,
+        )
+
+    # ---- what operators ask for
+
+    def _make_commands(self) -> None:
+        base, named = self._base, NamedCheckpoints(self._base.run_dir)
+        self._commands = CommandFollower(
+            learner_log=base.learner_log,
+            lease=self._lease,
+            record=self._record,
+            checkpoints=self._checkpoints,
+            named=named,
+            restoration=Restoration(
+                run=base.settings.run,
+                sections=sections(base.settings),
+                named=named,
+                algorithm=base.model.algorithm,
+                ranks=base.ranks,
+                feed=self._feed,
+                position=self._position,
+                offers=self._offers,
+                learner_log=base.learner_log,
+            ),
+            position=self._position,
             recording=self._recording,
         )
 
@@ -305,11 +344,11 @@ class Learner:
                 recording=self._recording,
                 checkpoints=self._checkpoints,
                 stall=self._stall,
-                quarantine=base.model.quarantine,
             ),
             offers=self._offers,
             evaluation=self._evaluation,
             checkpoints=self._checkpoints,
+            commands=self._commands,
             closing=Closing(
                 section=base.settings.evaluation,
                 algorithm=algorithm,

@@ -3,7 +3,7 @@
     wait for a batch → update → book → publish and settle → checkpoint when due → evaluate when promising
     at the end: evaluate the last weights, or restore the best ones → checkpoint
 
-Between two updates it follows what operators want (pause, stop, checkpoint) and what the other threads
+Between two updates it follows what operators want (pause, stop, checkpoint, restore) and what other threads
 met (a re-opened log, an error). It waits for the feed, never for Redis on the usual path: weights go out
 through the publisher. In lock-step it publishes itself, and every round ends with a publication.
 On a crash nothing is lost but the updates since the last commit, which the next process makes again.
@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from learner.algorithms.algorithm import Algorithm, Settles, Update
-from learner.algorithms.shared.containment import EMPTY
 from learner.checkpoint.run_checkpoints import RunCheckpoints
+from learner.commands.command_follower import CommandFollower
 from learner.evaluation.evaluation import Evaluation
 from learner.feed.log_batch import LogBatch
 from learner.feed.source import Feed, FeedEnded
+from learner.ledger import Drop
 from learner.process.bookkeeping import Bookkeeping
 from learner.process.closing import Closing
 from learner.process.ending import Ending, Outcome
@@ -53,6 +54,7 @@ class Loop:
     offers: WeightOffers
     evaluation: Evaluation
     checkpoints: RunCheckpoints
+    commands: CommandFollower
     closing: Closing
     interruptions: Interruptions
     stall: StallWatch
@@ -82,6 +84,7 @@ class Loop:
             if ending is not None:
                 return ending
             self.offers.publish_again()
+            self.commands.follow()
             if self.checkpoints.due:
                 self.checkpoints.save()
             if self.interruptions.is_paused:
@@ -132,6 +135,14 @@ class Loop:
         return log_batch
 
     def _consume(self, log_batch: LogBatch) -> None:
+        if log_batch.event is not None:
+            self.commands.repeat(log_batch)
+            return
+        if self.books.position.is_before_restore(log_batch):
+            # Read ahead before the restore; every rank has its part of it.
+            self.ranks.skip()
+            self.feed.skipped()
+            log_batch = log_batch.as_dropped(Drop.RESTORED)
         self.clock.start(log_batch.created_us)
         turn, arrived = self.algorithm.updates, time.perf_counter()
         update = self._update(log_batch)
@@ -169,7 +180,7 @@ class Loop:
             return update
         metrics.UPDATES_SKIPPED.labels(update.reason).inc()
         self.feed.skipped()
-        if update.reason != EMPTY:
+        if update.reason == "nan":
             self.non_finite.note(log_batch, update, self.algorithm.updates)
         return update
 

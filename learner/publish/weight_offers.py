@@ -93,6 +93,12 @@ class WeightOffers:
             self.reopened.clear()
             self._publish(evaluate=self.evaluation.pending)
 
+    def publish_restored(self) -> int:
+        """Publish the weights that were restored, in this thread, and return their version."""
+        self._holds_back = self._owes_first = False
+        self._publish()
+        return self.publisher.latest.version
+
     def publish_for_evaluation(self) -> None:
         """Publish the newest weights and have them evaluated, in this thread."""
         self._publish(evaluate=True)

@@ -1,6 +1,8 @@
 """The loop of every rank of a learner but rank 0: it computes its part of each update and keeps nothing.
 
     hear "state" → restore it → [hear "update" → own part of the batch → update → agree] → hear "end"
+                                [hear "skip" → own part of the batch → drop it]
+                                [hear "restore" → take over → agree]
 
 It connects to Redis to read payloads and writes nothing there. Asked to end by a signal it tells rank 0 with
 the next update, and ends with it; when rank 0 is gone it ends at once, with exit 1. Health watches that an
@@ -16,10 +18,11 @@ from typing import Any, Final
 from safetensors.torch import load
 
 from broker.log.learner_log import LearnerLog
-from learner.algorithms.algorithm import AlgorithmState
+from learner.algorithms.algorithm import AlgorithmState, Update
 from learner.feed.payloads import OwnPayloads
 from learner.feed.upload import Staged
 from learner.model.model import Model
+from learner.ranks.leading import RESTORED
 from learner.ranks.rendezvous import Meeting
 from learner.ranks.sharing import FollowingFeed
 from learner.thread_group import ThreadGroup
@@ -63,30 +66,44 @@ def follow(
     health.watch(UPDATE, settings.learner.stall_timeout_s)
     health.suspend(UPDATE)
     health.set_ready(True)
-    while (words := _hear(meeting))["what"] == "update":
+    while True:
+        words, data = _hear(meeting)
+        if words["what"] == "end":
+            return _ended(words)
         health.expect(UPDATE, "its part of the batch did not come, or other ranks did not answer")
-        staged = _take(feed)
-        update = model.algorithm.update(staged.batch, progress=words["progress"])
-        meeting.agree(model.algorithm, update, draining=lifecycle.draining.is_set())
-        metrics.RANK_UPDATES.inc()
+        update = _do(words, data, model, feed)
+        if update is not None:
+            meeting.agree(model.algorithm, update, draining=lifecycle.draining.is_set())
         health.progress(UPDATE)
         health.suspend(UPDATE)
-    return _ended(words)
+
+
+def _do(words: dict[str, Any], data: bytes, model: Model, feed: FollowingFeed) -> Update | None:
+    """Do this rank's part of what rank 0 does; returns what all ranks compare, None for nothing."""
+    if words["what"] == "restore":
+        model.algorithm.restore(AlgorithmState(tensors=load(data), numbers=words["numbers"]))
+        return RESTORED
+    staged = _take(feed)
+    if words["what"] == "skip":
+        return None
+    update = model.algorithm.update(staged.batch, progress=words["progress"])
+    metrics.RANK_UPDATES.inc()
+    return update
 
 
 def _make_feed(
     settings: Settings, meeting: Meeting, model: Model, learner_log: LearnerLog, thread_group: ThreadGroup
 ) -> FollowingFeed:
-    own = OwnPayloads.of_run(learner_log, settings, model.specification.schema, model.ranges, model.device)
+    own = OwnPayloads.of_run(learner_log, settings, model.specification.schema, model.device)
     prefetch = settings.learner.prefetch_batches
     return FollowingFeed(learner_log, own, meeting.feed, prefetch=prefetch, stop=thread_group.stop)
 
 
-def _hear(meeting: Meeting) -> dict[str, Any]:
+def _hear(meeting: Meeting) -> tuple[dict[str, Any], bytes]:
     began = time.perf_counter()
-    words, _ = meeting.turns.hear()
+    words, data = meeting.turns.hear()
     metrics.RANK_WAIT_SECONDS.inc(time.perf_counter() - began)
-    return words
+    return words, data
 
 
 def _take(feed: FollowingFeed) -> Staged:

@@ -6,17 +6,21 @@ get its state at the start, are told of every update before it begins, and end w
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from safetensors.torch import save
 
-from learner.algorithms.algorithm import Algorithm, Update
+from learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
 from learner.feed.payloads import Payloads
 from learner.ranks.rendezvous import Meeting
 from learner.ranks.sharing import SharedPayloads
 from penstock.runtime.exit import Fatal
 
 log = logging.getLogger(__name__)
+
+
+RESTORED: Final = Update(applied=True, reason="", steps=0, gradient_steps=0, metrics={})
+"""What ranks compare after a restore, beside their weights."""
 
 
 class Ranks(Protocol):
@@ -32,6 +36,14 @@ class Ranks(Protocol):
 
     def turn(self, progress: float) -> None:
         """Announce an update before it begins. progress: share of the run that is done, 0 to 1."""
+        ...
+
+    def skip(self) -> None:
+        """Drop the batch that every rank has its part of."""
+        ...
+
+    def restore(self, algorithm: Algorithm, state: AlgorithmState) -> None:
+        """Have all ranks restore what `algorithm` has; raises Fatal unless all of them then agree."""
         ...
 
     def agree(self, algorithm: Algorithm, update: Update) -> None:
@@ -54,6 +66,12 @@ class SingleRank:
         return own
 
     def turn(self, progress: float) -> None:
+        """Do nothing."""
+
+    def skip(self) -> None:
+        """Do nothing."""
+
+    def restore(self, algorithm: Algorithm, state: AlgorithmState) -> None:
         """Do nothing."""
 
     def agree(self, algorithm: Algorithm, update: Update) -> None:
@@ -82,6 +100,15 @@ class LeadingRank:
     def turn(self, progress: float) -> None:
         """Announce an update before it begins."""
         self._meeting.turns.say({"what": "update", "progress": progress})
+
+    def skip(self) -> None:
+        """Drop the batch that every rank has its part of."""
+        self._meeting.turns.say({"what": "skip"})
+
+    def restore(self, algorithm: Algorithm, state: AlgorithmState) -> None:
+        """Have all ranks restore what `algorithm` has; raises Fatal unless all of them then agree."""
+        self._meeting.turns.say({"what": "restore", "numbers": state.numbers}, save(state.tensors))
+        self.agree(algorithm, RESTORED)
 
     def agree(self, algorithm: Algorithm, update: Update) -> None:
         """Compare the ranks after an update; raises Fatal when they have drifted apart."""

@@ -29,6 +29,8 @@ class Kind(IntEnum):
     FRAGMENT = 1
     BATCH = 2
     """The fragments since the last one were consumed as one batch."""
+    EVENT = 3
+    """An operator had the learner do something between two batches."""
 
 
 class Torn(ValueError):

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from learner.fragment_check import check_meaning
-from learner.ranges import Ranges
+from learner.batch import check_meaning
 from learner.recording.frames import Kind, Torn, read_frame
+from learner.recording.recorded_event import RecordedEvent
 from learner.recording.recording_index import DESCRIPTION, FORMAT, Place, find_places, frames_file
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
 from penstock.wire import fragment as wire
 from penstock.wire.fragment import Fragment, FragmentHeader
-from penstock.wire.spaces import Dict
 from penstock.wire.specification import RunSpecification
 from penstock.wire.tensor import Array
 
@@ -61,23 +60,24 @@ class Recording:
         return tuple(place for place in self._places if place.kind == Kind.FRAGMENT)
 
     @cached_property
-    def batches(self) -> tuple[RecordedBatch, ...]:
-        """Return the batches that a learner consumed; () where the recording was made without one."""
-        found: list[RecordedBatch] = []
+    def course(self) -> tuple["RecordedBatch | RecordedEvent", ...]:
+        """Return batches and events in the order in which a learner met them."""
+        found: list[RecordedBatch | RecordedEvent] = []
         since: list[Place] = []
         for place in self._places:
             if place.kind == Kind.FRAGMENT:
                 since.append(place)
+            elif place.kind == Kind.EVENT:
+                found.append(_event(place))
             else:
                 found.append(RecordedBatch(place, tuple(since)))
                 since = []
         return tuple(found)
 
-    @cached_property
-    def _ranges(self) -> Ranges:
-        """Those of what it was recorded from; what its policy remembered is only finite."""
-        told = self.specification
-        return Ranges.of_run(told.observation_space, told.action_space, Dict(()))
+    @property
+    def batches(self) -> tuple[RecordedBatch, ...]:
+        """Return the batches that a learner consumed; () where the recording was made without one."""
+        return tuple(one for one in self.course if isinstance(one, RecordedBatch))
 
     def check_schema(self, schema_id: str) -> None:
         """Raise ConfigurationError unless its fragments are those of a run with that schema."""
@@ -102,7 +102,14 @@ class Recording:
                 raise Torn("the file ends before it")
             fragment = Fragment(wire.parse_header(frame.head), frame.body)
             wire.check(fragment, self.specification.schema, self.specification.run)
-            arrays = check_meaning(fragment.header, fragment.arrays(), self._ranges)
+            arrays = fragment.arrays()
+            check_meaning(fragment.header, arrays)
         except (ValueError, OSError) as error:
             raise Fatal(f"{path}: the fragment at {place.offset} cannot be used: {error}") from error
         return fragment.header, arrays
+
+
+def _event(place: Place) -> RecordedEvent:
+    if place.action not in ("checkpoint", "restore"):
+        raise Fatal(f"the event at {place.offset} of file {place.file} is {place.action!r}, which is unknown")
+    return RecordedEvent("restore" if place.action == "restore" else "checkpoint", place.name, place.command)

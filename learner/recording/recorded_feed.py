@@ -26,6 +26,7 @@ from learner.batch import assemble
 from learner.feed.log_batch import LogBatch, reward_of
 from learner.feed.source import FeedEnded
 from learner.recording.reader import Recording
+from learner.recording.recorded_event import RecordedEvent
 from learner.recording.recording_index import Place
 from penstock.runtime import metrics
 
@@ -42,6 +43,7 @@ class _Planned:
     round: int | None
     replayed: bool
     """As it was consumed, so its staleness means what it meant."""
+    event: RecordedEvent | None = None
 
 
 class RecordedFeed:
@@ -110,6 +112,9 @@ class RecordedFeed:
             raise FeedEnded
         return log_batch
 
+    def drop_before(self, version: int) -> None:
+        """Do nothing: what was dropped when it was recorded is in no batch of the recording."""
+
     def skipped(self) -> None:
         """Do nothing: a recording has no fragments of a later turn to judge."""
 
@@ -143,8 +148,10 @@ class RecordedFeed:
         if isinstance(self._algorithm, Imitator):
             yield from self._passes(self._algorithm.passes)
         elif self._recording.batches:
-            for batch in self._recording.batches:
-                if batch.fragments:
+            for batch in self._recording.course:
+                if isinstance(batch, RecordedEvent):
+                    yield _Planned((), None, replayed=True, event=batch)
+                elif batch.fragments:
                     round_ = batch.place.round if self._algorithm.lock_step else None
                     yield _Planned(batch.fragments, round_, replayed=True)
         else:
@@ -170,7 +177,7 @@ class RecordedFeed:
             yield _Planned(tuple(waiting), None, replayed=False)
 
     def _deliver(self, planned: _Planned, count: int) -> LogBatch:
-        """A batch. count: batches of the recording up to this one."""
+        """A batch or event. count: of the recording, up to this one."""
         started = time.perf_counter()
         loaded = self._recording.load(planned.places)
         headers = [header for header, _ in loaded]
@@ -181,7 +188,7 @@ class RecordedFeed:
             steps=sum(int(arrays["valid"].sum()) for _, arrays in loaded),
             updates=tuple(header.oldest_update for header in headers) if planned.replayed else (),
             versions=(),
-            batch=assemble(loaded, self._device),
+            batch=assemble(loaded, self._device) if loaded else None,
             round=planned.round,
             size=0,
             # Of now: what lies on disk has not waited for the learner.
@@ -190,6 +197,7 @@ class RecordedFeed:
             origins={},
             reward=sum(reward_of(arrays) for _, arrays in loaded),
             recorded=count,
+            event=planned.event,
         )
         metrics.UPDATE_SECONDS.labels("assemble").observe(log_batch.assemble_s)
         return log_batch

@@ -22,6 +22,8 @@ FORMAT: Final = 1
 DESCRIPTION: Final = "recording.json"
 INDEX: Final = "index.jsonl"
 FILE_BYTES: Final = 64 * 1024 * 1024
+_BATCH_KEYS: Final = ("position", "update", "round", "fragments")
+_EVENT_KEYS: Final = ("position", "update", "command", "action", "name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class Place:
 
     file, offset, size: where it lies, in bytes.   charge: T·N of a fragment.
     position: last log entry that a batch consumed; update: updates made before it; round: of lock-step;
-    fragments: how many.
+    fragments: how many. command, action, name: of an event, see `RecordedEvent`.
     """
 
     kind: int
@@ -42,6 +44,9 @@ class Place:
     update: int = 0
     round: int | None = None
     fragments: int = 0
+    command: int = 0
+    action: str = ""
+    name: str = ""
 
     @property
     def end(self) -> int:
@@ -60,8 +65,8 @@ def place_of(frame: Frame, file: int, offset: int) -> Place:
     if frame.kind is Kind.FRAGMENT:
         return Place(**where, charge=parse_header(frame.head).charge)
     head = json.loads(frame.head)
-    known = {key: head[key] for key in ("position", "update", "round", "fragments")}
-    return Place(**where, **known)
+    known = _EVENT_KEYS if frame.kind is Kind.EVENT else _BATCH_KEYS
+    return Place(**where, **{key: head[key] for key in known})
 
 
 def index_line(place: Place) -> str:

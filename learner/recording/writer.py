@@ -11,11 +11,12 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, TextIO
 
 from learner.recording.frames import Frame, Kind
+from learner.recording.recorded_event import RecordedEvent
 from learner.recording.recording_index import (
     DESCRIPTION,
     FILE_BYTES,
@@ -69,17 +70,22 @@ class RecordingWriter:
 
     @classmethod
     def of_run(
-        cls, section: LearnerSection, specification: RunSpecification, resumed_at: int | None
+        cls,
+        section: LearnerSection,
+        specification: RunSpecification,
+        resumed_at: int | None,
+        command: int = 0,
     ) -> "RecordingWriter | None":
         """Return the writer that `learner.record` asks for; None where it asks for none.
 
         resumed_at: position of the checkpoint that the run is resumed from, where its recording goes on;
-        None for a run that begins. Raises ConfigurationError as `begin` does.
+        None for a run that begins. command: number of the newest that the checkpoint contains. Raises
+        ConfigurationError as `begin` does.
         """
         if section.record is None:
             return None
         if resumed_at is not None and (section.record / DESCRIPTION).exists():
-            return cls.go_on(section.record, resumed_at, section.record_max_bytes)
+            return cls.go_on(section.record, resumed_at, section.record_max_bytes, command)
         return cls.begin(section.record, specification, "learner", section.record_max_bytes)
 
     @classmethod
@@ -105,14 +111,14 @@ class RecordingWriter:
         return cls(folder, [], max_bytes)
 
     @classmethod
-    def go_on(cls, folder: Path, position: int, max_bytes: int) -> "RecordingWriter":
+    def go_on(cls, folder: Path, position: int, max_bytes: int, command: int = 0) -> "RecordingWriter":
         """Return a writer behind the batch that ends with `position`; later records are cut off.
 
         A recording that ended before (it was full) stays as it is. folder: of the recording. max_bytes: bound
-        at which it ends.
+        at which it ends. command: number of the newest whose event stays.
         """
         places = find_places(folder)
-        kept = _through(places, position)
+        kept = _through(places, position, command)
         cut(folder, kept)
         writer = cls(folder, kept, max_bytes)
         if (kept[-1].position if kept else 0) != position:
@@ -128,6 +134,16 @@ class RecordingWriter:
         frames.append(_batch_frame(consumed))
         if self._fits(frames):
             self._write(frames)
+
+    def event(self, event: RecordedEvent, position: int, update: int) -> None:
+        """Append what an operator had the learner do; nothing once the recording is full.
+
+        position: last log entry consumed before it. update: updates made before it.
+        """
+        head = {**asdict(event), "position": position, "update": update}
+        frame = Frame(Kind.EVENT, json.dumps(head).encode())
+        if self._fits([frame]):
+            self._write([frame])
 
     def fragment(self, fragment: Fragment) -> bool:
         """Append a fragment that belongs to no batch; False once the recording is full."""
@@ -177,11 +193,12 @@ class RecordingWriter:
         self._frames = frames_file(self._folder, self._number).open("ab")
 
 
-def _through(places: list[Place], position: int) -> list[Place]:
-    """Return the places up to the last batch that ends with `position` or before it."""
+def _through(places: list[Place], position: int, command: int) -> list[Place]:
+    """Return the places up to the last batch that ends with `position` or before it, and events up to one."""
     count = 0
     for index, place in enumerate(places, 1):
-        if place.kind == Kind.BATCH and place.position <= position:
+        is_event = place.kind == Kind.EVENT and place.command <= command
+        if (is_event or place.kind == Kind.BATCH) and place.position <= position:
             count = index
     return places[:count]
 

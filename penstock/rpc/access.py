@@ -32,6 +32,8 @@ ACCESS: Final[Calls] = {
     "/penstock.v1.ControlService/Resume": OPERATOR,
     "/penstock.v1.ControlService/Stop": OPERATOR,
     "/penstock.v1.ControlService/Checkpoint": OPERATOR,
+    "/penstock.v1.ControlService/Flush": OPERATOR,
+    "/penstock.v1.ControlService/Restore": OPERATOR,
     "/penstock.v1.ControlService/ListVersions": OPERATOR,
     "/penstock.v1.ControlService/Promote": OPERATOR,
     "/penstock.v1.ControlService/Rollback": OPERATOR,

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from penstock.v1 import weights_pb2 as _weights_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,70 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _CommandState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CommandStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CommandState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    COMMAND_STATE_UNSPECIFIED: _CommandState.ValueType  # 0
+    """Not said."""
+    COMMAND_STATE_PENDING: _CommandState.ValueType  # 1
+    """Not answered yet; commands are followed one after the other."""
+    COMMAND_STATE_DONE: _CommandState.ValueType  # 2
+    """Done, and contained in a committed checkpoint."""
+    COMMAND_STATE_REFUSED: _CommandState.ValueType  # 3
+    """Not done; `refusal` and `detail` say why."""
+
+class CommandState(_CommandState, metaclass=_CommandStateEnumTypeWrapper):
+    """How far the learner is with a command."""
+
+COMMAND_STATE_UNSPECIFIED: CommandState.ValueType  # 0
+"""Not said."""
+COMMAND_STATE_PENDING: CommandState.ValueType  # 1
+"""Not answered yet; commands are followed one after the other."""
+COMMAND_STATE_DONE: CommandState.ValueType  # 2
+"""Done, and contained in a committed checkpoint."""
+COMMAND_STATE_REFUSED: CommandState.ValueType  # 3
+"""Not done; `refusal` and `detail` say why."""
+Global___CommandState: _TypeAlias = CommandState  # noqa: Y015
+
+class _CommandRefusal:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CommandRefusalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CommandRefusal.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    COMMAND_REFUSAL_UNSPECIFIED: _CommandRefusal.ValueType  # 0
+    """It was not refused."""
+    COMMAND_REFUSAL_UNSUPPORTED: _CommandRefusal.ValueType  # 1
+    """It has no meaning for what this run learns by, such as a flush in lock-step."""
+    COMMAND_REFUSAL_TOO_FEW_STEPS: _CommandRefusal.ValueType  # 2
+    """Fewer steps are pending than a flush asks for; `steps` says how many."""
+    COMMAND_REFUSAL_NAME: _CommandRefusal.ValueType  # 3
+    """No checkpoint has the name, or one has it already that was asked for by another command."""
+    COMMAND_REFUSAL_MISMATCH: _CommandRefusal.ValueType  # 4
+    """The checkpoint is of another network or space, or damaged."""
+    COMMAND_REFUSAL_LIMIT: _CommandRefusal.ValueType  # 5
+    """As many checkpoints are named as one run may have, or the disk is full."""
+
+class CommandRefusal(_CommandRefusal, metaclass=_CommandRefusalEnumTypeWrapper):
+    """Why a command was not done."""
+
+COMMAND_REFUSAL_UNSPECIFIED: CommandRefusal.ValueType  # 0
+"""It was not refused."""
+COMMAND_REFUSAL_UNSUPPORTED: CommandRefusal.ValueType  # 1
+"""It has no meaning for what this run learns by, such as a flush in lock-step."""
+COMMAND_REFUSAL_TOO_FEW_STEPS: CommandRefusal.ValueType  # 2
+"""Fewer steps are pending than a flush asks for; `steps` says how many."""
+COMMAND_REFUSAL_NAME: CommandRefusal.ValueType  # 3
+"""No checkpoint has the name, or one has it already that was asked for by another command."""
+COMMAND_REFUSAL_MISMATCH: CommandRefusal.ValueType  # 4
+"""The checkpoint is of another network or space, or damaged."""
+COMMAND_REFUSAL_LIMIT: CommandRefusal.ValueType  # 5
+"""As many checkpoints are named as one run may have, or the disk is full."""
+Global___CommandRefusal: _TypeAlias = CommandRefusal  # noqa: Y015
 
 @_typing.final
 class StatusRequest(_message.Message):
@@ -171,16 +236,28 @@ class ControlRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Why, for the log; optional."""
+    request_id: _builtins.str
+    """Checkpoint only, an id drawn by the caller: makes it a command that is answered. Up to 64 of a-z, 0-9
+    and '-'.
+    """
+    name: _builtins.str
+    """Checkpoint only: keep it under this name until its folder is removed. Up to 64 of a-z, 0-9 and '-';
+    needs `request_id`.
+    """
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -194,23 +271,191 @@ class ControlReply(_message.Message):
 
     REVISION_FIELD_NUMBER: _builtins.int
     DESIRED_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """Revision that holds the change."""
     desired: _weights_pb2.RunState.ValueType
     """State wanted now."""
+    @_builtins.property
+    def command(self) -> Global___Command:
+        """The command of a `request_id`; absent without one."""
+
     def __init__(
         self,
         *,
         revision: _builtins.int = ...,
         desired: _weights_pb2.RunState.ValueType = ...,
+        command: Global___Command | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "desired", b"desired", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ControlReply: _TypeAlias = ControlReply  # noqa: Y015
+
+@_typing.final
+class Command(_message.Message):
+    """A command of an operator that the learner answers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Rises with each command of the run."""
+    request_id: _builtins.str
+    """Id that the caller has drawn."""
+    action: _builtins.str
+    """checkpoint, flush or restore."""
+    state: Global___CommandState.ValueType
+    """How far it is."""
+    refusal: Global___CommandRefusal.ValueType
+    """Why it was refused."""
+    detail: _builtins.str
+    """The answer in words; empty while it is pending."""
+    checkpoint_id: _builtins.str
+    """Checkpoint that contains what was done; empty unless done."""
+    version: _builtins.int
+    """Restore: version under which the restored weights were published."""
+    steps: _builtins.int
+    """Flush: steps of the batch that was taken, or that were pending."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        action: _builtins.str = ...,
+        state: Global___CommandState.ValueType = ...,
+        refusal: Global___CommandRefusal.ValueType = ...,
+        detail: _builtins.str = ...,
+        checkpoint_id: _builtins.str = ...,
+        version: _builtins.int = ...,
+        steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "checkpoint_id", b"checkpoint_id", "detail", b"detail", "number", b"number", "refusal", b"refusal", "request_id", b"request_id", "state", b"state", "steps", b"steps", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Command: _TypeAlias = Command  # noqa: Y015
+
+@_typing.final
+class FlushRequest(_message.Message):
+    """Asks for a flush."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MIN_STEPS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """An id drawn by the caller, up to 64 of a-z, 0-9 and '-'."""
+    min_steps: _builtins.int
+    """Fewest steps to take; 0: 1. At most a batch, which is taken without being asked."""
+    reason: _builtins.str
+    """Why, for the log; optional."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        min_steps: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_steps", b"min_steps", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlushRequest: _TypeAlias = FlushRequest  # noqa: Y015
+
+@_typing.final
+class FlushReply(_message.Message):
+    """The flush as it stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def command(self) -> Global___Command:
+        """The command."""
+
+    def __init__(
+        self,
+        *,
+        command: Global___Command | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlushReply: _TypeAlias = FlushReply  # noqa: Y015
+
+@_typing.final
+class RestoreRequest(_message.Message):
+    """Asks for a restore."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """An id drawn by the caller, up to 64 of a-z, 0-9 and '-'."""
+    name: _builtins.str
+    """Name of a checkpoint that was named. Up to 64 of a-z, 0-9 and '-'."""
+    reason: _builtins.str
+    """Why, for the log; optional."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreRequest: _TypeAlias = RestoreRequest  # noqa: Y015
+
+@_typing.final
+class RestoreReply(_message.Message):
+    """The restore as it stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def command(self) -> Global___Command:
+        """The command."""
+
+    def __init__(
+        self,
+        *,
+        command: Global___Command | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreReply: _TypeAlias = RestoreReply  # noqa: Y015
 
 @_typing.final
 class EvaluationResult(_message.Message):

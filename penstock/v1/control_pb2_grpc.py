@@ -60,6 +60,16 @@ class ControlServiceStub:
                 request_serializer=penstock_dot_v1_dot_control__pb2.ControlRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_control__pb2.ControlReply.FromString,
                 _registered_method=True)
+        self.Flush = channel.unary_unary(
+                '/penstock.v1.ControlService/Flush',
+                request_serializer=penstock_dot_v1_dot_control__pb2.FlushRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_control__pb2.FlushReply.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/penstock.v1.ControlService/Restore',
+                request_serializer=penstock_dot_v1_dot_control__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_control__pb2.RestoreReply.FromString,
+                _registered_method=True)
         self.ListVersions = channel.unary_unary(
                 '/penstock.v1.ControlService/ListVersions',
                 request_serializer=penstock_dot_v1_dot_control__pb2.ListVersionsRequest.SerializeToString,
@@ -115,7 +125,25 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Checkpoint(self, request, context):
-        """The learner writes and commits a checkpoint after the update in hand.
+        """The learner writes and commits a checkpoint after the update in hand. With a `request_id` the reply has
+        the command, which the learner answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Flush(self, request, context):
+        """Policy servers hand over what they have cut of open episodes, and the learner takes what is pending as
+        its next batch, though it is smaller than a batch. The same `request_id` is the same command: call again
+        until it is answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
+        """The learner goes back to model, optimiser and normalisers of a named checkpoint; everything that counts
+        goes on. The same `request_id` is the same command: call again until it is answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,6 +205,16 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.Checkpoint,
                     request_deserializer=penstock_dot_v1_dot_control__pb2.ControlRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_control__pb2.ControlReply.SerializeToString,
+            ),
+            'Flush': grpc.unary_unary_rpc_method_handler(
+                    servicer.Flush,
+                    request_deserializer=penstock_dot_v1_dot_control__pb2.FlushRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_control__pb2.FlushReply.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=penstock_dot_v1_dot_control__pb2.RestoreRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_control__pb2.RestoreReply.SerializeToString,
             ),
             'ListVersions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListVersions,
@@ -335,6 +373,60 @@ class ControlService:
             '/penstock.v1.ControlService/Checkpoint',
             penstock_dot_v1_dot_control__pb2.ControlRequest.SerializeToString,
             penstock_dot_v1_dot_control__pb2.ControlReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Flush(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.ControlService/Flush',
+            penstock_dot_v1_dot_control__pb2.FlushRequest.SerializeToString,
+            penstock_dot_v1_dot_control__pb2.FlushReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.ControlService/Restore',
+            penstock_dot_v1_dot_control__pb2.RestoreRequest.SerializeToString,
+            penstock_dot_v1_dot_control__pb2.RestoreReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,7 +42,18 @@ class ControlServiceStub:
     Stop: _grpc.UnaryUnaryMultiCallable[_control_pb2.ControlRequest, _control_pb2.ControlReply]
     """Actors drain, the learner commits a last checkpoint, all exit. Not taken back."""
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_control_pb2.ControlRequest, _control_pb2.ControlReply]
-    """The learner writes and commits a checkpoint after the update in hand."""
+    """The learner writes and commits a checkpoint after the update in hand. With a `request_id` the reply has
+    the command, which the learner answers.
+    """
+    Flush: _grpc.UnaryUnaryMultiCallable[_control_pb2.FlushRequest, _control_pb2.FlushReply]
+    """Policy servers hand over what they have cut of open episodes, and the learner takes what is pending as
+    its next batch, though it is smaller than a batch. The same `request_id` is the same command: call again
+    until it is answered.
+    """
+    Restore: _grpc.UnaryUnaryMultiCallable[_control_pb2.RestoreRequest, _control_pb2.RestoreReply]
+    """The learner goes back to model, optimiser and normalisers of a named checkpoint; everything that counts
+    goes on. The same `request_id` is the same command: call again until it is answered.
+    """
     ListVersions: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListVersionsRequest, _control_pb2.ListVersionsReply]
     """Versions that the registry holds, and who gets which. This call and those below need a broker that
     was given a registry (`registry.url`), else they end as FAILED_PRECONDITION.
@@ -68,7 +79,18 @@ class ControlServiceAsyncStub(ControlServiceStub):
     Stop: _aio.UnaryUnaryMultiCallable[_control_pb2.ControlRequest, _control_pb2.ControlReply]  # type: ignore[assignment]
     """Actors drain, the learner commits a last checkpoint, all exit. Not taken back."""
     Checkpoint: _aio.UnaryUnaryMultiCallable[_control_pb2.ControlRequest, _control_pb2.ControlReply]  # type: ignore[assignment]
-    """The learner writes and commits a checkpoint after the update in hand."""
+    """The learner writes and commits a checkpoint after the update in hand. With a `request_id` the reply has
+    the command, which the learner answers.
+    """
+    Flush: _aio.UnaryUnaryMultiCallable[_control_pb2.FlushRequest, _control_pb2.FlushReply]  # type: ignore[assignment]
+    """Policy servers hand over what they have cut of open episodes, and the learner takes what is pending as
+    its next batch, though it is smaller than a batch. The same `request_id` is the same command: call again
+    until it is answered.
+    """
+    Restore: _aio.UnaryUnaryMultiCallable[_control_pb2.RestoreRequest, _control_pb2.RestoreReply]  # type: ignore[assignment]
+    """The learner goes back to model, optimiser and normalisers of a named checkpoint; everything that counts
+    goes on. The same `request_id` is the same command: call again until it is answered.
+    """
     ListVersions: _aio.UnaryUnaryMultiCallable[_control_pb2.ListVersionsRequest, _control_pb2.ListVersionsReply]  # type: ignore[assignment]
     """Versions that the registry holds, and who gets which. This call and those below need a broker that
     was given a registry (`registry.url`), else they end as FAILED_PRECONDITION.
@@ -121,7 +143,30 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ControlRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ControlReply, _abc.Awaitable[_control_pb2.ControlReply]]:
-        """The learner writes and commits a checkpoint after the update in hand."""
+        """The learner writes and commits a checkpoint after the update in hand. With a `request_id` the reply has
+        the command, which the learner answers.
+        """
+
+    @_abc_1.abstractmethod
+    def Flush(
+        self,
+        request: _control_pb2.FlushRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.FlushReply, _abc.Awaitable[_control_pb2.FlushReply]]:
+        """Policy servers hand over what they have cut of open episodes, and the learner takes what is pending as
+        its next batch, though it is smaller than a batch. The same `request_id` is the same command: call again
+        until it is answered.
+        """
+
+    @_abc_1.abstractmethod
+    def Restore(
+        self,
+        request: _control_pb2.RestoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.RestoreReply, _abc.Awaitable[_control_pb2.RestoreReply]]:
+        """The learner goes back to model, optimiser and normalisers of a named checkpoint; everything that counts
+        goes on. The same `request_id` is the same command: call again until it is answered.
+        """
 
     @_abc_1.abstractmethod
     def ListVersions(

@@ -98,6 +98,7 @@ class WatchLatestRequest(_message.Message):
     APPLIED_SHA256_FIELD_NUMBER: _builtins.int
     PROBE_LOG_PROB_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
+    FLUSHED_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """Session that asks."""
     begun_through: _builtins.int
@@ -114,6 +115,8 @@ class WatchLatestRequest(_message.Message):
     """SHA-256 of the applied bytes, hexadecimal."""
     wait_ms: _builtins.int
     """How long to hold the call when there is nothing new, in milliseconds."""
+    flushed: _builtins.int
+    """Policy servers: newest flush for which everything that was cut is acknowledged."""
     @_builtins.property
     def probe_log_prob(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Answers to the probe of the run under the applied weights; empty: none new."""
@@ -130,10 +133,11 @@ class WatchLatestRequest(_message.Message):
         applied_sha256: _builtins.str = ...,
         probe_log_prob: _abc.Iterable[_builtins.float] | None = ...,
         wait_ms: _builtins.int = ...,
+        flushed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_sha256", b"applied_sha256", "applied_version", b"applied_version", "begun_through", b"begun_through", "known_begin_through", b"known_begin_through", "known_revision", b"known_revision", "known_version", b"known_version", "probe_log_prob", b"probe_log_prob", "session", b"session", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_sha256", b"applied_sha256", "applied_version", b"applied_version", "begun_through", b"begun_through", "flushed", b"flushed", "known_begin_through", b"known_begin_through", "known_revision", b"known_revision", "known_version", b"known_version", "probe_log_prob", b"probe_log_prob", "session", b"session", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,6 +178,7 @@ class WatchLatestReply(_message.Message):
     TRAFFIC_REVISION_FIELD_NUMBER: _builtins.int
     SCALARS_FIELD_NUMBER: _builtins.int
     EVALUATE_VERSION_FIELD_NUMBER: _builtins.int
+    FLUSH_FIELD_NUMBER: _builtins.int
     weights: _builtins.bytes
     """Its bytes, when newer than `known_version` and at most 1 MiB; else empty."""
     state: Global___RunState.ValueType
@@ -184,6 +189,8 @@ class WatchLatestReply(_message.Message):
     """Revision of the traffic table of the policy servers."""
     evaluate_version: _builtins.int
     """Evaluation sessions: play this version and report it; 0: nothing to do."""
+    flush: _builtins.int
+    """Policy servers: newest flush that an operator asked for; cut open episodes and send what they hold."""
     @_builtins.property
     def refusal(self) -> _refusal_pb2.Refusal:
         """Set when the session is not served."""
@@ -214,10 +221,11 @@ class WatchLatestReply(_message.Message):
         traffic_revision: _builtins.int = ...,
         scalars: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         evaluate_version: _builtins.int = ...,
+        flush: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["latest", b"latest", "leave", b"leave", "refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluate_version", b"evaluate_version", "latest", b"latest", "leave", b"leave", "refusal", b"refusal", "revision", b"revision", "scalars", b"scalars", "state", b"state", "traffic_revision", b"traffic_revision", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluate_version", b"evaluate_version", "flush", b"flush", "latest", b"latest", "leave", b"leave", "refusal", b"refusal", "revision", b"revision", "scalars", b"scalars", "state", b"state", "traffic_revision", b"traffic_revision", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

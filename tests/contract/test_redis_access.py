@@ -17,7 +17,7 @@ from tests.support.storage.redis_scenario import clear, play
 from tests.support.storage.redis_server import Binary
 
 BROKER_SCRIPTS: Final = frozenset(
-    {"open_session", "append", "close_session", "report", "watch", "status", "control"}
+    {"open_session", "append", "close_session", "report", "watch", "status", "control", "command"}
 )
 SOURCES: Final = {
     "broker": ("store.py", "appends.py", "guard.py"),

@@ -10,6 +10,7 @@ import torch
 
 from learner.checkpoint.store import BEST
 from learner.recording.reader import Recording
+from learner.recording.recorded_event import RecordedEvent
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 from tests.processes.learner.test_learner_resume import checkpoint_now, newest
@@ -115,6 +116,34 @@ def test_a_replayed_run_in_lock_step_ends_with_the_same_bytes(
     again = replay(redis_server, second, replayed(lock_step(), folder))
     assert_equal_learning(first, second)
     assert again["updates"] == original["updates"]
+
+
+def test_what_an_operator_did_is_replayed(redis_server: RedisServer, tmp_path: Path) -> None:
+    """A named checkpoint and its restore stand in the recording; the learner dies behind the restore."""
+    folder, first, second = tmp_path / "recording", tmp_path / "first", tmp_path / "second"
+    given = recorded(short(), folder)
+    with Producer(redis_server.url, first) as producer:
+        with LearnerThread(redis_server.url, first, given) as learner:
+            session = producer.open()
+            producer.drive([session], lambda: producer.status().latest.update >= 3)
+            producer.answer("checkpoint", "good")
+            learner.drain()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(FAILPOINTS_VARIABLE, "restore.published=kill")
+            process = learner_process(redis_server.url, first, given, "--resume")
+        producer.ask("restore", "good")
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+        with LearnerThread(redis_server.url, first, given, resume=True) as learner:
+            producer.drive([session], lambda: learner.ended)
+            original = learner.finish()
+        assert not producer.answer("restore", "good").refusal
+        audited(first, redis_server.url)
+    events = [one for one in Recording(folder).course if isinstance(one, RecordedEvent)]
+    assert [(one.action, one.name) for one in events] == [("checkpoint", "good"), ("restore", "good")]
+    again = replay(redis_server, second, replayed(short(), folder))
+    assert_equal_learning(first, second)
+    assert again["updates"] == original["updates"]
+    assert (second / "named-checkpoints" / "good").is_dir()
 
 
 @pytest.mark.slow

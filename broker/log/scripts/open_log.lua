@@ -74,7 +74,7 @@ if rewound and state then
   raise_log_lost()
   raise_sequences()
   raise_commits()
-  for _, field in ipairs({'session', 'trim_floor', 'reports', 'revision', 'settled'}) do
+  for _, field in ipairs({'session', 'trim_floor', 'reports', 'revision', 'settled', 'command'}) do
     raise(field, state[field])
   end
   raise('version_counter', state.version)

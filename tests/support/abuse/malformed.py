@@ -259,6 +259,18 @@ def _chunk(session: int, **fields: Any) -> bytes:
     return weights_pb2.GetWeightsRequest(session=session, **fields).SerializeToString()
 
 
+def _named(name: str, request_id: str = "id") -> bytes:
+    return control_pb2.RestoreRequest(name=name, request_id=request_id).SerializeToString()
+
+
+def _kept(name: str, request_id: str) -> bytes:
+    return control_pb2.ControlRequest(name=name, request_id=request_id).SerializeToString()
+
+
+def _flush(request_id: str, min_steps: int = 1) -> bytes:
+    return control_pb2.FlushRequest(request_id=request_id, min_steps=min_steps).SerializeToString()
+
+
 def _reason(text: str) -> bytes:
     message: Message = control_pb2.ControlRequest(reason=text)
     return message.SerializeToString()
@@ -402,6 +414,14 @@ CALLS: Final[dict[str, tuple[str, Callable[[int], bytes], str]]] = {
     ),
     "pause with 1 KiB of reason": (f"{CONTROL}Pause", lambda _: _reason("x" * 1025), "reason: 1025"),
     "stop with 1 MiB of reason": (f"{CONTROL}Stop", lambda _: _reason("x" * MIB), "at most 16384"),
+    "restore of a path": (f"{CONTROL}Restore", lambda _: _named("../x"), "name='../x'"),
+    "restore of no name": (f"{CONTROL}Restore", lambda _: _named(""), "name=''"),
+    "restore of a name with NUL": (f"{CONTROL}Restore", lambda _: _named("a\0b"), "name='a"),
+    "restore without an id": (f"{CONTROL}Restore", lambda _: _named("a", ""), "request_id=''"),
+    "checkpoint named by a path": (f"{CONTROL}Checkpoint", lambda _: _kept("/etc", "id"), "name='/etc'"),
+    "named checkpoint without an id": (f"{CONTROL}Checkpoint", lambda _: _kept("a", ""), "request_id: empty"),
+    "flush without an id": (f"{CONTROL}Flush", lambda _: _flush(""), "request_id=''"),
+    "flush of 2^64 - 1 steps": (f"{CONTROL}Flush", lambda _: _flush("a", HUGE), f"min_steps={HUGE}"),
     "pickle as a request": (f"{CONTROL}Stop", lambda _: b"\x80\x04\x95\x1d\x00\x00\x00", "no StopRequest"),
     "kind that is not said": (f"{EXPERIENCE}Append", lambda s: _kind(s, 0), "INVALID header.kind=0"),
     "kind that does not exist": (f"{EXPERIENCE}Append", lambda s: _kind(s, 7), "INVALID header.kind=7"),

@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from actor.link.ack_journal import AckJournal
+from broker.log.commands import Answer, Command
 from broker.log.records import Appended, AppendItem, Status
 from broker.log.store import Store, StoreUnavailable
 from launch.audit.audit_command import audit
@@ -117,10 +118,10 @@ class Producer:
         self._leaves[session] = reply.credit
         return reply
 
-    def send_with_credit(self, session: int, **header: Any) -> int:
-        """Append all that there is credit for now; how many that were."""
+    def send_with_credit(self, session: int, *, most: int = 32, **header: Any) -> int:
+        """Append all that there is credit for now, at most `most`; how many that were."""
         credit = self._watch(session)
-        count = min(credit.begin_through - self._sequences[session], 32)
+        count = min(credit.begin_through - self._sequences[session], most)
         if count > 0:
             self.send(session, count=count, round_=credit.round, **header)
         return max(count, 0)
@@ -185,6 +186,16 @@ class Producer:
     def control(self, action: Any) -> None:
         """Write the desired state."""
         self._call(lambda: self._store.control(action, "test"))
+
+    def ask(self, action: Any, argument: str = "", request_id: str = "") -> Command:
+        """Give the learner a command, and return it as it stands; its id is made of both by default."""
+        request_id = request_id or f"{action}-{argument}".rstrip("-")
+        return self._call(lambda: self._store.command(action, argument, request_id, "test"))[0]
+
+    def answer(self, action: Any, argument: str = "", request_id: str = "") -> Answer:
+        """The learner's answer to a command."""
+        found: Answer = until(lambda: self.ask(action, argument, request_id).answer, f"an answer to {action}")
+        return found
 
     def evaluate_version(self, session: int) -> int:
         """Which version evaluation sessions should play."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from broker.log import guard
+from broker.log.commands import Answer
 from broker.log.connection import connect_async
 from broker.log.learner_log import LearnerLog
 from broker.log.records import Commit, LogState
@@ -87,6 +88,11 @@ async def _work(store: Store, log: LearnerLog) -> LogState:
     await Actor(store, "actor-1").open()
     for action in ("pause", "resume", "checkpoint"):
         await store.control(action, "because")
+    command, _ = await store.command("restore", "good", "one")
+    await store.command("restore", "good", "one")
+    await store.command("checkpoint", "", "two")
+    log.answer(Answer(number=2, request_id="two", detail="refused", refusal=1))
+    assert [one.number for one in log.commands()] == [1, 2]
     await store.status()
     entries = log.read(0, 10, 0)
     log.fetch([entry.number for entry in entries])
@@ -105,6 +111,8 @@ async def _work(store: Store, log: LearnerLog) -> LogState:
     log.kept.restore(Publication(1, 0, "0" * 64, 4), b"past")
     for number in (1, 2):
         log.commit(Commit(checkpoint_id=f"c{number}", manifest_sha256="0" * 64, position=number, trim=1))
+    answers = (Answer(number=command.number, request_id="one", detail="done"),)
+    log.commit(Commit(checkpoint_id="c3", manifest_sha256="0" * 64, position=2, trim=1, answers=answers))
     log.missing(1)
     return log.snapshot()
 

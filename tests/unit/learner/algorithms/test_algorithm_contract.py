@@ -4,6 +4,7 @@ Its metrics, what a bad batch leaves, what a checkpoint brings back.
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +39,13 @@ DQN: dict[str, Any] = REPLAY | {"discount": 0.9, "capacity": 300, "batch_size": 
 SAC: dict[str, Any] = REPLAY | {"capacity": 1000, "batch_size": 64, "critic_hidden_sizes": (32,)}
 
 
+def infinite_reward(batch: Batch) -> Batch:
+    """One reward overflows the loss."""
+    reward = batch.reward.clone()
+    reward[0, 0] = math.inf
+    return replace(batch, reward=reward)
+
+
 def infinite_rewards(batch: Batch) -> Batch:
     """No network can fit any of them."""
     return replace(batch, reward=torch.full_like(batch.reward, math.inf))
@@ -57,6 +65,7 @@ class Case:
     make: with a seed, of weights and of generators where the algorithm has both.   batch: by number, from 1.
     metrics: the names that an update reports.   stored_after: batches that a checkpoint has behind it.
     poison: a batch whose update is not finite; None where nothing of a batch can make it so.
+    goes_on: tensors of the state that also move with an update that is undone.
     """
 
     name: str
@@ -64,7 +73,8 @@ class Case:
     batch: Callable[[int], Batch]
     metrics: frozenset[str]
     stored_after: int = 2
-    poison: Callable[[Batch], Batch] | None = infinite_rewards
+    poison: Callable[[Batch], Batch] | None = infinite_reward
+    goes_on: tuple[str, ...] = ()
 
 
 def of_another_policy(number: int) -> Batch:
@@ -86,12 +96,14 @@ def on_policy_case(
         make=make,
         batch=of_another_policy,
         metrics=frozenset(ppo.METRICS if name == "ppo" else on_policy.METRICS),
+        goes_on=("generator/permutations",) if name == "ppo" else (),
     )
 
 
 def dqn_case(options: str = "", policy: dict[str, Any] | None = None, **section: Any) -> Case:
     """DQN in the corridor; replay has let its oldest go after ten batches."""
     settings = DQNSection(**(DQN | section))
+    drawn = ("replay/generator", *(("replay/priorities", "replay/largest") if settings.prioritised else ()))
     return Case(
         name=f"dqn{options}",
         make=lambda seed: dqn.DQN(q_policy(settings, **(policy or {})), settings, seed=seed),
@@ -99,6 +111,7 @@ def dqn_case(options: str = "", policy: dict[str, Any] | None = None, **section:
         metrics=frozenset({*dqn.METRICS, "learning_rate", "replay_steps", "epsilon", "epsilon_spread"}),
         stored_after=12,
         poison=infinite_rewards,
+        goes_on=drawn,
     )
 
 
@@ -111,6 +124,7 @@ def sac_case() -> Case:
         batch=lambda number: one_shot(soft_policy(settings, seed=5), number, 0.4),
         metrics=frozenset({*sac.METRICS, "learning_rate", "replay_steps"}),
         poison=infinite_rewards,
+        goes_on=("replay/generator", "generator/noise"),
     )
 
 
@@ -142,6 +156,7 @@ def token_case(advantage: str, **section: Any) -> Case:
         batch=token_learner.stale,
         metrics=frozenset({*token_metrics.METRICS, *critic}),
         poison=infinite_ends,
+        goes_on=("generator/permutations",),
     )
 
 
@@ -199,6 +214,9 @@ def test_an_update_that_is_not_finite_leaves_no_trace(case: Case) -> None:
     update = algorithm.update(case.poison(case.batch(3)), progress=0.0)
     assert (update.applied, update.reason, update.metrics) == (False, "nan", {})
     after = algorithm.state()
+    for state in (before, after):
+        for name in case.goes_on:
+            del state.tensors[name]
     assert same(before, after)
     assert algorithm.update(case.batch(4), progress=0.0).applied
 
@@ -223,6 +241,50 @@ def test_a_restored_state_goes_on_bit_by_bit(case: Case) -> None:
             algorithm.update(case.batch(number), progress=0.1)
     assert same(first.state(), second.state())
     assert published(first) == published(second)
+
+
+COUNTS = ("generator/", "replay/", "rewards/slots", "rewards/returns")
+"""Tensors that go on when a checkpoint is restored while a run goes on."""
+
+
+@each(CASES)
+def test_a_restore_takes_what_was_learned_and_nothing_that_counts(case: Case) -> None:
+    """Model, optimiser and normalisers are those of the checkpoint; the rest is as it was, and goes on."""
+    algorithm = begun(case, 1, case.stored_after)
+    named, weights_then = algorithm.state(), published(algorithm)
+    for number in range(case.stored_after + 1, case.stored_after + 3):
+        algorithm.update(case.batch(number), progress=0.1)
+    before, retained = algorithm.state(), algorithm.retain_from()
+    assert published(algorithm) != weights_then
+    algorithm.restore(named)
+    after = algorithm.state()
+    assert published(algorithm) == weights_then
+    for name, tensor in after.tensors.items():
+        source = before if name.startswith(COUNTS) else named
+        assert torch.equal(tensor, source.tensors[name]), name
+    steps = {"gradient_steps": named.numbers["gradient_steps"]}
+    assert after.numbers == before.numbers | steps
+    assert algorithm.retain_from() == retained
+    assert algorithm.update(case.batch(case.stored_after + 3), progress=0.1).applied
+    assert algorithm.updates == case.stored_after + 3
+
+
+@each(CASES)
+def test_a_restore_that_does_not_fit_changes_nothing(case: Case) -> None:
+    """A tensor of another shape, and one that is missing, are named."""
+    algorithm = begun(case, 1)
+    named = algorithm.state()
+    algorithm.update(case.batch(3), progress=0.1)
+    before = algorithm.state()
+    last = [name for name in named.tensors if not name.startswith(COUNTS)][-1]
+    other = named.tensors | {last: torch.zeros(7, 7)}
+    missing = {name: tensor for name, tensor in named.tensors.items() if name != last}
+    for tensors in (other, missing):
+        with pytest.raises(ValueError, match=re.escape(last)):
+            algorithm.restore(replace(named, tensors=tensors))
+    with pytest.raises(ValueError, match="gradient_steps"):
+        algorithm.restore(replace(named, numbers={}))
+    assert same(algorithm.state(), before)
 
 
 def published(algorithm: Algorithm) -> dict[str, bytes]:

@@ -1,0 +1,1 @@
+"""`penstock control`: what operators want of a run."""

@@ -1,0 +1,1 @@
+"""Commands of operators that the learner answers: checkpoint by name, restore, flush."""
