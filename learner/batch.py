@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.wire.fragment import FragmentHeader, WeightSpan
@@ -62,6 +61,37 @@ class Batch:
     sources: tuple[Source, ...] = ()
     state: dict[str, Tensor] = field(default_factory=dict)
     begins: Tensor | None = None
+
+    def of_fragments(self, places: Sequence[int]) -> "Batch":
+        """Return the batch of some of its fragments, copied. places: of `sources`, rising."""
+        starts = np.cumsum([0, *(source.columns for source in self.sources)])
+        columns = np.concatenate([np.arange(starts[place], starts[place + 1]) for place in places])
+        index = torch.from_numpy(columns).to(self.valid.device)
+        # Where each column of this batch lies in the other; -1: not in it.
+        moved = torch.full((len(self.slots),), -1, device=self.valid.device)
+        moved[index] = torch.arange(len(index), device=self.valid.device)
+        kept = (moved[self.final_slot] >= 0).nonzero().squeeze(1)
+
+        def by_column(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: tensor[:, index] for name, tensor in tensors.items()}
+
+        return Batch(
+            observation=by_column(self.observation),
+            action=by_column(self.action),
+            reward=self.reward[:, index],
+            terminated=self.terminated[:, index],
+            truncated=self.truncated[:, index],
+            valid=self.valid[:, index],
+            log_prob=self.log_prob[:, index],
+            final_observation={name: tensor[kept] for name, tensor in self.final_observation.items()},
+            final_slot=moved[self.final_slot[kept]],
+            final_step=self.final_step[kept],
+            update=self.update[index],
+            slots=tuple(self.slots[column] for column in columns),
+            sources=tuple(self.sources[place] for place in places),
+            state={name: tensor[index] for name, tensor in self.state.items()},
+            begins=None if self.begins is None else self.begins[:, index],
+        )
 
 
 def assemble(
@@ -181,60 +211,3 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def check_meaning(header: FragmentHeader, arrays: Mapping[str, Array]) -> None:
-    """Raise ValueError that says why when a well-formed fragment cannot be trained on.
-
-    That is: a truncated step without its final observation, a final row that points outside or at a step
-    that did not end, a `reward`, `log_prob` or floating observation or action that is not finite where valid,
-    a state that is not finite, a mask that allows nothing or forbids the index that was taken where a step is
-    valid. The caller books `invalid`.
-    """
-    valid = arrays["valid"].astype(bool)
-    _check_finals(header, arrays, valid)
-    _check_masks(arrays, valid)
-    for name, array in arrays.items():
-        if not np.issubdtype(array.dtype, np.floating):
-            continue
-        whole = name.startswith(("observation", _FINAL, "state/")) or bool(valid.all())
-        if not np.isfinite(array if whole else array[valid]).all():
-            raise ValueError(f"{name}: holds NaN or infinity; the environment or the policy diverged")
-
-
-def _check_masks(arrays: Mapping[str, Array], valid: NDArray[np.bool_]) -> None:
-    for name, array in arrays.items():
-        if not name.startswith("mask/"):
-            continue
-        mask: NDArray[np.bool_] = array[:-1].astype(bool)
-        barred = valid & ~np.any(mask, -1)
-        if barred.any():
-            raise ValueError(f"{name}: allows nothing at {_first(barred)}; a step needs an allowed action")
-        action = arrays[name.removeprefix("mask/")]
-        if action.ndim == valid.ndim:
-            index = np.clip(action.astype(np.intp), 0, mask.shape[-1] - 1)[..., np.newaxis]
-            barred = valid & ~np.take_along_axis(mask, index, -1)[..., 0]
-            if barred.any():
-                raise ValueError(f"{name}: forbids the action that was taken at {_first(barred)}")
-
-
-def _first(where: Array) -> str:
-    step, slot = np.argwhere(where)[0]
-    return f"step {step} of slot {slot}"
-
-
-def _check_finals(header: FragmentHeader, arrays: Mapping[str, Array], valid: Array) -> None:
-    slot, step = arrays["final/slot"].astype(np.int64), arrays["final/step"].astype(np.int64)
-    outside = (slot < 0) | (slot >= len(header.slots)) | (step < 0) | (step >= header.steps)
-    if outside.any():
-        raise ValueError(
-            f"final/slot, final/step: a row points outside [{header.steps}, {len(header.slots)}]"
-        )
-    terminated = arrays["terminated"].astype(bool) & valid
-    truncated = arrays["truncated"].astype(bool) & valid
-    given = np.zeros(valid.shape, bool)
-    given[step, slot] = True
-    if (given & ~(terminated | truncated)).any():
-        raise ValueError("final/observation: given for a step that ended no episode")
-    if (truncated & ~terminated & ~given).any():
-        raise ValueError("final/observation: missing for a truncated step; its value cannot be bootstrapped")

@@ -4,12 +4,13 @@ An actor answers with its log-probabilities under the weights it applied; the le
 answers of every version it published and compares. A session whose answer is wrong is quarantined: the
 feed books its fragments `quarantined` until it answers right again. One update may change less than two
 builds of a numerical library differ by; so an answer that is almost right is wrong too if it is that of the
-version which the session had before. Safe to use from any thread.
+version which the session had before. A session that sent experience which cannot be learned from is
+quarantined for good, whatever it answers. Safe to use from any thread.
 """
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
@@ -26,6 +27,8 @@ from penstock.wire.tensor import Array
 
 ROWS: Final = 4
 _VERSIONS_KEPT: Final = 1024
+_CONVICTED_KEPT: Final = 65_536
+_SUSPICIONS: Final = 3
 _ROUNDING: Final = 2e-6
 """Times 1 + |r|: an answer that is off by less is right, 16 units in the last place of float32."""
 _MUCH_NEARER: Final = 0.1
@@ -78,6 +81,11 @@ class Quarantine:
         self._right: OrderedDict[int, tuple[str, Array]] = OrderedDict()
         self._answered: dict[int, tuple[int, int]] = {}
         """By session: the version that it answered for before, and the one that it answers for."""
+        self._wrong: frozenset[int] = frozenset()
+        """Sessions whose last answer was not right."""
+        self._suspected: Counter[int] = Counter()
+        self._convicted: OrderedDict[int, None] = OrderedDict()
+        """Sessions that sent what cannot be learned from."""
         self._sessions: frozenset[int] = frozenset()
 
     def expect(self, version: int, sha256: str, weights: Mapping[str, Array]) -> None:
@@ -100,16 +108,41 @@ class Quarantine:
             if right is None:
                 continue
             wrong = self._difference(answer, *right) or _lateness(answer, right, former)
-            held = answer.session in self._sessions
+            held = answer.session in self._wrong
             if wrong and not held:
                 metrics.PROBE_MISMATCHES.inc()
                 log.error(
                     "session quarantined: it does not serve the weights it names", extra=_who(answer, wrong)
                 )
-                self._sessions |= {answer.session}
+                self._answered_wrong(self._wrong | {answer.session})
             elif held and not wrong:
                 log.warning("quarantine lifted", extra=_who(answer, ""))
-                self._sessions -= {answer.session}
+                self._answered_wrong(self._wrong - {answer.session})
+
+    def suspect(self, session: int, why: str) -> None:
+        """Note experience that made an update fail; convicts the session at the third time."""
+        self._suspected[session] += 1
+        if self._suspected[session] >= _SUSPICIONS:
+            self.convict(session, why)
+        elif len(self._suspected) > _CONVICTED_KEPT:
+            self._suspected.clear()
+
+    def convict(self, session: int, why: str) -> None:
+        """Hold a session for good: it sent experience that cannot be learned from."""
+        if session in self._convicted:
+            return
+        metrics.SESSIONS_QUARANTINED.inc()
+        log.error("session quarantined for good", extra={"session": session, "why": why})
+        with self._lock:
+            self._convicted[session] = None
+            if len(self._convicted) > _CONVICTED_KEPT:
+                self._convicted.popitem(last=False)
+            self._sessions = self._wrong.union(self._convicted)
+
+    def _answered_wrong(self, wrong: frozenset[int]) -> None:
+        with self._lock:
+            self._wrong = wrong
+            self._sessions = wrong.union(self._convicted)
 
     @property
     def sessions(self) -> frozenset[int]:

@@ -6,6 +6,7 @@ Redis, gRPC, files or threads; it is called by one thread.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -37,11 +38,15 @@ class Retained:
 class Update:
     """What one batch did.
 
-    applied: False when a value was not finite (parameters, optimiser and normaliser are as before,
-    the caller books `nan`) or when the batch had no valid step (the caller settles it).
-    reason: "" | "nan" | "empty".   steps: valid steps trained.   gradient_steps: minibatches.
+    applied: False when a parameter, loss or gradient was not finite, a number was not plausible or an
+    exception was raised (parameters, optimiser and normaliser are as before, the caller books the batch
+    under the reason), or when the batch had no valid step (the caller settles it).
+    reason: "" | "nan" | "implausible" | "error" | "empty".
+    steps: valid steps trained.   gradient_steps: minibatches.
     metrics: finite floats by name; each algorithm's file lists its own.
     publish: whether the weights have moved far enough to be published.
+    culprits: by number of the log entry, the reason for which the update was made without a fragment.
+    left_out: valid steps of these.   error: what was raised, where the reason is "error".
     """
 
     applied: bool
@@ -50,6 +55,9 @@ class Update:
     gradient_steps: int
     metrics: dict[str, float]
     publish: bool = True
+    culprits: Mapping[int, str] = field(default_factory=dict)
+    left_out: int = 0
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

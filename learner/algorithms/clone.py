@@ -8,10 +8,10 @@ values. Where a fragment is cut R goes on with the critic's own value.
 
     read → returns → [minibatch steps] → finite? → merge statistics, measure the held-out steps
                                             └ no: everything back
-"""
 
-import math
-from dataclasses import dataclass
+A policy that remembers is cloned by whole columns of a batch, unrolled from the state that was recorded with
+them, and sees stacks of frames, both as PPO does.
+"""
 
 import numpy as np
 import torch
@@ -20,14 +20,19 @@ from torch import Tensor, nn
 from learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
 from learner.algorithms.fast.network import network_of
 from learner.algorithms.fast.optimiser import FlatAdam
-from learner.algorithms.shared.advantage import carries, gae, next_values
+from learner.algorithms.on_policy.preparation import observed_by, see, sequences_of, unrolls_of, values_of
+from learner.algorithms.on_policy.rows import Rows
+from learner.algorithms.on_policy.sequences import Sequences
+from learner.algorithms.shared.advantage import gae
+from learner.algorithms.shared.containment import EMPTY, contained, verdict
 from learner.algorithms.shared.loss import value_loss
+from learner.algorithms.shared.rank_group import SingleRankGroup
 from learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from learner.batch import Batch
 from penstock.config.settings import CloneSection
-from penstock.policy.layers import measure, thinned
-from penstock.policy.networks import Inputs
-from penstock.policy.normaliser import moments
+from penstock.policy.layers import Measured, measure, thinned
+from penstock.policy.memory import SeenTrajectory
+from penstock.policy.normaliser import Moments
 from penstock.policy.policy import Policy
 
 METRICS = (
@@ -37,24 +42,6 @@ METRICS = (
 """`nll` is the mean of −log π(a|s) in nats before each gradient step. `accuracy` is the share of steps in
 which every choice was the most likely one, after the update; actions that are not choices have none.
 `validation_…` are those of the steps held out, after the update."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """The valid steps of a batch, n of them.
-
-    inputs: [n, ...]; action: by path, [n, *shape]; returns: [n], or None where no critic is fitted.
-    """
-
-    inputs: Inputs
-    action: dict[str, Tensor]
-    returns: Tensor | None
-
-    def select(self, index: Tensor) -> "_Steps":
-        """The rows at an int64 index."""
-        action = {path: rows.index_select(0, index) for path, rows in self.action.items()}
-        returns = None if self.returns is None else self.returns.index_select(0, index)
-        return _Steps(self.inputs.select(index), action, returns)
 
 
 class Clone(Algorithm):
@@ -88,53 +75,74 @@ class Clone(Algorithm):
         return {"default": self.policy}
 
     def update(self, batch: Batch, *, progress: float) -> Update:
-        """One pass over a batch."""
-        if not bool(batch.valid.any()):
-            return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
+        """One pass over a batch, without the fragments that make it fail."""
+        return contained(self._attempt, batch)
+
+    def _attempt(self, batch: Batch, *, is_trial: bool) -> Update:
+        """See `Attempt`."""
         with torch.no_grad():
-            steps = self._steps(batch)
-        backup = self._optimiser.backup()
-        count = len(next(iter(steps.action.values())))
-        order = torch.randperm(count, generator=self._permutations).to(batch.valid.device)
-        parts = order.tensor_split(min(self.section.minibatches, count))
-        trace = torch.stack([self._gradient_step(steps.select(part)) for part in parts])
-        activations = measure(self.policy, lambda: self.policy.bodies(steps.inputs))
-        checksums = self._optimiser.checksum() + (0.0 if activations is None else activations.checksum())
-        # The one read of the device.
-        *means, checksum = [*trace.mean(0).tolist(), float(checksums)]
-        if not all(map(math.isfinite, (*means, checksum))):
-            self._optimiser.restore(backup)
-            return Update(applied=False, reason="nan", steps=count, gradient_steps=len(parts), metrics={})
-        if activations is not None:
-            activations.merge()
-        self._observe(batch)
-        self._updates += 1
-        metrics = dict(zip(("nll", "value_loss", "gradient_norm"), means, strict=True))
-        metrics |= {"learning_rate": self.section.learning_rate, **self._measure(batch)}
-        return Update(applied=True, reason="", steps=count, gradient_steps=len(parts), metrics=metrics)
-
-    def _steps(self, batch: Batch) -> _Steps:
-        """The valid steps, flat."""
-        index = batch.valid.flatten().nonzero().squeeze(1)
-        inputs = self.policy.read(batch.observation)
-        action = {path: rows.flatten(0, 1).index_select(0, index) for path, rows in batch.action.items()}
-        returns = self._returns(batch, inputs).flatten()[index] if self.section.value_coefficient else None
-        return _Steps(inputs.select(index), action, returns)
-
-    def _returns(self, batch: Batch, inputs: Inputs) -> Tensor:
-        """Discounted, [T, B]: GAE's target with λ = 1."""
-        steps, columns = batch.valid.shape
-        values = self._network.outputs(inputs).value.view(steps + 1, columns).clone()
-        finals = self.policy.value(batch.final_observation) if len(batch.final_slot) else values.new_empty(0)
-        following = next_values(values, batch.terminated, batch.final_slot, batch.final_step, finals)
-        carried = carries(batch.terminated, batch.truncated, batch.valid)
-        rewards = batch.reward.to(values.dtype)
-        estimated = gae(
-            rewards, values[:-1], following, carried, batch.valid, discount=self.section.discount, trace=1.0
+            look = see(self.policy, batch)
+            steps = self._steps(batch, look)
+        if not steps.steps:
+            return Update(applied=False, reason=EMPTY, steps=0, gradient_steps=0, metrics={})
+        backup, drawn = self._optimiser.backup(), self._permutations.get_state()
+        is_kept = False
+        try:
+            trace = self._train(steps)
+            activations = measure(self.policy, lambda: self.policy.bodies(steps.alone()))
+            observed = observed_by(self.policy, look, batch, SingleRankGroup())
+            judged = self._judged(trace, activations, observed)
+            reason = verdict(judged)
+            is_kept = not reason and not is_trial
+            if is_kept:
+                self._commit(activations, observed)
+        finally:
+            if not is_kept:
+                self._optimiser.restore(backup)
+                self._permutations.set_state(drawn)
+        metrics: dict[str, float] = {}
+        if is_kept:
+            metrics = dict(zip(("nll", "value_loss", "gradient_norm"), judged, strict=False))
+            metrics |= {"learning_rate": self.section.learning_rate, **self._measure(batch)}
+        return Update(
+            applied=not reason,
+            reason=reason,
+            steps=steps.steps,
+            gradient_steps=len(trace),
+            metrics=metrics,
         )
-        return estimated.target
 
-    def _gradient_step(self, steps: _Steps) -> Tensor:
+    def _steps(self, batch: Batch, look: SeenTrajectory) -> Rows | Sequences:
+        """What is cloned: valid steps, with returns as targets; whole columns where a policy remembers."""
+        shape = batch.valid.shape
+        targets = look.inputs.vector.new_zeros((6, shape[0] * shape[1]))
+        if self.section.value_coefficient:
+            targets[2] = self._returns(batch, look).flatten()
+        action = {path: rows.flatten(0, 1) for path, rows in batch.action.items()}
+        if look.starts is not None:
+            sequences, _ = sequences_of(
+                self.policy, batch.valid, look, action, lambda index: targets[:, index]
+            )
+            return sequences.select(torch.from_numpy(sequences.counts.nonzero()[0]))
+        index = batch.valid.flatten().nonzero().squeeze(1)
+        chosen = {path: rows.index_select(0, index) for path, rows in action.items()}
+        return Rows(look.inputs.select(index), chosen, targets[:, index])
+
+    def _returns(self, batch: Batch, look: SeenTrajectory) -> Tensor:
+        """Discounted, [T, B]: GAE's target with λ = 1."""
+        value = self._network.outputs(look.inputs).value.clone()
+        values, finals = values_of(self.policy, look, value, (len(batch.valid), batch.valid.shape[1]))
+        unrolls = unrolls_of(batch, batch.reward.to(values.dtype), values, finals)
+        return gae(*unrolls, discount=self.section.discount, trace=1.0).target
+
+    def _train(self, steps: Rows | Sequences) -> list[Tensor]:
+        """One pass; −log π, value loss and the gradient's norm of each gradient step, [3]."""
+        order = torch.randperm(len(steps), generator=self._permutations)
+        parts = order.tensor_split(min(self.section.minibatches, len(steps)))
+        sizes = [(len(part), len(part)) for part in parts]
+        return [self._gradient_step(rows) for rows in steps.select(order).cut(sizes)]
+
+    def _gradient_step(self, steps: Rows) -> Tensor:
         """One minibatch; −log π, value loss and the gradient's norm, [3], from before the step."""
         # There is no ratio here: dropout is that of any supervised learning.
         seed, device = self._seed + self._optimiser.steps, steps.inputs.vector.device
@@ -143,8 +151,8 @@ class Clone(Algorithm):
         log_prob = self.policy.joint_log_prob(outputs.parameters, steps.action)
         built, slopes = [log_prob], [torch.full_like(log_prob, -1.0 / len(log_prob))]
         error = log_prob.new_zeros(())
-        if steps.returns is not None:
-            value = value_loss(outputs.value.detach(), steps.returns, steps.returns, None)
+        if self.section.value_coefficient:
+            value = value_loss(outputs.value.detach(), steps.target, steps.target, None)
             built.append(outputs.value)
             slopes.append(value.slope.mul_(self.section.value_coefficient))
             error = value.loss
@@ -152,10 +160,22 @@ class Clone(Algorithm):
         norm = self._optimiser.step(gradient, self.section.learning_rate, self.section.max_gradient_norm)
         return torch.stack([-log_prob.detach().mean(), error, norm])
 
-    def _observe(self, batch: Batch) -> None:
-        if self.policy.normaliser is not None:
-            reals = self.policy.reader.raw_reals(batch.observation, torch.float64)
-            self.policy.normaliser.merge(moments(reals[: batch.valid.numel()][batch.valid.flatten()]))
+    def _judged(
+        self, trace: list[Tensor], activations: Measured | None, observed: Moments | None
+    ) -> list[float]:
+        """The one read of the device: means over gradient steps, and all that must be finite."""
+        checks = [self._optimiser.checksum().double()]
+        checks += [] if activations is None else [activations.checksum().double()]
+        checks += [] if observed is None else [observed.checksum()]
+        numbers: list[float] = torch.cat([torch.stack(trace).mean(0).double(), torch.stack(checks)]).tolist()
+        return numbers
+
+    def _commit(self, activations: Measured | None, observed: Moments | None) -> None:
+        if activations is not None:
+            activations.merge()
+        if observed is not None and self.policy.normaliser is not None:
+            self.policy.normaliser.merge(observed)
+        self._updates += 1
 
     @torch.no_grad()
     def _measure(self, batch: Batch) -> dict[str, float]:
@@ -167,7 +187,8 @@ class Clone(Algorithm):
         return found
 
     def _score(self, batch: Batch) -> dict[str, float]:
-        steps = self._steps(batch)
+        whole = self._steps(batch, see(self.policy, batch))
+        (steps,) = whole.cut([(len(whole), len(whole))])
         parameters = self._network.outputs(steps.inputs).parameters
         scores = {"nll": -float(self.policy.joint_log_prob(parameters, steps.action).mean())}
         if all(np.issubdtype(head.action_dtype, np.integer) for head in self.policy.action_heads):

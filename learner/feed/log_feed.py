@@ -227,6 +227,7 @@ class LogFeed:
                 self._drop_missing(entry.number)
             else:
                 self._drop(entry.number, Drop.INVALID)
+                self._quarantine.convict(_header(entry).session, f"log entry {entry.number} is invalid")
             bad.add(entry.number)
         if bad:
             self._pending.discard(bad)

@@ -17,10 +17,12 @@ import torch
 
 from broker.log.learner_log import LearnerLog
 from broker.log.records import LogEntry
-from learner.batch import assemble, check_meaning, nothing
+from learner.batch import assemble, nothing
 from learner.feed.log_batch import reward_of
 from learner.feed.upload import Staged, Upload, upload_to
+from learner.fragment_check import check_meaning
 from learner.ledger import DIGEST_BYTES
+from learner.ranges import Ranges
 from penstock.config.settings import Settings
 from penstock.runtime.exit import Fatal
 from penstock.wire import fragment as wire
@@ -78,6 +80,7 @@ class OwnPayloads:
         *,
         run_name: str,
         schema: FragmentSchema,
+        ranges: Ranges,
         upload: Upload,
         take_digests: bool = False,
         keep_fragments: bool = False,
@@ -86,6 +89,7 @@ class OwnPayloads:
         self._log = learner_log
         self._run_name = run_name
         self._schema = schema
+        self._ranges = ranges
         self._upload = upload
         self._take_digests = take_digests
         self._keep_fragments = keep_fragments
@@ -93,14 +97,15 @@ class OwnPayloads:
 
     @classmethod
     def of_run(
-        cls, learner_log: LearnerLog, settings: Settings, schema: FragmentSchema, device: torch.device, *,
-        keep_fragments: bool = False,
+        cls, learner_log: LearnerLog, settings: Settings, schema: FragmentSchema, ranges: Ranges,
+        device: torch.device, *, keep_fragments: bool = False,
     ) -> Self:  # fmt: skip
         """Return the payloads of a run with these settings, on their way to `device`."""
         return cls(
             learner_log,
             run_name=settings.run,
             schema=schema,
+            ranges=ranges,
             upload=upload_to(device),
             take_digests=settings.actor.ack_journal is not None,
             keep_fragments=keep_fragments,
@@ -129,7 +134,7 @@ class OwnPayloads:
         header = entry.header
         assert header is not None, "an entry without a header is never chosen"
         try:
-            loaded = opened(header, payload, self._schema, self._run_name)
+            loaded = opened(header, payload, self._schema, self._ranges, self._run_name)
         except ValueError as error:
             words = {"number": entry.number, "why": str(error)}
             log.error("fragment dropped as invalid", extra=words)  # noqa: TRY400 - the text says it all
@@ -145,10 +150,10 @@ class OwnPayloads:
         )
 
 
-def opened(header: FragmentHeader, payload: bytes, schema: FragmentSchema, run_name: str) -> Loaded:
+def opened(
+    header: FragmentHeader, payload: bytes, schema: FragmentSchema, ranges: Ranges, run_name: str
+) -> Loaded:
     """A fragment that can be trained on; raises ValueError that says why it cannot."""
     fragment = wire.Fragment(header, payload)
     wire.check(fragment, schema, run_name)
-    arrays = fragment.arrays()
-    check_meaning(header, arrays)
-    return header, arrays
+    return header, check_meaning(header, fragment.arrays(), ranges)

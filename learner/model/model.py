@@ -5,7 +5,7 @@ figure and what would fit: what does not fit in `learner.model.capacity_checks`.
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from learner.evaluation.early_stopping import check_patience
 from learner.model.capacity_checks import check_fragment, check_schema, check_specification, room_of
 from learner.model.device import device_of
 from learner.probe import Quarantine, Replica
+from learner.ranges import Ranges
 from learner.recording.reader import Recording
 from penstock.config.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
 from penstock.config.trusted import without_places
@@ -28,10 +29,11 @@ from penstock.wire.schema import (
     TensorRule,
     fragment_schema,
 )
-from penstock.wire.spaces import Space
+from penstock.wire.spaces import Dict, Space
 from penstock.wire.specification import Probe, RunSpecification
 
 K = TypeVar("K", EnvironmentSection, PolicySection)
+NO_STATE: Final = Dict(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +42,12 @@ class Model:
 
     target: mean return that counts as solved, or None.
     weight_bytes: size of one version of the weights.
+    ranges: of the numbers in its fragments.
     """
 
     algorithm: Algorithm
     specification: RunSpecification
+    ranges: Ranges
     quarantine: Quarantine
     pacing: Pacing
     room: Room
@@ -80,10 +84,11 @@ def model_of(
     device: torch.device,
     target: float | None,
     extra: tuple[TensorRule, ...] = (),
+    state: Space = NO_STATE,
 ) -> Model:
     """A model of any algorithm. spaces: of observation and action. replica: see `Quarantine`.
 
-    extra: tensors that fragments carry for the policy: masks and state.
+    extra: tensors that fragments carry for the policy: masks and state. state: space of the policy's state.
     """
     schema = check_schema(fragment_schema(*spaces, (*extra, *algorithm.requires())))
     specification = _specification(settings, *spaces, schema, probe, algorithm)
@@ -91,6 +96,7 @@ def model_of(
     return Model(
         algorithm=algorithm,
         specification=specification,
+        ranges=Ranges.of_run(*spaces, state),
         quarantine=Quarantine(probe, replica, settings.learner.probe_tolerance),
         pacing=pacing,
         room=room_of(settings, schema, pacing, algorithm),

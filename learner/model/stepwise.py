@@ -47,7 +47,8 @@ def make_model(
     probe = make_probe(observation, policies[1], settings.seed)
     target = target_of(settings, workload)
     extra = (*_mask_rules(settings, action), *state_rules(policies[1].state_space))
-    return model_of(settings, algorithm, policies[1], (observation, action), probe, device, target, extra)
+    spaces, state = (observation, action), policies[1].state_space
+    return model_of(settings, algorithm, policies[1], spaces, probe, device, target, extra, state)
 
 
 def _mask_rules(settings: Settings, action: Space) -> tuple[TensorRule, ...]:

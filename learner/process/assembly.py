@@ -136,6 +136,7 @@ class Learner:
             algorithm,
             run_name=base.settings.run,
             schema=base.model.specification.schema,
+            ranges=base.model.ranges,
             device=base.model.device,
             position=self._ledger.position,
         )
@@ -205,6 +206,7 @@ class Learner:
             base.learner_log,
             base.settings,
             specification.schema,
+            base.model.ranges,
             base.model.device,
             keep_fragments=base.settings.learner.record is not None,
         )
@@ -344,6 +346,7 @@ class Learner:
                 recording=self._recording,
                 checkpoints=self._checkpoints,
                 stall=self._stall,
+                quarantine=base.model.quarantine,
             ),
             offers=self._offers,
             evaluation=self._evaluation,

@@ -3,15 +3,24 @@
 It keeps ledger, recording, feed position, and the counts of checkpoints and stalls.
 """
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from learner.algorithms.algorithm import Update
 from learner.checkpoint.run_checkpoints import RunCheckpoints
 from learner.feed.log_batch import LogBatch
 from learner.feed.source import FeedPosition
 from learner.ledger import Drop, Ledger
+from learner.probe import Quarantine
 from learner.process.stall import StallWatch
 from learner.recording.writer import Consumed, RecordingWriter
+
+_BOOKED_AS: Final = {"nan": Drop.NAN, "implausible": Drop.INVALID, "error": Drop.INVALID}
+"""By the reason for which an update fails."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +32,18 @@ class Bookkeeping:
     recording: RecordingWriter | None
     checkpoints: RunCheckpoints
     stall: StallWatch
+    quarantine: Quarantine
 
     def book(self, log_batch: LogBatch, update: Update | None, turn: int) -> None:
         """Book a batch that was consumed.
 
         update: None where all of it was dropped. turn: updates made before it.
         """
-        trained, dropped, steps = log_batch.trained, dict(log_batch.dropped), log_batch.steps
-        if update is not None and update.reason == "nan":
-            trained, dropped, steps = (), dropped | dict.fromkeys(log_batch.trained, Drop.NAN), 0
+        failed = _failed(log_batch, update)
+        self._suspect(log_batch, failed)
+        trained = [number for number in log_batch.trained if number not in failed]
+        dropped = dict(log_batch.dropped) | failed
+        steps = log_batch.steps - (update.left_out if update is not None else 0) if trained else 0
         self.ledger.book(
             log_batch.last, trained=trained, dropped=dropped, steps=steps, origins=log_batch.origins
         )
@@ -39,6 +51,18 @@ class Bookkeeping:
         self._record(log_batch, turn)
         self.checkpoints.consumed(log_batch.size)
         self.position.advance(log_batch)
+
+    def _suspect(self, log_batch: LogBatch, failed: Mapping[int, Drop]) -> None:
+        """Tell who sent the fragments that made an update fail alone; a whole batch has no culprit."""
+        if len(failed) == len(log_batch.trained) > 1:
+            return
+        for number, reason in failed.items():
+            origin = log_batch.origins.get(number)
+            session = 0 if origin is None else origin.session
+            words = {"number": number, "session": session, "reason": reason.value}
+            log.error("a fragment was left out: the update fails with it", extra=words)
+            if session:
+                self.quarantine.suspect(session, f"log entry {number} makes updates fail")
 
     def _record(self, log_batch: LogBatch, turn: int) -> None:
         if self.recording is None:
@@ -53,3 +77,13 @@ class Bookkeeping:
                 fragments=log_batch.fragments,
             )
         )
+
+
+def _failed(log_batch: LogBatch, update: Update | None) -> dict[int, Drop]:
+    """Fragments of the batch that were not trained, with the reason."""
+    if update is None:
+        return {}
+    if update.reason in _BOOKED_AS:
+        return dict.fromkeys(log_batch.trained, _BOOKED_AS[update.reason])
+    in_batch = set(log_batch.trained)
+    return {number: _BOOKED_AS[why] for number, why in update.culprits.items() if number in in_batch}

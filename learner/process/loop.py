@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from learner.algorithms.algorithm import Algorithm, Settles, Update
+from learner.algorithms.shared.containment import EMPTY
 from learner.checkpoint.run_checkpoints import RunCheckpoints
 from learner.commands.command_follower import CommandFollower
 from learner.evaluation.evaluation import Evaluation
@@ -180,7 +181,7 @@ class Loop:
             return update
         metrics.UPDATES_SKIPPED.labels(update.reason).inc()
         self.feed.skipped()
-        if update.reason == "nan":
+        if update.reason != EMPTY:
             self.non_finite.note(log_batch, update, self.algorithm.updates)
         return update
 

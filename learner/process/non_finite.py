@@ -1,4 +1,4 @@
-"""Updates whose numbers were not finite: each leaves its batch as evidence, several in a row end the run."""
+"""Updates that were undone: each leaves its batch as evidence, several in a row end the run."""
 
 import logging
 import threading
@@ -13,6 +13,16 @@ from penstock.runtime.exit import RunFailed
 from penstock.runtime.health import Health
 
 _MAX_IN_A_ROW: Final = 3
+_WHAT: Final = {
+    "nan": "were not finite",
+    "implausible": "had a |log π/μ| above algorithm.max_log_ratio",
+    "error": "raised an exception",
+}
+_REMEDY: Final = {
+    "nan": "lower algorithm.learning_rate or look at the environment's rewards",
+    "implausible": "look whether actors act with the weights they name, or raise algorithm.max_log_ratio",
+    "error": "the learner's log has it",
+}
 LAST_READ_S: Final = 20.0
 """Longer than the 15 s after which the shipped Prometheus looks again."""
 
@@ -28,13 +38,15 @@ class NonFiniteUpdates:
     draining: threading.Event
     _in_a_row: int = field(init=False, default=0)
     _evidence: str = field(init=False, default="")
+    _reason: str = field(init=False, default="nan")
 
     def note(self, log_batch: LogBatch, update: Update, count: int) -> None:
         """Keep the batch of an update that was undone. count: updates applied before it."""
         self._in_a_row += 1
         self._evidence = keep_evidence(self.folder, log_batch, update, count)
-        words = {"evidence": self._evidence, "last": log_batch.last}
-        log.error("update skipped: a value was not finite", extra=words)
+        self._reason = update.reason
+        words = {"evidence": self._evidence, "last": log_batch.last, "reason": update.reason}
+        log.error("update skipped", extra=words, exc_info=update.error)
 
     def end_row(self) -> None:
         """An update was applied."""
@@ -54,6 +66,6 @@ class NonFiniteUpdates:
         """
         self.health.await_readers(LAST_READ_S, self.draining)
         raise RunFailed(
-            f"{_MAX_IN_A_ROW} updates in a row were not finite; evidence in {self._evidence}; "
-            "lower algorithm.learning_rate or look at the environment's rewards"
+            f"{_MAX_IN_A_ROW} updates in a row {_WHAT[self._reason]}; evidence in {self._evidence}; "
+            f"{_REMEDY[self._reason]}"
         )

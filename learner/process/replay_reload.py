@@ -17,6 +17,7 @@ from learner.algorithms.algorithm import Algorithm
 from learner.batch import assemble
 from learner.feed.payloads import opened
 from learner.lease import LeaseKeeper
+from learner.ranges import Ranges
 from penstock.runtime.failpoint import failpoint
 from penstock.wire.schema import FragmentSchema
 
@@ -32,6 +33,7 @@ def reload(
     *,
     run_name: str,
     schema: FragmentSchema,
+    ranges: Ranges,
     device: torch.device,
     position: int,
 ) -> None:
@@ -52,7 +54,7 @@ def reload(
         if not entries:
             break
         after = entries[-1].number
-        _give(algorithm, learner_log, entries, run_name, schema, device)
+        _give(algorithm, learner_log, entries, run_name, schema, ranges, device)
     lost = algorithm.end_reload()
     words = {"first": first, "position": position, "lost": lost}
     if lost:
@@ -67,6 +69,7 @@ def _give(
     entries: list[LogEntry],
     run_name: str,
     schema: FragmentSchema,
+    ranges: Ranges,
     device: torch.device,
 ) -> None:
     payloads = learner_log.fetch([entry.number for entry in entries])
@@ -75,7 +78,7 @@ def _give(
         if entry.header is None or payload is None:
             continue
         try:
-            loaded.append(opened(entry.header, payload, schema, run_name))
+            loaded.append(opened(entry.header, payload, schema, ranges, run_name))
         except ValueError:
             continue  # Booked `invalid` when it was read the first time: it is not in replay.
         places.append((entry.number, entry.size))

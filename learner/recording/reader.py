@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from learner.batch import check_meaning
+from learner.fragment_check import check_meaning
+from learner.ranges import Ranges
 from learner.recording.frames import Kind, Torn, read_frame
 from learner.recording.recorded_event import RecordedEvent
 from learner.recording.recording_index import DESCRIPTION, FORMAT, Place, find_places, frames_file
@@ -19,6 +20,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
 from penstock.wire import fragment as wire
 from penstock.wire.fragment import Fragment, FragmentHeader
+from penstock.wire.spaces import Dict
 from penstock.wire.specification import RunSpecification
 from penstock.wire.tensor import Array
 
@@ -79,6 +81,12 @@ class Recording:
         """Return the batches that a learner consumed; () where the recording was made without one."""
         return tuple(one for one in self.course if isinstance(one, RecordedBatch))
 
+    @cached_property
+    def _ranges(self) -> Ranges:
+        """Those of what it was recorded from; what its policy remembered is only finite."""
+        told = self.specification
+        return Ranges.of_run(told.observation_space, told.action_space, Dict(()))
+
     def check_schema(self, schema_id: str) -> None:
         """Raise ConfigurationError unless its fragments are those of a run with that schema."""
         if self.specification.schema.schema_id != schema_id:
@@ -102,8 +110,7 @@ class Recording:
                 raise Torn("the file ends before it")
             fragment = Fragment(wire.parse_header(frame.head), frame.body)
             wire.check(fragment, self.specification.schema, self.specification.run)
-            arrays = fragment.arrays()
-            check_meaning(fragment.header, arrays)
+            arrays = check_meaning(fragment.header, fragment.arrays(), self._ranges)
         except (ValueError, OSError) as error:
             raise Fatal(f"{path}: the fragment at {place.offset} cannot be used: {error}") from error
         return fragment.header, arrays

@@ -50,7 +50,12 @@ class Inputs:
     wanted: Tensor | None = None
 
     def select(self, index: Tensor) -> "Inputs":
-        """Return the rows at an int64 index [m], of rows without time."""
+        """Return the rows at an int64 index [m].
+
+        Raises ValueError for rows that follow one another in time: they stand for nothing alone.
+        """
+        if self.time is not None:
+            raise ValueError("inputs: rows of a recurrent policy are taken by whole sequences, not alone")
         images = tuple(image[index] for image in self.images)
         return Inputs(self.vector[index], images, None if self.forbidden is None else self.forbidden[index])
 

@@ -317,7 +317,7 @@ RUN_FINISHED = _learning.gauge(
     "run_finished", "1 once the run has ended as it should and its learner only stays"
 )
 UPDATES_SKIPPED = _learning.counter("updates_skipped", "Batches that changed nothing, by reason", "reason")
-for _reason in ("nan", "empty"):
+for _reason in ("nan", "empty", "implausible", "error"):
     UPDATES_SKIPPED.labels(_reason)
 TRAINED_STEPS = _learning.counter("trained_steps", "Valid environment steps trained on")
 LEARNER_WAIT_SECONDS = _learning.counter(
@@ -381,6 +381,15 @@ CHECKPOINTS_REFUSED = _learning.counter(
 )
 PROBE_MISMATCHES = _learning.counter(
     "probe_mismatches", "Actors whose probe answers differ from the weights they name"
+)
+SESSIONS_QUARANTINED = _learning.counter(
+    "sessions_quarantined", "Sessions that sent experience which cannot be learned from"
+)
+TERMINAL_OBSERVATIONS_REPLACED = _learning.counter(
+    "terminal_observations_replaced", "Last observations of terminated episodes that lay outside their space"
+)
+REPLAY_EVICTED = _learning.counter(
+    "replay_evicted", "Fragments taken out of replay because updates fail with them"
 )
 VERSIONS_KEPT = _learning.gauge("versions_kept", "Versions of this run that the registry keeps")
 REGISTRY_FAILURES = _learning.counter("registry_failures", "Looks at the registry of versions that failed")

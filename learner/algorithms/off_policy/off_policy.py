@@ -4,12 +4,13 @@ One `update` inserts the fragments of one delivery into replay and then takes as
 rate limiter allows, each on a sample of its own. Sequence of an update:
 
     insert → [limiter allows: sample → gradient step → priorities] → finite? → merge normaliser
-                                                    └ no: restore everything, and withdraw the fragments
+                             └ no: restore everything; evict the entries that make a step fail and try again,
+                                   or withdraw the fragments
 
 The order of the log alone determines it: a resumed learner makes the same samples and steps.
 """
 
-import math
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +21,11 @@ from torch import Tensor, nn
 
 from learner.algorithms.algorithm import Algorithm, AlgorithmState, Retained, Settles, Update
 from learner.algorithms.fast.optimiser import Backup, FlatAdam
-from learner.algorithms.off_policy.replay.memory import Prioritisation, Replay, Sample
+from learner.algorithms.off_policy.replay.memory import Mark, Prioritisation, Replay, Sample
 from learner.algorithms.off_policy.replay.rate_limiter import Counts, SampleToInsertRatio
 from learner.algorithms.off_policy.replay.transitions import fragments, transitions
 from learner.algorithms.off_policy.target_network import Target
+from learner.algorithms.shared.containment import ATTRIBUTABLE, ERROR, OF_THE_DEVICE, culprits, verdict
 from learner.algorithms.shared.schedule import factor
 from learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from learner.batch import Batch
@@ -31,6 +33,9 @@ from penstock.config.settings import ConfigurationError, ReplaySection
 from penstock.policy.layers import BatchNorm
 from penstock.policy.normaliser import Moments, moments
 from penstock.policy.policy import Policy
+from penstock.runtime import metrics as figures
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,27 @@ class _Backup:
     optimisers: dict[str, Backup]
     targets: dict[str, Tensor]
     counts: Counts
+    random: dict[str, Tensor]
+    replay: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How gradient steps of an update are taken. correction: β of the importance weights."""
+
+    learning_rate: float
+    correction: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Gradient steps of an update. reason: why they cannot be kept, or "". error: what was raised."""
+
+    steps: list[Stepped]
+    observed: Moments | None
+    reason: str
+    metrics: dict[str, float]
+    error: Exception | None = None
 
 
 class OffPolicy(Algorithm):
@@ -128,30 +154,37 @@ class OffPolicy(Algorithm):
         steps = int(batch.valid.sum())
         if steps == 0:
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
-        backup = self._backup()
+        self.replay.begin()
+        before = self._backup()
         self._insert(batch)
         self.limiter.inserted(steps)
-        learning_rate = self.section.learning_rate * factor(self.section.learning_rate_schedule, progress)
-        made = self._learn(learning_rate, self._correction(progress))
-        with torch.no_grad():
-            observed = self._observed(batch)
-            finite, metrics = self._measure(made, observed)
-        if finite:
-            self._commit(observed, len(made))
+        inserted = replace(before, counts=replace(self.limiter.counts))
+        pace = Pace(
+            self.section.learning_rate * factor(self.section.learning_rate_schedule, progress),
+            self._correction(progress),
+        )
+        taken = self._take_steps(batch, pace)
+        while taken.reason and self._evict_culprits(inserted, batch, pace):
+            taken = self._take_steps(batch, pace)
+        metrics = taken.metrics
+        if taken.reason:
+            self._restore(before)
+            self._withdraw(batch)
         else:
-            self._restore(backup, batch)
-        if made:
+            self._commit(taken.observed, len(taken.steps))
+        if taken.steps:
             metrics |= {
-                "learning_rate": learning_rate,
+                "learning_rate": pace.learning_rate,
                 "replay_steps": float(self.replay.size),
             } | self.scalars(progress)
         return Update(
-            applied=finite,
-            reason="" if finite else "nan",
+            applied=not taken.reason,
+            reason=taken.reason,
             steps=steps,
-            gradient_steps=len(made),
-            metrics=metrics if finite else {},
-            publish=finite and self._is_due(),
+            gradient_steps=len(taken.steps),
+            metrics={} if taken.reason else metrics,
+            publish=not taken.reason and self._is_due(),
+            error=taken.error,
         )
 
     def _insert(self, batch: Batch) -> None:
@@ -159,15 +192,77 @@ class OffPolicy(Algorithm):
             new = transitions(fragment, discount=self.section.discount, steps=self.section.n_step)
             self.replay.insert(source.number, source.size, new)
 
-    def _learn(self, learning_rate: float, correction: float) -> list[Stepped]:
+    def _take_steps(self, batch: Batch, pace: Pace) -> _Taken:
+        """Take the gradient steps that are allowed, and judge them."""
+        try:
+            made = self._learn(pace)
+            with torch.no_grad():
+                observed = self._observed(batch)
+                reason, metrics = self._measure(made, observed)
+        except OF_THE_DEVICE:
+            raise
+        except ATTRIBUTABLE as error:
+            return _Taken([], None, ERROR, {}, error)
+        return _Taken(made, observed, reason, metrics)
+
+    def _learn(self, pace: Pace) -> list[Stepped]:
         made = []
         while self.limiter.may_draw(self.replay.size):
-            sample = self.replay.sample(self.section.batch_size, correction=correction)
-            stepped = self.gradient_step(sample, learning_rate)
+            sample = self.replay.sample(self.section.batch_size, correction=pace.correction)
+            stepped = self.gradient_step(sample, pace.learning_rate)
             self.replay.set_errors(sample.index, stepped.errors)
             self.limiter.drawn()
             made.append(stepped)
         return made
+
+    # ---- entries that make gradient steps fail
+
+    def _evict_culprits(self, inserted: _Backup, batch: Batch, pace: Pace) -> bool:
+        """Remove the entries from replay that make gradient steps fail; returns whether to try again.
+
+        That is of no use where an entry of this batch is among them, or where none is found.
+        """
+        self._restore(inserted)
+        found = self._find_culprits(pace)
+        self._restore(inserted)
+        of_batch = {source.number for source in batch.sources}
+        for number in sorted(found - of_batch):
+            log.error("a fragment was taken out of replay: updates fail with it", extra={"number": number})
+            figures.REPLAY_EVICTED.inc()
+            self.replay.remove(number)
+        return bool(found) and not found & of_batch
+
+    def _find_culprits(self, pace: Pace) -> set[int]:
+        """Return the entries that make the first step fail that does; the steps are taken once more."""
+        while self.limiter.may_draw(self.replay.size):
+            sample, before = (
+                self.replay.sample(self.section.batch_size, correction=pace.correction),
+                self._backup(),
+            )
+            if self._try_step(sample, pace):
+                return self._culprits_of(sample, before, pace)
+            self.limiter.drawn()
+        return set()
+
+    def _culprits_of(self, sample: Sample, before: _Backup, pace: Pace) -> set[int]:
+        numbers = self.replay.entries_of(sample.index)
+
+        def trial(entries: Sequence[int]) -> str:
+            self._restore_weights(before)
+            return self._try_step(self.replay.part(sample, torch.isin(numbers, torch.tensor(entries))), pace)
+
+        return set(culprits(trial, sorted(set(numbers.tolist()))) or ())
+
+    def _try_step(self, sample: Sample, pace: Pace) -> str:
+        """Take a gradient step; returns why it fails, or ""."""
+        try:
+            stepped = self.gradient_step(sample, pace.learning_rate)
+            self.replay.set_errors(sample.index, stepped.errors)
+            return self._measure([stepped], None)[0]
+        except OF_THE_DEVICE:
+            raise
+        except ATTRIBUTABLE:
+            return ERROR
 
     def _correction(self, progress: float) -> float:
         """Return β of the importance weights."""
@@ -186,8 +281,8 @@ class OffPolicy(Algorithm):
 
     # ---- the end of an update
 
-    def _measure(self, made: Sequence[Stepped], observed: Moments | None) -> tuple[bool, dict[str, float]]:
-        """Return whether everything is finite, and the means over gradient steps.
+    def _measure(self, made: Sequence[Stepped], observed: Moments | None) -> tuple[str, dict[str, float]]:
+        """Return why the steps cannot be kept, or "", and the means over gradient steps.
 
         This is the one read of the device.
         """
@@ -199,8 +294,7 @@ class OffPolicy(Algorithm):
         if observed is not None:
             checks.append(observed.checksum())
         *numbers, check = torch.stack([*tensors.values(), torch.stack(checks).sum()]).tolist()
-        finite = all(map(math.isfinite, (*numbers, check)))
-        return finite, dict(zip(tensors, numbers, strict=True))
+        return verdict([*numbers, check]), dict(zip(tensors, numbers, strict=True))
 
     def _observed(self, batch: Batch) -> Moments | None:
         if self.policy.normaliser is None:
@@ -219,18 +313,26 @@ class OffPolicy(Algorithm):
             {name: optimiser.backup() for name, optimiser in self.optimisers().items()},
             {name: target.backup() for name, target in self.targets().items()},
             replace(self.limiter.counts),
+            {name: random.get_state() for name, random in self.generators().items()},
+            self.replay.mark(),
         )
 
-    def _restore(self, backup: _Backup, batch: Batch) -> None:
-        """Restore the weights, and withdraw the batch from replay.
+    def _restore(self, backup: _Backup) -> None:
+        """Restore everything but the content of replay."""
+        self._restore_weights(backup)
+        self.limiter.counts = replace(backup.counts)
+        for name, random in self.generators().items():
+            random.set_state(backup.random[name])
+        self.replay.go_back(backup.replay)
 
-        It is counted as dropped with reason `nan`, so it must not be learned from.
-        """
+    def _restore_weights(self, backup: _Backup) -> None:
         for name, optimiser in self.optimisers().items():
             optimiser.restore(backup.optimisers[name])
         for name, target in self.targets().items():
             target.restore(backup.targets[name])
-        self.limiter.counts = backup.counts
+
+    def _withdraw(self, batch: Batch) -> None:
+        """Take a batch out of replay: it is booked as dropped, so it must not be learned from."""
         for source in reversed(batch.sources):
             self.replay.withdraw(source.number)
 

@@ -15,6 +15,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from learner.algorithms.on_policy.reward_scale import RewardScale, Scaled
 from learner.algorithms.on_policy.rows import Rows
 from learner.algorithms.on_policy.sequences import Sequences
 from learner.algorithms.shared.advantage import Advantages, Unrolls
+from learner.algorithms.shared.containment import contained, verdict
 from learner.algorithms.shared.hardware import Hardware
 from learner.algorithms.shared.learn_once import LearnsOnce, Own
 from learner.algorithms.shared.loss import (
@@ -35,6 +37,7 @@ from learner.algorithms.shared.loss import (
     divergence,
     effective_sample_size,
     explained_variance,
+    largest_ratio,
     standardise,
     value_loss,
 )
@@ -64,6 +67,9 @@ METRICS = (
 """`kl_behaviour` is KL(μ‖π_θ) in nats; it, `effective_sample_size` and `max_ratio` (π_θ/μ) are of the last
 epoch, `entropy` (nats) and `explained_variance` of the batch's start, losses and `gradient_norm` means
 over gradient steps. All of them are of the rows of all ranks."""
+
+_JUDGED = ("policy_loss", "value_loss", "entropy", "gradient_norm")
+"""Metrics that must be finite for an update to be kept, beside parameters, moments and statistics."""
 
 _SUMMED = ("policy_loss", "value_loss", "entropy", "optimiser")
 """Of which every rank holds a share. The last is no metric: not finite on one rank, it is so on all."""
@@ -162,7 +168,13 @@ class OnPolicy(LearnsOnce[Own]):
     # ---- an update
 
     def update(self, batch: Batch, *, progress: float) -> Update:
-        """Consume one batch with all its gradient steps."""
+        """Consume one batch with all its gradient steps, without the fragments that make it fail."""
+        attempt = partial(self._attempt, progress=progress)
+        # With several ranks a batch that fails is left out whole.
+        return contained(attempt, batch) if self._group.size == 1 else attempt(batch, is_trial=False)
+
+    def _attempt(self, batch: Batch, *, is_trial: bool, progress: float) -> Update:
+        """See `Attempt`."""
         rank_rows = self._group.rows_of(self._trained(batch))
         if not rank_rows.total:
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
@@ -173,23 +185,28 @@ class OnPolicy(LearnsOnce[Own]):
             prepared = self.prepare(batch, rewards, rank_rows)
         if not prepared.rank_rows.total:
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
-        backup = self._optimiser.backup()
-        trace = self._train(batch, prepared, scheduled)
-        activations = measure(
-            self.policy, lambda: self.policy.bodies(prepared.rows.alone()), self._group.moments
-        )
-        with torch.no_grad():
-            finite, metrics = self._measure(batch, prepared, activations, trace, scheduled)
-        if finite:
-            self._commit(prepared, activations, scaled, metrics)
-        else:
-            self._optimiser.restore(backup)
+        backup, drawn = self._optimiser.backup(), self._permutations.get_state()
+        is_kept = False
+        try:
+            trace = self._train(batch, prepared, scheduled)
+            activations = measure(
+                self.policy, lambda: self.policy.bodies(prepared.rows.alone()), self._group.moments
+            )
+            with torch.no_grad():
+                reason, metrics = self._measure(batch, prepared, activations, trace, scheduled)
+            is_kept = not reason and not is_trial
+            if is_kept:
+                self._commit(prepared, activations, scaled, metrics)
+        finally:
+            if not is_kept:
+                self._optimiser.restore(backup)
+                self._permutations.set_state(drawn)
         return Update(
-            applied=finite,
-            reason="" if finite else "nan",
+            applied=not reason,
+            reason=reason,
             steps=prepared.steps,
             gradient_steps=len(trace.norms),
-            metrics=metrics if finite else {},
+            metrics={} if reason else metrics,
         )
 
     def prepare(self, batch: Batch, rewards: Tensor, rank_rows: RankRows) -> Prepared:
@@ -275,31 +292,40 @@ class OnPolicy(LearnsOnce[Own]):
         activations: Measured | None,
         trace: Trace,
         scheduled: ScheduleValues,
-    ) -> tuple[bool, dict[str, float]]:
-        """The one read of the device: is everything finite, on every rank, and the metrics."""
+    ) -> tuple[str, dict[str, float]]:
+        """The one read of the device: why the update is not kept, on any rank, or "", and the metrics."""
         assert trace.rows is not None, "an update has at least one epoch"
         assert trace.split is not None, "an update has at least one epoch"
         log_prob = trace.split.gather(torch.cat(trace.log_prob))
         rows = AllRankSteps(trace.split.gather(trace.rows.columns))
         summed = dict(zip(_SUMMED, self._group.sum_(self._summed(prepared, trace)), strict=True))
-        judged = {"optimiser": summed.pop("optimiser")}
+        checks = {"optimiser": summed.pop("optimiser")}
         tensors = {
             **summed,
             "gradient_norm": torch.stack(trace.norms).mean(),
             "kl_behaviour": divergence(rows.behaviour, log_prob),
             "effective_sample_size": effective_sample_size(rows.behaviour, log_prob),
-            "max_ratio": (log_prob - rows.behaviour).max().exp(),
+            "max_ratio": largest_ratio(rows.behaviour, log_prob),
             "explained_variance": explained_variance(rows.old_value, rows.target),
             "mean_value": rows.old_value.mean(),
             **self._watch(batch, rows, log_prob, scheduled),
         }
         if prepared.observed is not None:
-            judged["observed"] = prepared.observed.checksum().to(log_prob.dtype)
+            checks["observed"] = prepared.observed.checksum().to(log_prob.dtype)
         if activations is not None:
-            judged["activations"] = activations.checksum().to(log_prob.dtype)
-        numbers = torch.stack([*tensors.values(), *judged.values()]).tolist()
+            checks["activations"] = activations.checksum().to(log_prob.dtype)
+        numbers = torch.stack([*tensors.values(), *checks.values(), self._farthest(prepared)]).tolist()
         metrics = dict(zip(tensors, numbers, strict=False))
-        return all(map(math.isfinite, numbers)), {**metrics, **scheduled.metrics(), **trace.numbers}
+        judged = [*(metrics[name] for name in _JUDGED), *numbers[len(tensors) :]]
+        finite = {name: number for name, number in metrics.items() if math.isfinite(number)}
+        reason = verdict(judged, self.section.max_log_ratio)
+        return reason, {**finite, **scheduled.metrics(), **trace.numbers}
+
+    def _farthest(self, prepared: Prepared) -> Tensor:
+        """Return the largest |log π/μ|, a scalar; 0 with several ranks, each of which has rows of its own."""
+        if self._group.size > 1:
+            return prepared.entropy.new_zeros(())
+        return (prepared.rows.proximal - prepared.rows.behaviour).abs().max()
 
     def _summed(self, prepared: Prepared, trace: Trace) -> Tensor:
         """This rank's share of `_SUMMED`, [4]."""

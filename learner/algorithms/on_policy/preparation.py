@@ -5,7 +5,7 @@ epochs permute; for a recurrent policy in `Sequences`, whose columns they permut
 gradients.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -76,15 +76,14 @@ def prepare(
     parameters = outputs.parameters[:count]
     proximal = policy.joint_log_prob(parameters, action)
     behaviour = batch.log_prob.flatten().to(proximal.dtype)
-    values = outputs.value[: count + columns].view(steps + 1, columns)
-    finals = outputs.value[count + columns :] if look.lasts is None else policy.value_of(look.lasts)
+    values, finals = values_of(policy, look, outputs.value, (steps, columns))
     log_ratios = (proximal - behaviour).view(steps, columns)
-    unrolls = _unrolls(batch, rewards.to(values.dtype), values, finals)
+    unrolls = unrolls_of(batch, rewards.to(values.dtype), values, finals)
     estimated = estimate(unrolls, log_ratios)
     fixed = [estimated.advantage, estimated.target, values[:-1]]
     flat = torch.stack([behaviour, proximal, *(tensor.flatten() for tensor in fixed)])
     entropy = policy.joint_entropy(parameters)
-    observed = _observed(policy, look, batch, group)
+    observed = observed_by(policy, look, batch, group)
     if look.starts is not None:
         return _in_sequences(policy, group, trained, look, weigh, (action, flat, entropy, observed))
     inputs, index = look.inputs.narrow(0, count), None
@@ -98,6 +97,19 @@ def prepare(
     return Prepared(
         rows=rows, steps=rank_rows.total, rank_rows=rank_rows, index=index, entropy=mean, observed=observed
     )
+
+
+def values_of(
+    policy: Policy, look: SeenTrajectory, value: Tensor, shape: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Return V of every observation, [T+1, B], and of the last ones, [K].
+
+    value: of `look.inputs`. shape: (T, B).
+    """
+    steps, columns = shape
+    behind = (steps + 1) * columns
+    finals = value[behind:] if look.lasts is None else policy.value_of(look.lasts)
+    return value[:behind].view(steps + 1, columns), finals
 
 
 def see(policy: Policy, batch: Batch) -> SeenTrajectory:
@@ -127,9 +139,35 @@ def _in_sequences(
     of_rows: tuple[dict[str, Tensor], Tensor, Tensor, Moments | None],
 ) -> Prepared:
     """Columns that have a trained step behind the burn-in; of a group of one rank."""
+    action, flat, entropy, observed = of_rows
+    sequences, index = sequences_of(
+        policy, trained, look, action, lambda index: _columns(weigh, *flat[:, index].unbind(0))
+    )
+    used = torch.from_numpy(sequences.counts.nonzero()[0])
+    return Prepared(
+        rows=sequences.select(used),
+        steps=sequences.steps,
+        rank_rows=group.rows_of(torch.from_numpy(sequences.counts > 0).unsqueeze(0)),
+        index=used.to(trained.device),
+        entropy=entropy[index].mean(),
+        observed=observed,
+    )
+
+
+def sequences_of(
+    policy: Policy,
+    trained: Tensor,
+    look: SeenTrajectory,
+    action: Mapping[str, Tensor],
+    columns: Callable[[Tensor], Tensor],
+) -> tuple[Sequences, Tensor]:
+    """Return all columns of a recurrent policy's batch, and which of its T·B steps carry loss, int64 [n].
+
+    trained: bool [T, B]; of these the steps behind the burn-in carry loss. action: by path, [T·B, *shape].
+    columns: given that index, those of `Steps`, [6, n].
+    """
     assert look.starts is not None
     assert look.inputs.time is not None
-    action, flat, entropy, observed = of_rows
     kept = trained.clone()
     kept[: policy.memory.burn_in] = False
     index, step, counts = in_columns(kept)
@@ -139,26 +177,18 @@ def _in_sequences(
     sequences = Sequences(
         inputs=inputs,
         action={path: rows[index] for path, rows in action.items()},
-        columns=_columns(weigh, *flat[:, index].unbind(0)),
+        columns=columns(index),
         starts=look.starts[: len(trained)],
         state=look.inputs.time.state,
         step=step,
         counts=counts,
         burn_in=policy.memory.burn_in,
     )
-    used = torch.from_numpy(counts.nonzero()[0])
-    return Prepared(
-        rows=sequences.select(used),
-        steps=sequences.steps,
-        rank_rows=group.rows_of(torch.from_numpy(counts > 0).unsqueeze(0)),
-        index=used.to(trained.device),
-        entropy=entropy[index].mean(),
-        observed=observed,
-    )
+    return sequences, index
 
 
-def _unrolls(batch: Batch, rewards: Tensor, values: Tensor, finals: Tensor) -> Unrolls:
-    """values: [T+1, B]; finals: [K], of the last observations."""
+def unrolls_of(batch: Batch, rewards: Tensor, values: Tensor, finals: Tensor) -> Unrolls:
+    """What estimators take. rewards: [T, B]; values: [T+1, B]; finals: [K], of the last observations."""
     following = next_values(values, batch.terminated, batch.final_slot, batch.final_step, finals)
     carried = carries(batch.terminated, batch.truncated, batch.valid)
     return Unrolls(rewards, values[:-1], following, carried, batch.valid)
@@ -171,7 +201,8 @@ def _columns(
     return torch.stack([surrogate.anchor, surrogate.weighted_advantage, target, value, behaviour, proximal])
 
 
-def _observed(policy: Policy, look: SeenTrajectory, batch: Batch, group: RankGroup) -> Moments | None:
+def observed_by(policy: Policy, look: SeenTrajectory, batch: Batch, group: RankGroup) -> Moments | None:
+    """Moments of the observations of valid steps, of all ranks; None for a policy without a normaliser."""
     if policy.normaliser is None:
         return None
     reals = policy.reader.raw_reals(look.observation, torch.float64)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_MOST_TOLD = 60.0
+"""Log-ratios above this are told as this: the exponential of 88.8 leaves the range of float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
@@ -127,7 +130,7 @@ def standardise(advantage: Tensor) -> Tensor:
 def divergence(before: Tensor, after: Tensor) -> Tensor:
     """KL(before ‖ after) from log-probabilities of actions drawn by `before`: E[r − 1 − log r] ≥ 0."""
     log_ratio = after - before
-    return (log_ratio.exp() - 1.0 - log_ratio).mean()
+    return (log_ratio.clamp(max=_MOST_TOLD).exp() - 1.0 - log_ratio).mean()
 
 
 def clip_fraction(log_prob: Tensor, anchor: Tensor, clip_range: float) -> Tensor:
@@ -137,12 +140,20 @@ def clip_fraction(log_prob: Tensor, anchor: Tensor, clip_range: float) -> Tensor
 
 def effective_sample_size(behaviour: Tensor, log_prob: Tensor) -> Tensor:
     """(Σw)² / (n Σw²), w = π/μ: 1 on policy, 1/n when one step has all the weight."""
-    weight = (log_prob - behaviour).exp()
-    return weight.sum().square() / (len(weight) * weight.square().sum())
+    log_weight = log_prob - behaviour
+    log_size = 2.0 * log_weight.logsumexp(0) - (2.0 * log_weight).logsumexp(0)
+    return log_size.exp() / len(log_weight)
+
+
+def largest_ratio(behaviour: Tensor, log_prob: Tensor) -> Tensor:
+    """Max π/μ, where that is at most e^60: metrics are of float32."""
+    return (log_prob - behaviour).max().clamp(max=_MOST_TOLD).exp()
 
 
 def explained_variance(value: Tensor, target: Tensor) -> Tensor:
     """1 − var(target − value)/var(target); 0 where the targets are all alike."""
-    variance = target.var(correction=0)
-    explained = 1.0 - (target - value).var(correction=0) / variance.clamp(min=1e-12)
-    return torch.where(variance > 1e-12, explained, torch.zeros_like(explained))
+    # In float64, since squares of large targets leave the range of float32.
+    wide = target.double()
+    variance = wide.var(correction=0)
+    explained = 1.0 - (wide - value).var(correction=0) / variance.clamp(min=1e-12)
+    return torch.where(variance > 1e-12, explained, 0.0).to(value.dtype)

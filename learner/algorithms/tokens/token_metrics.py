@@ -11,6 +11,7 @@ from learner.algorithms.shared.loss import (
     divergence,
     effective_sample_size,
     explained_variance,
+    largest_ratio,
 )
 from learner.algorithms.tokens.responses import Responses
 from learner.algorithms.tokens.token_network import CRITIC, POLICY
@@ -76,7 +77,7 @@ def watched(prepared: Prepared, trace: Trace, clip_range: float) -> dict[str, Te
         "kl_behaviour": divergence(behaviour, log_prob),
         "kl_proximal": divergence(prepared.proximal, log_prob),
         "effective_sample_size": effective_sample_size(behaviour, log_prob),
-        "max_ratio": (log_prob - behaviour).max().exp(),
+        "max_ratio": largest_ratio(behaviour, log_prob),
         "clip_fraction": clip_fraction(log_prob, prepared.anchor, clip_range),
     }
     return found if prepared.kl_reference is None else found | {"kl_reference": prepared.kl_reference}

@@ -16,6 +16,7 @@ KL.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.algorithms.algorithm import AlgorithmState, Update
+from learner.algorithms.shared.containment import contained, verdict
 from learner.algorithms.shared.hardware import Hardware
 from learner.algorithms.shared.learn_once import LearnsOnce
 from learner.algorithms.shared.loss import divergence, policy_loss, value_loss
@@ -40,6 +42,8 @@ from penstock.config.sections.token import TokenPPOSection
 from penstock.policy.tokens import TokenOutputs, TokenPolicy
 
 _KL_TOLERANCE: Final = 1.5
+_JUDGED: Final = ("policy_loss", "entropy", "gradient_norm", "value_loss", "critic_gradient_norm")
+"""Metrics that must be finite for an update to be kept, beside parameters and moments."""
 _PERMUTATIONS: Final = "generator/permutations"
 
 
@@ -81,7 +85,11 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
     # ---- an update
 
     def update(self, batch: Batch, *, progress: float) -> Update:
-        """Consume one batch with all its gradient steps."""
+        """Consume one batch with all its gradient steps, without the fragments that make it fail."""
+        return contained(partial(self._attempt, progress=progress), batch)
+
+    def _attempt(self, batch: Batch, *, is_trial: bool, progress: float) -> Update:
+        """See `Attempt`."""
         responses = read_responses(batch)
         if responses is None:
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
@@ -91,20 +99,25 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
             passes = (kept,) if kept else self._passes(responses, np.arange(len(responses)))
             read = network.read(passes, responses.sampled, has_reference=self._kl_coefficient > 0.0)
             prepared = prepare(responses, read, self.section, self._kl_coefficient)
-        backup = network.backup()
-        trace = self._train(responses, prepared, scheduled, kept)
-        with torch.no_grad():
-            finite, metrics = self._measure(responses, prepared, trace)
-        if finite:
-            self._commit(len(responses), metrics)
-        else:
-            network.restore(backup)
+        backup, drawn = network.backup(), self._permutations.get_state()
+        is_kept = False
+        try:
+            trace = self._train(responses, prepared, scheduled, kept)
+            with torch.no_grad():
+                reason, metrics = self._measure(responses, prepared, trace)
+            is_kept = not reason and not is_trial
+            if is_kept:
+                self._commit(len(responses), metrics)
+        finally:
+            if not is_kept:
+                network.restore(backup)
+                self._permutations.set_state(drawn)
         return Update(
-            applied=finite,
-            reason="" if finite else "nan",
+            applied=not reason,
+            reason=reason,
             steps=responses.sampled,
             gradient_steps=len(trace.losses),
-            metrics=metrics | scheduled.metrics() if finite else {},
+            metrics={} if reason else metrics | scheduled.metrics(),
         )
 
     def _only_pass(self, responses: Responses) -> Pass | None:
@@ -220,19 +233,21 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
 
     def _measure(
         self, responses: Responses, prepared: Prepared, trace: Trace
-    ) -> tuple[bool, dict[str, float]]:
-        """The one read of the device: is everything finite, and the metrics."""
+    ) -> tuple[str, dict[str, float]]:
+        """The one read of the device: why the update is not kept, or "", and the metrics."""
         tensors = watched(prepared, trace, self.section.clip_range) | of_responses(responses)
         if self._has_critic:
             tensors |= of_critic(prepared, trace)
-        numbers = torch.stack([*tensors.values(), self._network.checksum()]).tolist()
-        metrics = dict(zip(tensors, numbers, strict=False))
-        metrics |= {
+        farthest = (prepared.proximal - prepared.behaviour).abs().max()
+        numbers = torch.stack([*tensors.values(), self._network.checksum(), farthest]).tolist()
+        found = dict(zip(tensors, numbers, strict=False))
+        judged = [number for name, number in found.items() if name in _JUDGED] + numbers[len(tensors) :]
+        metrics = {name: number for name, number in found.items() if math.isfinite(number)} | {
             "response_length": responses.sampled / len(responses),
             "left_out": float(responses.left_out),
             "epochs": float(trace.epochs),
         }
-        return all(map(math.isfinite, numbers)), metrics
+        return verdict(judged, self.section.max_log_ratio), metrics
 
     def _commit(self, count: int, metrics: dict[str, float]) -> None:
         section = self.section

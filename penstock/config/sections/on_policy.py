@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from penstock.config.sections.algorithm_section import AlgorithmSection
-from penstock.config.sections.section import ADVANCED, Count, Fraction, NonNegative, Positive
+from penstock.config.sections.section import ADVANCED, Count, Fraction, NonNegative, Positive, PositiveReal
 
 
 class OnPolicySection(AlgorithmSection):
@@ -45,6 +45,8 @@ class OnPolicySection(AlgorithmSection):
     """ε of Adam, in the unit of a gradient."""
     max_gradient_norm: NonNegative = 0.5
     """Gradients are scaled down to this norm, in the unit of a gradient; 0: off."""
+    max_log_ratio: Annotated[PositiveReal, ADVANCED] = 50.0
+    """A fragment with a step whose |log π/μ| lies above this is booked invalid, in nats."""
 
     @field_validator("entropy_floor")
     @classmethod

@@ -135,22 +135,37 @@ def test_drops_between_good_fragments_never_stop_the_run(redis_url: str, tmp_pat
     assert result["ledger"]["balanced"]
 
 
-def test_a_fragment_without_its_final_observation_is_invalid(redis_url: str, tmp_path: Path) -> None:
-    """What the broker cannot see the learner checks; the rest of the batch is trained."""
-    truncated = np.zeros((STEPS, SLOTS), bool)
-    truncated[-1, 0] = True
+ENDED = np.zeros((STEPS, SLOTS), bool)
+ENDED[-1, 0] = True
+OUTSIDE = np.zeros((STEPS, SLOTS), np.int64)
+OUTSIDE[1, 1] = 2
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"truncated": ENDED}, {"action": OUTSIDE}],
+    ids=["no final observation", "an impossible action"],
+)
+def test_a_fragment_that_cannot_be_learned_from_is_invalid_and_its_session_held(
+    redis_url: str, tmp_path: Path, broken: dict[str, np.ndarray]
+) -> None:
+    """What the broker cannot see the learner checks; the fragments of others are trained."""
+    learner_section = {"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False}
     with (
-        LearnerThread(redis_url, tmp_path, settings(**QUICK)) as learner,
+        LearnerThread(redis_url, tmp_path, settings(learner=learner_section)) as learner,
         Producer(redis_url, tmp_path) as producer,
     ):
-        session = producer.open()
-        until(lambda: producer.send_with_credit(session, truncated=truncated), "leave")
-        producer.drive([session], lambda: learner.ended)
-        result = learner.finish()
+        hostile, honest = producer.open("hostile"), producer.open("honest")
+        until(lambda: producer.send_with_credit(hostile, **broken), "credit")
+        producer.drive([honest, hostile], lambda: '"quarantined"' in producer.status().learner_json)
+        trained = learner_json(producer)["trained"]
+        producer.drive([honest], lambda: learner_json(producer)["trained"] > trained)
+        result = learner.drain()
     assert result["ledger"]["balanced"]
     assert result["ledger"]["dropped"]["invalid"] >= 1
-    assert result["updates"] >= 1
-    assert audited(tmp_path, redis_url)["invalid"] == result["ledger"]["dropped"]["invalid"]
+    found = audited(tmp_path, redis_url)
+    assert found["invalid"] == result["ledger"]["dropped"]["invalid"]
+    assert found["quarantined"] == result["ledger"]["dropped"]["quarantined"] >= 1
 
 
 def test_a_wrong_probe_answer_quarantines_a_session(redis_url: str, tmp_path: Path) -> None:
@@ -177,8 +192,8 @@ def learner_json(producer: Producer) -> dict[str, int]:
     return dict(json.loads(producer.status().learner_json)["ledger"])
 
 
-def test_a_batch_that_is_not_finite_is_skipped_and_booked(redis_url: str, tmp_path: Path) -> None:
-    """An absurd reward makes the losses overflow: the batch is booked `nan`, evidence is kept."""
+def test_a_fragment_that_makes_an_update_fail_is_left_out_and_booked(redis_url: str, tmp_path: Path) -> None:
+    """An absurd reward makes the losses overflow: its fragment is booked `nan`, the others are trained."""
     absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
@@ -187,10 +202,9 @@ def test_a_batch_that_is_not_finite_is_skipped_and_booked(redis_url: str, tmp_pa
         producer.drive([session], lambda: learner.ended)
         result = learner.finish()
     assert result["ledger"]["balanced"]
-    assert result["ledger"]["dropped"]["nan"] >= 1
-    assert result["env_steps"] == result["updates"] * BATCH
-    assert list((tmp_path / "evidence").glob("nan-*.safetensors"))
-    assert audited(tmp_path, redis_url)["nan"] > 0
+    assert set(result["ledger"]["dropped"]) == {"nan"}
+    assert result["env_steps"] == result["ledger"]["trained"] * CHARGE
+    assert audited(tmp_path, redis_url)["nan"] == result["ledger"]["dropped"]["nan"]
 
 
 def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkpoint(
@@ -214,6 +228,7 @@ def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkp
             result = learner.drain()
     assert result["ledger"]["balanced"]
     assert result["ledger"]["dropped"]["nan"] >= 3 * BATCH // CHARGE
+    assert list((tmp_path / "evidence").glob("nan-*.safetensors"))
 
 
 def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def leave_waiting(producer: Producer, session: int, fragments: int) -> None:
     def is_so() -> bool:
         if producer.acked % FRAGMENTS == fragments:
             return True
-        producer.send_with_credit(session, most=1)
+        producer.send_with_credit(session, 1)
         return False
 
     until(is_so, "fragments in the log")

@@ -14,7 +14,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from actor.acting.header_fields import HeaderFields
 from actor.acting.stepper import Stepper
 from actor.rollout.fragment_builder import FragmentBuilder
-from learner.batch import Batch, assemble, check_meaning
+from learner.batch import Batch, assemble
+from learner.fragment_check import check_meaning
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
 from penstock.policy.policy import Policy

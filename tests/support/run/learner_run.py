@@ -118,7 +118,7 @@ class Producer:
         self._leaves[session] = reply.credit
         return reply
 
-    def send_with_credit(self, session: int, *, most: int = 32, **header: Any) -> int:
+    def send_with_credit(self, session: int, most: int = 32, /, **header: Any) -> int:
         """Append all that there is credit for now, at most `most`; how many that were."""
         credit = self._watch(session)
         count = min(credit.begin_through - self._sequences[session], most)

@@ -1,13 +1,12 @@
-"""Fragments side by side, and fragments that cannot be trained on."""
+"""Fragments side by side."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from learner.batch import assemble, check_meaning
+from learner.batch import assemble
 from penstock.wire.fragment import Slot, WeightSpan
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy
 from tests.support.experience.remembering import Actor, batch_of, remembering
@@ -85,48 +84,11 @@ def test_no_fragments_are_refused() -> None:
         assemble([], CPU)
 
 
-def test_a_good_fragment_passes() -> None:
-    """Also with NaN where a step is not experience."""
-    header, arrays = good()
-    check_meaning(header, arrays)
-    reward, valid = arrays["reward"].copy(), arrays["valid"].copy()
-    reward[0, 0], valid[0, 0] = np.nan, False
-    check_meaning(header, arrays | {"reward": reward, "valid": valid})
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("reward", np.nan, "reward: holds NaN"),
-        ("log_prob", np.inf, "log_prob: holds NaN or infinity"),
-        ("observation", np.nan, "observation: holds NaN"),
-        ("final/observation", -np.inf, "final/observation: holds NaN"),
-        ("final/slot", 2, "points outside"),
-        ("final/step", -1, "points outside"),
-        ("final/step", 0, "ended no episode"),
-        ("truncated", True, "missing for a truncated step"),
-    ],
-)
-def test_a_fragment_that_means_nothing_is_refused(name: str, value: float, message: str) -> None:
-    """The error names the tensor."""
-    header, arrays = good()
-    changed = arrays[name].copy()
-    changed.flat[0] = value
-    with pytest.raises(ValueError, match=message):
-        check_meaning(header, arrays | {name: changed})
-
-
 def test_slots_name_session_and_environment() -> None:
     """Slot ids are the actor's own."""
     header, arrays = good()
     named = replace(header, slots=(Slot(4, 0, 0), Slot(2, 0, 0)))
     assert assemble([(named, arrays)], CPU).slots == ((1, 4), (1, 2))
-
-
-def masked_fragment() -> Fragment:
-    """Of a policy that remembers, under masks."""
-    fragment = Actor(remembering(recurrent="lstm"), masked=True).fragment(6)
-    return fragment.header, {name: array.copy() for name, array in fragment.arrays().items()}
 
 
 def test_masks_and_state_lie_in_their_columns() -> None:
@@ -145,21 +107,3 @@ def test_masks_and_state_lie_in_their_columns() -> None:
             np.testing.assert_array_equal(state[columns], arrays[name])
     assert batch.begins is not None
     assert not batch.begins[3:, 3:].any()
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("mask/action", False, "mask/action: allows nothing at step 0 of slot 0"),
-        ("action", 9, "mask/action: forbids the action that was taken at step"),
-        ("state/actor/c", np.inf, "state/actor/c: holds NaN or infinity"),
-    ],
-)
-def test_what_no_update_could_use_of_masks_and_state_is_refused(name: str, value: Any, message: str) -> None:
-    """The log-probability of what is forbidden is no number to learn from."""
-    header, arrays = masked_fragment()
-    check_meaning(header, arrays)
-    arrays["mask/action"][:] = [True, True, name != "action"]
-    arrays[name][:] = value
-    with pytest.raises(ValueError, match=message):
-        check_meaning(header, arrays)

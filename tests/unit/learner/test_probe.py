@@ -160,3 +160,19 @@ def test_a_policy_that_remembers_is_asked_in_the_middle_of_an_episode(section: d
     with torch.no_grad():
         changed[:, -1] += 1.0  # of what was remembered, or of the newest frame
     assert answered()
+
+
+def test_a_session_that_sent_what_cannot_be_learned_from_is_held_for_good() -> None:
+    """A right answer about its weights says nothing about its experience."""
+    served = policy(0)
+    probe = make_probe(OBSERVATION, served, 0)
+    quarantine = Quarantine(probe, policy(0), 1e-3)
+    quarantine.expect(7, "digest", weights.snapshot(served))
+    before = quarantine.sessions
+    quarantine.convict(3, "log entry 9 is invalid")
+    assert quarantine.sessions != before
+    right = tuple(map(float, served.log_prob(probe.observation, probe.action)))
+    answer = ProbeAnswer(session=3, actor_id="a", version=7, sha256="digest", log_prob=right)
+    quarantine.check([answer])
+    assert quarantine.holds(3)
+    assert not quarantine.holds(4)

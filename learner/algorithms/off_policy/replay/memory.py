@@ -6,16 +6,19 @@ so that the next sample is the same as without the restart. Lives on the learner
 are drawn on the CPU, so that one seed gives one order everywhere. Used by one thread.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from learner.algorithms.off_policy.replay.sum_tree import SumTree
 from learner.algorithms.off_policy.replay.transitions import Transitions
+
+_MOVED_AT_ONCE: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,14 @@ class Sample:
     transitions: Transitions
     index: Tensor
     weight: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment of an update. changes: priorities set since it began. random: state of the random numbers."""
+
+    changes: int
+    random: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +83,8 @@ class Replay:
         self._how = prioritisation
         self._tree = None if prioritisation is None else SumTree(capacity, device)
         self._largest = torch.ones((), dtype=torch.float64, device=device)
+        self._former: list[tuple[Tensor, Tensor, Tensor]] = []
+        """What `set_errors` has overwritten since `begin`: places, their priorities, the largest one."""
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -104,6 +117,34 @@ class Replay:
         index = self._append(Entry(number, len(new), size), new)
         if self._tree is not None:
             self._tree.set(index, self._largest.expand(len(new)))
+
+    def remove(self, number: int) -> bool:
+        """Remove an entry wherever it is; younger ones move up. Returns whether it was here.
+
+        It costs a copy of all younger transitions, and is for entries that must not be sampled again.
+        """
+        numbers = [entry.number for entry in self._entries]
+        if number not in numbers:
+            return False
+        at = numbers.index(number)
+        start = sum(entry.rows for entry in itertools.islice(self._entries, at))
+        entry = self._entries[at]
+        del self._entries[at]
+        for first in range(start, self.size - entry.rows, _MOVED_AT_ONCE):
+            self._move(first, entry.rows, min(_MOVED_AT_ONCE, self.size - entry.rows - first))
+        self.size -= entry.rows
+        self._bytes -= entry.size
+        self._clear(self._ring(self.size, entry.rows))
+        return True
+
+    def _move(self, first: int, by: int, count: int) -> None:
+        """Move `count` rows so many places towards the oldest, to `first` behind it."""
+        assert self._rows is not None, "there is an entry"
+        into, out = self._ring(first, count), self._ring(first + by, count)
+        for kept, rows in _pairs(self._rows, self.rows(out)):
+            kept[into] = rows
+        if self._tree is not None:
+            self._tree.set(into, self._tree.get(out))
 
     def withdraw(self, number: int) -> None:
         """Remove the newest entry, if it has that number."""
@@ -175,11 +216,40 @@ class Replay:
             following={path: rows[index] for path, rows in kept.following.items()},
         )
 
+    def entries_of(self, index: Tensor) -> Tensor:
+        """Return the number of the log entry of each place int64 [n] of the ring, int64 [n] on the CPU."""
+        ends = torch.tensor(list(itertools.accumulate(entry.rows for entry in self._entries)))
+        behind = (index.cpu() - self._first) % self.capacity
+        numbers = torch.tensor([entry.number for entry in self._entries])
+        return numbers[torch.searchsorted(ends, behind, right=True)]
+
+    def part(self, sample: Sample, wanted: Tensor) -> Sample:
+        """Return some rows of a sample. wanted: bool [n]."""
+        index = sample.index[wanted.to(sample.index.device)]
+        return Sample(self.rows(index), index, sample.weight[wanted.to(sample.weight.device)])
+
+    def begin(self) -> None:
+        """Forget what priorities were before: nothing goes back behind this."""
+        self._former.clear()
+
+    def mark(self) -> Mark:
+        """Return where priorities and random numbers are, for `go_back`."""
+        return Mark(len(self._former), self._random.get_state())
+
+    def go_back(self, mark: Mark) -> None:
+        """Restore priorities and random numbers to what they were at a mark made since `begin`."""
+        while len(self._former) > mark.changes:
+            index, priority, self._largest = self._former.pop()
+            assert self._tree is not None, "only priorities are noted"
+            self._tree.set(index, priority)
+        self._random.set_state(mark.random)
+
     def set_errors(self, index: Tensor, error: Tensor) -> None:
         """Set the priorities of a sample by its temporal-difference errors [n]."""
         if self._tree is None or self._how is None:
             return
         # An error that is not finite ends the update; it must not stay in the tree.
+        self._former.append((index, self._tree.get(index), self._largest))
         size = error.detach().double().abs().nan_to_num(0.0, 0.0, 0.0)
         priority = (size + self._how.floor) ** self._how.exponent
         self._largest = torch.maximum(self._largest, priority.max())

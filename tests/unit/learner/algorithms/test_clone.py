@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from learner.algorithms.clone import METRICS, Clone
+from learner.algorithms.on_policy.preparation import see
 from learner.batch import Batch
 from penstock.config.settings import CloneSection
 from penstock.policy.layers import BatchNorm
@@ -18,6 +19,7 @@ from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
 from penstock.wire.spaces import Box
 from tests.support.experience.experience import collect, small_policy
+from tests.support.experience.remembering import Actor, batch_of, remembering
 
 CONTINUOUS = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
 
@@ -159,9 +161,8 @@ def test_the_critic_is_fitted_to_discounted_returns_where_that_is_asked_for() ->
     )  # fmt: skip
     clone = Clone(policy, CloneSection(value_coefficient=0.5, discount=0.5), seed=0)
     with torch.no_grad():
-        steps = clone._steps(batch)
-    assert steps.returns is not None
-    assert steps.returns.view_as(rewards)[:, 0].tolist() == pytest.approx([3.0, 4.0, 4.0], rel=1e-6)
+        steps = clone._steps(batch, see(policy, batch))
+    assert steps.target.view_as(rewards)[:, 0].tolist() == pytest.approx([3.0, 4.0, 4.0], rel=1e-6)
     before = clone.update(batch, progress=0.0).metrics["value_loss"]
     for _ in range(200):
         after = clone.update(batch, progress=0.0).metrics["value_loss"]
@@ -184,7 +185,7 @@ def test_what_is_not_finite_takes_everything_back() -> None:
     clone.update(batch, progress=0.0)
     before = clone.state()
     observation = batch.observation["observation"].clone()
-    observation[1, 1] = float("nan")
+    observation[:] = float("nan")
     update = clone.update(replace(batch, observation={"observation": observation}), progress=0.0)
     assert (update.applied, update.reason, clone.updates) == (False, "nan", 1)
     after = clone.state()
@@ -217,3 +218,40 @@ def test_dropout_thins_every_step_and_batch_normalisation_is_merged_after_each_p
         assert clone.update(batch, progress=0.0).applied
     weights = [encode(clone.policy) for clone in (one, other, whole)]
     assert weights[0] == weights[1] != weights[2]
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"recurrent": "lstm"},
+        {"recurrent": "gru"},
+        {"recurrent": "lstm", "recurrent_size": 8},
+        {"frame_stack": 2},
+    ],
+    ids=["lstm", "gru", "lstm as wide as the body", "frames"],
+)
+def test_a_policy_that_remembers_is_cloned_with_its_memory(section: dict[str, Any]) -> None:
+    """The teacher's action is the sign of the observation before, which the newest one does not show."""
+    policy = remembering(**section)
+    batch = batch_of([Actor(policy, slots=16, longest=40, unroll=32).fragment(32)])
+    assert batch.begins is not None
+    before = batch.observation["observation"][:-2, :, 0] > 0
+    taken = torch.zeros_like(batch.action["action"])
+    taken[1:] = before.long()
+    known = ~batch.begins[:-1]
+    known[0] = False
+    batch = replace(batch, action={"action": taken}, valid=batch.valid & known)
+    clone = Clone(policy, CloneSection(learning_rate=1e-2, minibatches=4), seed=0)
+    core = {name: p.clone() for name, p in policy.named_parameters() if "actor_core" in name}
+    for _ in range(80):
+        update = clone.update(batch, progress=0.0)
+    assert update.metrics["accuracy"] > 0.9
+    assert all(not torch.equal(p, core[name]) for name, p in policy.named_parameters() if name in core)
+
+
+def test_rows_of_a_recurrent_policy_are_not_taken_one_by_one() -> None:
+    """What follows another row means nothing alone."""
+    policy = remembering(recurrent="lstm")
+    inputs = see(policy, batch_of([Actor(policy).fragment(4)])).inputs
+    with pytest.raises(ValueError, match="by whole sequences"):
+        inputs.select(torch.tensor([0]))

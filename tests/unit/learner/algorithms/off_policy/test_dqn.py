@@ -137,6 +137,21 @@ def test_a_batch_that_is_not_finite_is_out_of_replay(*, prioritised: bool) -> No
     assert [entry.number for entry in algorithm.replay.entries] == [1, 2, 3, 5]
 
 
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_what_entered_replay_before_it_was_found_out_is_taken_out(*, prioritised: bool) -> None:
+    """Nothing is learned yet when it enters; later it would make every update fail that draws it."""
+    algorithm = make(prioritised=prioritised, learning_starts=96)
+    for number in range(1, 12):
+        batch = poisoned(corridor(2)) if number == 2 else corridor(number)
+        update = algorithm.update(batch, progress=0.0)
+        assert update.applied
+        assert number > 2 or not update.gradient_steps
+    assert update.gradient_steps
+    assert 2 not in [entry.number for entry in algorithm.replay.entries]
+    assert 3 in [entry.number for entry in algorithm.replay.entries]
+    assert torch.isfinite(algorithm.policy.actor_head.weight).all()
+
+
 def test_a_batch_without_a_valid_step_is_skipped() -> None:
     """The caller settles it."""
     algorithm, batch = make(), corridor(1)

@@ -98,6 +98,26 @@ def test_every_history_agrees_with_a_list(entries: list[tuple[int, int]]) -> Non
 # ---------------------------------------------------------------- drawing
 
 
+@pytest.mark.parametrize("how", [None, PRIORITISED])
+@pytest.mark.parametrize("gone", [3, 4, 6])
+def test_an_entry_that_is_removed_leaves_the_others_as_they_were(
+    gone: int, how: Prioritisation | None
+) -> None:
+    """The oldest, one in the middle that lies around the end of the ring, and the newest."""
+    memory = replay(capacity=11, how=how)
+    for number, count in ((1, 4), (2, 3), (3, 2), (4, 4), (5, 2), (6, 3)):
+        memory.insert(number, 100, rows(count, 10 * number))
+    kept = [row for row in held(memory) if row // 10 != gone]
+    assert memory.remove(gone)
+    assert not memory.remove(gone)
+    assert held(memory) == kept
+    assert gone not in [entry.number for entry in memory.entries]
+    drawn_rows = memory.sample(200, correction=0.4).transitions.observation["observation"]
+    assert set(drawn_rows.flatten().tolist()) == set(kept)
+    memory.insert(7, 100, rows(2, 70))
+    assert held(memory) == [*kept, 70, 71]
+
+
 def chi_square(counts: Counter[int], shares: list[float]) -> float:
     """Σ (observed − expected)² / expected."""
     total = sum(counts.values())

@@ -1,0 +1,114 @@
+"""An update that fails is brought home to the fragments that cause it, and made without them.
+
+    attempt on the whole batch → applied: done
+                               → not: try halves without leaving a trace, halves of the bad ones, …
+                                      → culprits by fragment → attempt on the rest
+
+A failure is an exception, a number that is not finite, or one that no honest actor sends. Fragments that are
+good alone and bad together have no culprit: the update fails as a whole, as it would have without this. An
+exception of every fragment is no fragment's fault: it is raised.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+import torch
+
+from learner.algorithms.algorithm import Update
+from learner.batch import Batch
+
+EMPTY: Final = "empty"
+NAN: Final = "nan"
+IMPLAUSIBLE: Final = "implausible"
+ERROR: Final = "error"
+
+ATTRIBUTABLE: Final = (RuntimeError, ValueError, LookupError, ArithmeticError)
+"""What a fragment may make arithmetic raise."""
+OF_THE_DEVICE: Final = (torch.OutOfMemoryError, torch.AcceleratorError)
+"""These say nothing of a fragment: too little memory, or a device that has lost its state."""
+
+log = logging.getLogger(__name__)
+
+
+class Attempt(Protocol):
+    """Makes the update of a batch, and leaves everything as it was where it fails or is a trial."""
+
+    def __call__(self, batch: Batch, *, is_trial: bool) -> Update:
+        """Return what came of it."""
+        ...
+
+
+def verdict(judged: Sequence[float], max_log_ratio: float = math.inf) -> str:
+    """Why an update is not kept, or "".
+
+    judged: what must be finite; the last is the largest |log π/μ|, where it is bounded.
+    """
+    if max_log_ratio < judged[-1] < math.inf:
+        return IMPLAUSIBLE
+    return "" if all(map(math.isfinite, judged)) else NAN
+
+
+def contained(attempt: Attempt, batch: Batch) -> Update:
+    """Return the update of a batch, or that of its fragments which do not make it fail.
+
+    Raises what `attempt` raises where no single fragment is the cause.
+    """
+    whole = _tried(attempt, batch, is_trial=False)
+    if whole.applied or whole.reason == EMPTY or not batch.sources:
+        return _or_raised(whole)
+    everyone = range(len(batch.sources))
+    found = culprits(lambda part: _why(_tried(attempt, batch.of_fragments(part), is_trial=True)), everyone)
+    if not found or (len(found) == len(everyone) > 1):
+        return _or_raised(whole)
+    if len(found) == len(everyone):
+        if whole.error is not None:
+            log.error("a fragment made its update fail", exc_info=whole.error)
+        return whole
+    rest = attempt(batch.of_fragments([one for one in everyone if one not in found]), is_trial=False)
+    if not rest.applied:
+        return _or_raised(whole)
+    left_out = int(batch.of_fragments(sorted(found)).valid.sum())
+    by_number = {batch.sources[one].number: reason for one, reason in found.items()}
+    return replace(rest, culprits=by_number, left_out=left_out)
+
+
+def culprits(trial: Callable[[Sequence[int]], str], suspects: Sequence[int]) -> dict[int, str] | None:
+    """Return the suspects that fail alone, with the reason; None: some fail together only.
+
+    trial: why some of them fail together, or "". Suspects that fail are halved until one is left, so that k
+    culprits among n cost about 2 k log n trials.
+    """
+    if len(suspects) == 1:
+        why = trial(suspects)
+        return {suspects[0]: why} if why else None
+    middle = len(suspects) // 2
+    bad = [half for half in (suspects[:middle], suspects[middle:]) if trial(half)]
+    found: dict[int, str] = {}
+    for half in bad:
+        among = culprits(trial, half)
+        if among is None:
+            return None
+        found |= among
+    return found or None
+
+
+def _why(update: Update) -> str:
+    return "" if update.applied or update.reason == EMPTY else update.reason
+
+
+def _tried(attempt: Attempt, batch: Batch, *, is_trial: bool) -> Update:
+    try:
+        return attempt(batch, is_trial=is_trial)
+    except OF_THE_DEVICE:
+        raise
+    except ATTRIBUTABLE as error:
+        return Update(applied=False, reason=ERROR, steps=0, gradient_steps=0, metrics={}, error=error)
+
+
+def _or_raised(update: Update) -> Update:
+    if update.error is not None:
+        raise update.error
+    return update

@@ -1,0 +1,148 @@
+"""The numbers that each tensor of a run's fragments may hold: its space, and what is plausible of reals.
+
+A tensor that breaks its range is no experience, in rows that are not valid too: it meets networks and
+indices before anything masks it. Integers must lie in their space. Reals must be finite; an element whose
+bounds the space states may lie `SLACK` times as far from 0 as these, since many environments step a little
+outside of what they state, and any other no further than `MOST`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
+from penstock.wire.tensor import Array
+
+SLACK: Final = 1_000.0
+MOST: Final = 1e9
+"""Whose square float32 holds, summed over any batch."""
+
+_OBSERVATION, _ACTION, _STATE, _FINAL = "observation", "action", "state", "final/"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What one tensor may hold behind its leading axes. low, high: of one value, or of each element.
+
+    stated: what the space says, for messages.
+    """
+
+    low: Any
+    high: Any
+    is_real: bool
+    stated: str
+
+    def holds(self, array: Array) -> bool:
+        """Whether all values lie in the range."""
+        if not array.size:
+            return True
+        values: Any = array
+        if np.ndim(self.high):
+            return bool(self.inside(array).all())
+        if self.is_real:
+            # NaN is in no order, so it is not below the limit either.
+            return bool(np.abs(values).max() <= self.high)
+        return bool(values.min() >= self.low and values.max() <= self.high)
+
+    def inside(self, array: Array) -> NDArray[np.bool_]:
+        """Which values lie in the range, bool of the array's shape."""
+        values: Any = array
+        found: NDArray[np.bool_] = (values >= self.low) & (values <= self.high)
+        return found
+
+    def check(self, name: str, array: Array) -> None:
+        """Raise ValueError that names tensor, value, place and space where a value lies outside."""
+        if self.holds(array):
+            return
+        place = tuple(int(index) for index in np.argwhere(~self.inside(array))[0])
+        value: Any = array[place]
+        if self.is_real and not math.isfinite(value):
+            raise ValueError(f"{name}: holds NaN or infinity; the environment or the policy diverged")
+        raise ValueError(f"{name}: holds {value:g} at {list(place)}, outside {self.stated}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """By name of the tensor. parts: of a mask, how many choices each part of the action has."""
+
+    of: Mapping[str, Range]
+    parts: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of_run(cls, observation: Space, action: Space, state: Space) -> "Ranges":
+        """Return those of a run with these spaces; state: of the policy, `Dict(())` where it has none."""
+        found: dict[str, Range | None] = {}
+        for path, leaf in leaves(observation, _OBSERVATION):
+            found[path] = found[f"{_FINAL}{path}"] = _range(leaf)
+        choices: dict[str, tuple[int, ...]] = {}
+        for path, leaf in leaves(action, _ACTION):
+            # Fragments hold actions as they were drawn: choices count from 0, whatever the space begins at.
+            found[path] = _drawn(leaf)
+            if isinstance(leaf, Discrete | MultiDiscrete):
+                choices[f"mask/{path}"] = (leaf.n,) if isinstance(leaf, Discrete) else leaf.nvec
+        for path, leaf in leaves(state, _STATE):
+            found[path] = _remembered(leaf)
+        return cls(of={name: one for name, one in found.items() if one is not None}, parts=choices)
+
+
+UNKNOWN: Final = Ranges(of={}, parts={})
+"""Of a fragment whose spaces are not known: every real number is finite."""
+
+
+def _range(leaf: Leaf) -> Range | None:
+    """Return the range of an observation; None where its dtype holds no other number."""
+    match leaf:
+        case Discrete():
+            return Range(leaf.start, leaf.start + leaf.n - 1, False, f"{leaf!r}")
+        case MultiDiscrete():
+            return Range(0, np.asarray(leaf.nvec, np.int64) - 1, False, f"{leaf!r}")
+        case MultiBinary():
+            return Range(0, 1, False, f"{leaf!r}")
+        case Box():
+            return _box(leaf)
+
+
+def _box(leaf: Box) -> Range | None:
+    kind = leaf.low.dtype
+    if kind == np.bool_ or not leaf.low.size:
+        return None
+    if np.issubdtype(kind, np.integer):
+        limits = np.iinfo(kind.name)
+        if (leaf.low == limits.min).all() and (leaf.high == limits.max).all():
+            return None
+        return Range(_one(leaf.low), _one(leaf.high), False, f"{leaf!r}")
+    far = np.maximum(np.abs(leaf.low.astype(np.float64)), np.abs(leaf.high.astype(np.float64)))
+    most = np.where(far <= MOST, np.maximum(far, 1.0) * SLACK, MOST)
+    limit = _one(most.clip(max=_most_of(kind)).astype(kind))
+    return Range(-limit, limit, True, f"±{np.max(limit):g}, which is far from {leaf!r}")
+
+
+def _most_of(kind: "np.dtype[Any]") -> float:
+    return min(MOST, float(np.finfo(kind).max))
+
+
+def _one(bounds: Array) -> Any:
+    """Return the one number that all elements are, where they are alike."""
+    return bounds.flat[0] if (bounds == bounds.flat[0]).all() else bounds
+
+
+def _drawn(leaf: Leaf) -> Range | None:
+    if isinstance(leaf, Discrete):
+        return Range(0, leaf.n - 1, False, f"{leaf.n} choices")
+    if isinstance(leaf, Box) and np.issubdtype(leaf.low.dtype, np.floating):
+        # What a Gaussian draws is clipped or squashed on its way to the environment.
+        limit = _most_of(leaf.low.dtype)
+        return Range(-limit, limit, True, f"±{limit:g}")
+    return _range(leaf)
+
+
+def _remembered(leaf: Leaf) -> Range | None:
+    """Return the range of a state: zeros, with which an episode begins, belong to any."""
+    found = _range(leaf)
+    if found is None or found.is_real:
+        return found
+    return Range(np.minimum(found.low, 0), np.maximum(found.high, 0), False, found.stated)
