@@ -64,6 +64,7 @@ def sections(settings: Settings) -> dict[str, str]:
         "environment": settings.environment.canonical_json(),
         "policy": settings.policy.canonical_json(),
         "actor.unroll_length": str(settings.actor.unroll_length),
+        "algorithm.name": settings.algorithm.name,
     }
 
 
@@ -81,9 +82,12 @@ def check_network(run: str, before: dict[str, str], now: dict[str, str]) -> None
 
 
 def check_same(run: str, before: dict[str, str], now: dict[str, str]) -> None:
-    """Raise ConfigurationError that names the first section that changed since the checkpoint."""
+    """Raise ConfigurationError that names the first section that changed since the checkpoint.
+
+    One that the checkpoint does not have, because it was written before there was one, is not compared.
+    """
     for name, text in now.items():
-        if before.get(name) != text:
+        if name in before and before[name] != text:
             raise ConfigurationError(
                 f"{name}={text}: run {run!r} was begun with {before.get(name)}; resume it with the same, "
                 "or start a new run"

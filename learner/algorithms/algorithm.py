@@ -46,7 +46,8 @@ class Update:
     metrics: finite floats by name; each algorithm's file lists its own.
     publish: whether the weights have moved far enough to be published.
     culprits: by number of the log entry, the reason for which the update was made without a fragment.
-    left_out: valid steps of these.   error: what was raised, where the reason is "error".
+    left_out: valid steps of these.   collects: whether gradient steps wait until there is more experience.
+    error: what was raised, where the reason is "error".
     """
 
     applied: bool
@@ -57,6 +58,7 @@ class Update:
     publish: bool = True
     culprits: Mapping[int, str] = field(default_factory=dict)
     left_out: int = 0
+    collects: bool = False
     error: Exception | None = None
 
 

@@ -158,7 +158,7 @@ class Loop:
             values = update.metrics if update is not None else {}
             self.recorder.updated(log_batch, values, update=turn, wait_s=wait_s, compute_s=compute_s)
             self.offers.publisher.observe_generations(log_batch.versions)
-        if update is not None and update.applied:
+        if update is not None and update.applied and (update.gradient_steps or update.collects):
             self.stall.note_update()
         self._waited_since = time.perf_counter()
 

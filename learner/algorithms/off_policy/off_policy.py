@@ -101,8 +101,7 @@ class OffPolicy(Algorithm):
             else None,
         )
         self.limiter = SampleToInsertRatio(
-            samples_per_insert=section.replay_ratio * section.batch_size,
-            draw=section.batch_size,
+            ratio=section.replay_ratio,
             minimum=section.learning_starts,
             buffer_steps=section.error_steps,
         )
@@ -185,6 +184,7 @@ class OffPolicy(Algorithm):
             metrics={} if taken.reason else metrics,
             publish=not taken.reason and self._is_due(),
             error=taken.error,
+            collects=self.replay.size < self.limiter.minimum,
         )
 
     def _insert(self, batch: Batch) -> None:
@@ -230,6 +230,8 @@ class OffPolicy(Algorithm):
             log.error("a fragment was taken out of replay: updates fail with it", extra={"number": number})
             figures.REPLAY_EVICTED.inc()
             self.replay.remove(number)
+        if self.replay.size < self.limiter.minimum <= self.limiter.counts.inserted:
+            self.limiter.restart(self.replay.size)
         return bool(found) and not found & of_batch
 
     def _find_culprits(self, pace: Pace) -> set[int]:
@@ -383,7 +385,7 @@ class OffPolicy(Algorithm):
                 "updates": self._updates,
                 "unpublished": self._unpublished,
                 "gradient_steps": {name: optimiser.steps for name, optimiser in self.optimisers().items()},
-                "replay": numbers | {"inserted": counts.inserted, "sampled": counts.sampled},
+                "replay": numbers | {"inserted": counts.inserted, "taken": counts.taken},
             },
         )
 
@@ -407,7 +409,10 @@ class OffPolicy(Algorithm):
             random.set_state(state.tensors[f"generator/{name}"])
         held = numbers["replay"]
         self.replay.load(under(state.tensors, "replay/"), held)
-        self.limiter.counts = Counts(inserted=int(held["inserted"]), sampled=int(held["sampled"]))
+        # A state of before says how many samples were drawn.
+        taken = held["taken"] if "taken" in held else held["sampled"] / self.section.batch_size
+        self.limiter.counts = Counts(inserted=int(held["inserted"]), taken=taken)
+        self.limiter.rebase()
         self._updates, self._unpublished = int(numbers["updates"]), int(numbers["unpublished"])
 
     def restore(self, state: AlgorithmState) -> None:

@@ -90,12 +90,12 @@ def transitions(fragment: Batch, *, discount: float, steps: int) -> Transitions:
 def _finals(fragment: Batch, path: str) -> Tensor:
     """Return the final observations of a path, [K, *shape].
 
-    No action follows them, so masks allow everything.
+    No mask is sent with them. What was allowed before the last step stands in for what is allowed after it:
+    the value of a truncated step must not be that of an action that is never allowed.
     """
     if path in fragment.final_observation:
         return fragment.final_observation[path]
-    part = fragment.observation[path]
-    return part.new_ones((len(fragment.final_slot), *part.shape[2:]))
+    return fragment.observation[path][fragment.final_step, fragment.final_slot]
 
 
 @dataclass(frozen=True, slots=True)

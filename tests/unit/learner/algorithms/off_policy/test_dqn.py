@@ -171,6 +171,25 @@ def test_a_memory_that_comes_back_too_small_is_filled_before_it_is_used() -> Non
     assert made[2] > 0
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"replay_ratio": 1.0}, {"batch_size": 64}, {"batch_size": 16}, {"replay_ratio": 0.125}],
+    ids=lambda changed: "-".join(f"{name}={value}" for name, value in changed.items()),
+)
+def test_a_resume_with_another_ratio_or_batch_goes_on_learning(changed: dict[str, Any]) -> None:
+    """It neither crashes nor takes no gradient steps until the ratio is made up."""
+    start: dict[str, Any] = {"replay_ratio": 0.25, "batch_size": 32}
+    first, second = make(**start), make(**(start | changed))
+    for number in range(1, 13):
+        first.update(corridor(number), progress=0.0)
+    second.load(first.state())
+    for number in range(1, 13):
+        second.reload(corridor(number))
+    second.end_reload()
+    made = [second.update(corridor(number), progress=0.0).gradient_steps for number in range(13, 21)]
+    assert sum(made) == pytest.approx(8 * 32 * second.section.replay_ratio, abs=1)
+
+
 @pytest.mark.parametrize("name", ["policy/actor_head.bias", "target/actor_head.bias", "replay/entries"])
 def test_a_state_with_a_part_missing_is_refused(name: str) -> None:
     """By name."""

@@ -1,4 +1,4 @@
-"""The ratio of samples to insertions: its bounds, and that it never comes to a standstill."""
+"""The ratio of gradient steps to insertions: its bounds, and that it never comes to a standstill."""
 
 import pytest
 from hypothesis import assume, given
@@ -8,8 +8,8 @@ from learner.algorithms.off_policy.replay.rate_limiter import SampleToInsertRati
 
 
 def limiter(**changed: float) -> SampleToInsertRatio:
-    """64 samples per gradient step and half a step per insertion, from 100 steps on."""
-    given = {"samples_per_insert": 32.0, "draw": 64, "minimum": 100, "buffer_steps": 20} | changed
+    """Half a gradient step per insertion, from 100 steps on."""
+    given = {"ratio": 0.5, "minimum": 100, "buffer_steps": 20} | changed
     return SampleToInsertRatio(**given)  # type: ignore[arg-type]
 
 
@@ -23,9 +23,9 @@ def test_nothing_is_drawn_before_there_is_enough() -> None:
     while given.may_draw(100):
         given.drawn()
         drawn += 1
-    # 20 steps of 32 samples each, 64 at once.
+    # 20 steps, of half a gradient step each.
     assert drawn == 10
-    assert given.error == 100 * 32 - 640
+    assert given.due == -10
 
 
 def test_the_ratio_holds_over_time() -> None:
@@ -45,7 +45,7 @@ def test_what_is_too_far_ahead_may_not_enter() -> None:
     given = limiter(buffer_steps=20)
     given.inserted(120)
     assert not given.may_insert(1)
-    with pytest.raises(RuntimeError, match="1 steps entered at an error of 3840 samples"):
+    with pytest.raises(RuntimeError, match="1 steps entered with 10 gradient steps due"):
         given.inserted(1)
 
 
@@ -66,25 +66,24 @@ def test_what_would_block_for_good_is_refused_with_the_figures(
 
 def test_a_ratio_far_below_one_needs_a_buffer_of_half_its_inverse() -> None:
     """One gradient step for a thousand steps: the error swings by that much."""
-    given = limiter(samples_per_insert=0.064, buffer_steps=400)
+    given = limiter(ratio=0.001, buffer_steps=400)
     with pytest.raises(ValueError, match="give at least 504"):
         given.check(insertion=8, capacity=10_000)
-    limiter(samples_per_insert=0.064, buffer_steps=504).check(insertion=8, capacity=10_000)
+    limiter(ratio=0.001, buffer_steps=504).check(insertion=8, capacity=10_000)
 
 
 @given(
-    ratio=st.floats(0.01, 300),
-    draw=st.integers(1, 512),
+    ratio=st.floats(0.0001, 100),
     minimum=st.integers(1, 500),
     buffer=st.integers(1, 2000),
     insertion=st.integers(1, 300),
     sizes=st.lists(st.integers(1, 300), min_size=5, max_size=30),
 )
 def test_what_is_not_refused_never_blocks(
-    ratio: float, draw: int, minimum: int, buffer: int, insertion: int, sizes: list[int]
+    ratio: float, minimum: int, buffer: int, insertion: int, sizes: list[int]
 ) -> None:
     """Whatever the order of fragments: after drawing all that is allowed, the next may enter."""
-    given = SampleToInsertRatio(samples_per_insert=ratio, draw=draw, minimum=minimum, buffer_steps=buffer)
+    given = SampleToInsertRatio(ratio=ratio, minimum=minimum, buffer_steps=buffer)
     capacity = minimum + insertion
     try:
         given.check(insertion=insertion, capacity=capacity)
@@ -98,3 +97,37 @@ def test_what_is_not_refused_never_blocks(
         while given.may_draw(size):
             given.drawn()
     assert given.may_insert(insertion)
+
+
+def advance(given: SampleToInsertRatio, steps: int) -> int:
+    """Insert so many steps, and return how many gradient steps that allows."""
+    given.inserted(steps)
+    drawn = 0
+    while given.may_draw(given.counts.inserted):
+        given.drawn()
+        drawn += 1
+    return drawn
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.25, 1.0, 4.0])
+def test_a_ratio_that_changes_at_a_resume_holds_from_then_on(ratio: float) -> None:
+    """Neither is made up what it would have been before, nor does it stand still."""
+    before = limiter()
+    for _ in range(100_000):
+        advance(before, 10)
+    after = limiter(ratio=ratio)
+    after.counts = before.counts
+    after.rebase()
+    made = [advance(after, 10) for _ in range(100)]
+    assert sum(made) == pytest.approx(1000 * ratio, abs=1)
+    assert max(made) <= 10 * ratio + 1
+
+
+def test_what_did_not_change_goes_on_as_it_was() -> None:
+    """At any moment of a run."""
+    given = limiter(ratio=0.3)
+    for _ in range(40):
+        advance(given, 7)
+        due = given.due
+        given.rebase()
+        assert given.due == due

@@ -1,6 +1,6 @@
 """n-step transitions against a loop over steps that is written from their definition."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import pytest
 import torch
@@ -112,3 +112,12 @@ def test_the_last_steps_of_a_fragment_look_as_far_as_it_goes(n: int) -> None:
     rows = built(4, 1, {}, (), n)
     assert rows[-1] == Row(3, 4, 0.5, 4)
     assert rows[0].discount == DISCOUNT**n
+
+
+def test_a_truncated_step_is_followed_by_what_was_allowed_before_it() -> None:
+    """No mask comes with a last observation; to allow everything would value what is never allowed."""
+    one = batch(fragment(3, 1, ends={(1, 0): "truncated"}))
+    mask = torch.tensor([[True, False], [False, True], [True, True], [True, False]]).unsqueeze(1)
+    ((_, part),) = fragments(replace(one, observation=one.observation | {"mask/action": mask}))
+    following = transitions(part, discount=0.9, steps=1).following["mask/action"]
+    assert following.tolist() == [[False, True], [False, True], [True, False]]
