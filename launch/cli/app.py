@@ -18,7 +18,16 @@ from launch.control.control_commands import control_commands
 from launch.policy.policy_commands import policy_commands
 from launch.run.request import Request
 from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson, Assignments, ConfigFile, Insecure, Runs, assigned, finite
+from penstock.runtime.command_options import (
+    AsJson,
+    Assignments,
+    ConfigFile,
+    Insecure,
+    Runs,
+    Trust,
+    assigned,
+    finite,
+)
 from penstock.wire.limits import MAX_NUMBER
 
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin.
@@ -172,6 +181,7 @@ def evaluate(
         bool, typer.Option("--sampled", help="Sample actions instead of taking the mode.")
     ] = False,
     assignments: Assignments = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Play the final policy of a run on separate environments."""
@@ -185,6 +195,7 @@ def evaluate(
             seed=seed,
             deterministic=not sampled,
             assignments=assigned(assignments, insecure=False),
+            trust=trust,
             as_json=as_json,
         )
 
@@ -202,6 +213,7 @@ def record(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Take the most likely action; default: draw actions.")
     ] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Record the final policy of a run at play, for `penstock train --from`.
@@ -212,7 +224,9 @@ def record(
     def body() -> int:
         from launch.commands.record import main
 
-        return main(run, out, steps=steps, seed=seed, deterministic=deterministic, as_json=as_json)
+        return main(
+            run, out, steps=steps, seed=seed, deterministic=deterministic, trust=trust, as_json=as_json
+        )
 
     finish(body)
 

@@ -43,14 +43,19 @@ def main(
     seed: int | None,
     deterministic: bool,
     assignments: tuple[str, ...],
+    trust: bool,
     as_json: bool,
 ) -> int:
-    """Evaluate and print; raises ConfigurationError when the folder holds no final policy."""
+    """Evaluate and print.
+
+    trust: the run's folder although it was not made here. Raises ConfigurationError when it holds no final
+    policy.
+    """
     try:
         final = read_final(run)
     except ValueError as error:
         raise ConfigurationError(f"{run}: {error}") from error
-    local = local_settings(run, assignments)
+    local = local_settings(run, assignments, trust=trust)
     result = evaluate(final, local, episodes=episodes, seed=seed, deterministic=deterministic)
     how = "deterministic" if deterministic else "sampled"
     text = (

@@ -28,10 +28,13 @@ _RECORDER = "recorder"
 """In place of an actor's name, in the seeds."""
 
 
-def main(run: Path, out: Path, *, steps: int, seed: int, deterministic: bool, as_json: bool) -> int:
+def main(
+    run: Path, out: Path, *, steps: int, seed: int, deterministic: bool, trust: bool, as_json: bool
+) -> int:
     """Record the final policy and print what was recorded.
 
-    Raises ConfigurationError for a run that has not ended or a folder that is taken.
+    trust: the run's folder although it was not made here. Raises ConfigurationError for a run that has not
+    ended or a folder that is taken.
     """
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: holds something already; name a new folder")
@@ -39,7 +42,7 @@ def main(run: Path, out: Path, *, steps: int, seed: int, deterministic: bool, as
         final = read_final(run)
     except ValueError as error:
         raise ConfigurationError(f"{run}: {error}") from error
-    made = actor_run.read(final.specification, local_settings(run).actor)
+    made = actor_run.read(final.specification, local_settings(run, trust=trust).actor)
     account = record(made, final, out, steps=steps, seed=seed, deterministic=deterministic)
     text = (
         f"{out}: {account['steps']} steps of version {account['version']} in {account['fragments']} "

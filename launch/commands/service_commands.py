@@ -8,7 +8,7 @@ import typer
 
 from launch.cli.flag_options import with_flags_of
 from learner.checkpoint.resume_options import ResumeOptions
-from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFile, Insecure
+from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFile, Insecure, Trust
 from penstock.runtime.foreground import in_foreground
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ def serve(
     assignments: Assignments = None,
     endpoints: EndpointFile = None,
     insecure: Insecure = False,
+    trust: Trust = False,
 ) -> None:
     """Answer clients with actions: the versions in a run's folder, a run that goes on, or both."""
     # gRPC reads it as it is loaded.
@@ -134,7 +135,9 @@ def serve(
         return main(lifecycle, settings, source=source, listen=listen)
 
     folder = None if run_dir is None else run_dir.absolute()
-    in_foreground("server", body, config, assignments, endpoints, insecure=insecure, run_dir=folder)
+    in_foreground(
+        "server", body, config, assignments, endpoints, insecure=insecure, run_dir=folder, trust=trust
+    )
 
 
 @with_flags_of(ResumeOptions)

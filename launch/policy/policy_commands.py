@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson, finite
+from penstock.runtime.command_options import AsJson, Trust, finite
 from penstock.wire.limits import MAX_NUMBER
 
 if TYPE_CHECKING:
@@ -197,13 +197,14 @@ def export(
     kind: Annotated[str, typer.Option("--format", help="safetensors or onnx.")] = "safetensors",
     registry: RegistryUrl = None,
     policy: PolicyName = None,
+    trust: Trust = False,
 ) -> None:
     """Write a version's weights, or the whole network, to a file."""
 
     def body() -> int:
         from launch.policy.policy_export import export
 
-        return export(_place(run, registry, policy), version, kind=kind, output=output)
+        return export(_place(run, registry, policy), version, kind=kind, output=output, trust=trust)
 
     finish(body)
 

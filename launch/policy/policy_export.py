@@ -16,7 +16,7 @@ from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.output_file import check_output, output_file
 
 
-def export(place: Place, version: int | None, *, kind: str, output: Path) -> int:
+def export(place: Place, version: int | None, *, kind: str, output: Path, trust: bool = False) -> int:
     """Write a version, or the active one, and return the exit code.
 
     Raises ConfigurationError for a version whose weights are not here.
@@ -26,6 +26,7 @@ def export(place: Place, version: int | None, *, kind: str, output: Path) -> int
         version: number; None: the active version.
         kind: format of the file.
         output: file to write.
+        trust: the run's folder although it was not made here.
     """
     if kind not in ("safetensors", "onnx"):
         raise ConfigurationError(f"--format {kind!r}: use safetensors or onnx")
@@ -37,7 +38,7 @@ def export(place: Place, version: int | None, *, kind: str, output: Path) -> int
     chosen = _chosen(place, version)
     try:
         blob = read_kept(place.folder, chosen.version, chosen.sha256)
-        data = blob if kind == "safetensors" else _onnx(place.folder, chosen, blob)
+        data = blob if kind == "safetensors" else _onnx(place.folder, chosen, blob, trust=trust)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     with output_file(output, "wb") as file:
@@ -54,7 +55,7 @@ def _chosen(place: Place, version: int | None) -> PolicyVersion:
     return chosen
 
 
-def _onnx(folder: Path, version: PolicyVersion, blob: bytes) -> bytes:
+def _onnx(folder: Path, version: PolicyVersion, blob: bytes, *, trust: bool) -> bytes:
     from actor.specification.policy_maker import policy_maker
     from penstock.policy.weights import load_into
 
@@ -64,7 +65,7 @@ def _onnx(folder: Path, version: PolicyVersion, blob: bytes) -> bytes:
         raise Fatal(f"{error}; {how_to_install('onnx')}") from error
     specification = read_specification(folder)
     # No environment is made: this machine need not have it.
-    policy = policy_maker(specification, local_settings(folder).actor)()
+    policy = policy_maker(specification, local_settings(folder, trust=trust).actor)()
     load_into(policy, blob)
     content = {
         "run": version.run,

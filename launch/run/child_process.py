@@ -18,7 +18,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, ended_file, read_endpoint
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 
 _TAIL_BYTES: Final = 8192
@@ -27,7 +28,7 @@ _PENSTOCK_SECTION: Final = re.compile(r"PENSTOCK_[A-Z]+__")
 
 
 class CleanExit(Enum):
-    """What it means when a service exits with 0 and nobody here has asked it to end."""
+    """What it means when a service ends in order and nobody here has asked it to."""
 
     DONE = "done"
     """Its work is done: the learner, whose end is the end of the run."""
@@ -70,12 +71,16 @@ def penstock(*arguments: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """The end of a child: exit code as the shell counts it, CPU seconds with those of its children."""
+    """The end of a child: exit code as the shell counts it, CPU seconds with those of its children.
+
+    in_order: the child said that it ends because it was asked to or has done its work.
+    """
 
     name: str
     pid: int
     code: int
     cpu_seconds: float
+    in_order: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +111,8 @@ class ServiceProcess:
         self._log = folder.logs / f"{spec.name}.log"
         self._endpoint = folder.endpoints / f"{spec.name}.json"
         self._endpoint.unlink(missing_ok=True)
+        self._ended = ended_file(self._endpoint)
+        self._ended.unlink(missing_ok=True)
         own = {LIFELINE_VARIABLE: str(lifeline_fd), ENDPOINT_VARIABLE: str(self._endpoint)}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -128,7 +135,10 @@ class ServiceProcess:
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code
         cpu_seconds = usage.ru_utime + usage.ru_stime
-        on_exit(Exit(name=self.spec.name, pid=self.pid, code=code, cpu_seconds=cpu_seconds))
+        in_order = code == EXIT_OK and self._ended.exists()
+        on_exit(
+            Exit(name=self.spec.name, pid=self.pid, code=code, cpu_seconds=cpu_seconds, in_order=in_order)
+        )
 
     def terminate(self) -> None:
         """Ask the child to drain."""

@@ -17,6 +17,7 @@ from learner.recording.recording_index import DESCRIPTION
 from penstock.config import settings as configuration
 from penstock.config import toml_text
 from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.run_seal import check_own, seal
 from penstock.config.service_settings import over_defaults
 from penstock.config.settings import ActorSection, ConfigurationError, RegistrySection, Section, Settings
 from penstock.config.trusted import module_of
@@ -58,7 +59,10 @@ def make_plan(request: Request) -> Plan:
         raise ConfigurationError("--best: goes back in a run that is resumed; add --resume")
     if request.resumption.resume:
         run_dir = _resumed_folder(request)
-        settings = resolve(configuration.parse_run_config(run_dir / CONFIG_FILE), request)
+        written = configuration.parse_run_config(run_dir / CONFIG_FILE)
+        settings = resolve(written, request)
+        if not request.trust:
+            check_own(run_dir, configuration.load([written]), _said_to_be_allowed(request))
     else:
         settings = resolve(_first_layer(request.what), request)
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
@@ -78,6 +82,11 @@ def make_plan(request: Request) -> Plan:
         resumption=request.resumption if request.resumption.resume else ResumeOptions(),
         target=known if target is None else target,
     )
+
+
+def _said_to_be_allowed(request: Request) -> tuple[str, ...]:
+    said = map(configuration.parse_assignment, request.assignments)
+    return configuration.load([configuration.from_environment(), *said]).actor.allow_modules
 
 
 def _following_the_learner(settings: Settings) -> RegistrySection:
@@ -141,12 +150,15 @@ def prepare_folder(plan: Plan) -> None:
         _replace(plan.config, asked)
     elif plan.config.read_text() != asked:
         _replace(plan.asked_config, asked)
+    if not plan.asked_config.exists():
+        seal(plan.run_dir, plan.settings)
 
 
 def take_configuration(plan: Plan) -> None:
     """The learner has begun with what was asked for: that is the run's configuration now."""
     if plan.asked_config.exists():
         _replace(plan.config, plan.asked_config.read_text())
+        seal(plan.run_dir, plan.settings)
 
 
 def _replace(file: Path, text: str) -> None:

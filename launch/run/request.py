@@ -45,6 +45,13 @@ class Request:
         Path | None,
         Flag(name="--from", metavar="RECORDING", help="Learn from a recording; there are no actors."),
     ] = None
+    trust: Annotated[
+        bool,
+        Flag(
+            name="--trust",
+            help="With --resume: import what a folder names although it was not made here.",
+        ),
+    ] = False
     assignments: tuple[str, ...] = ()
 
     def layer(self) -> dict[str, Any]:

@@ -85,6 +85,7 @@ class Run:
         self._tail = MetricsTail(plan.run_dir / "metrics.jsonl")
         self._account = LearnerAccount(plan.run_dir)
         self._is_training = False
+        self._most_steps = 0
         self._endpoints: dict[str, Endpoint] = {}
         self.redis_facts = redis
 
@@ -138,6 +139,7 @@ class Run:
             progress = self._tail.poll()
             if progress is not None:
                 self._note_training()
+                self._note_steps(progress.env_steps)
                 self._view.show(progress)
             elif time.monotonic() >= next_notice_s:
                 next_notice_s = time.monotonic() + NOTICE_INTERVAL_S
@@ -155,6 +157,12 @@ class Run:
             self._is_training = True
             take_configuration(self._plan)
             self._say("training")
+
+    def _note_steps(self, env_steps: int) -> None:
+        """A learner that went back to its checkpoint has come further when it is beyond where it was."""
+        if env_steps > self._most_steps:
+            self._most_steps = env_steps
+            self._supervisor.note_progress()
 
     def _learner_ended(self) -> Outcome:
         """Return the outcome of a learner that ended as it should.

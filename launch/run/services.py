@@ -97,7 +97,8 @@ def _actor(name: str, role: str, broker: str, config: tuple[str, ...]) -> Servic
 
 
 def _server(plan: Plan, broker: str, config: tuple[str, ...]) -> ServiceSpec:
-    where = ("--run", str(plan.run_dir), "--listen", plan.settings.serving.listen)
+    # What the run names has been named, or trusted, where it was planned.
+    where = ("--run", str(plan.run_dir), "--trust", "--listen", plan.settings.serving.listen)
     command = penstock("serve", "--broker", broker, "--actor-id", "server", *where, *config)
     return ServiceSpec(name="server", role="server", command=command, clean_exit=CleanExit.STOPPED)
 

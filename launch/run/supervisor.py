@@ -1,17 +1,21 @@
 """Keeps the services of a run alive, and ends them in order.
 
-States of a service: running → (dies) → waiting (back-off) → running, or → done (exit 0 of one whose
-work can be done), or the whole run fails. A service that dies gets restarted after a growing delay; so
-does one that drained with exit 0 because somebody else sent it a signal, an actor after STOPPED_S, since
-an operator's stop makes it end as well. After MAX_FAILURES deaths
-in a row without HEALTHY_S of being ready between them (SOUND_S, where it was killed because it made no
-progress), or at once after exit 2 (its configuration will not get better), after exit 3 (the run has failed)
-or after it has itself waited in vain for longer than HEALTHY_S, the supervisor raises `GaveUp` with the
-service's last line. All methods belong to one thread; children's deaths arrive through a queue.
+States of a service: running → (dies) → waiting (back-off) → running, or → done (one whose work can be done
+ends in order), or the whole run fails. A service that dies gets restarted after a growing delay; so does one
+that somebody else has asked to end, an actor after STOPPED_S, since an operator's stop makes it end as well.
+Exit 0 of a service that does not say that it ends in order is a death like others.
+
+After MAX_FAILURES deaths in a row the supervisor raises `GaveUp` with the service's last line. The row begins
+anew when the service was ready for HEALTHY_S (SOUND_S, where it was killed because it made no progress), and
+where it was killed from outside when it was ready and the run has come further since. `GaveUp` is raised at
+once after exit 2 (its configuration will not get better), after exit 3 (the run has failed) and after it has
+itself waited in vain for longer than HEALTHY_S. All methods belong to one thread; children's deaths arrive
+through a queue.
 """
 
 import logging
 import queue
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,11 +73,39 @@ class _Service:
     restarts: int = 0
     red_since_s: float | None = None
     was_ready: bool = False
+    has_helped: bool = False
+    """The run has come further while it was ready."""
     red_reason: str = ""
     cpu_seconds: float = 0.0
     last_pid: int = 0
     memory: Memory = NO_MEMORY
     delays: Iterator[float] = field(default_factory=lambda: full_jitter(BACKOFF_BASE_S, BACKOFF_CAP_S))
+
+    @property
+    def lived_s(self) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self.started_s
+
+    def is_sound_after(self, death: Exit) -> bool:
+        """Whether the deaths before this one count no more.
+
+        A `kill -9` says nothing about a service that has helped the run on.
+        """
+        if death.code == -signal.SIGKILL and self.has_helped and not self.red_reason:
+            return True
+        return self.was_ready and self.lived_s > (SOUND_S if self.red_reason else HEALTHY_S)
+
+    def check_worth(self, death: Exit, cause: str) -> None:
+        """Raise GaveUp when it is not worth a restart."""
+        name, how = self.spec.name, _how(death.code)
+        if death.code == EXIT_USAGE:
+            raise GaveUp(cause or f"{name}: {how}", EXIT_USAGE)
+        if death.code == EXIT_RUN_FAILED:
+            raise GaveUp(cause or f"{name} ({how}) left no last line: is its disk full?", EXIT_FAILED)
+        if death.code == EXIT_FAILED and self.lived_s > HEALTHY_S and not self.was_ready:
+            raise GaveUp(f"{name} failed ({how}): {cause}", EXIT_FAILED)
+        if self.failures >= MAX_FAILURES:
+            raise GaveUp(f"{name} failed {self.failures} times in a row ({how}): {cause}", EXIT_FAILED)
 
 
 class Supervisor:
@@ -125,6 +157,12 @@ class Supervisor:
         alive = {s.process.pid: s for s in self._services.values() if s.process is not None}
         for pid, memory in self._trees.look(alive).items():
             alive[pid].memory |= memory
+
+    def note_progress(self) -> None:
+        """The run has come further than ever, with the services that are running now."""
+        for service in self._services.values():
+            if service.process is not None and not service.has_helped:
+                service.has_helped = service.was_ready or service.process.is_ready()
 
     def check_health(self) -> None:
         """Look at every `/healthz`; who is red or silent for RED_LIMIT_S is killed, and so restarted."""
@@ -222,7 +260,7 @@ class Supervisor:
 
     def _launch(self, service: _Service) -> None:
         service.restart_at_s = service.red_since_s = None
-        service.was_ready, service.red_reason = False, ""
+        service.was_ready, service.has_helped, service.red_reason = False, False, ""
         service.started_s = time.monotonic()
         service.process = ServiceProcess(
             service.spec,
@@ -258,35 +296,25 @@ class Supervisor:
         return service, cause
 
     def _on_death(self, death: Exit) -> None:
-        service, cause = self._settle(death)
-        if death.code == EXIT_OK and service.spec.clean_exit is not CleanExit.DIED:
-            log.info("ended", extra={"service": death.name})
-            if service.spec.clean_exit is CleanExit.STOPPED:
-                self._on_event(f"{death.name} ended (exit 0), restarting unless the run ends")
-                service.restart_at_s = time.monotonic() + STOPPED_S
+        service, said = self._settle(death)
+        if death.in_order and service.spec.clean_exit is not CleanExit.DIED:
+            self._on_end(service)
             return
-        lived_s = time.monotonic() - service.started_s
-        lived_long = lived_s > HEALTHY_S
-        if service.red_reason:
-            cause = f"unhealthy: {service.red_reason}"
-        if service.was_ready and lived_s > (SOUND_S if service.red_reason else HEALTHY_S):
+        cause = _cause(service, death, said)
+        if service.is_sound_after(death):
             service.failures = 0
             service.delays = full_jitter(BACKOFF_BASE_S, BACKOFF_CAP_S)
         service.failures += 1
-        how = _how(death.code)
-        if death.code == EXIT_USAGE:
-            raise GaveUp(cause or f"{death.name}: {how}", EXIT_USAGE)
-        if death.code == EXIT_RUN_FAILED:
-            raise GaveUp(cause or f"{death.name} ({how}) left no last line: is its disk full?", EXIT_FAILED)
-        if death.code == EXIT_FAILED and lived_long and not service.was_ready:
-            raise GaveUp(f"{death.name} failed ({how}): {cause}", EXIT_FAILED)
-        if service.failures >= MAX_FAILURES:
-            times = f"{service.failures} times in a row"
-            raise GaveUp(f"{death.name} failed {times} ({how}): {cause}", EXIT_FAILED)
-        delay_s = next(service.delays)
-        service.restart_at_s = time.monotonic() + delay_s
-        why = f": {cause}" if cause and death.code > 0 else ""
-        self._on_event(f"{death.name} died ({how}), restarting{why}")
+        service.check_worth(death, cause)
+        service.restart_at_s = time.monotonic() + next(service.delays)
+        why = f": {cause}" if cause and death.code >= 0 and not death.in_order else ""
+        self._on_event(f"{death.name} died ({_how(death.code)}), restarting{why}")
+
+    def _on_end(self, service: _Service) -> None:
+        log.info("ended", extra={"service": service.spec.name})
+        if service.spec.clean_exit is CleanExit.STOPPED:
+            self._on_event(f"{service.spec.name} ended (exit 0), restarting unless the run ends")
+            service.restart_at_s = time.monotonic() + STOPPED_S
 
     def _await_end(self, services: Sequence[_Service], grace_s: float) -> list[str]:
         deadline = time.monotonic() + grace_s
@@ -297,6 +325,15 @@ class Supervisor:
             for death in self._deaths(left_s):
                 self._settle(death)
         return []
+
+
+def _cause(service: _Service, death: Exit, said: str) -> str:
+    """Why it died, as far as that is known. said: the last line that it wrote."""
+    if service.red_reason:
+        return f"unhealthy: {service.red_reason}"
+    if death.code == EXIT_OK and not death.in_order:
+        return "nobody asked it to end: what it runs has left the program"
+    return said
 
 
 def _how(code: int) -> str:

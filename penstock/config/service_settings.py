@@ -11,6 +11,7 @@ from typing import Any, Final
 from penstock.config import settings as configuration
 from penstock.config.local_places import places_of
 from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
+from penstock.config.run_seal import check_own
 from penstock.config.settings import Settings
 from penstock.config.workload import find, load
 
@@ -22,12 +23,16 @@ def service_settings(
     config: Path | None,
     assignments: tuple[str, ...],
     run_dir: Path | None = None,
+    *,
+    trust: bool = False,
 ) -> Settings:
     """Settings of one service in the foreground: file, environment, `--set`.
 
     run_dir: of the run that is served; what its own configuration says of that lies below all of them.
+    trust: its folder although it was not made here.
     """
-    return configuration.load([_serving_layer(run_dir), *_service_layers(config, assignments)])
+    layers = _service_layers(config, assignments)
+    return configuration.load([_serving_layer(run_dir, layers, trust=trust), *layers])
 
 
 def learner_settings(config: Path | None, assignments: tuple[str, ...]) -> Settings:
@@ -35,17 +40,21 @@ def learner_settings(config: Path | None, assignments: tuple[str, ...]) -> Setti
     return over_defaults(_service_layers(config, assignments))
 
 
-def local_settings(run_dir: Path, assignments: tuple[str, ...] = ()) -> Settings:
+def local_settings(run_dir: Path, assignments: tuple[str, ...] = (), *, trust: bool = False) -> Settings:
     """Settings of a run as its folder has them: what may be imported, and where things lie.
 
-    A folder without a configuration has the defaults. assignments: of the command line; they lie over the
-    file.
+    A folder without a configuration has the defaults.
+
+    Args:
+        run_dir: of the run.
+        assignments: of the command line; they lie over the file.
+        trust: the folder although it was not made here.
+
+    Raises:
+        ConfigurationError: the folder was not made here and names modules, without `trust`.
     """
-    config = run_dir / CONFIG_FILE
     said = [configuration.parse_assignment(one) for one in assignments]
-    if not config.exists():
-        return configuration.load(said)
-    settings = configuration.load([configuration.parse_run_config(config), *said])
+    settings = configuration.load([_written(run_dir, said, trust=trust), *said])
     actor = settings.actor.model_copy(update={"places": places_of(settings)})
     return settings.model_copy(update={"actor": actor})
 
@@ -57,17 +66,28 @@ def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
     return configuration.load([defaults, *layers])
 
 
-def _serving_layer(run_dir: Path | None) -> dict[str, Any]:
+def _serving_layer(run_dir: Path | None, said: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:
     """What a policy server takes from the run that it serves; nothing where its configuration is not here."""
-    if run_dir is None or not (run_dir / CONFIG_FILE).exists():
+    written = {} if run_dir is None else _written(run_dir, said, trust=trust)
+    if not written:
         return {}
-    local = local_settings(run_dir)
-    written = configuration.parse_run_config(run_dir / CONFIG_FILE)
+    local = configuration.load([written])
     return {
         "run": local.run,
-        "actor": {"allow_modules": local.actor.allow_modules, "places": local.actor.places},
+        "actor": {"allow_modules": local.actor.allow_modules, "places": places_of(local)},
         **{name: written[name] for name in _OF_A_SERVER if name in written},
     }
+
+
+def _written(run_dir: Path, said: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:
+    """The configuration of a run's folder, empty where there is none; said: what lies over it."""
+    config = run_dir / CONFIG_FILE
+    if not config.exists():
+        return {}
+    written = configuration.parse_run_config(config)
+    if not trust:
+        check_own(run_dir, configuration.load([written]), configuration.load(said).actor.allow_modules)
+    return written
 
 
 def _service_layers(config: Path | None, assignments: tuple[str, ...]) -> list[Mapping[str, Any]]:

@@ -24,13 +24,14 @@ def in_foreground(
     *,
     insecure: bool = False,
     run_dir: Path | None = None,
+    trust: bool = False,
 ) -> None:
     """Run the body of a service with its settings until it ends, and leave with its exit code.
 
     role: of the process, for logs, metrics and health; a learner's settings lie over the workload's defaults.
     body: called with the process's life and its settings, returns the exit code.
     config, assignments, endpoints, insecure: as the options of `command_options` say.
-    run_dir: of the run that a policy server serves.
+    run_dir: of the run that a policy server serves; trust: it although it was not made here.
     """
     # Before what a service is made of is imported; until it is ready (`Health.set_ready`).
     from penstock.runtime.garbage_collection import collect_seldom
@@ -52,7 +53,7 @@ def in_foreground(
         if role == "learner":
             settings = learner_settings(config, said)
         else:
-            settings = service_settings(config, said, run_dir)
+            settings = service_settings(config, said, run_dir, trust=trust)
         if settings.logs.format == "json":
             # Lines of text name no run: the file that they are in does.
             logs.configure(role, settings.run, style="json")

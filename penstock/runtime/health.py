@@ -224,6 +224,21 @@ def announce(
     return endpoint
 
 
+def announce_end() -> None:
+    """Tell the launcher, if there is one, that this process ends as it was asked to or with its work done.
+
+    Exit status 0 alone does not: an environment that leaves its program takes the process with it.
+    """
+    name = os.environ.get(ENDPOINT_VARIABLE)
+    if name:
+        ended_file(Path(name)).touch()
+
+
+def ended_file(endpoint_file: Path) -> Path:
+    """Return the file that says so of the process with that endpoint file."""
+    return endpoint_file.with_suffix(".ended")
+
+
 def read_endpoint(path: Path) -> Endpoint | None:
     """Return the endpoint in a file, or None while there is none."""
     try:

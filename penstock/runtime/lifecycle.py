@@ -36,6 +36,7 @@ from penstock.runtime.exit import (
     Fatal,
     RunFailed,
 )
+from penstock.runtime.health import announce_end
 
 LIFELINE_VARIABLE: Final = "PENSTOCK_LIFELINE_FD"
 LIFELINE_GRACE_S: Final = 15.0
@@ -154,7 +155,8 @@ def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
     """Run `main` as the body of a process and return its exit code.
 
     Fatal ends it with 1, ConfigurationError and AddressInUse with 2, RunFailed and a file that cannot grow
-    (the disk is full) with 3, each as the last line on stderr; SIGINT turns a clean end into 130.
+    (the disk is full) with 3, each as the last line on stderr; SIGINT turns a clean end into 130. Of an end
+    with 0 the launcher is told.
     """
     logs.configure(role)
     keep_freed_memory()
@@ -163,6 +165,8 @@ def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
     try:
         try:
             code = main(lifecycle)
+            if code == EXIT_OK:
+                announce_end()
         finally:
             lifecycle.await_callbacks()
     except RunFailed as error:

@@ -9,10 +9,12 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from launch.run.supervisor import MAX_FAILURES
 from tests.support.network.proxy import Proxy
 from tests.support.run import training as waiting
 from tests.support.run.training import Training, wait_until_gone
@@ -166,6 +168,44 @@ def test_actors_that_all_die(
     last = ending(start("falling:Falls-v0", *ENDLESS[1:]))
     assert re.search(r"actor-0 failed .*\(exit 1\): ", last)
     assert "the simulator has crashed" in last
+
+
+@pytest.mark.parametrize("leaves", ["import os; os._exit(0)", "raise SystemExit"])
+def test_an_environment_that_leaves_the_program(
+    leaves: str, start: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 0 that nobody asked for is counted, and told, like a crash."""
+    leaving = FALLS.replace('raise RuntimeError("the simulator has crashed")', leaves)
+    (tmp_path / "leaving.py").write_text(leaving.replace("Falls-v0", "Leaves-v0"))
+    monkeypatch.chdir(tmp_path)
+    last = ending(start("leaving:Leaves-v0", *ENDLESS[1:]))
+    assert re.search(r"actor-0 failed .*\(exit 0\): nobody asked it to end", last)
+
+
+def has_another_pid(training: Training, name: str, pid: int) -> bool:
+    """Whether the service has been started again."""
+    return training.pids()[name] != pid
+
+
+def is_beyond(training: Training, steps: int) -> bool:
+    """Whether the run has come further."""
+    return training.steps() > steps
+
+
+def test_kills_between_which_the_run_comes_further_do_not_end_it(start: Callable[..., Training]) -> None:
+    """More of them, one after the other, than failures in a row would."""
+    training = start(*ENDLESS)
+    training.until_steps(1_000)
+    for _ in range(MAX_FAILURES + 1):
+        pid = training.pids()["actor-0"]
+        os.kill(pid, signal.SIGKILL)
+        training.until(partial(has_another_pid, training, "actor-0", pid))
+        for _ in range(3):
+            training.until(partial(is_beyond, training, training.steps()))
+    training.process.send_signal(signal.SIGTERM)
+    code, _, err = training.end()
+    assert code == 130, err
+    assert "failure" not in training.summary()
 
 
 @pytest.mark.slow

@@ -176,12 +176,12 @@ async def test_a_stream_answers_many_requests_in_flight(run: ServedRun, server: 
 
 
 def test_a_network_of_ones_own_is_served_where_the_runs_own_configuration_allows_it(tmp_path: Path) -> None:
-    """Nothing need be said a second time: the folder is this machine's."""
+    """Nothing need be said a second time, of a folder that was not made here but that it is trusted."""
     module = "tests.unit.penstock.policy.own_networks"
     run = begun(tmp_path / "run", network=f"{module}:Good")
     (run.folder / "config.toml").write_text(f'[actor]\nallow_modules = ["{module}"]\n')
     with (
-        serving(tmp_path, run.folder) as server,
+        serving(tmp_path, run.folder, "server", "--trust") as server,
         PolicyClient(server.address, deadline_s=60.0) as client,
     ):
         check(run, client.act_batch(ROWS, distribution=True), ROWS)

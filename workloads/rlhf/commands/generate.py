@@ -11,7 +11,7 @@ import typer
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson, Assignments, assigned
+from penstock.runtime.command_options import AsJson, Assignments, Trust, assigned
 from penstock.runtime.exit import EXIT_OK
 from workloads.rlhf.commands.reward_scoring import needs_rlhf
 
@@ -30,6 +30,7 @@ def generate(
         bool, typer.Option("--deterministic", help="The most likely tokens; default: drawn as in training.")
     ] = False,
     assignments: Assignments = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Have the final language model of a run answer."""
@@ -43,6 +44,7 @@ def generate(
             seed=seed,
             deterministic=deterministic,
             assignments=assigned(assignments, insecure=False),
+            trust=trust,
             as_json=as_json,
         )
 
@@ -58,9 +60,12 @@ def main(
     seed: int,
     deterministic: bool,
     assignments: tuple[str, ...],
+    trust: bool,
     as_json: bool,
 ) -> int:
     """Print `count` responses to each prompt.
+
+    trust: the run's folder although it was not made here.
 
     Raises ConfigurationError for a folder without such a policy.
     """
@@ -81,7 +86,7 @@ def main(
     answers = answers_of(
         final.specification,
         final.blob,
-        local_settings(run, assignments).actor,
+        local_settings(run, assignments, trust=trust).actor,
         [prompt for prompt in prompts for _ in range(count)],
         tokens=tokens,
         seed=seed,

@@ -182,8 +182,8 @@ def test_an_exported_model_is_the_version_that_was_named(run_dir: Path) -> None:
     np.testing.assert_allclose(value, policy.values(observed), rtol=0, atol=1e-5)
 
 
-def test_a_network_of_the_runs_is_imported_only_where_its_own_configuration_allows(run_dir: Path) -> None:
-    """A folder that came without one names modules that nobody here has allowed."""
+def test_a_network_of_the_runs_is_imported_only_where_its_user_allows(run_dir: Path) -> None:
+    """Neither without a configuration nor by that of a folder which was not made here."""
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     network = PolicySection(network="tests.unit.penstock.policy.own_networks:Good")
     write_specification(run_dir, replace(specification(), policy_json=network.canonical_json()))
@@ -192,8 +192,9 @@ def test_a_network_of_the_runs_is_imported_only_where_its_own_configuration_allo
     (run_dir / "config.toml").write_text(
         '[actor]\nallow_modules = ["tests.unit.penstock.policy.own_networks"]\n'
     )
+    assert "was not made here, and names modules" in said(*arguments, code=2)
     # Now it is made, and the weights of another network do not fit it.
-    assert "is it the same policy?" in said(*arguments, code=2)
+    assert "is it the same policy?" in said(*arguments, "--trust", code=2)
 
 
 @pytest.mark.parametrize(

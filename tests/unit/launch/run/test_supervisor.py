@@ -19,17 +19,23 @@ from penstock.runtime import metrics
 PATIENCE_S = 20.0
 
 
+IN_ORDER = (
+    "import os, pathlib\npathlib.Path(os.environ['PENSTOCK_ENDPOINT_FILE']).with_suffix('.ended').touch()"
+)
+"""`announce_end` without the second that importing it takes."""
+
+
 def python(
     code: str,
     name: str = "worker",
     on_restart: tuple[str, ...] = (),
     clean_exit: CleanExit = CleanExit.DONE,
 ) -> ServiceSpec:
-    """A service that runs `code`."""
+    """A service that runs `code`, and ends in order when it comes to its end."""
     return ServiceSpec(
         name=name,
         role="actor",
-        command=(sys.executable, "-c", code),
+        command=(sys.executable, "-c", f"{code}\n{IN_ORDER}"),
         on_restart=on_restart,
         clean_exit=clean_exit,
     )
@@ -86,7 +92,7 @@ def test_restarts_are_told_before_the_first(harness: Harness) -> None:
 
 def test_a_crashed_service_is_restarted_with_its_restart_arguments(harness: Harness) -> None:
     """The learner's second life begins with --resume."""
-    code = "import sys; print(sys.argv[1:]); sys.exit(0 if '--resume' in sys.argv else 'boom')"
+    code = "import sys; print(sys.argv[1:]); '--resume' in sys.argv or sys.exit('boom')"
     harness.supervisor.start(python(code, on_restart=("--resume",)))
     harness.until(lambda: harness.supervisor.is_done("worker"))
     assert "['--resume']" in harness.log()
@@ -151,6 +157,48 @@ def test_an_actor_that_ended_is_started_again_unless_the_run_ends(
     harness.supervisor.start(python("", "other", clean_exit=CleanExit.STOPPED))
     harness.until(lambda: harness.supervisor.accounts()[1].restarts == 2)
     assert harness.supervisor.accounts()[0].restarts == 0
+
+
+@pytest.mark.parametrize("leaves", ["import os; os._exit(0)", "raise SystemExit"])
+@pytest.mark.parametrize("clean_exit", CleanExit)
+def test_exit_0_of_a_service_that_was_not_asked_is_a_failure(
+    leaves: str, clean_exit: CleanExit, harness: Harness
+) -> None:
+    """As of an environment that leaves its program when its window is closed."""
+    harness.supervisor.start(python(leaves, clean_exit=clean_exit))
+    with pytest.raises(GaveUp, match=r"worker failed 5 times in a row \(exit 0\): nobody asked it to end"):
+        harness.until(lambda: False)
+
+
+SERVES = (
+    "import threading; from penstock.runtime.health import Health, announce, serve_http\n"
+    "health = Health('worker'); health.set_ready(True)\n"
+    "announce('worker', metrics_port=serve_http(health, '127.0.0.1', 0)[1]); threading.Event().wait()"
+)
+
+
+def kill_when_ready(harness: Harness, *, after_progress: bool) -> None:
+    """Kill the service from outside, and wait until its death is booked."""
+    supervisor = harness.supervisor
+    harness.until(lambda: supervisor.is_ready("worker"))
+    if after_progress:
+        supervisor.note_progress()
+    pid, deaths = supervisor.accounts()[0].pid, len(harness.events)
+    os.kill(pid, signal.SIGKILL)
+    harness.until(lambda: len(harness.events) > deaths)
+
+
+def test_a_kill_of_a_service_that_helped_the_run_on_is_not_counted(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often, and without a pause; where the run stands still it is."""
+    monkeypatch.setattr(module, "MAX_FAILURES", 2)
+    harness.supervisor.start(python(SERVES))
+    for _ in range(3):
+        kill_when_ready(harness, after_progress=True)
+    assert harness.events == ["worker died (signal 9), restarting"] * 3
+    with pytest.raises(GaveUp, match=r"worker failed 2 times in a row \(signal 9\)"):
+        kill_when_ready(harness, after_progress=False)
 
 
 def test_stop_drains_and_names_who_did_not(harness: Harness) -> None:

@@ -1,0 +1,110 @@
+"""Whether a run's folder was made here, so that modules which its configuration names may be imported.
+
+A folder brings its own `config.toml`, and it may be somebody else's. The launcher seals what it makes with a
+key that lies outside of all runs, in the user's state folder. A folder without its seal, or that was moved,
+or whose configuration names other modules than were sealed, is foreign: its modules are imported only when
+the user says so.
+"""
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from penstock.config.local_places import places_of
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.trusted import module_of
+from penstock.config.workload import find
+
+SEAL_FILE: Final = "seal"
+_KEY_FILE: Final = "penstock/seal.key"
+_KEY_BYTES: Final = 32
+_FUNCTION: Final = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
+"""A place that is `module:function`."""
+
+log = logging.getLogger(__name__)
+
+
+def seal(run_dir: Path, settings: Settings) -> None:
+    """Say that this user made the folder with these settings. Where they name no module it needs no seal."""
+    modules = modules_of(settings)
+    file = run_dir / SEAL_FILE
+    if not modules:
+        file.unlink(missing_ok=True)
+        return
+    try:
+        file.write_text(_code(_key(), run_dir, modules) + "\n")
+    except OSError as error:
+        log.warning("not sealed: commands on this folder will want --trust", extra={"why": str(error)})
+
+
+def check_own(run_dir: Path, settings: Settings, said: Collection[str]) -> None:
+    """Raise ConfigurationError when the folder names modules and this user did not make it here.
+
+    settings: of the folder's own configuration. said: modules that the user allows, whatever the folder says.
+    """
+    modules = modules_of(settings)
+    if set(modules) <= set(said) or _is_sealed(run_dir, modules):
+        return
+    named = ", ".join(modules)
+    raise ConfigurationError(
+        f"{run_dir}: was not made here, and names modules to be imported: {named}; say --trust if you trust "
+        "whoever made it"
+    )
+
+
+def modules_of(settings: Settings) -> tuple[str, ...]:
+    """Return the modules that the configuration of a run has imported, beside the workload's own, sorted."""
+    environment = settings.environment
+    names = [environment.id, settings.policy.network, *(one.shape or "" for one in environment.reward)]
+    names += [place for place in places_of(settings).values() if _FUNCTION.fullmatch(place)]
+    own = module_of(find(settings.workload).generator).rpartition(".")[0]
+    modules = {module_of(name) for name in names} | set(settings.actor.allow_modules)
+    return tuple(sorted(name for name in modules if name and not name.startswith(f"{own}.")))
+
+
+def _is_sealed(run_dir: Path, modules: tuple[str, ...]) -> bool:
+    try:
+        found, key = (run_dir / SEAL_FILE).read_bytes().strip(), _key_file().read_bytes()
+    except OSError:
+        return False
+    return hmac.compare_digest(found, _code(key, run_dir, modules).encode())
+
+
+def _code(key: bytes, run_dir: Path, modules: tuple[str, ...]) -> str:
+    text = json.dumps([str(run_dir.resolve()), *modules])
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _key() -> bytes:
+    """This user's key, made at the first need; raises OSError where no file can be kept."""
+    file = _key_file()
+    if not file.exists():
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}.tmp")
+        temporary.touch(mode=0o600)
+        temporary.write_bytes(secrets.token_bytes(_KEY_BYTES))
+        try:
+            os.link(temporary, file)  # not over one that another launcher has made meanwhile
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+    return file.read_bytes()
+
+
+def _key_file() -> Path:
+    """In the user's state folder (XDG base directories); raises OSError for a user without a home."""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():
+        try:
+            state = Path.home() / ".local" / "state"
+        except RuntimeError as error:
+            raise FileNotFoundError(str(error)) from error
+    return state / _KEY_FILE
