@@ -84,10 +84,10 @@ dashboards: .venv/installed
 	$(PIP) --editable ".[all,dev]"
 	@touch $@
 
-# Language models are 0.4 GB more, which `make train` does without.
+# Language models are 0.4 GB more, which `make train` does without, as it does without the gateway.
 .venv/installed-test: .venv/installed
-	@echo "installing what language models need"
-	$(PIP) --editable ".[all,dev,rlhf]"
+	@echo "installing what language models and the gateway need"
+	$(PIP) --editable ".[all,dev,rlhf,gateway,test-people]"
 	@touch $@
 
 .venv/installed-learn: .venv/installed

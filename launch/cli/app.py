@@ -15,6 +15,7 @@ from launch.cli.flag_options import with_flags_of
 from launch.cli.plugin_commands import WithPluginCommands
 from launch.commands.service_commands import actor, broker, learner, redis, serve
 from launch.control.control_commands import control_commands
+from launch.gateway.gateway_commands import gateway_commands
 from launch.policy.policy_commands import policy_commands
 from launch.run.request import Request
 from penstock.runtime.command_exit import finish
@@ -95,6 +96,7 @@ for command in (redis, broker, actor, learner, serve):
 
 app.add_typer(policy_commands, name="policy")
 app.add_typer(control_commands, name="control")
+app.add_typer(gateway_commands, name="gateway")
 
 
 @app.command()

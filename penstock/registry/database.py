@@ -1,4 +1,6 @@
-"""The database behind the registry: its URL, its connections, and transactions that do not interleave.
+"""A database of ours: its URL, its connections, and transactions that do not interleave.
+
+It lies behind the registry, and behind the accounts of a gateway.
 
 SQLite (a file; write-ahead log, one writer at a time from the first statement on) or PostgreSQL
 (serialisable). A transaction that loses against another is run again, on what the other left, for at most
@@ -38,18 +40,21 @@ _LOST_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT_UNIQUE", "SQL
 _DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 
 
-def parse_url(url: str) -> URL:
-    """Return a registry's URL with the driver that serves it; raises ValueError for any other kind."""
+def parse_url(url: str, called: str = "registry") -> URL:
+    """Return a database's URL with the driver that serves it; raises ValueError for any other kind.
+
+    called: what the messages call the database.
+    """
     remedy = "use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise ValueError(f"registry url: not a URL: {remedy}") from error
+        raise ValueError(f"{called} url: not a URL: {remedy}") from error
     shown = parsed.render_as_string(hide_password=True)
     if parsed.drivername not in {*_DRIVERS, *_DRIVERS.values()}:
-        raise ValueError(f"registry url={shown!r}: {parsed.drivername!r} is not supported: {remedy}")
+        raise ValueError(f"{called} url={shown!r}: {parsed.drivername!r} is not supported: {remedy}")
     if parsed.drivername.startswith("sqlite") and parsed.database in (None, "", ":memory:"):
-        raise ValueError(f"registry url={shown!r} names no file: {remedy}")
+        raise ValueError(f"{called} url={shown!r} names no file: {remedy}")
     return parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
 
 
@@ -117,9 +122,14 @@ def _begin_sqlite(connection: Connection) -> None:
 class Database:
     """Runs functions in transactions; safe between threads, not across a fork."""
 
-    def __init__(self, url: str, *, only_read: bool = False) -> None:
-        """only_read: a file of SQLite, and what is beside it, stays as it is; `write` raises Unavailable."""
-        parsed = parse_url(url)
+    def __init__(self, url: str, called: str = "registry", *, only_read: bool = False) -> None:
+        """Open nothing yet.
+
+        called: what messages call the database.
+        only_read: a file of SQLite, and what is beside it, stays as it is; `write` raises Unavailable.
+        """
+        parsed = parse_url(url, called)
+        self.called = called
         self.shown = parsed.render_as_string(hide_password=True)
         """The URL without its password, for messages."""
         self.file = Path(parsed.database or "") if parsed.drivername.startswith("sqlite") else None
@@ -149,7 +159,7 @@ class Database:
         Raises Conflict, Unavailable.
         """
         if self.only_read:
-            raise Unavailable(f"registry {self.shown} is only read: its folder cannot be written to")
+            raise Unavailable(f"{self.called} {self.shown} is only read: its folder cannot be written to")
         return self._run(self._engine, work)
 
     def migrate(self, work: Callable[[Connection], T]) -> T:
@@ -162,7 +172,7 @@ class Database:
         try:
             uri, self._copy = copied(self.file)
         except sqlite3.Error as error:
-            raise Unavailable(f"registry {self.shown} cannot be read: {error}") from error
+            raise Unavailable(f"{self.called} {self.shown} cannot be read: {error}") from error
         self._engine = self._reading = self._migrating = _reading_engine(lambda: uri)
 
     def close(self) -> None:
@@ -187,7 +197,7 @@ class Database:
         except OperationalError as error:
             if _lost(error):
                 raise self._conflict(error) from error
-            raise Unavailable(f"registry {self.shown} does not answer: {error.orig}") from error
+            raise Unavailable(f"{self.called} {self.shown} does not answer: {error.orig}") from error
         except DBAPIError as error:
             if _lost(error):
                 raise self._conflict(error) from error
@@ -195,8 +205,8 @@ class Database:
 
     def _conflict(self, error: DBAPIError) -> Conflict:
         return Conflict(
-            f"registry {self.shown}: others kept changing the same rows for {RETRY_S:g} s ({error.orig}): "
-            "look at the policy's state and try again"
+            f"{self.called} {self.shown}: others kept changing the same rows for {RETRY_S:g} s "
+            f"({error.orig}): look at the state and try again"
         )
 
 

@@ -6,7 +6,7 @@ standby version. Rows never leave this package: callers receive `records`.
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     JSON,
@@ -28,11 +28,13 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from penstock.registry.records import Action, Origin, Status
 
-_NAMES = {
+NAMES: Final = {
     "ix": "ix_%(table_name)s_%(column_0_name)s",
     "ck": "ck_%(table_name)s_%(constraint_name)s",
     "pk": "pk_%(table_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_name)s",
 }
+"""How constraints and indexes are called where a table does not say."""
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -52,7 +54,7 @@ class UtcTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def _words(kind: type[StrEnum], name: str) -> Enum:
+def words(kind: type[StrEnum], name: str) -> Enum:
     """Return a column of an enumeration's values, as text with a check: no type to migrate on PostgreSQL."""
     return Enum(
         kind,
@@ -67,7 +69,7 @@ def _words(kind: type[StrEnum], name: str) -> Enum:
 class Base(DeclarativeBase):
     """Base of all tables."""
 
-    metadata = MetaData(naming_convention=_NAMES)
+    metadata = MetaData(naming_convention=NAMES)
 
 
 class VersionRow(Base):
@@ -84,8 +86,8 @@ class VersionRow(Base):
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     configuration: Mapped[str] = mapped_column(String(64))
     evaluation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    origin: Mapped[Origin] = mapped_column(_words(Origin, "origin"))
-    status: Mapped[Status] = mapped_column(_words(Status, "status"))
+    origin: Mapped[Origin] = mapped_column(words(Origin, "origin"))
+    status: Mapped[Status] = mapped_column(words(Status, "status"))
     standby: Mapped[bool]
     reason: Mapped[str] = mapped_column(Text)
     created: Mapped[datetime] = mapped_column(UtcTime)
@@ -139,7 +141,7 @@ class EventRow(Base):
     number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
     policy: Mapped[str] = mapped_column(String(64), index=True)
     version: Mapped[int | None] = mapped_column(BigInteger)
-    action: Mapped[Action] = mapped_column(_words(Action, "action"))
+    action: Mapped[Action] = mapped_column(words(Action, "action"))
     by: Mapped[str] = mapped_column("by_whom", String(128))
     reason: Mapped[str] = mapped_column(Text)
     detail: Mapped[dict[str, Any]] = mapped_column(JSON)

@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from penstock.registry import feedback, judgement, kept, ratings, rows, steering, transitions, upgrade
+from penstock.registry import feedback, judgement, kept, ratings, rows, steering, transitions
 from penstock.registry.bounds import Bounds, Seen
 from penstock.registry.database import Database
 from penstock.registry.feedback import Feedback
@@ -40,6 +40,7 @@ from penstock.registry.routing import Arms
 from penstock.registry.safety import State
 from penstock.registry.snapshot import is_writable
 from penstock.registry.transitions import RolledBack
+from penstock.registry.upgrade import REGISTRY
 
 T = TypeVar("T")
 
@@ -68,13 +69,8 @@ class Registry:
         if database.file is not None and database.file.exists() and not is_writable(database.file):
             database.close()
             return cls.read(url)
-        if not migrate and database.file is not None and not database.file.exists():
-            raise SchemaMismatch(f"registry {database.shown}: no such file: open it once with migrate=True")
         try:
-            if migrate:
-                database.migrate(lambda connection: upgrade.upgrade(connection, database.shown))
-            else:
-                database.read(lambda session: upgrade.check(session.connection(), database.shown))
+            REGISTRY.open(database, migrate=migrate)
         except BaseException:
             database.close()
             raise
@@ -95,10 +91,10 @@ class Registry:
         if database.file is not None and not database.file.is_file():
             raise SchemaMismatch(f"registry {database.shown}: no such file; name one that is there")
         try:
-            if database.only_read and database.read(lambda session: upgrade.is_older(session.connection())):
+            if database.only_read and database.read(lambda session: REGISTRY.is_older(session.connection())):
                 database.become_copy()
-                database.migrate(lambda connection: upgrade.upgrade(connection, database.shown))
-            database.read(lambda session: upgrade.check(session.connection(), database.shown))
+                database.migrate(lambda connection: REGISTRY.upgrade(connection, database))
+            REGISTRY.open(database, migrate=False)
         except BaseException:
             database.close()
             raise

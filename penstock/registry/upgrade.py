@@ -1,8 +1,9 @@
-"""Bring the tables to this program's version, or refuse them when they are of another one."""
+"""Bring the tables of a database to this program's version, or refuse them when they are of another one."""
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from alembic import command
 from alembic.config import Config
@@ -10,62 +11,87 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
+from penstock.registry.database import Database
 from penstock.registry.registry_errors import SchemaMismatch
 
-MIGRATIONS: Final = Path(__file__).parent / "migrations"
-
 _LOCK: Final = 0x70656E73
-"""PostgreSQL's advisory lock under which the tables change: several processes may open a registry at once."""
+"""PostgreSQL's advisory lock under which the tables change: several processes may open a database at once."""
 
 _ONE_AT_A_TIME = threading.Lock()
 """Alembic keeps its state in globals of the process, so that one thread at a time may migrate."""
 
 
-def configuration(connection: Connection | None = None) -> Config:
-    """Return alembic's configuration on an open connection; `alembic revision` works with the same folder."""
-    config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    return config
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """The revisions of one kind of database.
+
+    migrations: alembic's folder. version_table: where a database of this kind notes its revision.
+    remedy: what to do about tables that are absent or older.
+    """
+
+    migrations: Path
+    version_table: str = "alembic_version"
+    remedy: str = "open it once with migrate=True"
+
+    def configuration(self, connection: Connection | None = None) -> Config:
+        """Return alembic's configuration on an open connection; `alembic revision` works with the same."""
+        config = Config(attributes={"connection": connection})
+        config.set_main_option("script_location", str(self.migrations).replace("%", "%%"))
+        return config
+
+    def open(self, database: Database, *, migrate: bool) -> None:
+        """Bring the tables up to this program's version with `migrate`, else check that they are.
+
+        Raises SchemaMismatch for tables that are absent, older (without `migrate`) or newer, Unavailable.
+        """
+        if not migrate and database.file is not None and not database.file.exists():
+            raise SchemaMismatch(f"{_named(database)}: no such file: {self.remedy}")
+        if migrate:
+            database.migrate(lambda connection: self.upgrade(connection, database))
+        else:
+            database.read(lambda session: self._check(session.connection(), database))
+
+    def upgrade(self, connection: Connection, database: Database) -> None:
+        """Bring the tables up to this program's version, within the caller's transaction."""
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        self._refuse_newer(connection, database)
+        with _ONE_AT_A_TIME:
+            command.upgrade(self.configuration(connection), "head")
+
+    def is_older(self, connection: Connection) -> bool:
+        """Return whether an earlier version of this program made the tables."""
+        found, script = self._current(connection), ScriptDirectory.from_config(self.configuration())
+        known = {one.revision for one in script.walk_revisions()}
+        return found in known - {script.get_current_head()}
+
+    def _check(self, connection: Connection, database: Database) -> None:
+        self._refuse_newer(connection, database)
+        found = self._current(connection)
+        head = ScriptDirectory.from_config(self.configuration()).get_current_head()
+        if found != head:
+            raise SchemaMismatch(
+                f"{_named(database)}: its tables are "
+                f"{'absent' if found is None else f'of revision {found}'}, "
+                f"this program needs {head}: {self.remedy}"
+            )
+
+    def _refuse_newer(self, connection: Connection, database: Database) -> None:
+        found = self._current(connection)
+        scripts = ScriptDirectory.from_config(self.configuration()).walk_revisions()
+        if found is not None and found not in {script.revision for script in scripts}:
+            raise SchemaMismatch(
+                f"{_named(database)}: its tables are of revision {found}, which this program does not know: "
+                f"a newer Penstock made them; use that one, or another {database.called}"
+            )
+
+    def _current(self, connection: Connection) -> str | None:
+        options: dict[str, Any] = {"version_table": self.version_table}
+        return MigrationContext.configure(connection, opts=options).get_current_revision()
 
 
-def upgrade(connection: Connection, shown: str) -> None:
-    """Bring the tables up to this program's version, within the caller's transaction."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-    refuse_newer(connection, shown)
-    with _ONE_AT_A_TIME:
-        command.upgrade(configuration(connection), "head")
+def _named(database: Database) -> str:
+    return f"{database.called} {database.shown}"
 
 
-def check(connection: Connection, shown: str) -> None:
-    """Raise SchemaMismatch unless the tables are exactly this program's."""
-    refuse_newer(connection, shown)
-    found = _current(connection)
-    head = ScriptDirectory.from_config(configuration()).get_current_head()
-    if found != head:
-        raise SchemaMismatch(
-            f"registry {shown}: its tables are {'absent' if found is None else f'of revision {found}'}, "
-            f"this program needs {head}: open it once with migrate=True"
-        )
-
-
-def is_older(connection: Connection) -> bool:
-    """Return whether an earlier version of this program made the tables."""
-    found, script = _current(connection), ScriptDirectory.from_config(configuration())
-    known = {one.revision for one in script.walk_revisions()}
-    return found in known - {script.get_current_head()}
-
-
-def refuse_newer(connection: Connection, shown: str) -> None:
-    """Raise SchemaMismatch when a newer program made the tables."""
-    found = _current(connection)
-    known = {script.revision for script in ScriptDirectory.from_config(configuration()).walk_revisions()}
-    if found is not None and found not in known:
-        raise SchemaMismatch(
-            f"registry {shown}: its tables are of revision {found}, which this program does not know: "
-            "a newer Penstock made them; use that one, or another registry"
-        )
-
-
-def _current(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()
+REGISTRY: Final = Schema(migrations=Path(__file__).parent / "migrations")

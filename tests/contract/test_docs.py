@@ -43,7 +43,9 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_every_file_that_is_named_exists(page: Path) -> None:
     """A path in a page is a path in the tree, unless the page has its reader write that file."""
     text = page.read_text()
-    folders = "actor|benchmarks|broker|deploy|docs|launch|learner|penstock|protos|recipes|tests|workloads"
+    folders = (
+        "actor|benchmarks|broker|deploy|docs|gateway|launch|learner|penstock|protos|recipes|tests|workloads"
+    )
     named = {
         *re.findall(rf"`((?:{folders})/[\w/.-]+)`", text),
         *re.findall(r"(?<![\w/.-])(?:[ab]/)?([\w-]{2,}(?:/[\w-]+)+\.(?:py|lua|proto))\b", text),

@@ -10,7 +10,18 @@ from penstock.config.extras import DISTRIBUTION, how_to_install
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-ROOMS = ("actor", "benchmarks", "broker", "deploy", "examples", "launch", "learner", "penstock", "workloads")
+ROOMS = (
+    "actor",
+    "benchmarks",
+    "broker",
+    "deploy",
+    "examples",
+    "gateway",
+    "launch",
+    "learner",
+    "penstock",
+    "workloads",
+)
 PAGES = [
     page
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*Dockerfile")]

@@ -11,7 +11,7 @@ import pytest
 from penstock.config.extras import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("actor", "broker", "launch", "learner", "penstock", "workloads")
+PACKAGES = ("actor", "broker", "gateway", "launch", "learner", "penstock", "workloads")
 
 
 def loaded_by(statement: str) -> set[str]:

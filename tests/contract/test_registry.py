@@ -1,10 +1,8 @@
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,34 +35,13 @@ from penstock.registry.registry_errors import (
     UnknownVersion,
 )
 from penstock.registry.routing import Arm, follow
-from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
+from tests.support.storage.postgresql_server import DATABASES, PostgresqlServer, find_programs
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = [
-    "sqlite",
-    pytest.param(
-        "postgresql", marks=pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
-    ),
-]
 _numbers = count()
 
 
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[PostgresqlServer]:
-    """A running server."""
-    programs = find_programs()
-    assert programs is not None
-    folder = Path(tempfile.mkdtemp(prefix="ps-", dir="/tmp"))
-    server = PostgresqlServer(programs, folder)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=DATABASES)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database of each kind."""
     if request.param == "sqlite":

@@ -1,4 +1,4 @@
-"""Run by alembic: migrates on the connection that `schema.configuration` was given, in its transaction."""
+"""Run by alembic: migrates on the connection that `Schema.configuration` was given, in its transaction."""
 
 from alembic import context
 

@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 PATIENCE_S: Final = 60.0
 
 _DIE_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "QUIT") if shutil.which("setpriv") else ()
@@ -98,3 +100,12 @@ class PostgresqlServer:
             user=self._owner,
         )
         assert done.returncode == 0, done.stderr
+
+
+DATABASES: Final = [
+    "sqlite",
+    pytest.param(
+        "postgresql", marks=pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
+    ),
+]
+"""Kinds of database, as parameters of a fixture."""

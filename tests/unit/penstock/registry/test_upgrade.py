@@ -9,11 +9,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from penstock.registry import upgrade
 from penstock.registry.database import Database, parse_url
 from penstock.registry.models import Base
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import SchemaMismatch
+from penstock.registry.upgrade import REGISTRY
 
 
 def tables(file: Path) -> dict[str, str]:
@@ -55,14 +55,14 @@ def test_checks_and_partial_indexes_agree_too(tmp_path: Path) -> None:
 
 def test_there_is_one_line_of_revisions_and_each_goes_back(tmp_path: Path) -> None:
     """Down to nothing and up again."""
-    scripts = ScriptDirectory.from_config(upgrade.configuration())
+    scripts = ScriptDirectory.from_config(REGISTRY.configuration())
     assert 1 == len(scripts.get_heads())
     database = migrated(tmp_path / "a.sqlite")
 
     def down_and_up(session: Session) -> None:
         connection = session.connection()
-        command.downgrade(upgrade.configuration(connection), "base")
-        upgrade.upgrade(connection, "")
+        command.downgrade(REGISTRY.configuration(connection), "base")
+        REGISTRY.upgrade(connection, database)
 
     before = tables(tmp_path / "a.sqlite")
     database.write(down_and_up)
@@ -101,7 +101,7 @@ def test_tables_of_a_newer_program_are_refused(tmp_path: Path, migrate: bool) ->
 
 def test_the_migrations_travel_with_the_package() -> None:
     """They lie in packages, which a wheel holds."""
-    folder = upgrade.MIGRATIONS
+    folder = REGISTRY.migrations
     assert all((folder / name).exists() for name in ("__init__.py", "env.py", "script.py.mako"))
     assert (folder / "versions" / "__init__.py").exists()
 

@@ -1,0 +1,48 @@
+"""The application: its routes, whom they admit, what surrounds them, and the parts that they work with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fastapi import APIRouter, FastAPI
+
+from gateway.frame.api_errors import add_handlers
+from gateway.frame.envelope import Doors, Envelope
+from gateway.frame.parts import Parts
+from gateway.frame.route_access import ACCESS, Table, add_routes
+from gateway.routes import account_routes, project_routes
+from penstock import __version__
+
+OWN: Final = (account_routes.router, project_routes.router)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoreRoutes:
+    """Routes that a workload adds: its router of `GuardedRoute`, and who may call each of them."""
+
+    router: APIRouter
+    access: Table
+
+
+def make_app(parts: Parts, doors: Doors, more: Sequence[MoreRoutes] = ()) -> FastAPI:
+    """Return the application.
+
+    more: routes of workloads.
+    Raises ValueError for a route without a line of access, and for a line without its route.
+    """
+    app = FastAPI(
+        title="Penstock",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    app.state.parts = parts
+    app.state.access = {}
+    add_routes(app, OWN, ACCESS)
+    for one in more:
+        add_routes(app, [one.router], one.access)
+    add_handlers(app)
+    app.add_middleware(Envelope, doors=doors, admit=parts.limits.admit_address)
+    return app

@@ -1,0 +1,39 @@
+"""How much one address and one account may ask for in a second; beyond it the answer is 429.
+
+The counts are of this process: several gateways give each caller as much again.
+"""
+
+from typing import Final
+
+from gateway.frame.api_errors import ApiError
+from penstock.rpc.rate_limits import Budgets, Exceeded, Rates
+from penstock.wire.limits import MIB
+
+ADDRESS: Final = Rates(calls=200.0, bytes=32.0 * MIB, settings="per address")
+ACCOUNT: Final = Rates(calls=100.0, bytes=16.0 * MIB, settings="per account")
+
+
+class CallLimits:
+    """The budgets of addresses and accounts; for one event loop."""
+
+    def __init__(self, address: Rates = ADDRESS, account: Rates = ACCOUNT) -> None:
+        self._addresses = Budgets(address)
+        self._accounts = Budgets(account)
+
+    def admit_address(self, address: str) -> None:
+        """Count a request of an address; raises ApiError 429 for one too many."""
+        _take(self._addresses, address)
+
+    def admit(self, subject: str) -> None:
+        """Count a request of an account; raises ApiError 429 for one too many."""
+        _take(self._accounts, subject)
+
+
+def _take(budgets: Budgets, caller: str) -> None:
+    """Refuse what the budget would make wait: an HTTP client waits by itself."""
+    try:
+        wait_s = budgets.reserve(caller, 0)
+    except Exceeded as error:
+        raise ApiError(429, str(error), retry_s=1) from error
+    if wait_s > 0:
+        raise ApiError(429, "too many requests: wait a second and go on more slowly", retry_s=wait_s)

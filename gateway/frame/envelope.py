@@ -1,0 +1,174 @@
+"""What surrounds every request and every answer, below the routes, as an ASGI middleware.
+
+A request under another host's name, from a page of another origin, from an address that asks too often, with
+a body that is too large or comes too slowly is refused before anything is read of it that could be stored.
+Every answer carries the content policy.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.frame import people_metrics
+from gateway.frame.api_errors import ApiError, route_of
+from penstock.wire.limits import MIB
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+MAX_BODY_BYTES: Final = 1 * MIB
+MAX_IMPORT_BYTES: Final = 64 * MIB
+BODY_S: Final = 30.0
+_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doors:
+    """How the gateway may be reached.
+
+    hosts: names that a request may give as its host, beside loopback's. origins: pages elsewhere from which a
+    browser may call, as `https://HOST[:PORT]`. large: routes whose body may have `MAX_IMPORT_BYTES`, by path
+    suffix. body_s: seconds in which a body must have come, however large.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+    large: frozenset[str] = frozenset()
+    body_s: float = BODY_S
+    max_body_bytes: int = MAX_BODY_BYTES
+
+    def check_host(self, host: str) -> None:
+        """Raise ApiError 421 for a request that was made under another name."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            name = ""
+        if name not in _LOOPBACK and name not in self.hosts:
+            raise ApiError(421, "this gateway does not answer under this host: start it with --host NAME")
+
+    def check_origin(self, origin: str, host: str) -> None:
+        """Raise ApiError 403 for a request that a page of another origin makes."""
+        own = origin.partition("://")[2] == host
+        if not own and origin not in self.origins:
+            raise ApiError(403, "pages of this origin may not call: start the gateway with --origin URL")
+
+
+class Envelope:
+    """The middleware around an application.
+
+    admit: counts a request of an address; raises ApiError where it is one too many.
+    """
+
+    def __init__(self, app: ASGIApp, doors: Doors, admit: Callable[[str], None]) -> None:
+        self._app = app
+        self._doors = doors
+        self._admit = admit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(scope, send)
+        body = _Body(receive, self._limit(scope["path"]), self._doors.body_s)
+        try:
+            self._check(scope)
+            body.check_length(Headers(scope=scope).get("content-length"))
+            await self._app(scope, body.receive, answer.send)
+        except ApiError as error:
+            if answer.begun:
+                raise
+            await error.response()(scope, receive, answer.send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        self._doors.check_host(host)
+        if "origin" in headers:
+            self._doors.check_origin(headers["origin"], host)
+        if not scope["path"].isprintable():
+            raise ApiError(404, "no such path")  # no database stores NUL
+        client = scope.get("client")
+        self._admit(client[0] if client else "")
+
+    def _limit(self, path: str) -> int:
+        large = any(path.endswith(suffix) for suffix in self._doors.large)
+        return MAX_IMPORT_BYTES if large else self._doors.max_body_bytes
+
+
+class _Body:
+    """Hands on the parts of a body as long as it is small enough and in time."""
+
+    def __init__(self, receive: Receive, limit: int, within_s: float) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._left = limit
+        self._deadline_s = time.monotonic() + within_s
+        self._within_s = within_s
+        self._whole = False
+
+    def check_length(self, said: str | None) -> None:
+        """Raise ApiError 413 for a body that says of itself that it is too large."""
+        if said is not None and said.isdigit() and int(said) > self._limit:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        """Return the next part, or what comes after the body."""
+        if self._whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._at_loop_time()):
+                message = await self._receive()
+        except TimeoutError as error:
+            detail = f"the body did not come within {self._within_s:g} s: send it faster, or less of it"
+            raise ApiError(408, detail) from error
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise self._too_large()
+        self._whole = not message.get("more_body", False)
+        return message
+
+    def _at_loop_time(self) -> float:
+        return asyncio.get_running_loop().time() + self._deadline_s - time.monotonic()
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body has more than {self._limit} bytes: send it in parts")
+
+
+class _Answer:
+    """Puts the headers of every answer on it, and counts it."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope = scope
+        self._send = send
+        self._began_s = time.monotonic()
+        self.begun = False
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer."""
+        if message["type"] == "http.response.start":
+            self.begun = True
+            MutableHeaders(scope=message).update(HEADERS)
+            if message["status"] in {408, 413}:
+                MutableHeaders(scope=message)["Connection"] = "close"  # the rest of the body is not read
+            self._count(message["status"])
+        await self._send(message)
+
+    def _count(self, status: int) -> None:
+        route = route_of(self._scope) or "other"
+        method: Any = self._scope["method"] if route != "other" else "other"
+        people_metrics.REQUESTS.labels(method, route, str(status)).inc()
+        people_metrics.REQUEST_SECONDS.labels(route).observe(time.monotonic() - self._began_s)

@@ -1,0 +1,29 @@
+"""What the routes of a gateway work with."""
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from gateway.accounts.accounts import Accounts
+from gateway.frame.call_limits import CallLimits
+from penstock.registry.registry import Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of one gateway, made when it starts."""
+
+    accounts: Accounts
+    registry: Registry
+    limits: CallLimits
+
+
+def parts_of(request: Request) -> Parts:
+    """Return the parts of the gateway that a request came to."""
+    found: Parts = request.app.state.parts
+    return found
+
+
+def address_of(request: Request) -> str:
+    """Return the address that a request came from, "" where it is not known."""
+    return request.client.host if request.client is not None else ""

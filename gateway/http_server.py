@@ -1,0 +1,153 @@
+"""Serves the application over HTTP or HTTPS, in a thread of its own, on a socket that is bound before.
+
+A connection whose request head does not come whole within `HEAD_S` is closed, and there are at most
+`MAX_CONNECTIONS`; what a body may be is the envelope's.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.rpc.auth import AddressInUse, check_address, is_local
+from penstock.wire.limits import KIB
+
+HEAD_S: Final = 10.0
+KEEP_ALIVE_S: Final = 30
+MAX_HEAD_BYTES: Final = 32 * KIB
+MAX_CONNECTIONS: Final = 4096
+DRAIN_S: Final = 5
+
+log = logging.getLogger(__name__)
+
+
+class PatientOnce(H11Protocol):
+    """A connection that waits `head_s` for the head of a request, and then closes."""
+
+    head_s = HEAD_S
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first head."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Go on waiting, from the first byte of a head on, until it is whole."""
+        cycle: Any = self.cycle
+        idle = cycle is None or cycle.response_complete
+        if idle and self._head_timer is None:
+            self._await_head()
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing any more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_s, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+class HttpServer:
+    """The server of an application.
+
+    Raises ConfigurationError for an address that is no HOST:PORT, or beyond loopback without a certificate
+    and without `insecure`; AddressInUse for one that is taken.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        listen: str,
+        *,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        insecure: bool = False,
+        head_s: float = HEAD_S,
+    ) -> None:
+        _check(listen, encrypted=certificate is not None, insecure=insecure)
+        self._socket = _bind(listen)
+        host, port = self._socket.getsockname()[:2]
+        scheme = "http" if certificate is None else "https"
+        self.address = f"{f'[{host}]' if ':' in host else host}:{port}"
+        self.url = f"{scheme}://{self.address}"
+        kind: Any = type("Connection", (PatientOnce,), {"head_s": head_s})
+        config = uvicorn.Config(
+            app,
+            http=kind,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,  # it would write queries, and with them what presigned links carry
+            server_header=False,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=DRAIN_S,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        self._on_end: Callable[[], None] = lambda: None
+
+    def start(self, on_end: Callable[[], None] = lambda: None) -> None:
+        """Begin to serve; `on_end` is called from the server's thread when it ends, for whatever reason."""
+        self._on_end = on_end
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no new request, finish those that are open, for `DRAIN_S` seconds, and end."""
+        self._server.should_exit = True
+        self._thread.join(2 * DRAIN_S)
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except Exception:
+            log.exception("the HTTP server has ended")
+        finally:
+            self._on_end()
+
+
+def _check(listen: str, *, encrypted: bool, insecure: bool) -> None:
+    try:
+        check_address(listen)
+    except ValueError as error:
+        raise ConfigurationError(f"--listen {listen}: write HOST:PORT") from error
+    if listen.startswith("unix:"):
+        raise ConfigurationError(f"--listen {listen}: write HOST:PORT")
+    if not is_local(listen) and not encrypted and not insecure:
+        raise ConfigurationError(
+            f"--listen {listen}: passwords and tokens would travel in plaintext; set "
+            "security.tls_certificate and security.tls_key, or say --insecure where a proxy in front speaks "
+            "TLS"
+        )
+
+
+def _bind(listen: str) -> socket.socket:
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, int(port)), family=family, backlog=512)
+    except OSError as error:
+        raise AddressInUse(f"--listen {listen}: {error.strerror}; choose another port, or 0") from error

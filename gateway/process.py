@@ -1,0 +1,131 @@
+"""Process body of a gateway.
+
+    databases are opened ─► keys are read ─► HTTP is served ─► draining ─► end
+
+It holds nothing but its databases and keys: several gateways on one PostgreSQL and one file of keys are one
+gateway to its callers.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gateway.accounts.accounts import Accounts
+from gateway.accounts.signing_keys import make_keys, read_keys
+from gateway.application import make_app
+from gateway.frame.call_limits import CallLimits
+from gateway.frame.envelope import Doors
+from gateway.frame.parts import Parts
+from gateway.http_server import HttpServer
+from gateway.store.accounts_database import open_database
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.settings import Settings
+from penstock.registry.database import Database
+from penstock.registry.registry import Registry
+from penstock.registry.registry_errors import SchemaMismatch, Unavailable
+from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+
+log = logging.getLogger(__name__)
+
+ROLE = "gateway"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where a gateway keeps what it holds.
+
+    state: folder of what has no place of its own. database, registry: URLs; "": SQLite files in `state`.
+    keys: file of the signing keys; None: in `state`.
+    """
+
+    state: Path
+    database: str = ""
+    registry: str = ""
+    keys: Path | None = None
+
+    def database_url(self) -> str:
+        """Return the URL of the accounts database."""
+        return self._url("--database", self.database, "accounts.sqlite")
+
+    def registry_url(self) -> str:
+        """Return the URL of the registry."""
+        return self._url("--registry", self.registry, "registry.sqlite")
+
+    def keys_file(self) -> Path:
+        """Return the file of the signing keys."""
+        return self.keys or self.state / "keys.json"
+
+    def _url(self, option: str, said: str, file: str) -> str:
+        if "://" in said and urlsplit(said).password is not None:
+            raise ConfigurationError(
+                f"{option}: everybody on this machine can read a command line: "
+                "give the password in PGPASSWORD or a passfile"
+            )
+        return said or f"sqlite:///{self.state.absolute() / file}"
+
+
+def open_accounts(places: Places) -> tuple[Accounts, Database]:
+    """Open the accounts, with tables and keys made where there are none.
+
+    Raises ConfigurationError for places that cannot be used, Fatal for a database that does not answer.
+    """
+    if not places.database or places.keys is None:
+        places.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        make_keys(places.keys_file())
+    except OSError as error:
+        raise ConfigurationError(f"--keys {places.keys_file()}: {error.strerror}") from error
+    keys = read_keys(places.keys_file())
+    try:
+        database = open_database(places.database_url(), migrate=True)
+    except (SchemaMismatch, ValueError) as error:
+        raise ConfigurationError(f"--database: {error}") from error
+    except Unavailable as error:
+        raise Fatal(str(error)) from error
+    return Accounts(database, keys), database
+
+
+def main(
+    lifecycle: Lifecycle, settings: Settings, *, places: Places, doors: Doors, listen: str, insecure: bool
+) -> int:
+    """Serve until the lifecycle drains; returns the exit code.
+
+    Raises ConfigurationError for an address, places or credentials that cannot be used, Fatal for a database
+    that does not answer.
+    """
+    health = Health(ROLE)
+    _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+    accounts, database = open_accounts(places)
+    registry = _open_registry(places)
+    try:
+        parts = Parts(accounts=accounts, registry=registry, limits=CallLimits())
+        server = HttpServer(
+            make_app(parts, doors),
+            listen,
+            certificate=settings.security.tls_certificate,
+            key=settings.security.tls_key,
+            insecure=insecure,
+        )
+        server.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
+        health.set_ready(True)
+        announce(ROLE, metrics_port=metrics_port, address=server.address)
+        log.info("serving", extra={"url": server.url})
+        lifecycle.draining.wait()
+        health.set_ready(False, "draining")
+        server.stop()
+    finally:
+        registry.close()
+        database.close()
+    return EXIT_OK
+
+
+def _open_registry(places: Places) -> Registry:
+    try:
+        return Registry.open(places.registry_url(), migrate=True)
+    except (SchemaMismatch, ValueError) as error:
+        raise ConfigurationError(f"--registry: {error}") from error
+    except Unavailable as error:
+        raise Fatal(str(error)) from error

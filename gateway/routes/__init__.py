@@ -1,0 +1,1 @@
+"""The calls of the gateway, by what they are about."""

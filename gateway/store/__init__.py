@@ -1,0 +1,1 @@
+"""The gateway's own database: accounts, tokens, jobs and the audit. No learner and no run sees it."""

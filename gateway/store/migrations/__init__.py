@@ -1,0 +1,1 @@
+"""Migrations of the gateway's tables from one version to the next (alembic)."""

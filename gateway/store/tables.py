@@ -1,0 +1,140 @@
+"""The tables of the gateway; `migrations/` makes them, and a test holds the two together.
+
+Secrets are stored as digests only: passwords as argon2id, tokens as SHA-256 of 256 random bits.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Integer, MetaData, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from penstock.registry.models import NAMES, UtcTime, words
+
+
+class Role(StrEnum):
+    """What a member may do in a project: look; also train, promote and rate; also decide who is a member."""
+
+    VIEWER = "viewer"
+    EDITOR = "editor"
+    OWNER = "owner"
+
+    def includes(self, other: "Role") -> bool:
+        """Return whether this role may do all that the other may."""
+        ranks = tuple(Role)
+        return ranks.index(self) >= ranks.index(other)
+
+
+class Base(DeclarativeBase):
+    """Base of all tables."""
+
+    metadata = MetaData(naming_convention=NAMES)
+
+
+class UserRow(Base):
+    """A person. session_number: access tokens with another one are refused."""
+
+    __tablename__ = "users"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(String(128), unique=True)
+    password: Mapped[str] = mapped_column(String(256))
+    session_number: Mapped[int] = mapped_column(Integer)
+    disabled: Mapped[bool]
+    created: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class ProjectRow(Base):
+    """A project, by the name that its addresses and policies carry."""
+
+    __tablename__ = "projects"
+
+    name: Mapped[str] = mapped_column(String(24), primary_key=True)
+    created: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class MemberRow(Base):
+    """Who belongs to a project, as what."""
+
+    __tablename__ = "members"
+
+    project: Mapped[str] = mapped_column(String(24), primary_key=True)
+    user: Mapped[str] = mapped_column("user_id", String(32), primary_key=True, index=True)
+    role: Mapped[Role] = mapped_column(words(Role, "role"))
+    since: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class InvitationRow(Base):
+    """A way into a project for one person, once."""
+
+    __tablename__ = "invitations"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    project: Mapped[str] = mapped_column(String(24))
+    role: Mapped[Role] = mapped_column(words(Role, "role"))
+    by: Mapped[str] = mapped_column("by_whom", String(64))
+    expires: Mapped[datetime] = mapped_column(UtcTime)
+    used: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class ApiTokenRow(Base):
+    """A token by which a program acts in one project."""
+
+    __tablename__ = "api_tokens"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    project: Mapped[str] = mapped_column(String(24), index=True)
+    name: Mapped[str] = mapped_column(String(64))
+    role: Mapped[Role] = mapped_column(words(Role, "role"))
+    by: Mapped[str] = mapped_column("by_whom", String(64))
+    created: Mapped[datetime] = mapped_column(UtcTime)
+    expires: Mapped[datetime | None] = mapped_column(UtcTime)
+    revoked: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class SessionRow(Base):
+    """One sign-in of a person, until it ends or expires."""
+
+    __tablename__ = "sessions"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    user: Mapped[str] = mapped_column("user_id", String(32), index=True)
+    expires: Mapped[datetime] = mapped_column(UtcTime)
+    ended: Mapped[datetime | None] = mapped_column(UtcTime)
+    reason: Mapped[str] = mapped_column(String(64))
+
+
+class RefreshRow(Base):
+    """A refresh token of a session. used: when it was exchanged for the next one."""
+
+    __tablename__ = "refresh_tokens"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    session: Mapped[str] = mapped_column("session_id", String(32), index=True)
+    used: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class AttemptRow(Base):
+    """Attempts to sign in since `since`, of an account, an address, or both together."""
+
+    __tablename__ = "attempts"
+
+    subject: Mapped[str] = mapped_column(String(64), primary_key=True)
+    count: Mapped[int] = mapped_column("attempts", Integer)
+    since: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class AuditRow(Base):
+    """Who did what; rows are only added."""
+
+    __tablename__ = "audit"
+
+    number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    project: Mapped[str | None] = mapped_column(String(24), index=True)
+    by: Mapped[str] = mapped_column("by_whom", String(64))
+    action: Mapped[str] = mapped_column(String(48))
+    subject: Mapped[str] = mapped_column(Text)
+    detail: Mapped[dict[str, Any]] = mapped_column(JSON)
+    time: Mapped[datetime] = mapped_column(UtcTime)

@@ -1,0 +1,199 @@
+"""`penstock gateway`: serve HTTP with accounts, and what its operator does to people and tokens.
+
+The commands `user` and `token` work on the accounts database itself, whether a gateway serves or not. Whoever
+can read it and the keys is the operator; the audit names them so.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.runtime.command_exit import finish
+from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFile, Insecure, assigned
+from penstock.runtime.foreground import in_foreground
+
+if TYPE_CHECKING:
+    from gateway.process import Places
+    from penstock.config.settings import Settings
+    from penstock.runtime.lifecycle import Lifecycle
+
+gateway_commands = typer.Typer(help="Serve people over HTTP: accounts, projects, feedback.")
+user_commands = typer.Typer(help="People who may sign in.", no_args_is_help=True)
+token_commands = typer.Typer(help="API tokens, by which programs act in a project.", no_args_is_help=True)
+gateway_commands.add_typer(user_commands, name="user")
+gateway_commands.add_typer(token_commands, name="token")
+
+OPERATOR = "operator"
+
+State = Annotated[
+    Path, typer.Option("--state", help="Folder of keys and SQLite files that have no other place.")
+]
+DatabaseUrl = Annotated[
+    str,
+    typer.Option(
+        "--database", metavar="URL", help="Accounts: sqlite:///FILE or postgresql://USER@HOST/DATABASE."
+    ),
+]
+KeysFile = Annotated[
+    Path | None, typer.Option("--keys", help="File of the signing keys, shared by all gateways; made once.")
+]
+Name = Annotated[str, typer.Argument(help="Name by which a person signs in.")]
+Project = Annotated[str, typer.Option("--project", help="Project; added where it is absent.")]
+RoleName = Annotated[str, typer.Option("--role", help="viewer, editor or owner.")]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option("--password-file", help="File with the password; default: asked for, or read from stdin."),
+]
+_STATE = Path("gateway-state")
+
+
+@gateway_commands.callback(invoke_without_command=True)
+def gateway(
+    context: typer.Context,
+    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="HOST:PORT.")] = "127.0.0.1:8000",
+    state: State = _STATE,
+    database: DatabaseUrl = "",
+    registry: Annotated[
+        str, typer.Option("--registry", metavar="URL", help="Registry of versions and ratings, as a run's.")
+    ] = "",
+    keys: KeysFile = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="Name by which it is reached, beside loopback; may be repeated."),
+    ] = None,
+    origins: Annotated[
+        list[str] | None,
+        typer.Option("--origin", metavar="URL", help="Pages of this origin may call; may be repeated."),
+    ] = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Serve people over HTTP. With a command behind it: look after people and tokens."""
+    if context.invoked_subcommand is not None:
+        return
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from gateway.frame.envelope import Doors
+        from gateway.process import Places, main
+
+        doors = Doors(hosts=frozenset(hosts or ()), origins=frozenset(origins or ()))
+        places = Places(state=state, database=database, registry=registry, keys=keys)
+        return main(lifecycle, settings, places=places, doors=doors, listen=listen, insecure=insecure)
+
+    in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
+
+
+@user_commands.command("add")
+def add_user(
+    name: Name,
+    project: Project,
+    role: RoleName = "owner",
+    password_file: PasswordFile = None,
+    state: State = _STATE,
+    database: DatabaseUrl = "",
+    keys: KeysFile = None,
+) -> None:
+    """Add a person, as a member of a project."""
+
+    def body() -> int:
+        from launch.gateway.people import add
+
+        return add(_places(state, database, keys), name, project, role, password_file)
+
+    finish(body)
+
+
+@user_commands.command("grant")
+def grant(
+    name: Name,
+    project: Project,
+    role: RoleName = "editor",
+    state: State = _STATE,
+    database: DatabaseUrl = "",
+    keys: KeysFile = None,
+) -> None:
+    """Make a person who has an account a member of another project, or change their role."""
+
+    def body() -> int:
+        from launch.gateway.people import grant as run
+
+        return run(_places(state, database, keys), name, project, role)
+
+    finish(body)
+
+
+@user_commands.command("password")
+def reset_password(
+    name: Name,
+    password_file: PasswordFile = None,
+    state: State = _STATE,
+    database: DatabaseUrl = "",
+    keys: KeysFile = None,
+) -> None:
+    """Set a person's password; all their sessions end."""
+
+    def body() -> int:
+        from launch.gateway.people import reset_password as run
+
+        return run(_places(state, database, keys), name, password_file)
+
+    finish(body)
+
+
+@user_commands.command("disable")
+def disable(name: Name, state: State = _STATE, database: DatabaseUrl = "", keys: KeysFile = None) -> None:
+    """Let a person sign in no more; all their sessions end."""
+
+    def body() -> int:
+        from launch.gateway.people import disable as run
+
+        return run(_places(state, database, keys), name)
+
+    finish(body)
+
+
+@token_commands.command("add")
+def add_token(
+    name: Annotated[str, typer.Argument(help="What the token is for.")],
+    project: Project,
+    role: Annotated[str, typer.Option("--role", help="viewer or editor.")] = "editor",
+    days: Annotated[int | None, typer.Option(min=1, help="Default: until it is revoked.")] = None,
+    state: State = _STATE,
+    database: DatabaseUrl = "",
+    keys: KeysFile = None,
+) -> None:
+    """Print a new token, this once; a netrc file may hold it as the password."""
+
+    def body() -> int:
+        from launch.gateway.people import add_token as run
+
+        return run(_places(state, database, keys), name, project, role, days)
+
+    finish(body)
+
+
+@token_commands.command("revoke")
+def revoke_token(
+    token: Annotated[str, typer.Argument(help="Id of the token.")],
+    project: Project,
+    state: State = _STATE,
+    database: DatabaseUrl = "",
+    keys: KeysFile = None,
+) -> None:
+    """Refuse a token from now on."""
+
+    def body() -> int:
+        from launch.gateway.people import revoke_token as run
+
+        return run(_places(state, database, keys), token, project)
+
+    finish(body)
+
+
+def _places(state: Path, database: str, keys: Path | None) -> "Places":
+    from gateway.process import Places
+
+    return Places(state=state, database=database, keys=keys)

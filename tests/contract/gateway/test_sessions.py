@@ -1,0 +1,212 @@
+"""Signing in, and when it counts no more, on each kind of database."""
+# ruff: noqa: S106 - passwords of nobody
+
+import base64
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from gateway.accounts.attempts import MOST_OF_BOTH
+from gateway.store.tables import Role
+from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
+
+NEW = "a better staple of horses"
+
+
+@pytest.fixture
+def ada(small_gateway: SmallGateway) -> SmallGateway:
+    """A gateway with one person whose password is real."""
+    small_gateway.accounts.add_user("ada", PASSWORD, project="alpha", role=Role.OWNER, by="test")
+    return small_gateway
+
+
+def granted(reply: Any) -> dict[str, Any]:
+    """What a request for tokens gave."""
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+def bearer(grant: dict[str, Any]) -> dict[str, str]:
+    """The header of a grant."""
+    return {"Authorization": f"Bearer {grant['access_token']}"}
+
+
+def test_a_password_gives_tokens_and_a_wrong_one_does_not(ada: SmallGateway) -> None:
+    """The wrong one of an account and of no account look the same."""
+    grant = granted(ada.sign_in(grant_type="password", username="Ada", password=PASSWORD))
+    assert grant["token_type"] == "bearer"  # noqa: S105 - none
+    assert ada.get("/api/me", bearer(grant)).json()["projects"] == [{"project": "alpha", "role": "owner"}]
+    wrong = ada.sign_in(grant_type="password", username="ada", password="wrong")
+    nobody = ada.sign_in(grant_type="password", username="nobody", password="wrong")
+    assert wrong.status_code == nobody.status_code == 401
+    assert wrong.json() == nobody.json()
+
+
+def test_a_refresh_token_is_exchanged_and_a_stolen_copy_ends_the_session(ada: SmallGateway) -> None:
+    """The thief who comes later, and the owner, both have to sign in again; the audit says why."""
+    first = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
+    second = granted(ada.sign_in(grant_type="refresh_token", refresh_token=first["refresh_token"]))
+    assert second["refresh_token"] != first["refresh_token"]
+    ada.clock.pass_time(seconds=11)
+    stolen = ada.sign_in(grant_type="refresh_token", refresh_token=first["refresh_token"])
+    assert stolen.status_code == 401
+    after = ada.sign_in(grant_type="refresh_token", refresh_token=second["refresh_token"])
+    assert after.status_code == 401
+    assert ada.get("/api/me", bearer(second)).status_code == 401
+    assert "refresh token reused" in ada.actions()
+
+
+def test_two_tabs_may_present_the_same_refresh_token_at_once(ada: SmallGateway) -> None:
+    """Each gets a successor of its own, and both go on."""
+    first = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: ada.accounts.refresh(first["refresh_token"]), range(2)))
+    ada.clock.pass_time(minutes=5)
+    for tab in both:
+        assert tab.refresh is not None
+        granted(ada.sign_in(grant_type="refresh_token", refresh_token=tab.refresh))
+    assert both[0].refresh != both[1].refresh
+
+
+def test_a_password_change_ends_every_session_everywhere(ada: SmallGateway) -> None:
+    """Access tokens count no more from the next request on, not only when they expire."""
+    here = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
+    there = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
+    body = {"current": PASSWORD, "new": NEW}
+    changed = ada.client.post("/api/auth/password", json=body, headers=bearer(here))
+    assert changed.status_code == 204
+    for grant in (here, there):
+        assert ada.get("/api/me", bearer(grant)).status_code == 401
+        reply = ada.sign_in(grant_type="refresh_token", refresh_token=grant["refresh_token"])
+        assert reply.status_code == 401
+    assert ada.sign_in(grant_type="password", username="ada", password=PASSWORD).status_code == 401
+    granted(ada.sign_in(grant_type="password", username="ada", password=NEW))
+
+
+def test_a_new_password_must_be_hard_to_guess(ada: SmallGateway) -> None:
+    """The answer names the field; the password of today goes on."""
+    grant = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
+    for weak in ("short", "ada ada ada ada", "aaaaaaaaaaaaaaaa"):
+        body = {"current": PASSWORD, "new": weak}
+        reply = ada.client.post("/api/auth/password", json=body, headers=bearer(grant))
+        assert (reply.status_code, reply.json()["field"]) == (422, "password"), weak
+    assert ada.get("/api/me", bearer(grant)).status_code == 200
+
+
+def test_signing_out_ends_one_session(ada: SmallGateway) -> None:
+    """The other browser stays signed in."""
+    here = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
+    there = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
+    assert ada.client.post("/api/auth/sign-out", headers=bearer(here)).status_code == 204
+    assert ada.get("/api/me", bearer(here)).status_code == 401
+    assert ada.get("/api/me", bearer(there)).status_code == 200
+
+
+def test_tokens_expire(small_gateway: SmallGateway) -> None:
+    """An API token on its day, a session after 30."""
+    small_gateway.person("ada", "alpha", Role.OWNER)
+    owner = small_gateway.bearer("ada")
+    made = small_gateway.client.post(
+        "/api/projects/alpha/tokens", json={"name": "ci", "days": 1}, headers=owner
+    ).json()
+    program = {"Authorization": f"Bearer {made['token']}"}
+    assert small_gateway.get("/api/me", program).status_code == 200
+    small_gateway.clock.pass_time(days=1, seconds=1)
+    assert small_gateway.get("/api/me", program).status_code == 401
+    small_gateway.clock.pass_time(days=29)
+    assert small_gateway.get("/api/me", owner).status_code == 401
+
+
+def test_passwords_cannot_be_tried_for_long(small_gateway: SmallGateway) -> None:
+    """Ten attempts in a quarter of an hour from one address, also when they come at once."""
+    replies = [
+        small_gateway.sign_in(grant_type="password", username="eve", password=str(n))
+        for n in range(MOST_OF_BOTH + 2)
+    ]
+    codes = [reply.status_code for reply in replies]
+    assert codes == [401] * MOST_OF_BOTH + [429] * 2
+    assert 0 < int(replies[-1].headers["retry-after"]) <= 900
+    small_gateway.clock.pass_time(minutes=16)
+    assert small_gateway.sign_in(grant_type="password", username="eve", password="x").status_code == 401
+
+
+def test_a_program_signs_in_by_its_token_in_three_ways(small_gateway: SmallGateway) -> None:
+    """Bearer, Basic with it as the password, and exchanged for an access token; revoked, by none."""
+    small_gateway.person("ada", "alpha", Role.OWNER)
+    owner = small_gateway.bearer("ada")
+    made = small_gateway.client.post(
+        "/api/projects/alpha/tokens", json={"name": "ci", "role": "viewer"}, headers=owner
+    ).json()
+    basic = base64.b64encode(f"anything:{made['token']}".encode()).decode()
+    access = granted(small_gateway.sign_in(grant_type="client_credentials", client_secret=made["token"]))
+    assert "refresh_token" not in access
+    ways = [
+        {"Authorization": f"Bearer {made['token']}"},
+        {"Authorization": f"Basic {basic}"},
+        bearer(access),
+    ]
+    for way in ways:
+        reply = small_gateway.get("/api/me", way).json()
+        assert reply["projects"] == [{"project": "alpha", "role": "viewer"}]
+    gone = small_gateway.client.delete(f"/api/projects/alpha/tokens/{made['id']}", headers=owner)
+    assert gone.status_code == 204
+    assert [small_gateway.get("/api/me", way).status_code for way in ways] == [401, 401, 401]
+
+
+def test_the_password_of_a_person_is_not_taken_by_basic(ada: SmallGateway) -> None:
+    """It would lie in netrc files."""
+    basic = base64.b64encode(f"ada:{PASSWORD}".encode()).decode()
+    assert ada.get("/api/me", {"Authorization": f"Basic {basic}"}).status_code == 401
+
+
+def test_an_invitation_lets_one_person_in_once(small_gateway: SmallGateway) -> None:
+    """A second use, an expired one and an invented one are refused alike, and leave no account."""
+    small_gateway.person("ada", "alpha", Role.OWNER)
+    owner = small_gateway.bearer("ada")
+
+    def invited() -> str:
+        body = {"role": "viewer", "days": 1}
+        reply = small_gateway.client.post("/api/projects/alpha/invitations", json=body, headers=owner)
+        return str(reply.json()["invitation"])
+
+    def sign_up(invitation: str, name: str) -> Any:
+        body = {"invitation": invitation, "name": name, "password": PASSWORD}
+        return small_gateway.client.post("/api/auth/sign-up", json=body)
+
+    first, late = invited(), invited()
+    assert sign_up(first, "bob").json() == {"project": "alpha"}
+    small_gateway.clock.pass_time(days=2)
+    refused = [sign_up(first, "carol"), sign_up(late, "carol"), sign_up("psi_" + "x" * 43, "carol")]
+    assert [reply.status_code for reply in refused] == [422] * 3
+    assert len({reply.text for reply in refused}) == 1
+    grant = granted(small_gateway.sign_in(grant_type="password", username="bob", password=PASSWORD))
+    assert small_gateway.get("/api/projects/alpha", bearer(grant)).json()["role"] == "viewer"
+    assert (
+        small_gateway.sign_in(grant_type="password", username="carol", password=PASSWORD).status_code == 401
+    )
+
+
+def test_the_last_owner_stays(small_gateway: SmallGateway) -> None:
+    """Neither leaves nor becomes less; with a second one they may."""
+    ada = small_gateway.person("ada", "alpha", Role.OWNER)
+    owner = small_gateway.bearer("ada")
+    path = f"/api/projects/alpha/members/{ada}"
+    assert small_gateway.client.delete(path, headers=owner).status_code == 409
+    assert small_gateway.client.put(path, json={"role": "viewer"}, headers=owner).status_code == 409
+    small_gateway.person("bob", "alpha", Role.OWNER)
+    assert small_gateway.client.delete(path, headers=owner).status_code == 204
+    assert small_gateway.get("/api/projects/alpha", owner).status_code == 404
+
+
+def test_the_audit_says_who_did_what(small_gateway: SmallGateway) -> None:
+    """Newest first; no secret is in it."""
+    small_gateway.person("ada", "alpha", Role.OWNER)
+    owner = small_gateway.bearer("ada")
+    made = small_gateway.client.post("/api/projects/alpha/tokens", json={"name": "ci"}, headers=owner).json()
+    reply = small_gateway.get("/api/projects/alpha/audit", owner)
+    entries = reply.json()["entries"]
+    assert [one["action"] for one in entries] == ["token added", "member set", "project added"]
+    assert entries[0]["by"] == f"user/{small_gateway.people['ada']}"
+    assert entries[0]["subject"] == f"token/{made['id']}"
+    assert made["token"] not in reply.text

@@ -1,0 +1,113 @@
+"""A gateway without a process: its application on a database, with a clock that a test moves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Self
+
+from fastapi.testclient import TestClient
+
+from gateway.accounts import api_tokens, sessions, users
+from gateway.accounts.accounts import Accounts
+from gateway.accounts.signing_keys import Keys, make_keys, read_keys
+from gateway.application import make_app
+from gateway.frame.call_limits import CallLimits
+from gateway.frame.envelope import Doors
+from gateway.frame.parts import Parts
+from gateway.store.accounts_database import open_database
+from gateway.store.tables import AuditRow, Role
+from penstock.registry.registry import Registry
+from penstock.rpc.rate_limits import Rates
+
+PASSWORD: Final = "correct horse battery"  # noqa: S105 - of nobody
+ADDRESS: Final = "http://127.0.0.1"
+_MANY: Final = Rates(calls=1e6, bytes=1e9)
+
+
+class Clock:
+    """Tells the time that a test says."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC)
+
+    def __call__(self) -> datetime:
+        """Return it."""
+        return self.now
+
+    def pass_time(self, **of: float) -> None:
+        """Let time pass."""
+        self.now += timedelta(**of)
+
+
+@dataclass
+class SmallGateway:
+    """A gateway's accounts and what calls its application."""
+
+    accounts: Accounts
+    registry: Registry
+    keys: Keys
+    clock: Clock
+    client: TestClient
+    parts: Parts
+    people: dict[str, str] = field(default_factory=dict)
+    """Ids of those who were added, by name."""
+
+    @classmethod
+    def at(cls, url: str, registry_url: str, folder: Path, **limits: Rates) -> Self:
+        """Open one; limits: of calls, as CallLimits takes them."""
+        make_keys(folder / "keys.json")
+        keys, clock = read_keys(folder / "keys.json"), Clock()
+        accounts = Accounts(open_database(url, migrate=True), keys, clock)
+        registry = Registry.open(registry_url, migrate=True)
+        calls = CallLimits(**({"address": _MANY, "account": _MANY} | limits))
+        parts = Parts(accounts=accounts, registry=registry, limits=calls)
+        app = make_app(parts, Doors())
+        client = TestClient(app, base_url=ADDRESS, raise_server_exceptions=False)
+        return cls(accounts=accounts, registry=registry, keys=keys, clock=clock, client=client, parts=parts)
+
+    def person(self, name: str, project: str | None = None, role: Role = Role.EDITOR) -> str:
+        """Add a person, with no password: argon2id takes time that few tests need."""
+        if name not in self.people:
+
+            def work(session: Any, now: datetime) -> str:
+                return users.add(session, now, name=name, password="-", by="test").id  # noqa: S106
+
+            self.people[name] = self.accounts.run(work)
+        if project is not None:
+            self.accounts.add_member(name, project=project, role=role, by="test")
+        return self.people[name]
+
+    def bearer(self, name: str) -> dict[str, str]:
+        """The header of a person who has just signed in."""
+
+        def work(session: Any, now: datetime) -> str:
+            user = users.known(session, name)
+            return sessions.begin(session, now, self.keys, user).access
+
+        return {"Authorization": f"Bearer {self.accounts.run(work)}"}
+
+    def token(self, project: str, role: Role = Role.EDITOR) -> dict[str, str]:
+        """The header of a new API token."""
+
+        def work(session: Any, now: datetime) -> str:
+            return api_tokens.add(session, now, project=project, name="t", role=role, days=None, by="test")[1]
+
+        return {"Authorization": f"Bearer {self.accounts.run(work)}"}
+
+    def sign_in(self, **form: str) -> Any:
+        """The answer to a request for tokens."""
+        return self.client.post("/api/auth/token", data=form)
+
+    def get(self, path: str, headers: Mapping[str, str]) -> Any:
+        """The answer to a GET."""
+        return self.client.get(path, headers=dict(headers))
+
+    def actions(self, project: str | None = None) -> list[str]:
+        """What the audit has, oldest first; of all where no project is named."""
+
+        def work(session: Any) -> list[str]:
+            rows = session.query(AuditRow).order_by(AuditRow.number)
+            return [row.action for row in rows if project is None or row.project == project]
+
+        return self.accounts.look(work)

@@ -1,0 +1,185 @@
+"""What callers do to the socket: oversize and slow heads and bodies, foreign hosts and origins."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("argon2", reason="the gateway needs its extra")
+
+from gateway.application import make_app
+from gateway.frame.envelope import HEADERS, Doors
+from gateway.http_server import HttpServer
+from penstock.config.configuration_error import ConfigurationError
+from penstock.rpc.auth import AddressInUse
+from tests.support.gateway.small_gateway import SmallGateway
+
+FORM = b"grant_type=password&username=ada&password=wrong"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[HttpServer]:
+    """A gateway on a port, impatient."""
+    made = SmallGateway.at(f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path)
+    doors = Doors(
+        hosts=frozenset({"gateway.example"}), origins=frozenset({"https://page.example"}), body_s=0.5
+    )
+    served = HttpServer(make_app(made.parts, doors), "127.0.0.1:0", head_s=0.5)
+    served.start()
+    yield served
+    served.stop()
+
+
+def spoken(server: HttpServer, request: bytes) -> bytes:
+    """Everything that comes back until the server closes or is silent after an answer."""
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(request)
+        reply = b""
+        while b"\r\n\r\n" not in reply:
+            part = connection.recv(65536)
+            if not part:
+                break
+            reply += part
+        return reply
+
+
+def head(method: str, path: str, *lines: str, host: str = "127.0.0.1") -> bytes:
+    """The head of a request."""
+    return "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {host}", *lines, "", ""]).encode()
+
+
+def status(reply: bytes) -> int:
+    """The status of an answer, 0 for none."""
+    return int(reply.split(b" ", 2)[1]) if reply else 0
+
+
+FORM_TYPE = "Content-Type: application/x-www-form-urlencoded"
+
+
+def test_a_body_that_is_too_large_is_not_read(server: HttpServer) -> None:
+    """Neither one that says so, nor one that comes in chunks and does not."""
+    said = head("POST", "/api/auth/token", FORM_TYPE, "Content-Length: 2000000")
+    assert status(spoken(server, said)) == 413
+    chunk = b"20000\r\n" + b"a" * 0x20000 + b"\r\n"
+    chunked = head("POST", "/api/auth/token", FORM_TYPE, "Transfer-Encoding: chunked") + chunk * 9
+    assert status(spoken(server, chunked)) == 413
+
+
+def test_a_body_that_comes_too_slowly_is_refused(server: HttpServer) -> None:
+    """It would hold a connection, and with many of them all."""
+    slow = head("POST", "/api/auth/token", FORM_TYPE, f"Content-Length: {len(FORM)}") + FORM[:5]
+    reply = spoken(server, slow)
+    assert status(reply) == 408
+    assert b"connection: close" in reply.lower()
+
+
+def test_a_head_that_comes_too_slowly_is_cut_off(server: HttpServer) -> None:
+    """The first of a connection, and a later one."""
+    assert spoken(server, b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ") == b""
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(head("GET", "/api/health"))
+        assert status(connection.recv(65536)) == 200
+        connection.sendall(b"GET /api/health HTTP/1.1\r\n")
+        assert connection.recv(65536).startswith((b"", b"{"))
+        while connection.recv(65536):
+            pass
+
+
+def test_a_head_that_is_too_large_is_refused(server: HttpServer) -> None:
+    """Before it is whole."""
+    assert status(spoken(server, head("GET", "/api/health", "X: " + "a" * 200_000)[:-4])) in {400, 431}
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        ("127.0.0.1", 200),
+        ("localhost:8000", 200),
+        ("[::1]:8000", 200),
+        ("gateway.example", 200),
+        ("evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
+        ("[", 421),
+    ],
+)
+def test_only_hosts_that_are_named_are_answered(server: HttpServer, host: str, code: int) -> None:
+    """A page elsewhere whose name was made to lead here gets nothing."""
+    assert status(spoken(server, head("GET", "/api/health", host=host))) == code
+
+
+@pytest.mark.parametrize(
+    ("origin", "code"),
+    [
+        ("http://127.0.0.1", 200),
+        ("https://page.example", 200),
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("http://127.0.0.1.evil.example", 403),
+    ],
+)
+def test_only_origins_that_are_named_may_call(server: HttpServer, origin: str, code: int) -> None:
+    """From a browser; programs send none."""
+    assert status(spoken(server, head("GET", "/api/health", f"Origin: {origin}"))) == code
+
+
+def test_every_answer_carries_the_policy(server: HttpServer) -> None:
+    """Errors too."""
+    for path in ("/api/health", "/api/me", "/nowhere"):
+        reply = spoken(server, head("GET", path)).decode().lower()
+        assert [name for name, value in HEADERS.items() if f"{name}: {value}".lower() not in reply] == []
+        assert "server: " not in reply
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/projects/../../etc/passwd",
+        "/api/projects/%2e%2e%2fetc",
+        "/api//projects/alpha",
+        "/api/projects/alpha%00",
+        "//evil.example/api/me",
+        "/api/me/",
+    ],
+)
+def test_tricks_with_paths_lead_nowhere(server: HttpServer, path: str) -> None:
+    """Neither to a redirect, nor to an answer without a token."""
+    assert status(spoken(server, head("GET", path))) in {401, 404}
+
+
+def test_it_stops_while_somebody_is_slow(server: HttpServer) -> None:
+    """The connection is closed, and the port is free."""
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(b"GET /api/health HTTP/1.1\r\n")
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        stopping.join(30)
+        assert not stopping.is_alive()
+        assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("listen", "message"),
+    [
+        ("nowhere", "write HOST:PORT"),
+        ("unix:/tmp/x", "write HOST:PORT"),
+        ("0.0.0.0:8000", "passwords and tokens would travel in plaintext"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(server: HttpServer, listen: str, message: str) -> None:
+    """With the remedy."""
+    with pytest.raises(ConfigurationError, match=message):
+        HttpServer(make_app_of(server), listen)
+    with pytest.raises(AddressInUse, match="choose another port"):
+        HttpServer(make_app_of(server), server.address)
+
+
+def make_app_of(server: HttpServer) -> Any:
+    """The application that a server serves."""
+    return server._server.config.app
