@@ -16,8 +16,9 @@ from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
 from learner.lease import LeaseKeeper
 from learner.probe import Quarantine, make_probe
+from learner.publish.publish_interval import PublishInterval
 from learner.publish.publisher import PendingPublication, Publisher
-from penstock.config.settings import PolicySection
+from penstock.config.settings import LearnerSection, PolicySection
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
 from penstock.policy.weights import snapshot
@@ -60,7 +61,8 @@ def offers(here: Services, count: int) -> dict[str, list[float]]:
         lease = LeaseKeeper(
             log, 600.0, stop=stop, quarantine=quarantine, on_reopened=stop.set, description=str
         )
-        publisher = Publisher(log, lease, quarantine, lambda _: None, stop)
+        interval = PublishInterval(LearnerSection(), log.fetched_versions)
+        publisher = Publisher(log, lease, quarantine, lambda _: None, interval, stop)
         thread = threading.Thread(target=publisher.run)
         thread.start()
         for update in range(count):

@@ -307,6 +307,10 @@ class LearnerLog:
             total += sum(values[b"h"] != b"" for _, values in found)
             last = int(found[-1][0].partition(b"-")[0])
 
+    def fetched_versions(self) -> int:
+        """Return the number of versions, of more than one chunk of weights, that actors are fetching."""
+        return int(self._calls.patient(lambda: self._redis.execute_command("HLEN", keys.FETCHES)))
+
     def acked(self) -> int:
         """Return the number of fragments acknowledged over the run, counted by the append script."""
         return self._counter("acked")

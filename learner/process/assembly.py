@@ -35,6 +35,7 @@ from learner.process.replay_reload import reload
 from learner.process.stall import StallWatch
 from learner.progress import Progress, sections
 from learner.publish.kept_versions import KeptVersions
+from learner.publish.publish_interval import PublishInterval
 from learner.publish.publisher import Publisher
 from learner.publish.weight_offers import WeightOffers
 from learner.ranks.leading import Ranks
@@ -236,6 +237,7 @@ class Learner:
             self._lease,
             base.model.quarantine,
             self._evaluation.requested,
+            PublishInterval(base.settings.learner, base.learner_log.fetched_versions),
             self._threads.stop,
             self._kept.published,
             published=self._progress.publications,

@@ -2,8 +2,9 @@
 
 The loop hands over a copy of the weights and goes on. One offer waits at most: a newer one replaces it
 (a busy publisher skips to the newest), and settled positions and a wish for evaluation are carried
-along. In lock-step, at the start and at the end the loop publishes itself and waits. Versions come from
-Redis and only rise. A crash loses nothing: a resumed learner publishes its restored weights first.
+along. Offers of weights wait until one is due (`publish_interval`). In lock-step, at the start and at the
+end the loop publishes itself and waits. Versions come from Redis and only rise. A crash loses nothing: a
+resumed learner publishes its restored weights first.
 """
 
 import threading
@@ -16,6 +17,7 @@ from broker.log.learner_log import LearnerLog
 from learner.evaluation.evaluation import Candidate
 from learner.lease import LeaseKeeper
 from learner.probe import Quarantine
+from learner.publish.publish_interval import LOOK_S, PublishInterval
 from penstock.policy import weights
 from penstock.runtime import metrics, tracing
 from penstock.runtime.failpoint import failpoint
@@ -57,6 +59,7 @@ class Publisher:
         lease: the lease under which it writes.
         quarantine: expects answers to the probe of each published version.
         on_candidate: takes a version to be evaluated, and returns the one that it replaces, if any.
+        interval: says when offers of weights are due.
         stop: ends `run`.
         on_published: called with each publication and its bytes.
         published: by the learners of the run before this one.
@@ -68,6 +71,7 @@ class Publisher:
         lease: LeaseKeeper,
         quarantine: Quarantine,
         on_candidate: Callable[[Candidate], Candidate | None],
+        interval: PublishInterval,
         stop: threading.Event,
         on_published: Callable[[Publication, bytes], None] = lambda _publication, _blob: None,
         *,
@@ -77,11 +81,13 @@ class Publisher:
         self._lease = lease
         self._quarantine = quarantine
         self._on_candidate = on_candidate
+        self._interval = interval
         self._on_published = on_published
         self._stop = stop
         self._changed = threading.Condition()
         self._waiting: PendingPublication | None = None
         self._busy = False
+        self._flushing = 0
         self._serial = threading.Lock()
         self._place: dict[int, int] = {}
         self.latest = Publication()
@@ -106,10 +112,13 @@ class Publisher:
             self._publish(offer)
 
     def flush(self) -> None:
-        """Wait until no offer waits and no publication is under way."""
+        """Publish what waits now, and wait until no publication is under way."""
         with self._changed:
+            self._flushing += 1
+            self._changed.notify_all()
             while (self._waiting is not None or self._busy) and not self._stop.is_set():
                 self._changed.wait(_WAIT_S)
+            self._flushing -= 1
 
     def observe_generations(self, versions: Iterable[int]) -> None:
         """Observe as a metric how many publications each fragment's oldest version lay behind.
@@ -140,6 +149,8 @@ class Publisher:
             failpoint("publisher.waiting")
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None or self._stop.is_set(), _WAIT_S)
+            self._await_interval()
+            with self._changed:
                 offer, self._waiting = self._waiting, None
                 self._busy = offer is not None
             if offer is not None:
@@ -149,6 +160,17 @@ class Publisher:
                     self._busy = False
                     self._changed.notify_all()
 
+    def _await_interval(self) -> None:
+        """Wait until the offer that waits is due: at once where it only settles, or where the loop waits."""
+
+        def is_urgent() -> bool:
+            nothing = self._waiting is None or self._waiting.weights is None
+            return nothing or self._flushing > 0 or self._stop.is_set()
+
+        while not (is_urgent() or self._interval.is_over()):
+            with self._changed:
+                self._changed.wait_for(is_urgent, LOOK_S)
+
     def _publish(self, offer: PendingPublication) -> None:
         started = time.perf_counter()
         if offer.weights is None:
@@ -157,6 +179,7 @@ class Publisher:
         blob = weights.encode(offer.weights)
         failpoint("publish.before", offer.update)
         self.latest = self._lease.patiently(lambda: self._send(blob, offer))
+        self._interval.published(len(blob))
         failpoint("publish.after", offer.update)
         self.count += 1
         self._place[self.latest.version] = self.count

@@ -42,6 +42,7 @@ class WeightOffers:
     catch_up_through: int
     _holds_back: bool = field(init=False, default=False)
     _owes_first: bool = field(init=False, default=False)
+    _offered_steps: int = field(init=False, default=0)
 
     def publish_first(self) -> None:
         """Publish the weights that this process begins with, as a new version, which opens the first round.
@@ -66,12 +67,12 @@ class WeightOffers:
         applied = update is not None and update.applied and update.publish
         # Even where all that there was is stale: actors with the weights of before would only send more of
         # it.
-        publishes = applied or self._owes_first
-        self._owes_first = False
-        self._holds_back = not publishes and (self._holds_back or (update is not None and update.applied))
         evaluate = applied and self.evaluation.wanted(
             self.episodes.recent(), update=self.algorithm.updates, env_steps=self.ledger.env_steps
         )
+        publishes = self._owes_first or (applied and (evaluate or self._is_due()))
+        self._owes_first = False
+        self._holds_back = not publishes and (self._holds_back or (update is not None and update.applied))
         if self.algorithm.lock_step or (evaluate and self.section.keep_best):
             # Here and now: what is evaluated must be what the checkpoint will hold.
             self._publish(evaluate=evaluate, trace=trace)
@@ -118,6 +119,9 @@ class WeightOffers:
             self.publisher.offer(self._offer(evaluate=False))
         self.publisher.flush()
 
+    def _is_due(self) -> bool:
+        return self.ledger.env_steps - self._offered_steps >= self.section.publish_interval_steps
+
     def _is_catching_up(self) -> bool:
         return self.ledger.position < self.catch_up_through
 
@@ -126,6 +130,7 @@ class WeightOffers:
 
     def _offer(self, *, evaluate: bool, trace: str = "") -> PendingPublication:
         (module,) = self.algorithm.published_modules().values()
+        self._offered_steps = self.ledger.env_steps
         return PendingPublication(
             settled=self.ledger.position,
             weights=weights.snapshot(module),

@@ -11,7 +11,7 @@ from broker.log.script import MOST_FETCHED
 from broker.log.store import Store
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from tests.support.run import small_run
-from tests.support.run.slow_line import FetchingActor, SlowLine, fetching_actors, weight_service
+from tests.support.run.chunk_line import FetchingActor, SlowLine, fetching_actors, weight_service
 from tests.support.run.store_run import open_run
 
 

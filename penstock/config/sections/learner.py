@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.config.sections.section import ADVANCED, NonNegative, Positive, PositiveReal, Section
+from penstock.config.sections.section import (
+    ADVANCED,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveReal,
+    Section,
+)
 from penstock.wire.limits import MAX_EPISODES_PER_REPORT
 
 
@@ -26,6 +33,12 @@ class LearnerSection(Section):
     """Keep the checkpoint of the best evaluation, for `penstock train --resume RUN --best`."""
     prefetch_batches: Annotated[Positive, ADVANCED] = 2
     """Batches read ahead of the update."""
+    publish_interval_ms: Annotated[NonNegative, ADVANCED] = 0.0
+    """Least time between two publications of weights, in milliseconds; lock-step has none."""
+    publish_interval_steps: Annotated[Count, ADVANCED] = 0
+    """Least number of environment steps trained between them; keep it well below what may become stale."""
+    publish_fetch_wait_s: Annotated[NonNegative, ADVANCED] = 1.0
+    """Longest that weights of more than 1 MiB wait, in seconds, for actors that fetch earlier ones."""
     lease_ttl_s: Annotated[PositiveReal, ADVANCED] = 15.0
     """Another learner may take over this long after the last renewal, in seconds of Redis time."""
     threads: Positive = 1

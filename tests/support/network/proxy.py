@@ -42,6 +42,8 @@ class Faults:
     reset: float = 0.0
     bytes_per_s: float = 0.0
     """Each way of each connection; 0: as fast as it goes."""
+    line_bytes_per_s: float = 0.0
+    """What the server says on all connections together; 0: as fast as it goes."""
     blackhole: bool = False
     """Connections are accepted and kept, and nothing passes."""
     refuse: bool = False
@@ -102,6 +104,7 @@ class Proxy(threading.Thread):
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._line_free_s = 0.0
 
     def __enter__(self) -> Self:
         self.start()
@@ -143,6 +146,14 @@ class Proxy(threading.Thread):
         self._in_loop(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self.join(_PATIENCE_S)
+
+    def time_on_line(self, size: int) -> float:
+        """Seconds until the line that all connections share has carried so many bytes more."""
+        if not self.faults.line_bytes_per_s:
+            return 0.0
+        now_s = time.monotonic()
+        self._line_free_s = max(now_s, self._line_free_s) + size / self.faults.line_bytes_per_s
+        return self._line_free_s - now_s
 
     def _each(self, act: "Callable[[Connection], None]") -> int:
         async def all_of_them() -> int:
@@ -257,7 +268,7 @@ class Connection:
     async def _way(self, source: Side, target: Side, *, up: bool) -> None:
         """Read at once, deliver when it is due: a delay holds back no later piece longer than its own."""
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_BUFFERED_PIECES)
-        delivery = asyncio.create_task(self._deliver(pieces, target))
+        delivery = asyncio.create_task(self._deliver(pieces, target, up=up))
         try:
             with suppress(ConnectionError):  # a reset by a peer ends the connection like a close
                 while data := await source.reader.read(_PIECE_BYTES):
@@ -284,7 +295,7 @@ class Connection:
         proxy.lost_replies += lost
         return lost > 0
 
-    async def _deliver(self, pieces: "asyncio.Queue[tuple[float, bytes]]", target: Side) -> None:
+    async def _deliver(self, pieces: "asyncio.Queue[tuple[float, bytes]]", target: Side, *, up: bool) -> None:
         proxy = self._proxy
         while True:
             due_s, data = await pieces.get()
@@ -292,6 +303,8 @@ class Connection:
             await proxy.passable.wait()
             if proxy.faults.bytes_per_s:
                 await asyncio.sleep(len(data) / proxy.faults.bytes_per_s)
+            if not up:
+                await asyncio.sleep(proxy.time_on_line(len(data)))
             if proxy.random.random() < proxy.faults.reset:
                 proxy.resets += 1
                 self.reset()
