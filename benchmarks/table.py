@@ -37,7 +37,7 @@ class Table:
     note: str = ""
 
     def show(self, console: Console) -> None:
-        """Print it."""
+        """Print the table."""
         table = RichTable(*self.columns, title=self.title, title_justify="left", caption=self.note or None)
         for row in self.rows:
             table.add_row(*map(_text, row))

@@ -3,7 +3,8 @@
 Renews at least every third of the lease's time. A refused renewal (`FENCED`: another learner has taken
 over) ends the process: nothing is written after it. A log that Redis closed by restarting is opened
 again here, from what this process knows; `on_reopened` then has the weights published once more.
-Whoever else meets the closed log calls through `patiently`, which hastens the next renewal and waits.
+Any other caller that meets the closed log calls through `patiently`, which hastens the next renewal and
+waits.
 """
 
 import logging

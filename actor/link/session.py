@@ -94,7 +94,7 @@ class Session:
 
     @property
     def specification(self) -> RunSpecification:
-        """The run's."""
+        """The run's specification."""
         return self._opened.specification
 
     @property

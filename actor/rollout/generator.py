@@ -65,7 +65,7 @@ class EnvironmentGenerator:
         self._local.follow(session)
 
     def unroll(self, is_over: Callable[[], bool]) -> None:
-        """The hot loop: until the fragment is full, or there is nobody to act for any more."""
+        """The hot loop: until the fragment is full, or no environment is left to act for."""
         builder, stepper, policy = self._builder, self._stepper, self._local.policy
         progress = self._health.progress
         while not builder.is_full:

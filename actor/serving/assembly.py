@@ -47,7 +47,7 @@ class BackgroundTasks:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def send(self, task: Coroutine[Any, Any, None]) -> None:
-        """Begin one."""
+        """Begin an episode."""
         self.tasks.add(asyncio.get_running_loop().create_task(task))
 
     async def first_error(self) -> None:

@@ -1,4 +1,4 @@
-"""The policy of a run for whoever answers with it one action at a time, and what it answers to the probe."""
+"""The policy of a run for a process that answers one request at a time, and what it answers to the probe."""
 
 from collections.abc import Callable
 

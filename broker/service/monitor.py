@@ -50,7 +50,7 @@ class Monitor:
             health.watch(name, section.stall_timeout_s)
 
     async def run(self) -> None:
-        """For ever."""
+        """Measure until cancelled."""
         while True:
             await self.look()
             self._health.progress(LOOKS)

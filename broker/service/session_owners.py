@@ -1,4 +1,4 @@
-"""A session belongs to the identity that opened it: nobody else appends to it, follows it or closes it.
+"""A session belongs to the identity that opened it: no other appends to it, follows it or closes it.
 
 Session numbers can be guessed, and a certificate of the run lets its holder call; so the row of a session
 keeps who opened it, and every call that names a session is held against that. A session's owner never
@@ -21,7 +21,7 @@ Context = Any
 
 
 def caller_name() -> str:
-    """What the row of a session keeps of who opened it; "" when nobody was asked."""
+    """Return what a session's row keeps of its opener's identity; "" on a server that asks for none."""
     caller = CALLER.get()
     return "" if caller is None else str(caller)
 

@@ -1,7 +1,7 @@
 """The bound on payload bytes that this broker has staged in Redis and not yet appended.
 
 A reservation is taken before the first byte is staged and given back when the append is over, however
-it ends. Nobody waits: what does not fit is refused, and the actor sends it again.
+it ends. No caller waits: what does not fit is refused, and the actor sends it again.
 """
 
 from collections.abc import Iterator

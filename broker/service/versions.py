@@ -2,7 +2,7 @@
 
 The registry is opened at the first call and kept open. It waits for a disk or a network, so every call runs
 in a thread of its own pool; what it refuses ends the call with a status that says whose move it is. Whether a
-change takes effect before the answer is lost nobody knows: look again.
+change takes effect before the answer is lost is not known: look again.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 // A client of PolicyService for a policy that sees one array of float32 and answers with one integer.
 //
-// Every call ends by its deadline. What nobody knows to have been heard is sent again under the same
+// Every call ends by its deadline. What may not have been heard is sent again under the same
 // request_id; OVERLOADED is waited out; any other refusal is a Refused error with its reason.
 
 import { randomUUID } from 'node:crypto';

@@ -31,7 +31,7 @@ class ResidualNetwork(nn.Module):
         return nn.Sequential(nn.LayerNorm(self.width), inner, nn.ReLU(), Dropout(dropout), last)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[M, width]."""
+        """Return features [M, width] of inputs [M, width]."""
         seen = [encoder(image) for encoder, image in zip(self.images, inputs.images, strict=True)]
         features: Tensor = self.first(torch.cat([inputs.vector, *seen], 1))
         for block in self.blocks:

@@ -1,6 +1,6 @@
 """`penstock record RUN`: the final policy of a run at play, as a recording; needs no broker.
 
-Fragments are cut as a rollout worker cuts them and belong to no batch: whoever learns from the recording
+Fragments are cut as a rollout worker cuts them and belong to no batch: a learner of the recording
 makes its own. Whole fragments are written until there are as many steps as were asked for.
 """
 

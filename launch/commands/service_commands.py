@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 SERVING_EXPERIMENTS: Final = "-event_engine_listener"
-"""gRPC's older way to accept: who polls a connection also reads it, and wakes nobody for that."""
+"""gRPC's older way to accept: the thread that polls a connection also reads it, and wakes no other."""
 EVALUATOR_NICENESS: Final = 4
 """Measuring gives way to learning where both share a machine: above all while they start."""
 

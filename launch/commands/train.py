@@ -67,7 +67,7 @@ def _page(plan: Plan, *, ui: bool) -> Iterator[str]:
 def _train(
     plan: Plan, redis: RedisFacts, lifecycle: Lifecycle, started_s: float, *, as_json: bool, page_url: str
 ) -> int:
-    # Of one that goes on nobody has predicted anything.
+    # For a run that goes on nothing was predicted.
     prediction = None if plan.resumption.resume else stored.find(plan)
     make_folders(plan)
     stream = sys.stderr if as_json else sys.stdout

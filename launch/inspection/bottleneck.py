@@ -107,7 +107,7 @@ def _of_waiting(figures: Figures) -> Verdict:
     )
     measured = _shares(figures)
     if not measured:
-        return Verdict(Bound.UNKNOWN, "nobody has measured anything yet")
+        return Verdict(Bound.UNKNOWN, "nothing has been measured yet")
     return Verdict(_who(learner, leave, acks), ", ".join(measured))
 
 

@@ -98,7 +98,7 @@ def _following_the_learner(settings: Settings) -> RegistrySection:
 
 
 def _from_recording(settings: Settings, recording: Path | None) -> dict[str, Section]:
-    """Nobody acts, and what is read is not recorded again."""
+    """Return the sections of a run that reads a recording: no actors, and no recording of its own."""
     if recording is None:
         return {}
     if not (recording / DESCRIPTION).is_file():
@@ -115,7 +115,7 @@ def _check_actors(settings: Settings) -> None:
         return
     if settings.actor.count == 0 and not settings.serving.listen:
         raise ConfigurationError(
-            "actor.count=0: nobody would act; say --actors N, or --serve ADDRESS for clients that do"
+            "actor.count=0: no actor would act; say --actors N, or --serve ADDRESS for clients that do"
         )
     if settings.actor.count == 0 and settings.algorithm.lock_step:
         raise ConfigurationError(
@@ -181,7 +181,7 @@ def _allowing_modules(settings: Settings) -> ActorSection:
 
 
 def _with_absolute_folders(settings: Settings, run_dir: Path) -> Settings:
-    """Whoever reads the run's configuration later stands in another folder. Traces lie with the run."""
+    """Make paths absolute, for later readers start in other folders. Traces lie with the run."""
     sections: dict[str, Section] = {}
     if settings.actor.ack_journal is not None:
         journal = {"ack_journal": settings.actor.ack_journal.absolute()}

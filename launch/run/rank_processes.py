@@ -3,7 +3,7 @@
 Does for one machine what torchrun's agent does, with less: a store on loopback at which the ranks meet, and
 this process's own command line once more for each rank beyond 0, with what torchrun would have put into
 their environment. They end when this one does, in whatever way; when one of them dies this one ends too, at
-once and with exit 1, for no update can be made without it. Whoever started this one starts all again.
+once and with exit 1, for no update can be made without it. The supervisor of this one starts all again.
 """
 
 import logging
@@ -102,7 +102,7 @@ class _Others:
         os.close(read_fd)
 
     def end(self) -> None:
-        """Wait for them, who were told; the lifeline tells those who were not."""
+        """Wait for the ranks that were told to end; the lifeline tells the others."""
         self._ending.set()
         os.close(self._lifeline)
         for thread in self._threads:

@@ -37,7 +37,7 @@ NOTICE_INTERVAL_S: Final = 10.0
 DRAIN_S: Final = 15.0
 SUPERVISION: Final = "supervision"
 STALL_S: Final = 60.0
-"""Health turns red when nobody has looked at the services for this long."""
+"""Health turns red when the services have not been looked at for this long."""
 GONE_BY_S: Final = {
     DrainStage.ACTING: 4.0,
     DrainStage.SERVING: 8.0,
@@ -245,7 +245,7 @@ class Run:
 
 
 def _replace(file: Path, content: object) -> None:
-    """Write JSON so that whoever reads meanwhile finds the old file or the new one."""
+    """Write JSON so that a reader finds the old file or the new one, never a part."""
     temporary = file.with_name(f"{file.name}.tmp")
     temporary.write_text(json.dumps(content, indent=2) + "\n")
     temporary.replace(file)

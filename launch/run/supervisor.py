@@ -152,7 +152,7 @@ class Supervisor:
                 self._launch(service)
 
     def note_memory(self) -> None:
-        """Look how much memory each service has needed: of one that has ended nobody knows any more."""
+        """Note how much memory each service has needed, while it still can be read."""
         self._memory_read_s = time.monotonic()
         alive = {s.process.pid: s for s in self._services.values() if s.process is not None}
         for pid, memory in self._trees.look(alive).items():
@@ -165,7 +165,7 @@ class Supervisor:
                 service.has_helped = service.was_ready or service.process.is_ready()
 
     def check_health(self) -> None:
-        """Look at every `/healthz`; who is red or silent for RED_LIMIT_S is killed, and so restarted."""
+        """Look at every `/healthz`; kill, and so restart, what is red or silent for RED_LIMIT_S."""
         for service in self._services.values():
             endpoint = service.process.endpoint() if service.process else None
             reason = probe(endpoint, "/healthz") if endpoint else None

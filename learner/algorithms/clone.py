@@ -59,7 +59,7 @@ class Clone(Algorithm):
         self._held_out: Batch | None = None
 
     def budget(self, fragment_charge: int) -> int:
-        """Nobody acts: as much as any fragment is."""
+        """Return the steps of a batch or of a fragment, the larger: no actor takes part."""
         return max(self.section.batch_steps, fragment_charge)
 
     def makes_batch(self, fragments: int, charge: int) -> bool:

@@ -164,7 +164,7 @@ class Evaluation:
             return best, "" if self._pending is None else self._pending.checkpoint
 
     def abandon(self) -> Candidate | None:
-        """Nobody answered: no result is waited for any longer. The candidate that it was."""
+        """Wait no longer for a result that did not come; return its candidate."""
         with self._lock:
             abandoned = self._pending
             self._asked, self._pending = False, None
@@ -224,7 +224,7 @@ class Evaluation:
     def state(self) -> tuple[dict[str, Any], bytes]:
         """A JSON object for a checkpoint and the best weights, b"" before the first result.
 
-        An evaluation that is under way is not part of it: whoever is restored asks for another.
+        An evaluation that is under way is not part of it: a learner that is restored asks for another.
         """
         with self._lock:
             steps, update = self._settled

@@ -47,7 +47,7 @@ class InPlace:
     device = torch.device("cpu")
 
     def stage(self, assemble: Callable[[], Batch]) -> Staged:
-        """Assembled."""
+        """Return the batch as it was assembled."""
         return Staged(assemble(), in_place)
 
 
@@ -59,7 +59,7 @@ class SideStream:
         self._stream = torch.cuda.Stream(device)
 
     def stage(self, assemble: Callable[[], Batch]) -> Staged:
-        """Assembled in pinned memory; the copies are under way."""
+        """Return the batch in pinned memory, with its copies to the device under way."""
         with torch.cuda.stream(self._stream):
             batch = assemble()
             copied = self._stream.record_event()

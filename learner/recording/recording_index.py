@@ -1,4 +1,4 @@
-"""The files of a recording's folder, and the index that is read instead of all of them.
+"""The files of a recording's folder, and the index that is read in their place.
 
     recording.json    format, the encoded run specification, its maker
     000001.frames …   the frames, in order, in files of FILE_BYTES or little more

@@ -17,7 +17,7 @@ A calibration sees a few seconds.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """low ≤ likely ≤ high, in the unit of whoever holds it."""
+    """low ≤ likely ≤ high, in the unit of the field that holds it."""
 
     low: float
     likely: float
@@ -25,7 +25,7 @@ class Range:
 
     @classmethod
     def exactly(cls, value: float) -> Self:
-        """Known."""
+        """Return an estimate of a known value."""
         return cls(low=value, likely=value, high=value)
 
     @classmethod

@@ -1,8 +1,8 @@
 """What a value of the configuration may be, whatever its key: looked at before any section is asked.
 
 A value is written to the run's `config.toml`, told to actors as JSON and shown in messages. So it is text, a
-finite number, true or false, or lists and tables of these; and a URL holds no secret, because whoever reads
-one of those would read it too.
+finite number, true or false, or lists and tables of these; and a URL holds no secret, because a
+reader of one of those would read it too.
 """
 
 import math

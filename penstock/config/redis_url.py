@@ -12,7 +12,7 @@ def split_password(url: str) -> tuple[str, str | None]:
     try:
         parts = urlsplit(url)
     except ValueError:
-        return _split_broken(url)  # the message of whoever needs it says what is wrong with it
+        return _split_broken(url)  # the caller's message says what is wrong with it
     user_info, at, place = parts.netloc.rpartition("@")
     user, colon, password = user_info.partition(":")
     query = parse_qsl(parts.query, keep_blank_values=True)

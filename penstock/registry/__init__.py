@@ -5,5 +5,5 @@ Which are kept, which serve, and how clients are routed (SQLAlchemy; no torch).
 
 import logging
 
-# Before it is imported, for it talks while it is: nothing that is news to who has a registry.
+# Before it is imported, for it logs while it is: nothing that an operator of a registry needs.
 logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -5,8 +5,8 @@
 g_i ≥ −1 is what the i-th bet gains, b runs over BETS, and w_j is the part of the capital that starts to bet
 at bet j; what has not started yet is 1 − Σ_{j ≤ t} w_j = 1/(t + 1).
 
-*The bound.* Suppose that E[g_i | all before] ≤ 0, which is what "nothing is wrong" means to whoever makes the
-bets. Each factor is at least 1 − b > 0 and has conditional mean at most 1, so each product is a non-negative
+*The bound.* Suppose that E[g_i | all before] ≤ 0, which is what "nothing is wrong" means to the bettor.
+Each factor is at least 1 − b > 0 and has conditional mean at most 1, so each product is a non-negative
 supermartingale from j on, and 1 before. M is a mixture of them with weights of sum 1: a non-negative
 supermartingale with M_0 = 1. By Ville's inequality the chance that M_t ≥ 1/α at *any* t, the whole future
 included, is at most α. It needs neither a number of looks that is fixed beforehand nor independence.

@@ -24,7 +24,7 @@ never ends nor one that ends early says when, or whether, it or another one coun
 *Failed and slow answers: one bet per window of requests of all clients.* An answer has failed where the
 canary could not give it and the active version could to the same question: of versions that are alike none
 has, whatever clients ask. The bet is fair where at most `error_margin` of answers fail. An answer is slow by
-the time of its forward pass, compared among passes of at least its size, so that who asks for much is not the
+the time of its forward pass, compared among passes of at least its size, so that large requests are not the
 canary's fault; the bet is fair where a pass of the canary is slow as often as one of the active version on
 that machine, up to `slow_margin`. Answers that are no numbers withdraw at once. None of these ever ends.
 

@@ -1,7 +1,7 @@
 """A registry's file that is only read: nothing beside it is made, and its tables stay as they are.
 
-A write-ahead log needs two files beside the database, so that even reading makes some. What nobody has open
-has none of them and is read as it lies there; what somebody has open is read through those that are there.
+A write-ahead log needs two files beside the database, so that even reading makes some. A database that no
+process has open has none and is read as it lies there; one that is open is read through those that are there.
 """
 
 import os

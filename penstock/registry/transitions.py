@@ -63,7 +63,7 @@ def rollback(session: Session, row: VersionRow, *, reason: str, by: str) -> None
         return
     if row.status not in (Status.CANARY, Status.ACTIVE):
         raise NotAllowed(
-            f"version={row.version} of policy={row.policy!r} is {row.status.value} and serves nobody: "
+            f"version={row.version} of policy={row.policy!r} is {row.status.value} and serves no client: "
             "only the canary and the active version are rolled back; retire it instead"
         )
     check_text("reason", reason)

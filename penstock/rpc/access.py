@@ -3,7 +3,7 @@
 The server of a workload has calls of its own, which it hands to its gate as a table of the same kind.
 
 Only callers that proved who they are have a party; a server on plaintext (loopback, unix socket,
-`--insecure`) asks nobody and serves all of it.
+`--insecure`) asks for no identity and serves all of it.
 """
 
 from collections.abc import Mapping

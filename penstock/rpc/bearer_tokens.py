@@ -1,7 +1,7 @@
 """Bearer tokens: how a server knows them, how a client shows them. Only ever over TLS.
 
-The server's file has a line `SHA256 penstock://RUN/PARTY[/NAME]` per token and no token itself, so who
-reads it can call nobody. It is read again when it changes: a token is taken back by deleting its line,
+The server's file has a line `SHA256 penstock://RUN/PARTY[/NAME]` per token and no token itself, so a
+reader of it can call no server. It is read again when it changes: a token is taken back by deleting its line,
 and rotated by having both lines for a while. The client's file holds the token alone.
 """
 
@@ -54,7 +54,7 @@ class AcceptedTokens:
         return found
 
     def _current(self) -> dict[str, Identity]:
-        """Who has which digest, by the file as it is now; a file that is broken or gone changes nothing."""
+        """Return identities by digest, by the file as it is now; a broken or missing one changes nothing."""
         with self._lock:
             try:
                 stamp = _stamp(self._file)

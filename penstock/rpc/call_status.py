@@ -34,5 +34,5 @@ def is_too_large(error: Exception) -> bool:
 
 
 def is_repeatable(error: Exception) -> bool:
-    """Whether nobody knows if the call was heard, or it may be heard later: a safe call is sent again."""
+    """Whether it is unknown if the call was heard, or it may be heard later: a safe call is sent again."""
     return code_of(error) in _REPEATABLE and not is_too_large(error)

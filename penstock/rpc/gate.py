@@ -3,8 +3,8 @@
     bytes ─► identity (certificate or token) ─► run ─► table (`access`) ─► budget ─► parse ─► handler
                UNAUTHENTICATED         PERMISSION_DENIED         RESOURCE_EXHAUSTED
 
-A token is looked at before the message is even received. On plaintext nobody is asked who he is; budgets
-hold all the same. A budget is that of the caller's name; where several share a certificate or a token,
+A token is looked at before the message is even received. On plaintext callers have no identity; budgets hold
+all the same. A budget is that of the caller's name; where several share a certificate or a token,
 or show none, that of the connection (on a unix socket connections cannot be told apart: none). Replies that
 are not read yet count by connection and by name.
 The caller is `identity.CALLER` while a handler runs.

@@ -1,7 +1,7 @@
 """The standard health service (grpc.health.v1), for callers that may be slow or hostile.
 
 gRPC's own servicer writes to a watcher while it holds the lock that `set` waits for: one that reads nothing
-would keep a server from ever saying that it drains. Here nobody waits for a watcher.
+would keep a server from ever saying that it drains. Here a drain waits for no watcher.
 """
 
 import asyncio

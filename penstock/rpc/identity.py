@@ -54,7 +54,7 @@ class Identity:
 
 
 CALLER: Final[ContextVar[Identity | None]] = ContextVar("caller", default=None)
-"""Whose call is being served; None on a server that asks nobody (plaintext)."""
+"""Whose call is being served; None on a server that asks for none (plaintext)."""
 
 
 def parse(uri: str) -> Identity:

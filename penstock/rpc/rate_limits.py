@@ -1,6 +1,6 @@
 """How much one caller may ask of a server: calls and bytes per second, as two token buckets.
 
-Who asks for more waits up to MAX_DELAY_S for its turn and is refused beyond that: a caller that is a
+A caller that asks for more waits up to MAX_DELAY_S for its turn and is refused beyond that: one that is a
 little too fast is slowed down, a flood is turned away. Buckets hold one second's worth, and never less
 than the largest message. Of too many callers the longest idle is forgotten, by when its bucket is full
 again. What a caller was answered and has not read is bounded too, on each of its connections and on all of
@@ -62,7 +62,7 @@ class Budgets:
         self._all_unread = 0
 
     def __len__(self) -> int:
-        """Callers remembered."""
+        """Return the number of callers that are remembered."""
         return len(self._buckets)
 
     def reserve(self, caller: str, size: int) -> float:

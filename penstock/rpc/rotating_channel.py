@@ -59,7 +59,7 @@ class RotatingChannel(grpc.Channel):
             generation.channel.close()
 
     def _replace(self, fresh: Credentials) -> _Generation | None:
-        """Take the new credentials; the old channel when nobody uses it."""
+        """Take the new credentials; the old channel when no call uses it."""
         log.info("TLS files were replaced: connecting anew")
         old, self._credentials = self._current, fresh
         self._current = _Generation(self._build(fresh))
@@ -102,11 +102,11 @@ class RotatingChannel(grpc.Channel):
             generation.channel.close()
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return this channel."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close."""
+        """Close the channel."""
         self.close()
 
 
@@ -149,7 +149,7 @@ class _Unary(_Method):
 
 
 class _Stream(_Method):
-    """Several replies."""
+    """A call with a stream of replies."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         generation = self._owner.begin()

@@ -153,7 +153,7 @@ def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServe
     """
 
     class Handler(BaseHTTPRequestHandler):
-        """GET only."""
+        """Answers GET requests and no other."""
 
         def do_GET(self) -> None:
             """Answer one of the three paths."""

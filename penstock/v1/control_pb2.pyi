@@ -801,7 +801,7 @@ class RollbackReply(_message.Message):
     ACTIVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def withdrawn(self) -> Global___RegisteredVersion:
-        """The version that serves nobody any more."""
+        """The version that no longer serves any client."""
 
     @_builtins.property
     def active(self) -> Global___RegisteredVersion:

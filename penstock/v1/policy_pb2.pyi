@@ -66,7 +66,7 @@ class _EndingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Ending.ValueTy
     ENDING_TRUNCATED: _Ending.ValueType  # 2
     """From outside (a time limit): the final observation is valued."""
     ENDING_ABANDONED: _Ending.ValueType  # 3
-    """Nobody will say what came of the last step: it is not learned from, what was before it is."""
+    """The outcome of the last step will not be reported: it is not learned from, what was before it is."""
 
 class Ending(_Ending, metaclass=_EndingEnumTypeWrapper):
     """How an episode ended."""
@@ -78,7 +78,7 @@ ENDING_TERMINATED: Ending.ValueType  # 1
 ENDING_TRUNCATED: Ending.ValueType  # 2
 """From outside (a time limit): the final observation is valued."""
 ENDING_ABANDONED: Ending.ValueType  # 3
-"""Nobody will say what came of the last step: it is not learned from, what was before it is."""
+"""The outcome of the last step will not be reported: it is not learned from, what was before it is."""
 Global___Ending: _TypeAlias = Ending  # noqa: Y015
 
 class _Fallback:
@@ -88,7 +88,7 @@ class _Fallback:
 class _FallbackEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallback.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     FALLBACK_UNSPECIFIED: _Fallback.ValueType  # 0
-    """Nobody had to."""
+    """The chosen version answered."""
     FALLBACK_PREVIOUS: _Fallback.ValueType  # 1
     """The version that answered before on this arm."""
     FALLBACK_FIXED: _Fallback.ValueType  # 2
@@ -100,7 +100,7 @@ class Fallback(_Fallback, metaclass=_FallbackEnumTypeWrapper):
     """Who answers when no version can."""
 
 FALLBACK_UNSPECIFIED: Fallback.ValueType  # 0
-"""Nobody had to."""
+"""The chosen version answered."""
 FALLBACK_PREVIOUS: Fallback.ValueType  # 1
 """The version that answered before on this arm."""
 FALLBACK_FIXED: Fallback.ValueType  # 2
@@ -176,7 +176,7 @@ class ActRequest(_message.Message):
     seed: _builtins.int
     """Draw with a generator that starts here: equal requests get equal answers."""
     client_key: _builtins.str
-    """Who asks: the same key gets the same arm, on every server. Without an episode only."""
+    """The caller's own name for its user or thread: the same key gets the same arm, on every server. Without an episode only."""
     version: _builtins.int
     """Exactly this version; 0: the one of the caller's arm. Without an episode only."""
     want_distribution: _builtins.bool
@@ -355,7 +355,7 @@ class StartEpisodeRequest(_message.Message):
     request_id: _builtins.str
     """Made by the caller: the call is safe to repeat under the same one."""
     client_key: _builtins.str
-    """Who asks: the same key gets the same arm, on every server."""
+    """The caller's own name for its user or thread: the same key gets the same arm, on every server."""
     not_learned: _builtins.bool
     """Answer, and learn nothing from it."""
     def __init__(

@@ -33,7 +33,7 @@ class PolicyServiceStub:
     Reward, late or early
 
     What the server does not do is a refusal inside an ordinary reply; an error code of the transport
-    means that nobody knows whether it heard. Every call that carries a `request_id` is safe to repeat: while its
+    means that it is unknown whether it heard. Every call that carries a `request_id` is safe to repeat: while its
     episode is open, and after that as long as the server remembers it (the newest 4,096 that are over). A refusal is
     not remembered.
     """
@@ -84,7 +84,7 @@ class PolicyServiceServicer:
     Reward, late or early
 
     What the server does not do is a refusal inside an ordinary reply; an error code of the transport
-    means that nobody knows whether it heard. Every call that carries a `request_id` is safe to repeat: while its
+    means that it is unknown whether it heard. Every call that carries a `request_id` is safe to repeat: while its
     episode is open, and after that as long as the server remembers it (the newest 4,096 that are over). A refusal is
     not remembered.
     """
@@ -181,7 +181,7 @@ class PolicyService:
     Reward, late or early
 
     What the server does not do is a refusal inside an ordinary reply; an error code of the transport
-    means that nobody knows whether it heard. Every call that carries a `request_id` is safe to repeat: while its
+    means that it is unknown whether it heard. Every call that carries a `request_id` is safe to repeat: while its
     episode is open, and after that as long as the server remembers it (the newest 4,096 that are over). A refusal is
     not remembered.
     """

@@ -55,7 +55,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Why something was not taken. One enumeration for the wire, the logs and the metrics.
     A refusal is an ordinary reply, never a transport error code: the caller can tell
-    "the broker said no" from "nobody knows whether the broker heard me".
+    "the broker said no" from "it is unknown whether the broker heard me".
     """
 
 REASON_UNSPECIFIED: Reason.ValueType  # 0

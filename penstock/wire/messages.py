@@ -54,7 +54,7 @@ class Credit:
     round: int = 0
 
     def to_proto(self) -> experience_pb2.Leave:
-        """The message."""
+        """Return the message."""
         return experience_pb2.Leave(
             begin_through=self.begin_through, min_version=self.min_version, round=self.round
         )
@@ -75,7 +75,7 @@ class Publication:
     size: int = 0
 
     def to_proto(self) -> weights_pb2.Publication:
-        """The message."""
+        """Return the message."""
         return weights_pb2.Publication(
             version=self.version, update=self.update, sha256=self.sha256, size=self.size
         )
@@ -98,7 +98,7 @@ class Episode:
     version: int
 
     def to_proto(self) -> experience_pb2.Episode:
-        """The message."""
+        """Return the message."""
         return experience_pb2.Episode(
             slot_id=self.slot_id,
             episode_id=self.episode_id,
@@ -132,7 +132,7 @@ class Report:
     episodes: tuple[Episode, ...] = ()
 
     def to_proto(self) -> experience_pb2.ReportEpisodesRequest:
-        """The message."""
+        """Return the message."""
         return experience_pb2.ReportEpisodesRequest(
             session=self.session,
             sequence=self.sequence,

@@ -48,7 +48,7 @@ class Refusal:
         return f"{self.reason.label}: {self.detail}" if self.detail else self.reason.label
 
     def to_proto(self) -> pb.Refusal:
-        """The message."""
+        """Return the message."""
         return pb.Refusal(
             reason=pb.Reason.ValueType(self.reason.value),
             detail=self.detail,

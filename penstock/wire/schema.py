@@ -89,7 +89,7 @@ class FragmentSchema:
         return (payload_room(slots) - self.fragment_bytes(steps, slots, 0)) // max(row, 1)
 
     def to_proto(self) -> pb.FragmentSchema:
-        """The message."""
+        """Return the message."""
         return pb.FragmentSchema(
             tensors=[
                 pb.TensorRule(

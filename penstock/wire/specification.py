@@ -40,7 +40,7 @@ class RunSpecification:
     update_steps: int = 0
 
     def to_proto(self) -> pb.RunSpecification:
-        """The message."""
+        """Return the message."""
         return pb.RunSpecification(
             run=self.run,
             seed=self.seed,

@@ -230,7 +230,7 @@ def test_who_comes_second_with_a_verdict_changes_nothing(registry: Registry) -> 
     second = registry.rollback("default", "bad", by="server-2", version=3)
     assert first == second
     assert {1: "standby", 2: "active", 3: "rolled_back"} == statuses(registry)
-    with pytest.raises(NotAllowed, match="version=1 of policy='default' is retired and serves nobody"):
+    with pytest.raises(NotAllowed, match="version=1 of policy='default' is retired and serves no client"):
         registry.rollback("default", "bad", by="ada", version=1)
 
 

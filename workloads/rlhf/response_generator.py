@@ -49,7 +49,7 @@ from workloads.rlhf.language_section import Language, language
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equipment:
-    """What whoever generates has, to train or to measure."""
+    """What a generator of responses needs, to train or to measure."""
 
     section: Language
     tokenizer: Tokenizer

@@ -8,7 +8,7 @@ words of y,
     x(y) = clip(r(y) + noise · ε, −1, 1),  ε ~ N(0, 1)        what somebody says of it, on the scale 0 … 100
     a is preferred to b when r(a) + noise · ε > r(b) + noise · ε'
 
-This file says what nobody can beat; it imports nothing that learns.
+This file computes the best that any policy can reach; it imports nothing that learns.
 """
 
 import math
@@ -105,7 +105,7 @@ class Sentiment:
             yield {"prompt": self.prompt(rng), "chosen": chosen, "rejected": rejected}
             count -= 1
 
-    # ------------------------------------------------------------ what nobody can beat
+    # ------------------------------------------------------------ the best that any policy can reach
 
     def expected_score(self, reward: Array) -> Array:
         """E[x | r]: the prediction of least squared error. [K] → [K]."""

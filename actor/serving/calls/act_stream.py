@@ -50,7 +50,7 @@ class ActStream:
         self._is_over = self._is_asking = False
 
     async def serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        """Until all is answered, or nobody is there any more. Nothing that it began goes on after it."""
+        """Answer until all is answered or the client has gone. Nothing that it began goes on after it."""
         reader = asyncio.create_task(self._read(requests, context))
         reader.add_done_callback(lambda _done: self._news.set())
         try:
@@ -92,14 +92,14 @@ class ActStream:
                 self._room.clear()
                 await self._room.wait()
             self._in_flight += 1
-            # What is said meanwhile is seen to here, without waking who writes.
+            # Requests that arrive meanwhile are taken here, without waking the writer.
             self._is_asking = True
             self._begin(data)
             self._is_asking = False
             if not self._replies:
                 continue
             if self._in_flight == 1:
-                # Nobody writes, and nobody else will have a reply: a round of the event loop is saved.
+                # No reply is being written and no other is to come: a round of the event loop is saved.
                 await self._write(context)
             else:
                 self._news.set()

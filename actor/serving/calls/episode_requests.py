@@ -145,7 +145,7 @@ class EpisodeRequests:
         return None
 
     def abandon(self, episode: Episode) -> None:
-        """Nobody will say how it went on."""
+        """Give an episode up: how it went on will not be reported."""
         if self._learning is not None and episode.learned:
             self._learning.give_up(episode, self._now())
         self._close(episode, is_whole=False)
@@ -158,7 +158,7 @@ class EpisodeRequests:
         metrics.EPISODES_OPEN.set(len(self._episodes))
 
     def sweep(self) -> None:
-        """Give up who was not heard of, and send what has ripened."""
+        """Give up episodes whose client is silent, and send what has ripened."""
         now = self._now()
         for episode in self._episodes.overdue(now):
             if episode.waiting is None:

@@ -133,7 +133,7 @@ class EpisodeSteps:
     # ------------------------------------------------------------ the step
 
     def _step(self, episode_step: EpisodeStep, answered: Answered) -> None:
-        """It happens, and who waits for the reply gets it."""
+        """Take the step; the caller that waits for the reply gets it."""
         episode, request = episode_step.episode, episode_step.request
         played = self._play(episode_step, answered)
         if episode.is_over:

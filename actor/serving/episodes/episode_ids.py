@@ -2,8 +2,9 @@
 
 SERVER is drawn when the server starts, NUMBER counts its episodes, TOKEN is a keyed hash (HMAC-SHA256, RFC
 2104) of the number and of who was given it. So an id is checked without being remembered: of an episode that
-is forgotten it is still known that it was one, and whose. Nobody makes an id up, or uses somebody else's. The
-key never leaves the process; another server, or this one after a restart, sees that an id is not its own.
+is forgotten it is still known that it was one, and whose. A client cannot make an id up, or use another
+client's.
+The key never leaves the process; another server, or this one after a restart, sees that an id is not its own.
 """
 
 import hmac
@@ -26,13 +27,13 @@ class EpisodeIds:
         self._key = secrets.token_bytes(32)
 
     def give(self, number: int, owner: Identity | None) -> str:
-        """Return the id of episode `number` of this owner; None: of a server that asks nobody."""
+        """Return the id of episode `number` of this owner; None: on a server that asks for no identity."""
         return f"{self.server}-{number}-{self._token(number, owner)}"
 
     def check(self, episode_id: str, owner: Identity | None) -> None:
         """Raise Refused unless this very id was given to this owner here.
 
-        EPISODE_ELSEWHERE: it is another server's. EPISODE_UNKNOWN: nobody gave it, or to somebody else.
+        EPISODE_ELSEWHERE: it is another server's. EPISODE_UNKNOWN: it was not given, or to another owner.
         """
         match = _GRAMMAR.fullmatch(episode_id)
         if match is None:

@@ -64,7 +64,7 @@ class Episode:
     last_reply: bytes = b""
     """To `last_request`; empty while there is none."""
     waiting: "list[asyncio.Future[bytes]] | None" = None
-    """Who waits for the reply to the step that is under way; None: no step is."""
+    """The waiter for the reply to the step that is under way; None: no step is."""
     is_over: bool = False
     ending_request: str = ""
     rewarded: OrderedDict[str, int] = field(default_factory=OrderedDict)

@@ -198,7 +198,7 @@ class SegmentBuilder:
         return done
 
     def give_up(self) -> Segment | None:
-        """Nobody will ever say what came of the last step; the steps before it, if any."""
+        """Return the steps before the last one, if any: the outcome of the last step will not be reported."""
         done, self.open = self.open, None
         if done is None:
             return None

@@ -120,7 +120,7 @@ class Learning:
             self._report(episode, terminated=terminated)
 
     def give_up(self, episode: Episode, now_s: float) -> None:
-        """Nobody will say what came of its last step; what was before it is learned from."""
+        """End an episode whose last step has no outcome; the steps before it are learned from."""
         last = episode.segment_builder.open
         if last is None:
             return

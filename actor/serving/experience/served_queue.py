@@ -6,7 +6,7 @@
 
 A rollout worker stands still while the learner is busy; a service in production does not. So this queue
 refuses when it is full, and forgets what has grown older than the learner would take. The queue outlives a
-session; what was under way when one ended is dropped, for nobody knows whether it arrived.
+session; what was under way when one ended is dropped, for it is not known whether it arrived.
 """
 
 import threading

@@ -1,12 +1,12 @@
 """Requests that come at the same time share a forward pass.
 
     ask ─► waiting ─► as many as are expected, or the longest wait over ─► one pass per version ─► answers
-        └─ alone, and nobody else is expected ─────────────────────────────────┘
+        └─ alone, and no other is expected ───────────────────────────────────┘
 
-How many are expected is learned: now and then a pass is held back to see who else comes. A lonely client
-waits for nobody; among many each waits at most `max_wait_s`. A pass that takes long runs in a thread, and who
-comes meanwhile makes the next one; a short one would only be slower there, for it holds the interpreter
-either way. One event loop uses it.
+How many are expected is learned: now and then a pass is held back to see how many come. A lonely client
+waits for no other; among many each waits at most `max_wait_s`. A pass that takes long runs in a thread, and
+requests that come meanwhile make the next one; a short one would only be slower there, for it holds the
+interpreter either way. One event loop uses it.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Batcher:
         self._timer: asyncio.Handle | None = None
         self._probes = max_wait_s > 0 and max_rows > 1
         self._is_probe = self._is_busy = self._is_due = False
-        # By the clock, which is what who waits must wait; and of a core.
+        # By the clock, which is what a client must wait; and of a core.
         self._cost, self._work = PassCost(), PassCost()
         self._under_way = 0
 
@@ -109,7 +109,7 @@ class Batcher:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anybody waits for an answer, or gets one now."""
+        """Whether a request waits for an answer, or gets one now."""
         return bool(self._rows or self._is_busy or self._is_due)
 
     def close(self) -> None:
@@ -119,12 +119,12 @@ class Batcher:
         self._threads.shutdown()
 
     def _is_lonely(self) -> bool:
-        """Nobody is there, nobody else is expected, and it is not time to see who else comes."""
-        nobody = not (self._rows or self._is_busy or self._is_due)
-        return nobody and self._expected == 1 and (self._until_probe > 1 or not self._probes)
+        """Whether no request waits, no other is expected, and it is not time to see which others come."""
+        is_idle = not (self._rows or self._is_busy or self._is_due)
+        return is_idle and self._expected == 1 and (self._until_probe > 1 or not self._probes)
 
     def _arrange(self) -> None:
-        """See to it that who waits is answered in time."""
+        """Schedule the pass that answers the waiting requests in time."""
         if self._rows >= self._max_rows or (len(self._waiting) >= self._expected and not self._is_probe):
             self._until_probe -= 1
             if self._until_probe > 0 or self._rows >= self._max_rows:
@@ -156,7 +156,7 @@ class Batcher:
         self._pass()
 
     def _pass(self) -> None:
-        # Who hears that he is late, and asks again, begins no other pass within this one.
+        # A client that hears that it is late may ask again at once; no other pass begins within this one.
         self._is_due, self._timer = True, None
         now = self._loop.time()
         batch, rows = self._take(now)
@@ -209,7 +209,7 @@ class Batcher:
         self._go_on()
 
     def _go_on(self) -> None:
-        """With who came meanwhile; who was told may have asked again, and begun a pass."""
+        """Schedule a pass for requests that came meanwhile, unless a client that was told has begun one."""
         if self._waiting and not (self._is_busy or self._is_due):
             self._schedule(0.0)
 

@@ -71,7 +71,7 @@ class Answer:
     ready: as the environment takes it; nothing of what was `taken`.
     log_prob, value: float32 [rows].   distribution: by name.
     state: the policy's after this step, by name, [rows, *shape].
-    passed: the pass that it comes from; None where nobody has timed it.
+    passed: the pass that it comes from; None where it was not timed.
     """
 
     loaded: Loaded

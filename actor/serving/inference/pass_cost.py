@@ -12,7 +12,7 @@ _NEWEST: Final = 0.2
 
 
 class PassCost:
-    """Seconds."""
+    """Expected seconds of a forward pass by its rows."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}

@@ -1,7 +1,7 @@
 """How a canary answers, pooled over all clients in windows of a few seconds, beside the active version.
 
 A pass takes longer the larger it is, so that slow passes of the canary are compared with those of the active
-version that were at least as large: who asks for much is not the canary's fault. A window ends after
+version that were at least as large: large requests are not the canary's fault. A window ends after
 WINDOW_S, or with so many answers of the canary; there is always a next one.
 """
 

@@ -5,7 +5,7 @@
     answers ─► answer_windows ──┘                  (penstock.registry.safety)
 
 What a server has seen goes to the registry with each look at it, and the judgement comes back: several
-servers and restarts make one trial. A canary that is found worse is withdrawn by name: whoever comes second
+servers and restarts make one trial. A canary that is found worse is withdrawn by name: a second server
 changes nothing. An answer of no numbers, which the active version could give, withdraws at once.
 """
 
@@ -83,7 +83,7 @@ class CanaryMonitor:
         trial = Trial.of(arms)
         part = 0.0 if trial is None else trial.part_of(arms.traffic.canary_share)
         if (trial, part) != (self.trial, self._part):
-            # Who is on another arm now has earned on both.
+            # A client that changes its arm now has earned returns on both.
             self._returns.clear()
             self._part = part
         if trial != self.trial:

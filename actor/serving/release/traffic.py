@@ -54,7 +54,7 @@ class Traffic:
             file = self._url.removeprefix("sqlite:///")
             if file != self._url and not Path(file).exists():
                 return None
-            # Of an older program: brought up to this one's version, whoever comes first.
+            # Of an older program: brought up to this one's version by the first server.
             self._registry = Registry.open(self._url, migrate=True)
         arms = self._registry.arms(self._policy)
         pinned = self._registry.pinned(self._policy)

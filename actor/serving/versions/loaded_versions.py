@@ -25,7 +25,7 @@ from penstock.wire.limits import MAX_NUMBER
 from penstock.wire.refusal import Reason, Refusal, Refused
 
 MAX_LOADED: Final = 4
-"""Versions that nobody's arm answers with, kept because episodes or requests name them."""
+"""Versions that no arm answers with, kept because episodes or requests name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class LoadedVersions:
             self._former[arm], self._answered[arm] = self._answered.get(arm), loaded
 
     def former(self, arm: Arm, failing: Loaded | None) -> Loaded | None:
-        """Who answered on this arm before `failing`; None for nobody."""
+        """Return the version that answered on this arm before `failing`; None where there was none."""
         newest = self._answered.get(arm)
         return self._former.get(arm) if newest is failing else newest
 
@@ -204,7 +204,7 @@ class LoadedVersions:
         raise _unknown(version, "its weights are not held")
 
     async def load(self, weights: Weights) -> Loaded:
-        """A version that nobody is answered with yet; raises ValueError when the weights do not fit."""
+        """Load a version that answers no request yet; raises ValueError when the weights do not fit."""
 
         def load() -> Loaded:
             policy = self._make_policy()

@@ -3,7 +3,7 @@
     answer ─► waits (at most MAX_ROWS) ─► its client's reply is written ─► one pass for many, in a thread
                   └── full: left out, counted       (GRACE_S; later while clients wait)   of its own
 
-The thread has the least priority and a copy of the shadow's weights, so that nobody waits for it. What it
+The thread has the least priority and a copy of the shadow's weights, so that no client waits for it. What it
 costs is a metric; what there is no time for is not asked.
 """
 
@@ -140,6 +140,6 @@ class Shadow:
 
 
 def _give_way() -> None:
-    """Only what nobody else wants of a core; Linux has a priority for each thread."""
+    """Take only the time of a core that no other thread wants; Linux has a priority for each thread."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)

@@ -93,7 +93,7 @@ class _Listener(QueueListener):
         self._rows = rows
 
     def handle(self, record: logging.LogRecord) -> None:
-        """Write it."""
+        """Write a comparison to the record."""
         super().handle(record)
         self._rows.give_back(record.__dict__["rows"])
 

@@ -39,8 +39,8 @@ class FlatAdam:
     """Adam (Kingma and Ba 2015) of every parameter of `module`, or of those that are given by name.
 
     Moves the parameters into one flat tensor (`parameters`) that they become views of: do not move or
-    convert the module afterwards. `own` are the module's parameters in the vector's order; whoever
-    differentiates writes into `flat_gradient` or, by parameter, `gradient_views`.
+    convert the module afterwards. `own` are the module's parameters in the vector's order.
+    Gradients are written into `flat_gradient` or, by parameter, `gradient_views`.
     """
 
     def __init__(self, module: nn.Module | Mapping[str, nn.Parameter], epsilon: float) -> None:

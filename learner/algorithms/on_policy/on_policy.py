@@ -230,7 +230,7 @@ class OnPolicy(LearnsOnce[Own]):
         """One minibatch; returns log-probabilities [m] of this rank's rows from before the step."""
         section = self.section
         outputs = self._network.outputs(rows.inputs)
-        # Without a graph where nobody goes back through it.
+        # Without a graph where no gradient goes back through it.
         parameters = outputs.parameters.detach() if self.policy.has_slope else outputs.parameters
         log_prob = self.policy.joint_log_prob(parameters, rows.action)
         before = log_prob.detach()

@@ -136,7 +136,7 @@ class SingleRankGroup:
     size = 1
 
     def rows_of(self, steps: Tensor) -> RankRows:
-        """All rows."""
+        """Return all rows: there is one rank."""
         return _WholeShare(steps, int(steps.sum()))
 
     def columns(self, values: Tensor) -> Tensor:

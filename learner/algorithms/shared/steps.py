@@ -38,12 +38,12 @@ class Steps:
 
     @property
     def behaviour(self) -> Tensor:
-        """Log μ."""
+        """Return log μ(a|s) under the behaviour policy."""
         return self.columns[4]
 
     @property
     def proximal(self) -> Tensor:
-        """Log π_prox."""
+        """Return log π_prox(a|s) under the proximal policy."""
         return self.columns[5]
 
 

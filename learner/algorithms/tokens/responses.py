@@ -47,12 +47,12 @@ class Responses:
     left_out: int
 
     def __len__(self) -> int:
-        """Rows (R)."""
+        """Return the number of rows (R)."""
         return len(self.counts)
 
     @property
     def sampled(self) -> int:
-        """Tokens (n)."""
+        """Return the number of sampled tokens (n)."""
         return len(self.step)
 
     @property

@@ -135,12 +135,12 @@ class CloneSection(AlgorithmSection):
 
     @property
     def begun_lag(self) -> float:
-        """Nobody acts while a recording is read: as little as without lock-step."""
+        """Return the smallest lag that is not lock-step: no actor takes part."""
         return 1
 
     @property
     def update_steps(self) -> int:
-        """B."""
+        """Return the charged steps of an update (B)."""
         return self.batch_steps
 
 

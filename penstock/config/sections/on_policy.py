@@ -65,10 +65,10 @@ class OnPolicySection(AlgorithmSection):
 
     @property
     def begun_lag(self) -> float:
-        """S."""
+        """Return the staleness that is allowed at the beginning of a fragment (S), in updates."""
         return self.staleness
 
     @property
     def update_steps(self) -> int:
-        """B."""
+        """Return the charged steps of an update (B)."""
         return self.batch_steps

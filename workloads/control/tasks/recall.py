@@ -16,8 +16,8 @@ class Recall(gymnasium.Env[Vector, np.int64]):
     After `delay` steps at most, and half as many at least, it is asked for.
 
     Observation: float32 [cues + 1], the cue as a one-hot code in the first step only, and 1 at the end when
-    it is asked for. Only the action of the last step counts: 1 for the cue, 0 else. The optimum is 1; whoever
-    cannot remember gets 1 / cues, whatever it does, for the question looks the same after every cue.
+    it is asked for. Only the action of the last step counts: 1 for the cue, 0 else. The optimum is 1; a
+    policy that cannot remember gets 1 / cues, for the question looks the same after every cue.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so

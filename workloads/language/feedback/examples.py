@@ -47,7 +47,7 @@ class BadRows:
     shown: list[str] = field(default_factory=list)
 
     def add(self, where: str, reason: str) -> None:
-        """Count one."""
+        """Count an example."""
         self.count += 1
         if len(self.shown) < SHOWN:
             self.shown.append(f"{where}: {reason}")

@@ -67,7 +67,7 @@ def _object(line: bytes) -> Any:
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    from pyarrow import ArrowException, parquet  # noqa: PLC0415 - only who reads such files needs it
+    from pyarrow import ArrowException, parquet  # noqa: PLC0415 - needed for such files only
 
     try:
         with parquet.ParquetFile(path) as file:
@@ -81,7 +81,7 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 def _dataset(path: Path, part: str | None) -> Iterator[Row]:
-    import datasets  # noqa: PLC0415 - only who reads such folders needs it
+    import datasets  # noqa: PLC0415 - needed for such folders only
 
     try:
         loaded = datasets.load_from_disk(str(path))

@@ -53,7 +53,7 @@ class RewardScorer:
         samples = [self._sample(one) for one in responses]
         while True:
             call = self._caller.submit(self._source.score, samples)
-            # Whoever is asked for whether it is over cannot wake us.
+            # `is_over` is polled: it cannot wake this thread.
             while not wait([call], _TELL_S).done:
                 if is_over():
                     return None

@@ -58,7 +58,7 @@ def _base(section: LanguageSection) -> Network:
 
 
 def _forget_dropout(config: Any) -> None:
-    """Nobody drops anything: log-probabilities are compared between processes, and with themselves."""
+    """Keep dropout off: log-probabilities are compared between processes, and with themselves."""
     for name, value in vars(config).items():
         if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop")):
             setattr(config, name, 0.0)

@@ -68,7 +68,7 @@ class LanguagePolicy(nn.Module):
 
     @property
     def published(self) -> nn.Module:
-        """Itself."""
+        """Return this network: all of it is published."""
         return self
 
     def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -154,7 +154,7 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.last.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """V."""
+        """Return the values V of the states."""
         values: Tensor = self.last(torch.tanh(self.hidden(features)))
         return values.squeeze(-1)
 

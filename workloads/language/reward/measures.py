@@ -39,7 +39,7 @@ class Measures:
     calibration_error: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the measures by name, as JSON holds them."""
         return asdict(self)
 
 

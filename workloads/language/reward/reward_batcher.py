@@ -1,10 +1,10 @@
 """Rows of calls that come at the same time are scored together.
 
     ask ─► waiting ─► a pass in a thread, with all that wait up to `max_rows` ─► scores
-              ▲                        │ who comes meanwhile makes the next pass
+              ▲                        │ what comes meanwhile makes the next pass
               └────────────────────────┘
 
-Nobody waits for others to come: under load the pass before is long enough. One event loop uses it.
+No request waits for others to come: under load the pass before is long enough. One event loop uses it.
 """
 
 import asyncio

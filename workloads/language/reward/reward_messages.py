@@ -53,7 +53,7 @@ def _check_outline(data: bytes) -> None:
 
 
 def sample_to_proto(sample: Sample) -> pb.RewardSample:
-    """The message."""
+    """Return the message."""
     message = pb.RewardSample(
         response=sample.response,
         prompt_ids=sample.prompt_ids,
@@ -87,7 +87,7 @@ def sample_from_proto(message: pb.RewardSample) -> Sample:
 
 
 def model_to_proto(by: ScoredBy) -> pb.RewardModel:
-    """The message; what nobody measured stays absent."""
+    """Return the message; what was not measured stays absent."""
     return pb.RewardModel(name=by.name, sha256=by.sha256, mean=by.mean, std=by.std)
 
 

@@ -1,4 +1,4 @@
-"""Where rewards come from, as whoever asks for them sees it: samples in, one reward or none for each out.
+"""Where rewards come from, as a caller sees it: samples in, one reward or none for each out.
 
     RewardService   a reward model in a process of its own                  reward/client.py
     callable        a Python function of this machine                       reward/callable.py
@@ -56,7 +56,7 @@ class Sample:
 class ScoredBy:
     """Whose rewards they are. sha256: of its weights or its source, "" where that cannot be known.
 
-    mean, std: of its scores over a reference set; None where nobody measured.
+    mean, std: of its scores over a reference set; None where not measured.
     """
 
     name: str

@@ -16,6 +16,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop the column."""
     op.drop_index("ix_feedback_caller", "feedback")
     op.drop_column("feedback", "caller")

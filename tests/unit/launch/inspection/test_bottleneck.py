@@ -90,7 +90,7 @@ def test_what_was_not_measured_is_not_judged(figures: Figures) -> None:
     """Nor what stands still because somebody asked for it."""
     verdict = judge(figures)
     assert verdict.bound is Bound.UNKNOWN
-    assert verdict.reason in ("nobody has measured anything yet", "paused by an operator")
+    assert verdict.reason in ("nothing has been measured yet", "paused by an operator")
 
 
 # ---------------------------------------------------------------- from two observations
@@ -194,7 +194,7 @@ def test_a_wait_that_has_not_ended_counts_as_the_whole_window() -> None:
 def test_one_look_alone_measures_nothing() -> None:
     """It does not take a run that was not seen to move for one that stands still."""
     only = seen(3, actor("actor-0", 3, 100, 3), learner(3, 3, 1, 1), sessions=(session("actor-0", 7, 7),))
-    assert judge(figures_between(only, only)).line == "not measured: nobody has measured anything yet"
+    assert judge(figures_between(only, only)).line == "not measured: nothing has been measured yet"
     assert flow_between(only, only).environment_steps is None
 
 
