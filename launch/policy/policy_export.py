@@ -73,4 +73,5 @@ def _onnx(folder: Path, version: PolicyVersion, blob: bytes, *, trust: bool) -> 
         "version": version.version,
         "sha256": version.sha256,
     }
-    return to_onnx(policy, {name: str(value) for name, value in content.items()})
+    masks = [rule.name for rule in specification.schema.tensors if rule.name.startswith("mask/")]
+    return to_onnx(policy, {name: str(value) for name, value in content.items()}, masks=masks)

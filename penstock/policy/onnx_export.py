@@ -1,16 +1,21 @@
-"""A policy as an ONNX model: raw observations in, distribution parameters and value out.
+"""A policy as an ONNX model: raw observations in; actions, what they are drawn from, and the value out.
 
 Inputs are the leaves of the observation space by their paths, [batch, *shape] in their own dtypes, as an
-environment gives them: normaliser and encoders are in the model. Outputs are `parameters` [batch, P], those
-of every action head behind one another, and `value` [batch]. Which part of `parameters` means what stands in
-the model's metadata under `action`: path, kind, start and size. Needs the extra `onnx`.
+environment gives them: normaliser and encoders are in the model. Behind them come the action masks of a run
+that has some, `mask/PATH`, bool [batch, n], true where allowed.
+
+Outputs are `mode/PATH` of every leaf of the action space, the deterministic action as an environment takes
+it; its `logits/PATH`, `values/PATH`, or `mean/PATH` and `log_std/PATH`; `parameters` [batch, P], the
+network's own outputs behind one another; and `value` [batch]. The metadata has `action` and `observation`:
+path, space with bounds, and for actions how one is drawn (`docs/onnx.md`). Needs the extra `onnx`.
 """
 
 import copy
 import json
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import onnx  # noqa: F401 - its absence is told here
@@ -18,8 +23,11 @@ import onnxscript  # noqa: F401
 import torch
 from torch import Tensor, nn
 
+from penstock.policy.networks import Inputs
+from penstock.policy.onnx_heads import described, figures, how_to_act
 from penstock.policy.policy import Policy
-from penstock.wire.spaces import leaves
+from penstock.wire.schema import choices
+from penstock.wire.spaces import Discrete, leaves
 
 PARAMETERS: Final = "parameters"
 VALUE: Final = "value"
@@ -27,25 +35,48 @@ _EXAMPLE_ROWS: Final = 2
 
 
 class Exported(nn.Module):
-    """The forward pass with one argument per leaf."""
+    """The forward pass with one argument per leaf and mask, and one result per output."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, masks: Sequence[str]) -> None:
         super().__init__()
         self._policy = policy
-        self._paths = input_names(policy)
+        self._paths = [*input_names(policy), *masks]
+        self._masked = bool(masks)
 
-    def forward(self, *observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Return parameters [M, P] and value [M] of leaves [M, *shape]."""
-        rows = dict(zip(self._paths, observation, strict=True))
-        outputs = self._policy.outputs(self._policy.read(rows))
-        return outputs.parameters, outputs.value
+    def forward(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Return every output of `outputs`, in order, for leaves and masks [M, *shape]."""
+        return tuple(self.outputs(*rows).values())
+
+    def outputs(self, *rows: Tensor) -> dict[str, Tensor]:
+        """Return the outputs by name."""
+        given = dict(zip(self._paths, rows, strict=True))
+        outputs = self._policy.outputs(self._read(given))
+        found: dict[str, Tensor] = {}
+        start = 0
+        for head in self._policy.action_heads:
+            part = outputs.parameters[:, start : start + head.size]
+            found |= {f"{name}/{head.path}": tensor for name, tensor in figures(head, part).items()}
+            start += head.size
+        return {**found, PARAMETERS: outputs.parameters, VALUE: outputs.value}
+
+    def _read(self, given: Mapping[str, Tensor]) -> Inputs:
+        inputs = self._policy.read({path: given[path] for path in input_names(self._policy)})
+        if not self._masked:
+            return inputs
+        # Made of parts: the policy's own way writes into a tensor whose rows would become a constant.
+        free = torch.zeros_like(inputs.vector[:, :1], dtype=torch.bool)
+        parts = [
+            ~given[name] if (name := f"mask/{head.path}") in given else free.expand(-1, head.size)
+            for head in self._policy.action_heads
+        ]
+        return replace(inputs, forbidden=torch.cat(parts, 1))
 
 
-def to_onnx(policy: Policy, metadata: Mapping[str, str]) -> bytes:
+def to_onnx(policy: Policy, metadata: Mapping[str, str], *, masks: Sequence[str] = ()) -> bytes:
     """Return an ONNX model that computes the same as `policy` at this moment; `policy` is left unchanged.
 
-    Action masks are not in it: the user of its `parameters` masks them. metadata: further entries of the
-    model's metadata. Raises ValueError for a policy with state.
+    metadata: further entries of the model's metadata. masks: names of the masks that the run's observations
+    come with, such as `mask/action`. Raises ValueError for a policy with state.
     """
     if policy.state_space.spaces:
         remembered = ", ".join(path for path, _ in leaves(policy.state_space, "state"))
@@ -53,27 +84,13 @@ def to_onnx(policy: Policy, metadata: Mapping[str, str]) -> bytes:
             f"a policy that remembers ({remembered}) has no ONNX form here: export it as safetensors, or set "
             "policy.recurrent='none' and policy.frame_stack=1"
         )
-    module = Exported(copy.deepcopy(policy).cpu()).eval()
-    example = tuple(
-        torch.zeros((_EXAMPLE_ROWS, *leaf.shape), dtype=getattr(torch, leaf.dtype))
-        for _, leaf in leaves(policy.observation_space, "observation")
-    )
-    batch = torch.export.Dim("batch")
-    # It warns of packages that we do not use.
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program: Any = torch.onnx.export(
-            module,
-            example,
-            dynamo=True,
-            verbose=False,
-            input_names=input_names(policy),
-            output_names=[PARAMETERS, VALUE],
-            dynamic_shapes=(tuple({0: batch} for _ in example),),
-        )
-    model = program.model_proto
-    for key, value in {**metadata, "action": json.dumps(_heads(policy))}.items():
+    module = Exported(copy.deepcopy(policy).cpu(), masks).eval()
+    example = _example(policy, masks)
+    model = _exported(
+        module, example, [*input_names(policy), *masks], list(module.outputs(*example))
+    ).model_proto
+    told = {"action": json.dumps(_actions(policy)), "observation": json.dumps(_observations(policy))}
+    for key, value in {**metadata, **told}.items():
         model.metadata_props.add(key=key, value=value)
     return bytes(model.SerializeToString())
 
@@ -83,10 +100,49 @@ def input_names(policy: Policy) -> list[str]:
     return [path for path, _ in leaves(policy.observation_space, "observation")]
 
 
-def _heads(policy: Policy) -> list[dict[str, Any]]:
-    """Return the part of the parameters that belongs to each action head."""
-    described, start = [], 0
-    for head in policy.action_heads:
-        described.append({"path": head.path, "kind": type(head).__name__, "start": start, "size": head.size})
+def _example(policy: Policy, masks: Sequence[str]) -> tuple[Tensor, ...]:
+    observed = (
+        torch.full(
+            (_EXAMPLE_ROWS, *leaf.shape),
+            leaf.start if isinstance(leaf, Discrete) else 0,
+            dtype=getattr(torch, leaf.dtype),
+        )
+        for _, leaf in leaves(policy.observation_space, "observation")
+    )
+    sizes = {f"mask/{path}": choices(leaf) for path, leaf in leaves(policy.action_space, "action")}
+    return (*observed, *(torch.ones((_EXAMPLE_ROWS, sizes[name]), dtype=torch.bool) for name in masks))
+
+
+def _exported(
+    module: Exported, example: tuple[Tensor, ...], inputs: Sequence[str], outputs: Sequence[str]
+) -> Any:
+    batch = torch.export.Dim("batch")
+    # It warns of packages that we do not use.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.onnx.export(
+            module,
+            example,
+            dynamo=True,
+            verbose=False,
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_shapes=(tuple({0: batch} for _ in example),),
+        )
+
+
+def _observations(policy: Policy) -> list[dict[str, Any]]:
+    found = leaves(policy.observation_space, "observation")
+    return [{"path": path, "space": described(leaf)} for path, leaf in found]
+
+
+def _actions(policy: Policy) -> list[dict[str, Any]]:
+    """Return path, space and way to act of each head, and the part of the parameters that belongs to it."""
+    found, start = [], 0
+    spaces = leaves(policy.action_space, "action")
+    for head, (path, leaf) in zip(policy.action_heads, spaces, strict=True):
+        place = {"path": path, "kind": type(head).__name__, "start": start, "size": head.size}
+        found.append({**place, "space": described(leaf), "act": how_to_act(head)})
         start += head.size
-    return described
+    return found

@@ -26,17 +26,17 @@ def node() -> str:
     return found
 
 
-def install() -> None:
-    """The packages of the lock file, unless they are there; one process at a time."""
+def install(folder: Path = FOLDER) -> None:
+    """The packages of an example's lock file, unless they are there; one process at a time."""
     node()
-    lock, installed = FOLDER / "package-lock.json", FOLDER / "node_modules" / ".package-lock.json"
+    lock, installed = folder / "package-lock.json", folder / "node_modules" / ".package-lock.json"
     with lock.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         if installed.exists() and installed.stat().st_mtime >= lock.stat().st_mtime:
             return
         done = subprocess.run(
             ["npm", "ci", "--prefer-offline", "--ignore-scripts", "--no-audit", "--no-fund"],
-            cwd=FOLDER, capture_output=True, text=True, check=False, timeout=INSTALL_S,
+            cwd=folder, capture_output=True, text=True, check=False, timeout=INSTALL_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
 

@@ -1,6 +1,8 @@
-"""The exported model computes what the policy computes."""
+"""The exported model acts as the policy acts."""
 
+import functools
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -9,104 +11,117 @@ import torch
 
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
-from penstock.policy.layers import BatchNorm
 from penstock.policy.policy import Policy
-from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
-from penstock.wire.tensor import Array
+from penstock.wire.spaces import Box, Discrete, leaves
+from tests.support.serving.exported_policies import CASES, VECTOR, deterministic, masks, observations, trained
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
 runtime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
 
-VECTOR = Box(np.full(4, -1, np.float32), np.full(4, 1, np.float32))
-IMAGE = Box(np.zeros((12, 12, 3), np.uint8), np.full((12, 12, 3), 255, np.uint8))
-MIXED = Dict(
-    (
-        ("bits", MultiBinary(3)),
-        ("camera", IMAGE),
-        ("choice", Discrete(4, start=1)),
-        ("gears", MultiDiscrete((2, 3))),
-        ("joints", VECTOR),
-    )
-)
-CASES: dict[str, tuple[Space, Space, PolicySection]] = {
-    "a vector and a choice": (VECTOR, Discrete(2), PolicySection()),
-    "normalised, continuous, squashed": (
-        VECTOR,
-        Box(np.full(2, -2, np.float32), np.full(2, 2, np.float32)),
-        PolicySection(normalise_observations=True, continuous="squashed", activation="silu"),
-    ),
-    "parts of every kind": (
-        MIXED,
-        Dict((("fire", Discrete(3)), ("steer", Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))))),
-        PolicySection(normalise_observations=True, shared_trunk=True),
-    ),
-    "every kind of layer": (
-        Dict((("camera", IMAGE), ("arm", VECTOR))),
-        Discrete(2),
-        PolicySection(hidden_norm="batch", dropout=0.2, image_trunk="impala", shared_trunk=True),
-    ),
-    "a network of the user's": (
-        VECTOR,
-        Discrete(2),
-        PolicySection(network="tests.unit.penstock.policy.own_networks:Good", shared_trunk=True),
-    ),
-}
 
+@functools.cache
+def exported(name: str) -> tuple[Policy, Any]:
+    """A policy and a session of its model, made once: exporting takes seconds."""
+    from penstock.policy.onnx_export import to_onnx
 
-def observations(space: Space, rows: int) -> dict[str, Array]:
-    """Values of every leaf within its space."""
-    generator = np.random.default_rng(rows)
-    found: dict[str, Array] = {}
-    for path, leaf in leaves(space, "observation"):
-        shape = (rows, *leaf.shape)
-        if isinstance(leaf, Box) and leaf.dtype != "uint8":
-            values: Any = generator.normal(scale=2.0, size=shape)
-        elif isinstance(leaf, Discrete):
-            values = generator.integers(leaf.start, leaf.start + leaf.n, shape)
-        else:
-            values = generator.integers(0, 2 if not isinstance(leaf, Box) else 256, shape)
-        found[path] = values.astype(leaf.dtype)
-    return found
-
-
-def trained(space: Space, action: Space, section: PolicySection) -> Policy:
-    """A policy whose weights and statistics are not those of the start."""
-    policy = build(space, action, section, seed=3)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-        if policy.normaliser is not None:
-            policy.normaliser.mean.fill_(0.3)
-            policy.normaliser.variance.fill_(2.5)
-        for layer in policy.modules():
-            if isinstance(layer, BatchNorm):
-                layer.mean.fill_(0.2)
-                layer.variance.fill_(0.5)
-    return policy
+    policy = trained(*CASES[name])
+    return policy, runtime.InferenceSession(to_onnx(policy, {"run": "a", "version": "7"}))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_model_gives_the_parameters_and_values_of_the_policy(name: str) -> None:
     """For one row and for seven, from raw observations."""
-    from penstock.policy.onnx_export import PARAMETERS, VALUE, input_names, to_onnx
+    from penstock.policy.onnx_export import PARAMETERS, VALUE, input_names
 
-    space, action, section = CASES[name]
-    policy = trained(space, action, section)
-    session = runtime.InferenceSession(to_onnx(policy, {"run": "a", "version": "7"}))
+    (space, action, _), (policy, session) = CASES[name], exported(name)
     assert [one.name for one in session.get_inputs()] == input_names(policy)
     for rows in (1, 7):
         observed = observations(space, rows)
         parameters, value = session.run([PARAMETERS, VALUE], observed)
         assert value.shape == (rows,)
-        np.testing.assert_allclose(parameters, policy.action_parameters(observed), rtol=0, atol=5e-5)
+        wanted = policy.action_parameters(observed)
+        if policy.combines_heads:  # they act by advantages, which differ from values by a number for each row
+            parameters, wanted = (one - one.mean(-1, keepdims=True) for one in (parameters, wanted))
+        np.testing.assert_allclose(parameters, wanted, rtol=0, atol=5e-5)
         np.testing.assert_allclose(value, policy.values(observed), rtol=0, atol=5e-5)
     told = session.get_modelmeta().custom_metadata_map
     assert (told["run"], told["version"]) == ("a", "7")
     heads = json.loads(told["action"])
     assert [head["path"] for head in heads] == [path for path, _ in leaves(action, "action")]
     assert heads[-1]["start"] + heads[-1]["size"] == parameters.shape[1]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_model_acts_as_the_policy_does(name: str) -> None:
+    """The mode of every leaf is the deterministic action, as an environment takes it."""
+    space, (policy, session) = CASES[name][0], exported(name)
+    observed = observations(space, 33)
+    expected = deterministic(policy, observed)
+    found = session.run([f"mode/{path}" for path in expected], observed)
+    for (path, wanted), mode in zip(expected.items(), found, strict=True):
+        assert (mode.dtype, mode.shape) == (wanted.dtype, wanted.shape), path
+        np.testing.assert_allclose(mode, wanted, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["a vector and a choice", "choices", "values of choices", "parts of every kind"]
+)
+def test_masks_are_inputs_of_a_run_that_has_some(name: str) -> None:
+    """What they forbid is never the mode."""
+    from penstock.policy.onnx_export import to_onnx
+
+    space, action, section = CASES[name]
+    policy = trained(space, action, section)
+    allowed = masks(action, 33)
+    session = runtime.InferenceSession(to_onnx(policy, {}, masks=list(allowed)))
+    rows = {**observations(space, 33), **allowed}
+    assert {one.name for one in session.get_inputs()} == rows.keys()
+    free = deterministic(policy, observations(space, 33))
+    for path, wanted in deterministic(policy, rows).items():
+        (mode,) = session.run([f"mode/{path}"], rows)
+        np.testing.assert_allclose(mode, wanted, rtol=0, atol=5e-5)
+        if f"mask/{path}" in allowed:
+            assert not np.array_equal(mode, free[path]), "the masks forbid some of what is best"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_action_can_be_drawn_from_outputs_and_metadata(name: str) -> None:
+    """The figures are those that the policy itself draws from; the spaces are told with their bounds."""
+    (space, action, _), (policy, session) = CASES[name], exported(name)
+    observed = observations(space, 5)
+    described = policy.distribution(policy.action_parameters(observed))
+    told = session.get_modelmeta().custom_metadata_map
+    for head, (path, leaf) in zip(json.loads(told["action"]), leaves(action, "action"), strict=True):
+        assert head["space"]["type"] == type(leaf).__name__
+        assert head["act"]
+        if isinstance(leaf, Box):
+            mean, log_std = session.run([f"mean/{path}", f"log_std/{path}"], observed)
+            assert mean.shape == log_std.shape == (5, *leaf.shape)
+            np.testing.assert_allclose(mean.reshape(5, -1), described[f"{path}/mean"], atol=5e-5)
+            np.testing.assert_allclose(np.exp(log_std).reshape(5, -1), described[f"{path}/std"], rtol=1e-4)
+            for name_, bound in (("low", leaf.low), ("high", leaf.high)):
+                finite = [float(one) if math.isfinite(one) else None for one in bound.flatten()]
+                assert head["space"][name_] == finite
+        elif head["kind"] == "EpsilonGreedy":
+            (values,) = session.run([f"values/{path}"], observed)
+            assert values.shape == (5, head["space"]["n"])
+        else:
+            (logits,) = session.run([f"logits/{path}"], observed)
+            probability = described[f"{path}/probability"]
+            if head["kind"] == "Bernoulli":
+                np.testing.assert_allclose(1 / (1 + np.exp(-logits)), probability, atol=5e-5)
+            for start, n in parts(head["space"]):
+                share = np.exp(logits[:, start : start + n])
+                share /= share.sum(-1, keepdims=True)
+                np.testing.assert_allclose(share, probability[:, start : start + n], atol=5e-5)
+
+
+def parts(space: dict[str, Any]) -> list[tuple[int, int]]:
+    """Beginning and length of each choice's logits."""
+    found = {"Discrete": [space.get("n")], "MultiDiscrete": space.get("nvec")}.get(space["type"])
+    sizes: list[Any] = found or []
+    return [(sum(sizes[:index]), size) for index, size in enumerate(sizes)]
 
 
 def test_exporting_leaves_the_policy_as_it_is() -> None:
