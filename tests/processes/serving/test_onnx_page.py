@@ -18,13 +18,18 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 PAGE: Final = (ROOT / "docs" / "onnx.md").read_text()
 EXAMPLE: Final = ROOT / "examples" / "onnx"
 SHOWN: Final = (
-    "a vector and a choice",
     "choices",
-    "values of choices",
-    "bits",
-    "clipped, with a bound that is not finite",
-    "squashed, with a deviation for each state",
     "a tuple of a dictionary",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (
+            "a vector and a choice",
+            "values of choices",
+            "bits",
+            "clipped, with a bound that is not finite",
+            "squashed, with a deviation for each state",
+        )
+    ),
 )
 PYTHON: Final = """
 given = np.load("given.npz")
