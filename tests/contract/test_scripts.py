@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from broker.log import keys
+from broker.log import keys, learner_log
 from broker.log import script as scripts
 from broker.log.learner_log import LearnerLog
 from broker.log.records import Commit, Opened, Totals
@@ -578,3 +578,21 @@ async def test_a_start_behind_the_trim_floor_is_refused(store: Store, log: Learn
     with pytest.raises(Refused, match="allow-loss"):
         log.start(specification().encode(), PACING, position=2)
     log.start(specification().encode(), PACING, position=3)
+
+
+async def test_large_payloads_are_read_a_few_at_a_time(
+    store: Store, log: LearnerLog, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis holds each reply until it is read: none has more bytes than is set aside for it."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(4)
+    size = raw.strlen(keys.payload(1))
+    monkeypatch.setattr(learner_log, "READ_BYTES", 2 * size + 1)
+    entries = log.read(0, 10, 0)
+    before = (
+        raw.info("commandstats")["cmdstat_mget"]["calls"] if "cmdstat_mget" in raw.info("commandstats") else 0
+    )
+    payloads = log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
+    assert [len(payload or b"") for payload in payloads] == [size] * 4
+    assert raw.info("commandstats")["cmdstat_mget"]["calls"] - before == 2
