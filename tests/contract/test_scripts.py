@@ -65,12 +65,12 @@ async def test_a_session_is_not_ready_before_the_specification(store: Store) -> 
 
 
 async def test_a_session_carries_the_specification_and_first_leave(store: Store, log: LearnerLog) -> None:
-    """An actor's first session in an empty run has salt 0 and credit for its share of the budget."""
+    """An actor's first session in an empty run has salt 0 and credit for a fragment."""
     opened = await store.open_session("actor-0", Role.ROLLOUT)
     assert isinstance(opened, Opened)
     assert specification().encode() == opened.specification
     assert (opened.session, opened.seed_salt) == (1, 0)
-    assert (opened.credit.begin_through, opened.credit.min_version) == (4, 1)
+    assert (opened.credit.begin_through, opened.credit.min_version) == (1, 1)
 
 
 async def test_a_second_session_has_its_own_salt_and_fences_the_first(store: Store, log: LearnerLog) -> None:
@@ -132,6 +132,7 @@ async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) 
     """A repeated fragment is acknowledged and not stored; one too far ahead is a GAP."""
     actor = Actor(store, "actor-0")
     await actor.open()
+    await actor.watch()
     assert (await actor.append(2)).appended == 2
     again = await store.append(actor.session, 0, [item(actor.session, s) for s in (1, 2, 3)])
     assert (again.acked_through, again.appended, again.refusal) == (3, 1, None)

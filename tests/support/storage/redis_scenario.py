@@ -123,7 +123,7 @@ async def _come_back(admin: Any, store: Store, log: LearnerLog, known: LogState)
     await actor.open()
     await actor.append(1)
     beyond = {**known.sequences, actor.session: 3}
-    admin.hset("penstock:state", "redis_run_id", "0" * 40)
+    admin.hset("penstock:state", "closed", 1)
     log.reopen(replace(known, number=known.number + 5, log_lost=known.log_lost + 1, sequences=beyond))
     await actor.watch()
     actor.acked = 5
