@@ -14,7 +14,8 @@ from broker.log import keys
 from broker.log.learner_log import LearnerLog
 from broker.log.records import Opened
 from broker.log.store import Store
-from penstock.wire.messages import Credit, Role
+from penstock.wire.messages import Credit, Role, Watch
+from penstock.wire.refusal import Reason
 from tests.support.run.small_run import CHARGE, specification
 from tests.support.run.store_run import BLOB, PACING, Actor, item, open_run
 
@@ -190,6 +191,27 @@ async def test_credit_goes_one_fragment_at_a_time_and_further_ones_while_no_sess
     await store.close_session(second.session)
     assert [(await actor.watch()).begin_through for actor in (first, third)] == [6, 1]
     assert log.renew().outstanding == 6 * CHARGE
+    log.close()
+
+
+async def test_credit_that_is_given_back_goes_to_who_waits_at_once(store: Store, redis_url: str) -> None:
+    """Its numbers stay: what is begun with them later waits for its turn when it is appended."""
+    log = open_run(redis_url, budget=2 * CHARGE)
+    leaving, waiting = Actor(store, "leaving"), Actor(store, "waiting")
+    await leaving.open()
+    await leaving.watch()
+    await waiting.open()
+    assert (leaving.credit.begin_through, waiting.credit.begin_through) == (2, 0)
+    for _ in range(2):  # saying it twice changes nothing
+        await store.watch(Watch(session=leaving.session, begun_through=1, gives_back=True))
+    assert (await waiting.watch()).begin_through == 1
+    assert log.renew().outstanding == 2 * CHARGE
+    assert (await leaving.append()).refusal is None
+    late = await leaving.append()
+    assert late.refusal is not None
+    assert (late.refusal.reason, late.refusal.detail.partition(":")[0]) == (Reason.FULL, "pacing")
+    log.settle(1)
+    assert (await leaving.append()).refusal is None
     log.close()
 
 
