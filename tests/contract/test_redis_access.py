@@ -28,7 +28,7 @@ BROKER_FOLDER: Final = Path(script.__file__).parent
 METHODS: Final = {"config_get": "config|get", "subscribe": "subscribe"}
 UNREACHED: Final = {
     "broker": {"strlen", "xdel", "xrange"},  # only beyond a thousand shadow entries or four thousand reports
-    "learner": {"exists"},  # of the parts that its scripts load, calls of sessions alone ask it
+    "learner": {"exists", "hkeys"},  # calls of sessions ask them, in parts that its scripts load
 }
 
 
