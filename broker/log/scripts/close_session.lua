@@ -1,7 +1,7 @@
 -- Ends a session after its drain.
 -- ARGV: session. Reply: 1 when it was open, else 0.
--- uses: run, sessions, credit, turns
+-- uses: run, sessions
 redis.call('DEL', ABSENT)
 if not close_session(ARGV[1]) then return 0 end
-share_out(false)
+changed()
 return 1
