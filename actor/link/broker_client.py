@@ -210,6 +210,7 @@ class BrokerClient:
             applied_sha256=watch.applied_sha256,
             probe_log_prob=watch.probe_log_prob,
             wait_ms=watch.wait_ms,
+            gives_back=watch.gives_back,
         )
         deadline_s = watch.wait_ms / 1000 + WATCH_GRACE_S
         reply, weights = self._call(lambda line: line.watch, request, deadline_s, stop)

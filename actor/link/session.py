@@ -255,6 +255,15 @@ class Session:
         self.raise_credit(reply.credit)
         return reply
 
+    def give_back(self) -> None:
+        """Let others have the credit for what is not begun: nothing more will be begun here."""
+        request = replace(self._request(self._applied), wait_ms=0, gives_back=True)
+
+        def say() -> None:
+            self._broker_client.watch(request, self._closing)
+
+        self.run_thread("giver", say)
+
     def report(self, report: Report) -> tuple[int, Refusal | None]:
         """Send episodes: the last report that was taken, and why this one was not. Raises as `append`."""
         return self._broker_client.report(report, self._closing)

@@ -98,6 +98,7 @@ class Worker:
 
     def _is_done(self, session: Session, outbox: Outbox) -> bool:
         if session.ended is None:
+            session.give_back()
             if not outbox.flush(FLUSH_S) and session.ended is None:
                 log.warning("flush gave up", extra={"fragments": outbox.drop("drain")})
             session.check()

@@ -108,7 +108,7 @@ def read_log(url: str, password: str | None = None, tls: TlsFiles | None = None)
         password: of the server, None where it asks for none.
         tls: certificates for `rediss://`.
     """
-    client = connect(url, password, tls)
+    client = connect(url, password, tls, greets=False)
     try:
         return _read(client)
     except RedisError as error:
@@ -143,7 +143,8 @@ def _read(client: Any) -> HeldLog | None:
             LostSessions(first=int(words[1]), last=int(words[2])) for words in lost if words[0] == "sessions"
         ),
         lost_is_whole=len(lost) < KEPT_LOST,
-        closed=state.get(b"redis_run_id", b"").decode() != client.info("server")["run_id"],
+        closed=state.get(b"closed") == b"1"
+        or state.get(b"redis_run_id", b"").decode() != client.info("server")["run_id"],
     )
 
 

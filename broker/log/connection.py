@@ -2,6 +2,9 @@
 
 redis-py would repeat a write ten times on its own; here every retry is the caller's. A URL is
 `redis://`, `rediss://` or `unix:///path`.
+
+A connection that runs scripts greets first (`scripts/greet.lua`): it closes the log of a Redis that was
+restarted. No connection outlives the process that it leads to, so scripts need not look themselves.
 """
 
 import re
@@ -27,6 +30,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
+from broker.log.script import load
 from penstock.config.redis_url import split_password
 from penstock.rpc.tls_files import TlsFiles
 
@@ -75,12 +79,14 @@ _READ_BYTES: Final = 1024 * 1024
 """Bytes that are read from the socket at once: payloads come in MiB."""
 
 
-def connect(url: str, password: str | None, tls: TlsFiles | None = None) -> Any:
+def connect(url: str, password: str | None, tls: TlsFiles | None = None, *, greets: bool = True) -> Any:
     """Return a synchronous `redis.Redis` (typed Any: its own annotations are partial); connects on first use.
 
-    The client is thread-safe. tls: for rediss://; read at every new connection.
+    The client is thread-safe. tls: for rediss://; read at every new connection. greets: False for one that
+    only reads.
     """
-    return redis.Redis.from_url(check_url(url), **_options(url, password, tls), retry=Retry(NoBackoff(), 0))
+    options = _options(url, password, tls) | ({"redis_connect_func": _greet} if greets else {})
+    return redis.Redis.from_url(check_url(url), **options, retry=Retry(NoBackoff(), 0))
 
 
 def connect_async(url: str, password: str | None, tls: TlsFiles | None = None) -> Any:
@@ -94,11 +100,24 @@ def connect_async(url: str, password: str | None, tls: TlsFiles | None = None) -
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         check_url(url),
         **_options(url, password, tls),
+        redis_connect_func=_greet_async,
         retry=AsyncRetry(NoBackoff(), 0),
         max_connections=MAX_CONNECTIONS,
         timeout=REPLY_TIMEOUT_S,
     )
     return redis.asyncio.Redis(connection_pool=pool)
+
+
+def _greet(connection: Any) -> None:
+    connection.on_connect()
+    connection.send_command("EVAL", load("greet").source, 0)
+    connection.read_response()
+
+
+async def _greet_async(connection: Any) -> None:
+    await connection.on_connect()
+    await connection.send_command("EVAL", load("greet").source, 0)
+    await connection.read_response()
 
 
 def _options(url: str, password: str | None, tls: TlsFiles | None) -> dict[str, Any]:

@@ -32,6 +32,8 @@ SECURITY_FLOORS: Final[dict[Version, Version]] = {
 }
 """First release of each series without the known remote code executions (CVE-2025-49844 and its
 companions in Lua; CVE-2026-23479 from 8.6 on). An older series that is not named has no such release."""
+READ_BYTES: Final = 16 * MIB
+"""What Redis holds of payloads while one learner process reads them: its largest reply."""
 HEADROOM_BYTES: Final = 64 * MIB
 
 
@@ -168,11 +170,12 @@ def check_memory(info: dict[str, Any], section: BrokerSection) -> int:
     The learner, which knows the size of the weights, checks again with them.
     """
     limit = int(info.get("maxmemory", 0))
-    needed = section.max_log_bytes + section.max_staged_bytes + HEADROOM_BYTES
+    needed = section.max_log_bytes + section.max_staged_bytes + READ_BYTES + HEADROOM_BYTES
     if limit and limit < needed:
         raise UnsuitableRedis(
             f"maxmemory={limit}: {needed} bytes are needed (broker.max_log_bytes={section.max_log_bytes} + "
-            f"broker.max_staged_bytes={section.max_staged_bytes} + {HEADROOM_BYTES}); raise maxmemory or "
+            f"broker.max_staged_bytes={section.max_staged_bytes} + {READ_BYTES} + {HEADROOM_BYTES}); raise "
+            "maxmemory or "
             "lower the ceilings"
         )
     return limit

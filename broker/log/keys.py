@@ -14,7 +14,7 @@ SESSION: Final = "penstock:session:"
 """Prefix, hash per open session.
 
 Actor, role, sequence, begin_through, min_version, round, reports, applied, fetches, rewound, returned,
-lenient_through, owner.
+lenient_through, owner; of its credit: taken, since, pace, tag (`scripts/_credit.lua`).
 """
 OPEN: Final = "penstock:open"
 """Sorted set of open sessions by the time of their last call, in milliseconds of Redis time."""
@@ -26,6 +26,10 @@ ROLLOUTS: Final = "penstock:rollouts"
 """Set of open rollout sessions."""
 CREDIT: Final = "penstock:leave"
 """Hash: rollout session → sequences that it has credit for and has not appended."""
+DUE: Final = "penstock:due"
+"""Sorted set of rollout sessions with credit by when it may be taken back, in milliseconds of Redis time."""
+WAITING: Final = "penstock:waiting"
+"""Sorted set of rollout sessions that wait for credit, by the milliseconds of credit that they have used."""
 ROSTER: Final = "penstock:roster"
 """Lock-step: set of sessions that owe a fragment to the round that is open."""
 LOG: Final = "penstock:log"
@@ -71,7 +75,10 @@ COMMAND_IDS: Final = "penstock:command-ids"
 LEARNER: Final = "penstock:learner"
 """The latest status that the learner reported, as JSON."""
 CHANGED: Final = "penstock:changed"
-"""Channel: a change was made that may end a wait."""
+"""Channel: a change was made that may end a wait.
+
+"": of any. "12 15": of these sessions. "+ 12 15": of these and of all that do not wait for credit.
+"""
 ABSENT: Final = "penstock:absent"
 """A key that never exists.
 

@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Final
@@ -19,6 +19,7 @@ from typing import Any, Final
 from broker.log import keys, replies
 from broker.log.commands import Answer, Command
 from broker.log.connection import REPLY_TIMEOUT_S, connect
+from broker.log.guard import READ_BYTES
 from broker.log.kept_weights import KeptWeights, chunks
 from broker.log.learner_calls import LearnerCalls, fenced_off
 from broker.log.log_memory import LogMemory, to_lua
@@ -37,6 +38,7 @@ from broker.log.records import (
 from penstock.config.settings import ConfigurationError
 from penstock.rpc.tls_files import TlsFiles
 from penstock.runtime.failpoint import failpoint
+from penstock.wire.limits import MAX_MESSAGE_BYTES
 from penstock.wire.messages import Publication
 from penstock.wire.refusal import Reason, Refusal, Refused
 
@@ -256,11 +258,18 @@ class LearnerLog:
         entries = (replies.log_entry(*entry) for entry in found)
         return [entry for entry in entries if entry.number in wanted]
 
-    def fetch(self, numbers: Sequence[int]) -> list[bytes | None]:
-        """Return the payloads of entries; None where there is none (`missing` says why)."""
+    def fetch(self, numbers: Sequence[int], sizes: Sequence[int] = ()) -> list[bytes | None]:
+        """Return the payloads of entries; None where there is none (`missing` says why).
+
+        Redis holds a reply until it is read, so no reply has more than READ_BYTES, a single payload apart.
+
+        Args:
+            numbers: of the entries.
+            sizes: bytes of their payloads; without them each may have as many as a message.
+        """
         payloads: list[bytes | None] = []
-        for first in range(0, len(numbers), _FETCH_SLICE):
-            names = [keys.payload(number) for number in numbers[first : first + _FETCH_SLICE]]
+        for some in _slices(numbers, sizes or [MAX_MESSAGE_BYTES] * len(numbers)):
+            names = map(keys.payload, some)
             payloads += self._calls.patient(partial(self._redis.execute_command, "MGET", *names))
         return payloads
 
@@ -416,3 +425,17 @@ class LearnerLog:
     def _trim(self) -> None:
         while int(self._calls.fenced("trim", _TRIM_SLICE)[1]) > 0:
             pass
+
+
+def _slices(numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the numbers in order, so many at a time as one reply may hold."""
+    some: list[int] = []
+    total = 0
+    for number, size in zip(numbers, sizes, strict=True):
+        if some and (total + size > READ_BYTES or len(some) == _FETCH_SLICE):
+            yield some
+            some, total = [], 0
+        some.append(number)
+        total += size
+    if some:
+        yield some

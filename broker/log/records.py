@@ -8,7 +8,7 @@ is the number of a log entry; 0 is "before the first".
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any, Literal
 
 from broker.log.commands import Answer
@@ -24,12 +24,13 @@ ControlAction = Literal["pause", "resume", "stop", "checkpoint"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A session that was opened. `specification` is an encoded `RunSpecification`."""
+    """A session that was opened. `specification`: an encoded `RunSpecification`. `waits`: for credit."""
 
     session: int
     specification: bytes
     seed_salt: int
     credit: Credit
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,24 +54,48 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """The reply to an append. `appended` fragments were new (the others were there already)."""
+    """The reply to an append. `appended` fragments were new (the others were there already).
+
+    `waits`: the session has no credit left, and its turn is to come.
+    """
 
     acked_through: int
     refusal: Refusal | None
     credit: Credit
     appended: int = 0
+    waits: bool = False
     gauges: Gauges = field(default_factory=Gauges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """The reply to a watch: exactly one field is set.
+    """The reply to a watch: either news or a refusal.
 
-    `news.weights` is always empty: the caller adds the bytes.
+    `news.weights` is always empty: the caller adds the bytes. `waits`: the session has no credit, and its
+    turn is to come.
     """
 
     news: News | None = None
     refusal: Refusal | None = None
+    waits: bool = False
+
+
+class Scope(IntEnum):
+    """Whom a change concerns beside the sessions that it names."""
+
+    NAMED = 0
+    """Nobody else."""
+    READY = 1
+    """All that do not wait for credit."""
+    ALL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something was changed that may end a wait: of `sessions` and of `scope`."""
+
+    sessions: tuple[int, ...] = ()
+    scope: Scope = Scope.ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from broker.log.records import (
     Appended,
+    Change,
     Commit,
     Gauges,
     Lease,
@@ -17,6 +18,7 @@ from broker.log.records import (
     ProbeAnswer,
     Renewal,
     ReportEntry,
+    Scope,
     SessionRow,
     Status,
     Watched,
@@ -76,6 +78,7 @@ def opened(reply: Sequence[Any]) -> Opened | Refusal:
         seed_salt=salt,
         credit=Credit(through, version, round_),
         specification=bytes(reply[6]),
+        waits=bool(reply[7]),
     )
 
 
@@ -87,6 +90,7 @@ def appended(reply: Sequence[Any]) -> Appended:
         refusal=refusal(reply[0], _text(reply[1]), acked),
         credit=Credit(through, version, round_),
         appended=new,
+        waits=bool(reply[11]),
         gauges=Gauges(
             outstanding_steps=outstanding, settled_steps=settled, log_entries=entries, log_bytes=size
         ),
@@ -114,7 +118,17 @@ def watched(reply: Sequence[Any]) -> Watched:
         scalars=json.loads(reply[12]) if reply[12] else {},
         evaluate_version=evaluate,
     )
-    return Watched(news=news)
+    return Watched(news=news, waits=bool(reply[13]))
+
+
+def change(text: bytes) -> Change:
+    """Convert a message of the channel CHANGED; whatever is not understood concerns everybody."""
+    first, *others = text.decode(errors="replace").split(" ")
+    scope = Scope.READY if first == "+" else Scope.NAMED
+    names = [name for name in (first, *others) if name not in ("", "+")]
+    if not first or not all(name.isdecimal() for name in names):
+        return Change()
+    return Change(tuple(map(int, names)), scope)
 
 
 def publication(version: int, value: bytes) -> Publication:

@@ -36,6 +36,14 @@ one another, and of more than two only the slowest is sure to keep what it fetch
 """
 KEPT_COMMANDS: Final = 64
 MAX_PENDING_COMMANDS: Final = 16
+PATIENCE: Final = 4
+"""Credit comes back from a session that appends nothing for so many times its median fragment time."""
+LEAST_PATIENCE_MS: Final = 1000
+"""Never sooner than this: a pause of a process or of the network is no silence."""
+MOST_TURNS: Final = 16
+"""Turns by which a session may be ahead of the others or behind them."""
+MOST_RECLAIMED: Final = 64
+"""Sessions whose credit one script takes back."""
 MAX_REPORT_ENTRIES: Final = 4096
 MAX_REPORT_BYTES: Final = 8 * 2**20
 
@@ -51,6 +59,10 @@ _LIMITS: Final = (
     "MOST_FETCHED",
     "KEPT_COMMANDS",
     "MAX_PENDING_COMMANDS",
+    "PATIENCE",
+    "LEAST_PATIENCE_MS",
+    "MOST_TURNS",
+    "MOST_RECLAIMED",
     "MAX_REPORT_ENTRIES",
     "MAX_REPORT_BYTES",
 )
@@ -68,8 +80,8 @@ class Script:
 @cache
 def load(name: str) -> Script:
     """Return the script of `broker/log/scripts/NAME.lua`."""
-    body = _read(name)
-    parts = "\n".join([*(_read(part) for part in _parts(body)), body])
+    body = read_source(name)
+    parts = "\n".join([*(read_source(part) for part in _parts(body)), body])
     source = f"{_constants(parts)}\n{parts}"
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
@@ -81,7 +93,8 @@ def names() -> list[str]:
     return sorted(name for name in found if not name.startswith("_"))
 
 
-def _read(name: str) -> str:
+def read_source(name: str) -> str:
+    """Return the text of one file of `broker/log/scripts`; here a stand may put a clock of its own in."""
     return (files("broker.log") / "scripts" / f"{name}.lua").read_text()
 
 
@@ -89,7 +102,7 @@ def _parts(body: str) -> list[str]:
     """Return the shared parts that a file uses, each behind those that it needs itself."""
     found = re.search(r"^-- (?:uses: (.*)|Needs: (.*)\.)$", body, re.MULTILINE)
     named = [f"_{part.strip()}" for part in (found[1] or found[2]).split(",")] if found else []
-    return list(dict.fromkeys(needed for part in named for needed in (*_parts(_read(part)), part)))
+    return list(dict.fromkeys(needed for part in named for needed in (*_parts(read_source(part)), part)))
 
 
 def _constants(source: str) -> str:

@@ -16,7 +16,7 @@ from broker.log import keys, replies
 from broker.log.appends import Appends
 from broker.log.commands import Command, CommandAction
 from broker.log.connection import connect_async, is_unavailable
-from broker.log.records import Appended, AppendItem, ControlAction, Opened, Status, Watched
+from broker.log.records import Appended, AppendItem, Change, ControlAction, Opened, Status, Watched
 from broker.log.script import Script, load
 from penstock.rpc.tls_files import TlsFiles
 from penstock.runtime.failpoint import failpoint
@@ -112,11 +112,12 @@ class Store:
         return replies.reported(await self._run("report", report.session, report.sequence, report.encode()))
 
     async def watch(self, watch: Watch) -> Watched:
-        """Renew the session, note which versions it uses, and grant credit; never waits."""
+        """Renew the session, note which versions it uses, and grant or take back credit; never waits."""
         answer = ""
         if watch.probe_log_prob:
             answer = json.dumps([watch.applied_version, watch.applied_sha256, list(watch.probe_log_prob)])
-        reply = await self._run("watch", watch.session, watch.begun_through, watch.applied_version, answer)
+        begun, gives_back = watch.begun_through, int(watch.gives_back)
+        reply = await self._run("watch", watch.session, begun, watch.applied_version, answer, gives_back)
         return replies.watched(reply)
 
     async def specification(self) -> bytes | None:
@@ -192,26 +193,26 @@ class Store:
             return Command.from_reply(reply[1]), bool(reply[2])
         raise Refused(replies.command_refusal(reply, request_id))
 
-    async def changes(self) -> AsyncIterator[None]:
-        """Yield after every change that may end a wait, and once a second in any case.
+    async def changes(self) -> AsyncIterator[Change | None]:
+        """Yield every change that may end a wait; None once a second where there was none.
 
-        It subscribes again by itself when the connection breaks; the yield that follows covers missed
-        changes.
+        It subscribes again by itself when the connection breaks; the change that follows concerns all
+        sessions and covers those that were missed.
         """
         while True:
             try:
                 async with self._redis.pubsub() as subscription:
                     await subscription.subscribe(keys.CHANGED)
+                    yield Change()
                     while True:
-                        await subscription.get_message(
+                        message = await subscription.get_message(
                             ignore_subscribe_messages=True, timeout=CHANGES_HEARTBEAT_S
                         )
-                        yield
+                        yield None if message is None else replies.change(message["data"])
             except Exception as error:
                 if not is_unavailable(error):
                     raise
             await asyncio.sleep(_RESUBSCRIBE_S)
-            yield
 
     async def _run(self, name: str, *arguments: Any) -> Any:
         script = load(name)

@@ -95,7 +95,8 @@ def _check(session: int, message: SentFragment, specification: RunSpecification)
         raise ValueError(
             f"header.steps={header.steps}: the run's unroll length is {specification.unroll_length}"
         )
-    conformance.check(header, message.payload, specification.schema, specification.run)
+    schema, run, bounds = specification.schema, specification.run, specification.bounds()
+    conformance.check(header, message.payload, schema, run, bounds)
     encoded = message.header.SerializeToString()
     if len(encoded) > _header_room(header):
         raise ValueError(

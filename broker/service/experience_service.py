@@ -18,6 +18,7 @@ from broker.log.records import Appended, AppendItem
 from broker.log.store import Store, StoreUnavailable
 from broker.service.admission import Admission, Admitted
 from broker.service.call_rules import check_number, redis_down
+from broker.service.changes import Changes
 from broker.service.last_credit import LastCredit
 from broker.service.session_owners import SessionOwners, caller_name
 from broker.service.staging import StagingBudget
@@ -50,9 +51,11 @@ class ExperienceService(ExperienceServiceServicer):
         facts: ServerFacts,
         owners: SessionOwners,
         last_credit: LastCredit,
+        changes: Changes,
     ) -> None:
+        """changes: told which sessions wait for credit after an Append."""
         self._store, self._admission, self._staging, self._owners = store, admission, staging, owners
-        self._last_credit = last_credit
+        self._last_credit, self._changes = last_credit, changes
         self._appends: set[asyncio.Task[Appended]] = set()
         self.note_facts(facts)
 
@@ -107,6 +110,7 @@ class ExperienceService(ExperienceServiceServicer):
             metrics.REFUSALS.labels(reason=appended.refusal.reason.label).inc()
         metrics.APPEND_SECONDS.observe(time.perf_counter() - began)
         self._last_credit.note(request.session, appended.credit.begin_through)
+        self._changes.note_waiting(request.session, appended.waits)
         failpoint("append.answering", appended.acked_through)
         return pb.AppendReply(
             acked_through=appended.acked_through,

@@ -169,6 +169,7 @@ def assemble(frame: ServerFrame, settings: Settings, redis_url: str, facts: guar
         facts,
         owners,
         last_credit,
+        changes,
     )
     weights = WeightService(store, WeightCache(store.weights_chunk), changes, owners, last_credit)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(experience, frame.server)

@@ -53,7 +53,6 @@ class WeightService(WeightServiceServicer):
         """last_credit: through which sequence a session was told to begin, with its Appends."""
         self._store, self._cache, self._changes, self._owners = store, cache, changes, owners
         self._last_credit, self._last_evaluations = last_credit, LastCredit()
-        self._held: dict[int, object] = {}
 
     async def WatchLatest(  # type: ignore[override]  # noqa: N802 - written here
         self, request: pb.WatchLatestRequest, context: Context
@@ -75,29 +74,21 @@ class WeightService(WeightServiceServicer):
         return write_news(watched, await self._new_weights(watch, watched))
 
     async def _look_until_news(self, watch: Watch) -> News | Refusal:
-        mine = self._held[watch.session] = object()
-        try:
-            return await self._hold(watch, mine)
-        finally:
-            if self._held.get(watch.session) is mine:
-                del self._held[watch.session]
-
-    async def _hold(self, watch: Watch, mine: object) -> News | Refusal:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + watch.wait_ms / 1000
-        while True:
-            seen = self._changes.generation
-            news = await self._look(watch)
-            is_over = self._changes.closed or loop.time() >= deadline
-            if is_over or isinstance(news, Refusal) or self._is_new(watch, news):
-                return news
-            watch = replace(watch, probe_log_prob=())
-            await self._changes.wait(seen, deadline - loop.time())
-            if self._held.get(watch.session) is not mine:
-                # Every look asks Redis: of many calls that one session holds only the newest looks on.
-                return news
+        with self._changes.holding(watch.session) as held:
+            while True:
+                held.begin_look()
+                news, held.waits = await self._look(watch)
+                is_over = self._changes.closed or loop.time() >= deadline
+                if is_over or isinstance(news, Refusal) or self._is_new(watch, news):
+                    return news
+                watch = replace(watch, probe_log_prob=())
+                await held.wait(deadline - loop.time())
+                if not held.is_newest:
+                    return news
 
-    async def _look(self, watch: Watch) -> News | Refusal:
+    async def _look(self, watch: Watch) -> tuple[News | Refusal, bool]:
         watched = await self._store.watch(watch)
         outcome = watched.refusal or watched.news
         if outcome is None:
@@ -105,7 +96,7 @@ class WeightService(WeightServiceServicer):
         if isinstance(outcome, News) and _is_to_be_fetched(outcome.latest, watch.known_version):
             found = await self._store.begin_fetch(watch.session, watch.known_version)
             outcome = replace(outcome, latest=found or outcome.latest)
-        return outcome
+        return outcome, watched.waits
 
     def _is_new(self, watch: Watch, news: News) -> bool:
         return (
@@ -189,6 +180,7 @@ def read_watch(request: pb.WatchLatestRequest) -> Watch:
         applied_sha256=request.applied_sha256,
         probe_log_prob=tuple(request.probe_log_prob),
         wait_ms=request.wait_ms,
+        gives_back=request.gives_back,
     )
 
 

@@ -113,7 +113,11 @@ class OwnPayloads:
 
     def check(self, entries: Sequence[LogEntry]) -> list[Found]:
         """See `Payloads`."""
-        payloads = self._log.fetch([entry.number for entry in entries]) if entries else []
+        payloads = (
+            self._log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
+            if entries
+            else []
+        )
         return [
             Found(State.MISSING) if payload is None else self._open(entry, payload)
             for entry, payload in zip(entries, payloads, strict=True)

@@ -7,12 +7,20 @@ Each check raises a ConfigurationError that names the setting, the figure and wh
 
 from typing import Final
 
+from broker.log.guard import READ_BYTES
 from broker.log.records import Pacing
+from broker.log.script import MOST_FETCHED
 from learner.algorithms.algorithm import Algorithm, Retained
 from learner.checkpoint.checkpointer import Room
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.registry.records import MAX_PINNED
-from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_TENSORS, MESSAGE_OVERHEAD_BYTES, MIB
+from penstock.wire.limits import (
+    MAX_MESSAGE_BYTES,
+    MAX_TENSORS,
+    MESSAGE_OVERHEAD_BYTES,
+    MIB,
+    WEIGHT_CHUNK_BYTES,
+)
 from penstock.wire.schema import FragmentSchema, payload_room
 from penstock.wire.specification import RunSpecification
 
@@ -96,11 +104,13 @@ def check_memory(settings: Settings, weight_bytes: int, limit: int) -> None:
     weight_bytes: size of one version. limit: in bytes, 0 for none.
     """
     broker = settings.broker
-    weight = (_WEIGHT_GENERATIONS + _PINS) * weight_bytes
-    needed = broker.max_log_bytes + weight + broker.max_staged_bytes + _MEMORY_RESERVE_BYTES
+    fetched = MOST_FETCHED if weight_bytes > WEIGHT_CHUNK_BYTES else 0
+    weight = (_WEIGHT_GENERATIONS + _PINS + fetched) * weight_bytes
+    reads = settings.learner.ranks * READ_BYTES
+    needed = broker.max_log_bytes + weight + broker.max_staged_bytes + reads + _MEMORY_RESERVE_BYTES
     if 0 < limit < needed:
         raise ConfigurationError(
             f"maxmemory={limit} of Redis: log {broker.max_log_bytes}, weights {weight}, staging "
-            f"{broker.max_staged_bytes} and reserve {_MEMORY_RESERVE_BYTES} need {needed}; raise "
-            "broker.max_memory_bytes (maxmemory of a Redis of your own) or lower broker.max_log_bytes"
+            f"{broker.max_staged_bytes}, reads {reads} and reserve {_MEMORY_RESERVE_BYTES} need {needed}; "
+            "raise broker.max_memory_bytes (maxmemory of a Redis of your own) or lower broker.max_log_bytes"
         )

@@ -158,6 +158,8 @@ def _specification(
             lock_step=algorithm.lock_step,
             stale_after=algorithm.stale_after or 0,
             update_steps=settings.algorithm.update_steps,
+            max_reward=settings.broker.max_reward,
+            max_log_prob=settings.broker.max_log_prob,
             session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
         )
     )

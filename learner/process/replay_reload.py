@@ -72,7 +72,7 @@ def _give(
     ranges: Ranges,
     device: torch.device,
 ) -> None:
-    payloads = learner_log.fetch([entry.number for entry in entries])
+    payloads = learner_log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
     loaded, places = [], []
     for entry, payload in zip(entries, payloads, strict=True):
         if entry.header is None or payload is None:

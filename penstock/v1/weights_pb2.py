@@ -26,7 +26,7 @@ from penstock.v1 import experience_pb2 as penstock_dot_v1_dot_experience__pb2
 from penstock.v1 import refusal_pb2 as penstock_dot_v1_dot_refusal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/weights.proto\x12\x0bpenstock.v1\x1a\x1cpenstock/v1/experience.proto\x1a\x19penstock/v1/refusal.proto\"L\n\x0bPublication\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06update\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x04\"\xf3\x01\n\x12WatchLatestRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x15\n\rbegun_through\x18\x02 \x01(\x04\x12\x15\n\rknown_version\x18\x03 \x01(\x04\x12\x1b\n\x13known_begin_through\x18\x04 \x01(\x04\x12\x16\n\x0eknown_revision\x18\x05 \x01(\x04\x12\x17\n\x0f\x61pplied_version\x18\x06 \x01(\x04\x12\x16\n\x0e\x61pplied_sha256\x18\x07 \x01(\t\x12\x16\n\x0eprobe_log_prob\x18\x08 \x03(\x02\x12\x0f\n\x07wait_ms\x18\t \x01(\r\x12\x0f\n\x07\x66lushed\x18\n \x01(\x04\"\xff\x02\n\x10WatchLatestReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12(\n\x06latest\x18\x02 \x01(\x0b\x32\x18.penstock.v1.Publication\x12\x0f\n\x07weights\x18\x03 \x01(\x0c\x12!\n\x05leave\x18\x04 \x01(\x0b\x32\x12.penstock.v1.Leave\x12$\n\x05state\x18\x05 \x01(\x0e\x32\x15.penstock.v1.RunState\x12\x10\n\x08revision\x18\x06 \x01(\x04\x12\x18\n\x10traffic_revision\x18\x07 \x01(\x04\x12;\n\x07scalars\x18\x08 \x03(\x0b\x32*.penstock.v1.WatchLatestReply.ScalarsEntry\x12\x18\n\x10\x65valuate_version\x18\t \x01(\x04\x12\r\n\x05\x66lush\x18\n \x01(\x04\x1a.\n\x0cScalarsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"E\n\x11GetWeightsRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"_\n\x0fGetWeightsReply\x12-\n\x0bpublication\x18\x01 \x01(\x0b\x32\x18.penstock.v1.Publication\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\r\n\x05\x63hunk\x18\x03 \x01(\x0c*j\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_RUNNING\x10\x01\x12\x14\n\x10RUN_STATE_PAUSED\x10\x02\x12\x16\n\x12RUN_STATE_STOPPING\x10\x03\x32\xaa\x01\n\rWeightService\x12M\n\x0bWatchLatest\x12\x1f.penstock.v1.WatchLatestRequest\x1a\x1d.penstock.v1.WatchLatestReply\x12J\n\nGetWeights\x12\x1e.penstock.v1.GetWeightsRequest\x1a\x1c.penstock.v1.GetWeightsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/weights.proto\x12\x0bpenstock.v1\x1a\x1cpenstock/v1/experience.proto\x1a\x19penstock/v1/refusal.proto\"L\n\x0bPublication\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06update\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x04\"\x87\x02\n\x12WatchLatestRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x15\n\rbegun_through\x18\x02 \x01(\x04\x12\x15\n\rknown_version\x18\x03 \x01(\x04\x12\x1b\n\x13known_begin_through\x18\x04 \x01(\x04\x12\x16\n\x0eknown_revision\x18\x05 \x01(\x04\x12\x17\n\x0f\x61pplied_version\x18\x06 \x01(\x04\x12\x16\n\x0e\x61pplied_sha256\x18\x07 \x01(\t\x12\x16\n\x0eprobe_log_prob\x18\x08 \x03(\x02\x12\x0f\n\x07wait_ms\x18\t \x01(\r\x12\x0f\n\x07\x66lushed\x18\n \x01(\x04\x12\x12\n\ngives_back\x18\x0b \x01(\x08\"\xff\x02\n\x10WatchLatestReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12(\n\x06latest\x18\x02 \x01(\x0b\x32\x18.penstock.v1.Publication\x12\x0f\n\x07weights\x18\x03 \x01(\x0c\x12!\n\x05leave\x18\x04 \x01(\x0b\x32\x12.penstock.v1.Leave\x12$\n\x05state\x18\x05 \x01(\x0e\x32\x15.penstock.v1.RunState\x12\x10\n\x08revision\x18\x06 \x01(\x04\x12\x18\n\x10traffic_revision\x18\x07 \x01(\x04\x12;\n\x07scalars\x18\x08 \x03(\x0b\x32*.penstock.v1.WatchLatestReply.ScalarsEntry\x12\x18\n\x10\x65valuate_version\x18\t \x01(\x04\x12\r\n\x05\x66lush\x18\n \x01(\x04\x1a.\n\x0cScalarsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"E\n\x11GetWeightsRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"_\n\x0fGetWeightsReply\x12-\n\x0bpublication\x18\x01 \x01(\x0b\x32\x18.penstock.v1.Publication\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\r\n\x05\x63hunk\x18\x03 \x01(\x0c*j\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_RUNNING\x10\x01\x12\x14\n\x10RUN_STATE_PAUSED\x10\x02\x12\x16\n\x12RUN_STATE_STOPPING\x10\x03\x32\xaa\x01\n\rWeightService\x12M\n\x0bWatchLatest\x12\x1f.penstock.v1.WatchLatestRequest\x1a\x1d.penstock.v1.WatchLatestReply\x12J\n\nGetWeights\x12\x1e.penstock.v1.GetWeightsRequest\x1a\x1c.penstock.v1.GetWeightsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,20 +35,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WATCHLATESTREPLY_SCALARSENTRY']._loaded_options = None
   _globals['_WATCHLATESTREPLY_SCALARSENTRY']._serialized_options = b'8\001'
-  _globals['_RUNSTATE']._serialized_start=977
-  _globals['_RUNSTATE']._serialized_end=1083
+  _globals['_RUNSTATE']._serialized_start=997
+  _globals['_RUNSTATE']._serialized_end=1103
   _globals['_PUBLICATION']._serialized_start=99
   _globals['_PUBLICATION']._serialized_end=175
   _globals['_WATCHLATESTREQUEST']._serialized_start=178
-  _globals['_WATCHLATESTREQUEST']._serialized_end=421
-  _globals['_WATCHLATESTREPLY']._serialized_start=424
-  _globals['_WATCHLATESTREPLY']._serialized_end=807
-  _globals['_WATCHLATESTREPLY_SCALARSENTRY']._serialized_start=761
-  _globals['_WATCHLATESTREPLY_SCALARSENTRY']._serialized_end=807
-  _globals['_GETWEIGHTSREQUEST']._serialized_start=809
-  _globals['_GETWEIGHTSREQUEST']._serialized_end=878
-  _globals['_GETWEIGHTSREPLY']._serialized_start=880
-  _globals['_GETWEIGHTSREPLY']._serialized_end=975
-  _globals['_WEIGHTSERVICE']._serialized_start=1086
-  _globals['_WEIGHTSERVICE']._serialized_end=1256
+  _globals['_WATCHLATESTREQUEST']._serialized_end=441
+  _globals['_WATCHLATESTREPLY']._serialized_start=444
+  _globals['_WATCHLATESTREPLY']._serialized_end=827
+  _globals['_WATCHLATESTREPLY_SCALARSENTRY']._serialized_start=781
+  _globals['_WATCHLATESTREPLY_SCALARSENTRY']._serialized_end=827
+  _globals['_GETWEIGHTSREQUEST']._serialized_start=829
+  _globals['_GETWEIGHTSREQUEST']._serialized_end=898
+  _globals['_GETWEIGHTSREPLY']._serialized_start=900
+  _globals['_GETWEIGHTSREPLY']._serialized_end=995
+  _globals['_WEIGHTSERVICE']._serialized_start=1106
+  _globals['_WEIGHTSERVICE']._serialized_end=1276
 # @@protoc_insertion_point(module_scope)

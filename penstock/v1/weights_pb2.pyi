@@ -99,6 +99,7 @@ class WatchLatestRequest(_message.Message):
     PROBE_LOG_PROB_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
     FLUSHED_FIELD_NUMBER: _builtins.int
+    GIVES_BACK_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """Session that asks."""
     begun_through: _builtins.int
@@ -117,6 +118,10 @@ class WatchLatestRequest(_message.Message):
     """How long to hold the call when there is nothing new, in milliseconds."""
     flushed: _builtins.int
     """Policy servers: newest flush for which everything that was cut is acknowledged."""
+    gives_back: _builtins.bool
+    """Gives back the leave for what is not begun, because nothing will be begun soon. The numbers stay:
+    what is begun with them later waits for its turn when it is appended (FULL, `pacing`).
+    """
     @_builtins.property
     def probe_log_prob(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Answers to the probe of the run under the applied weights; empty: none new."""
@@ -134,10 +139,11 @@ class WatchLatestRequest(_message.Message):
         probe_log_prob: _abc.Iterable[_builtins.float] | None = ...,
         wait_ms: _builtins.int = ...,
         flushed: _builtins.int = ...,
+        gives_back: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_sha256", b"applied_sha256", "applied_version", b"applied_version", "begun_through", b"begun_through", "flushed", b"flushed", "known_begin_through", b"known_begin_through", "known_revision", b"known_revision", "known_version", b"known_version", "probe_log_prob", b"probe_log_prob", "session", b"session", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_sha256", b"applied_sha256", "applied_version", b"applied_version", "begun_through", b"begun_through", "flushed", b"flushed", "gives_back", b"gives_back", "known_begin_through", b"known_begin_through", "known_revision", b"known_revision", "known_version", b"known_version", "probe_log_prob", b"probe_log_prob", "session", b"session", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

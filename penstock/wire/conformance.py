@@ -5,8 +5,10 @@ conformed for a (T, N) does so again.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -26,15 +28,26 @@ from penstock.wire.schema import Axes, FragmentSchema, TensorRule
 from penstock.wire.tensor import DTYPES, Array, check_shape, check_truth
 from penstock.wire.traceparent import read_traceparent
 
-FINITE_TENSORS = ("reward", "log_prob")
+MOST = float(np.finfo(np.float32).max)
+UNBOUNDED = MappingProxyType({"reward": MOST, "log_prob": MOST})
+"""Largest absolute values where a run does not say: what is finite."""
 TRUTH_TENSORS = ("terminated", "truncated", "valid")
 
 
-def check(header: FragmentHeader, payload: bytes | memoryview, schema: FragmentSchema, run: str) -> None:
-    """Raise ValueError that names field, value and remedy unless a fragment of `run` follows the schema."""
+def check(
+    header: FragmentHeader,
+    payload: bytes | memoryview,
+    schema: FragmentSchema,
+    run: str,
+    bounds: Mapping[str, float] = UNBOUNDED,
+) -> None:
+    """Raise ValueError that names field, value and remedy unless a fragment of `run` follows the schema.
+
+    bounds: see `RunSpecification.bounds`.
+    """
     check_header(header, schema, run)
     check_table(header, len(payload), schema)
-    check_content(header, payload)
+    check_content(header, payload, bounds)
 
 
 def check_header(header: FragmentHeader, schema: FragmentSchema, run: str) -> None:
@@ -160,16 +173,18 @@ def _check_entry(entry: TensorEntry, rule: TensorRule, shape: tuple[int, ...]) -
         raise ValueError(f"{entry.name}: codec {entry.codec[:16]!r} is not one of {RAW}, {LZ4}")
 
 
-def check_content(header: FragmentHeader, payload: bytes | memoryview) -> None:
+def check_content(
+    header: FragmentHeader, payload: bytes | memoryview, bounds: Mapping[str, float] = UNBOUNDED
+) -> None:
     """What is read of a payload: raise ValueError for what no learner could use; call after `check_table`.
 
-    That is: NaN or infinity in `reward` or `log_prob`, a truth value that is neither 0 nor 1, and of every
-    other compressed tensor a frame that does not begin as one or promises another size.
+    That is: NaN, infinity or a number beyond its bound in `reward` or `log_prob`, a truth value that is
+    neither 0 nor 1, and of every other compressed tensor a frame that does not begin as one or promises
+    another size.
     """
     for entry in header.tensors:
-        if entry.name in FINITE_TENSORS:
-            if not np.isfinite(_numbers(entry, payload)).all():
-                raise ValueError(f"{entry.name}: holds NaN or infinity; send finite numbers")
+        if entry.name in bounds:
+            _check_bound(entry.name, _numbers(entry, payload), bounds[entry.name])
         elif entry.name in TRUTH_TENSORS:
             if entry.codec == RAW:
                 check_truth(entry.name, payload, entry.offset, entry.raw_size)
@@ -177,6 +192,19 @@ def check_content(header: FragmentHeader, payload: bytes | memoryview) -> None:
                 read_entry(entry, payload)
         elif entry.codec == LZ4:
             check_frame(entry, payload)
+
+
+def _check_bound(name: str, numbers: Any, bound: float) -> None:
+    largest = np.abs(numbers).max()
+    # NaN is in no order, so it is not below the bound either.
+    if largest <= bound:
+        return
+    if not np.isfinite(largest):
+        raise ValueError(f"{name}: holds NaN or infinity; send finite numbers")
+    raise ValueError(
+        f"{name}: holds ±{largest:g}, and broker.max_{name}={bound:g}; where that is what the environment or "
+        "the policy gives, raise it"
+    )
 
 
 def _numbers(entry: TensorEntry, payload: bytes | memoryview) -> Array:

@@ -164,7 +164,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Upward half of WatchLatest: what the caller knows, serves and will wait for."""
+    """Upward half of WatchLatest: what the caller knows, serves and will wait for.
+
+    gives_back: what it has credit for and has not begun it will not begin soon.
+    """
 
     session: int
     begun_through: int = 0
@@ -175,6 +178,7 @@ class Watch:
     applied_sha256: str = ""
     probe_log_prob: tuple[float, ...] = ()
     wait_ms: int = 0
+    gives_back: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock.v1 import specification_pb2 as pb
 from penstock.wire import spaces
+from penstock.wire.conformance import MOST
 from penstock.wire.ids import check_id
 from penstock.wire.schema import FragmentSchema
 from penstock.wire.tensor import Array, from_tensor, to_tensor
@@ -38,6 +39,12 @@ class RunSpecification:
     session_timeout_ms: int
     stale_after: int = 0
     update_steps: int = 0
+    max_reward: float = 0.0
+    max_log_prob: float = 0.0
+
+    def bounds(self) -> dict[str, float]:
+        """Largest absolute value of each bounded tensor, by name."""
+        return {"reward": self.max_reward or MOST, "log_prob": self.max_log_prob or MOST}
 
     def to_proto(self) -> pb.RunSpecification:
         """Return the message."""
@@ -61,6 +68,8 @@ class RunSpecification:
             session_timeout_ms=self.session_timeout_ms,
             hard_staleness=self.stale_after,
             update_steps=self.update_steps,
+            max_reward=self.max_reward,
+            max_log_prob=self.max_log_prob,
         )
 
     @classmethod
@@ -87,6 +96,8 @@ class RunSpecification:
             session_timeout_ms=message.session_timeout_ms,
             stale_after=message.hard_staleness,
             update_steps=message.update_steps,
+            max_reward=message.max_reward,
+            max_log_prob=message.max_log_prob,
         )
 
     def encode(self) -> bytes:

@@ -2,18 +2,20 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
+from benchmarks.virtual_time import Clock, virtual_time
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
 from broker.log.records import Opened
 from broker.log.store import Store
-from penstock.wire.messages import Credit, Role
+from penstock.wire.messages import Credit, Role, Watch
+from penstock.wire.refusal import Reason
 from tests.support.run.small_run import CHARGE, specification
 from tests.support.run.store_run import BLOB, PACING, Actor, item, open_run
 
@@ -24,6 +26,16 @@ async def store(redis_url: str) -> AsyncIterator[Store]:
     made = Store.connect(redis_url)
     yield made
     await made.aclose()
+
+
+TICK_MS = 1000
+
+
+@pytest.fixture
+def clock(redis_url: str) -> Iterator[Clock]:
+    """The time of the scripts, set by hand."""
+    with redis.Redis.from_url(redis_url) as client, virtual_time():
+        yield Clock(client, 1_000_000)
 
 
 class Learner:
@@ -64,33 +76,39 @@ async def _everybody(actors: list[Actor], learner: Learner, fragments: int) -> s
     raise AssertionError(f"stuck at {learner.position} of {fragments}")
 
 
-async def test_64_actors_share_a_budget_of_four_fragments(store: Store, redis_url: str) -> None:
-    """Nobody deadlocks, and outstanding stays below the budget plus one fragment."""
+async def test_64_actors_share_a_budget_of_four_fragments(store: Store, redis_url: str, clock: Clock) -> None:
+    """Nobody deadlocks, and outstanding stays below the budget plus one fragment.
+
+    The time stands still: no actor is silent for too long on a busy machine.
+    """
     log = open_run(redis_url)
     actors = [Actor(store, f"actor-{index}") for index in range(64)]
     for actor in actors:
         await actor.open()
     learner = Learner(log, batch=2)
-    random_actors = random.Random(0)
+    random_actors = random.Random(clock.now_ms)
     while learner.position < 200:
         random_actors.shuffle(actors)
         await _everybody(actors, learner, learner.position + 4)
     log.close()
 
 
-async def test_an_actor_that_dies_with_the_only_leave_gives_it_back(store: Store, redis_url: str) -> None:
-    """Its session expires at a renewal of the lease; another worker is let on."""
-    log = open_run(redis_url, budget=CHARGE, session_timeout_ms=50)
+async def test_an_actor_that_dies_with_the_only_leave_gives_it_back(
+    store: Store, redis_url: str, clock: Clock
+) -> None:
+    """It is silent for one timeout; another worker is let on, and its session expires."""
+    log = open_run(redis_url, budget=CHARGE, session_timeout_ms=2 * TICK_MS)
     dead, alive = Actor(store, "dead"), Actor(store, "alive")
     await dead.open()
     await alive.open()
     assert (dead.credit.begin_through, alive.credit.begin_through) == (1, 0)
-    for _ in range(1000):
-        if (await alive.watch()).begin_through:
-            break
-        log.renew()
-        await asyncio.sleep(0.005)
+    for _ in range(2):
+        clock.advance(TICK_MS)
+        assert (await alive.watch()).begin_through == 0
+    clock.advance(1)
+    assert (await alive.watch()).begin_through == 1
     assert await alive.work() == 1
+    log.renew()
     assert [row.actor_id for row in (await store.status()).sessions] == ["alive"]
     log.close()
 
@@ -145,29 +163,58 @@ async def test_a_skipped_update_gives_its_budget_back(store: Store, redis_url: s
     actor = Actor(store, "actor-0")
     await actor.open()
     learner = Learner(log, batch=4)
-    for _ in range(5):
+    for round_ in range(5):
         await actor.watch()
-        assert await actor.work() == 4
+        while actor.acked < 4 * (round_ + 1):
+            assert (await actor.append()).refusal is None
         assert await asyncio.to_thread(learner.work, skip=True) == 4
-    assert log.renew().outstanding == 0
+    # It waited for a fifth fragment of its round and has credit for it.
+    assert log.renew().outstanding == CHARGE
     log.close()
 
 
-async def test_leave_is_given_by_fair_share_and_never_beyond_the_budget(store: Store, redis_url: str) -> None:
-    """max(1, budget ÷ (F · rollout workers)) each, while outstanding is below the budget."""
+async def test_credit_goes_one_fragment_at_a_time_and_further_ones_while_no_session_waits(
+    store: Store, redis_url: str
+) -> None:
+    """Who is alone gets more as it shows to work, up to its share; a newcomer has the next that is free."""
     log = open_run(redis_url, budget=6 * CHARGE, fragment_charge=CHARGE)
     first, second, third = (Actor(store, f"actor-{index}") for index in range(3))
     await first.open()
+    assert first.credit.begin_through == 1
+    assert (await first.watch()).begin_through == 2
+    await first.append()
+    assert first.credit.begin_through == 4
+    await first.append(2)
     assert first.credit.begin_through == 6
     await second.open()
-    assert second.credit.begin_through == 0
-    await first.append(6)
-    log.settle(6)
-    assert ((await first.watch()).begin_through, (await second.watch()).begin_through) == (9, 3)
     await third.open()
-    assert third.credit.begin_through == 0
+    assert (second.credit.begin_through, third.credit.begin_through) == (0, 0)
+    log.settle(1)
+    assert [(await actor.watch()).begin_through for actor in (first, second, third)] == [6, 1, 0]
     await store.close_session(second.session)
-    assert (await third.watch()).begin_through == 3
+    assert [(await actor.watch()).begin_through for actor in (first, third)] == [6, 1]
+    assert log.renew().outstanding == 6 * CHARGE
+    log.close()
+
+
+async def test_credit_that_is_given_back_goes_to_who_waits_at_once(store: Store, redis_url: str) -> None:
+    """Its numbers stay: what is begun with them later waits for its turn when it is appended."""
+    log = open_run(redis_url, budget=2 * CHARGE)
+    leaving, waiting = Actor(store, "leaving"), Actor(store, "waiting")
+    await leaving.open()
+    await leaving.watch()
+    await waiting.open()
+    assert (leaving.credit.begin_through, waiting.credit.begin_through) == (2, 0)
+    for _ in range(2):  # saying it twice changes nothing
+        await store.watch(Watch(session=leaving.session, begun_through=1, gives_back=True))
+    assert (await waiting.watch()).begin_through == 1
+    assert log.renew().outstanding == 2 * CHARGE
+    assert (await leaving.append()).refusal is None
+    late = await leaving.append()
+    assert late.refusal is not None
+    assert (late.refusal.reason, late.refusal.detail.partition(":")[0]) == (Reason.FULL, "pacing")
+    log.settle(1)
+    assert (await leaving.append()).refusal is None
     log.close()
 
 
@@ -191,7 +238,7 @@ async def test_nobody_has_leave_before_the_first_weights(store: Store, redis_url
     await actor.open()
     assert actor.credit.begin_through == 0
     log.publish(BLOB, update=0, settled=0, scalars={})
-    assert (await actor.watch()).begin_through == 4
+    assert (await actor.watch()).begin_through == 2
     log.close()
 
 
@@ -215,7 +262,8 @@ async def test_taking_the_lease_sets_settled_back(store: Store, redis_url: str) 
     log.publish(BLOB, update=1, settled=4, scalars={})
     log.start(specification().encode(), PACING, position=1)
     renewal = log.renew()
-    assert (renewal.settled, renewal.settled_steps, renewal.outstanding) == (1, CHARGE, 3 * CHARGE)
+    # It waited for the budget of the publication and has credit for one fragment, and then no more.
+    assert (renewal.settled, renewal.settled_steps, renewal.outstanding) == (1, CHARGE, 4 * CHARGE)
     assert (await actor.watch()).begin_through == 5
     log.close()
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from broker.log import keys
+from broker.log import keys, learner_log
 from broker.log import script as scripts
 from broker.log.learner_log import LearnerLog
 from broker.log.records import Commit, Opened, Totals
@@ -65,12 +65,12 @@ async def test_a_session_is_not_ready_before_the_specification(store: Store) -> 
 
 
 async def test_a_session_carries_the_specification_and_first_leave(store: Store, log: LearnerLog) -> None:
-    """An actor's first session in an empty run has salt 0 and credit for its share of the budget."""
+    """An actor's first session in an empty run has salt 0 and credit for a fragment."""
     opened = await store.open_session("actor-0", Role.ROLLOUT)
     assert isinstance(opened, Opened)
     assert specification().encode() == opened.specification
     assert (opened.session, opened.seed_salt) == (1, 0)
-    assert (opened.credit.begin_through, opened.credit.min_version) == (4, 1)
+    assert (opened.credit.begin_through, opened.credit.min_version) == (1, 1)
 
 
 async def test_a_second_session_has_its_own_salt_and_fences_the_first(store: Store, log: LearnerLog) -> None:
@@ -132,6 +132,7 @@ async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) 
     """A repeated fragment is acknowledged and not stored; one too far ahead is a GAP."""
     actor = Actor(store, "actor-0")
     await actor.open()
+    await actor.watch()
     assert (await actor.append(2)).appended == 2
     again = await store.append(actor.session, 0, [item(actor.session, s) for s in (1, 2, 3)])
     assert (again.acked_through, again.appended, again.refusal) == (3, 1, None)
@@ -578,3 +579,21 @@ async def test_a_start_behind_the_trim_floor_is_refused(store: Store, log: Learn
     with pytest.raises(Refused, match="allow-loss"):
         log.start(specification().encode(), PACING, position=2)
     log.start(specification().encode(), PACING, position=3)
+
+
+async def test_large_payloads_are_read_a_few_at_a_time(
+    store: Store, log: LearnerLog, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis holds each reply until it is read: none has more bytes than is set aside for it."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(4)
+    size = raw.strlen(keys.payload(1))
+    monkeypatch.setattr(learner_log, "READ_BYTES", 2 * size + 1)
+    entries = log.read(0, 10, 0)
+    before = (
+        raw.info("commandstats")["cmdstat_mget"]["calls"] if "cmdstat_mget" in raw.info("commandstats") else 0
+    )
+    payloads = log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
+    assert [len(payload or b"") for payload in payloads] == [size] * 4
+    assert raw.info("commandstats")["cmdstat_mget"]["calls"] - before == 2

@@ -61,6 +61,7 @@ SETTINGS: Final = (
     "--set=algorithm.stale_after=1000000",
     "--set=actor.unroll_length=32",
     "--set=environment.count=4",
+    "--set=broker.max_reward=1e39",
 )
 HEAVY: Final = (
     "--set=policy.hidden_sizes=[600, 600]",

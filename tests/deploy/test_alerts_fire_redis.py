@@ -39,7 +39,7 @@ from tests.support.storage.small_disk import SizeLimit
 
 pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-MEMORY: Final = 96 * MIB
+MEMORY: Final = 112 * MIB
 SMALL: Final = (
     f"--set=broker.max_memory_bytes={MEMORY}",
     f"--set=broker.max_log_bytes={16 * MIB}",

@@ -100,6 +100,7 @@ class HostileMachine(StoreMachine):
         expected = self.server.append(session, acked, [(sequence, small_run.CHARGE)])
         reply = self.run(self.store.append(session, acked, [item(session, sequence)]))
         assert (reply.acked_through, reply.refusal and reply.refusal.reason) == expected
+        self._follow_credit()
 
     def _open(self, actor: str, role: Any) -> None:
         if actor in self.actors and hasattr(self, "past"):
@@ -118,6 +119,7 @@ class HostileMachine(StoreMachine):
         assert published == self.server.weights.publish(pin)
         self._is_new(self.versions, published)
         self.server.settle(self.memory.settled)
+        self._follow_credit()
         self.memory.version = published
 
     @rule()
@@ -176,6 +178,7 @@ class HostileMachine(StoreMachine):
         assert (self.log.epoch >= lease.epoch + JUMP) == was_closed
         run_model.take_over(self.server, self.memory, position, lease.epoch, self.log.epoch - lease.epoch)
         assert self.log.epoch == self.server.epoch
+        self._follow_credit()
         if was_closed:
             self._is_new(self.epochs, self.log.epoch)
             self.saved = None

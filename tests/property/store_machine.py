@@ -81,6 +81,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert opened.session == self.server.open(actor, role)
         assert opened.session not in self.sessions
         self.sessions.add(opened.session)
+        self._follow_credit()
         assert opened.credit.begin_through == self.server.rows[opened.session].begin_through
         self.actors[actor] = (opened.session, 0)
 
@@ -100,16 +101,28 @@ class StoreMachine(RuleBasedStateMachine):
         expected = self.server.append(session, acked, [(i.header.sequence, i.header.charge) for i in items])
         reply: Appended = self.run(self.store.append(session, acked, items))
         assert (reply.acked_through, reply.refusal and reply.refusal.reason) == expected
+        self._follow_credit()
         if session in self.server.rows and not is_reply_lost:
             self.actors[actor] = (session, max(acked, reply.acked_through))
 
-    @rule(actor=st.sampled_from("abc"), ahead=st.integers(0, 1))
-    def watch(self, actor: str, ahead: int) -> None:
-        """Ask for credit."""
+    @rule(
+        actor=st.sampled_from("abc"),
+        ahead=st.integers(0, 1),
+        gives_back=st.sampled_from([False, False, False, True]),
+    )
+    def watch(self, actor: str, ahead: int, gives_back: bool = False) -> None:
+        """Ask for credit, or give back what is not begun."""
         session, acked = self.actors[actor]
         expected = self.server.watch(session, acked + ahead)
-        watched = self.run(self.store.watch(Watch(session=session, begun_through=acked + ahead)))
+        if gives_back and expected is None:
+            self.server.give_back(session, acked + ahead)
+        request = Watch(session=session, begun_through=acked + ahead, gives_back=gives_back)
+        watched = self.run(self.store.watch(request))
         assert (watched.refusal and watched.refusal.reason) == expected
+        self._follow_credit()
+        if watched.news is not None and not gives_back:
+            row = self.server.rows[session]
+            assert row.credit or row.given_back or row.role is Role.SERVER or session in self._waiting()
         if watched.news is not None:
             assert watched.news.credit.begin_through == self.server.rows[session].begin_through
 
@@ -119,6 +132,20 @@ class StoreMachine(RuleBasedStateMachine):
         session, _ = self.actors[actor]
         self.run(self.store.close_session(session))
         self.server.rows.pop(session, None)
+        self._follow_credit()
+
+    def _waiting(self) -> set[int]:
+        return {int(session) for session in self.raw.zrange(keys.WAITING, 0, -1)}
+
+    def _follow_credit(self) -> None:
+        """Let the model take the credit that was given; it says whether it may have been."""
+        if self.server.closed:
+            return
+        told = {}
+        for session in self.server.rows:
+            values = self.raw.hmget(f"{keys.SESSION}{session}", "begin_through", "taken")
+            told[session] = (int(values[0] or 0), int(values[1] or 0))
+        self.server.take(told, self._waiting())
 
     # ---- learner
 
@@ -136,6 +163,7 @@ class StoreMachine(RuleBasedStateMachine):
         position = max(0, self.memory.number - back)
         self.log.settle(position)
         self.server.settle(position)
+        self._follow_credit()
         self.memory.settled = max(self.memory.settled, position)
 
     @rule(back=st.integers(0, 3))
@@ -168,6 +196,7 @@ class StoreMachine(RuleBasedStateMachine):
     def renew(self) -> None:
         """The learner hears of the books."""
         self.memory.lost = max(self.memory.lost, self.log.renew().log_lost)
+        self._follow_credit()
 
     # ---- Redis
 
@@ -188,7 +217,7 @@ class StoreMachine(RuleBasedStateMachine):
             for key, value in content.items():
                 self.raw.restore(key, 0, value)
             self._go_back_to(server)
-        self.raw.hset(keys.STATE, "redis_run_id", "another process")
+        self.raw.hset(keys.STATE, "closed", 1)
         self.server.closed = True
         if is_opened:
             self.reopen()
@@ -233,6 +262,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.log.reopen(self.log.snapshot())
         assert self.log.epoch >= epoch + JUMP
         run_model.reopen(self.server, self.memory, self.log.epoch - epoch)
+        self._follow_credit()
         self.saved = None
 
     # ---- what always holds

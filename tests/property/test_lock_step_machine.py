@@ -131,7 +131,7 @@ class LockStepMachine(RuleBasedStateMachine):
             for key, value in content.items():
                 self.raw.restore(key, 0, value)
             self.server = server.snapshot()
-        self.raw.hset(keys.STATE, "redis_run_id", "another process")
+        self.raw.hset(keys.STATE, "closed", 1)
         epoch = self.log.epoch
         self.log.reopen(self.log.snapshot())
         assert self.log.epoch >= epoch + JUMP

@@ -6,7 +6,8 @@ reason:
     arm         the client follows a version that is not the learner's newest
     unasked     the client does not want it
     full        the outbox, or the memory for open episodes, is full
-    too_large   its observation would overflow the learner's arithmetic
+    too_large   its observation would overflow the learner's arithmetic, or a reward or log-probability lies
+                beyond what the run's broker takes
     stale       it waited until the learner had gone too far
     abandoned   the client never said what came of it
     lost        the session ended while it was under way
@@ -27,6 +28,7 @@ from actor.serving.experience.served_queue import ServedQueue, count_not_learned
 from actor.serving.inference.forward_pass import Loaded, Question
 from penstock.config.settings import ServingSection
 from penstock.runtime import metrics, tracing
+from penstock.wire.conformance import MOST
 from penstock.wire.messages import Episode as Played
 from penstock.wire.specification import RunSpecification
 from penstock.wire.tensor import FEW
@@ -180,6 +182,9 @@ class Learning:
 
     def _send(self, segment: Segment) -> None:
         self._buffered -= segment.bytes
+        if self._is_beyond(segment):
+            count_not_learned("too_large", segment.steps)
+            return
         try:
             with tracing.trace("server.cut"):
                 fragment = segment.to_fragment(
@@ -199,6 +204,13 @@ class Learning:
             self._on_queued()
         else:
             count_not_learned("full", segment.steps)
+
+    def _is_beyond(self, segment: Segment) -> bool:
+        """Whether the broker would refuse it, and the session with it."""
+        bounds = self._specification.bounds()
+        given = {"reward": segment.rewards, "log_prob": segment.log_probs}
+        # What leaves the range of float32 is sent as its largest number.
+        return any(min(max(map(abs, numbers)), MOST) > bounds[name] for name, numbers in given.items())
 
 
 def _is_too_large(array: Any) -> bool:

@@ -1,70 +1,102 @@
--- Pacing: credit to generate, the outstanding steps that bound it, the settled position that frees it.
+-- Credit to generate: what a session holds of it, and the outstanding steps that bound all of it.
 -- Needs: run, fetches.
 
--- Steps in the log behind the settled position, plus a full fragment for each sequence with credit.
-local function outstanding()
-  local total, settled, charge = numbers(STATE, 'steps_total', 'settled_steps', 'fragment_charge')
-  local begun = 0
-  for _, sequences in ipairs(redis.call('HVALS', CREDIT)) do
-    begun = begun + sequences
-  end
-  return total - settled + charge * begun
+-- What pacing knows of the run. `steps`: outstanding now, which is the steps in the log behind the settled
+-- position, and a full fragment for each sequence with credit.
+local function pacing()
+  local p = {woken = {}}
+  p.total, p.settled, p.charge, p.held, p.budget, p.version, p.lock_step, p.tag, p.pace, p.desired, p.timeout,
+    p.calm = numbers(STATE, 'steps_total', 'settled_steps', 'fragment_charge', 'held', 'budget', 'version',
+      'lock_step', 'tag', 'pace', 'desired', 'session_timeout_ms', 'calm_ms')
+  p.steps = p.total - p.settled + p.charge * p.held
+  return p
 end
 
--- Notes how many sequences a rollout session has credit for beyond what it appended.
-local function note_credit(session, count)
-  if count > 0 then
-    redis.call('HSET', CREDIT, session, count)
+local function keep_pacing(p)
+  redis.call('HSET', STATE, 'held', p.held, 'tag', p.tag, 'pace', p.pace)
+end
+
+-- A session as pacing sees it. `held`: sequences that it has credit for and has not appended. `taken`: those
+-- behind them whose credit went back. `since`: when it got credit or appended last. `pace`: its median
+-- milliseconds to a fragment, 0 before the first. `tag`: its place among those that wait.
+local function credit_row(session)
+  local r = {key = SESSION .. session, session = session}
+  r.role, r.sequence, r.through, r.version, r.round, r.taken, r.since, r.pace, r.tag, r.returned, r.rewound,
+    r.lenient = numbers(r.key, 'role', 'sequence', 'begin_through', 'min_version', 'round', 'taken', 'since',
+      'pace', 'tag', 'returned', 'rewound', 'lenient_through')
+  r.held = r.through - r.sequence - r.taken
+  return r
+end
+
+-- How long a session may append nothing, in milliseconds: several times its median fragment time. Its first
+-- fragment may take twice as long as those of the others, and as long as a session may be silent where none was
+-- appended yet. A lock-step round is worth as much waiting: it is not repeated for the member that missed it.
+local function patience(p, r)
+  local pace = r.pace > 0 and r.pace or 2 * p.pace
+  local least = (pace == 0 or p.lock_step == 1) and p.timeout or LEAST_PATIENCE_MS
+  return math.max(PATIENCE * pace, least)
+end
+
+-- Writes what pacing changed of a session.
+local function keep_row(p, r)
+  redis.call('HSET', r.key, 'sequence', r.sequence, 'begin_through', r.through, 'min_version', r.version,
+    'round', r.round, 'taken', r.taken, 'since', r.since, 'pace', r.pace, 'tag', r.tag)
+  if r.held > 0 then
+    redis.call('HSET', CREDIT, r.session, r.held)
+    redis.call('ZADD', DUE, r.since + patience(p, r), r.session)
   else
-    redis.call('HDEL', CREDIT, session)
+    redis.call('HDEL', CREDIT, r.session)
+    redis.call('ZREM', DUE, r.session)
   end
+end
+
+-- Sets how many sequences a session has credit for.
+local function hold(p, r, count)
+  p.held, p.steps = p.held + count - r.held, p.steps + p.charge * (count - r.held)
+  r.held = count
+end
+
+-- One more fragment: that of the oldest sequence whose credit went back, else of a new one.
+local function give(p, r, now)
+  if r.taken > 0 then r.taken = r.taken - 1 else r.through = r.through + 1 end
+  if r.held == 0 then r.since = now end
+  r.version = within_reach(r.session)
+  hold(p, r, r.held + 1)
+end
+
+-- Notes the time that credit was held, which is paid for with later turns. What was used while nobody waited
+-- counts for some turns only.
+local function pay(p, r, now, held)
+  local some = MOST_TURNS * p.pace
+  p.tag = math.min(math.max(r.tag, p.tag - some), p.tag + some)
+  r.tag = p.tag + math.max(1, now - r.since) * math.max(1, held)
+end
+
+-- Follows the median by steps of a quarter: one sample alone moves it no further.
+local function median(value, sample)
+  if value == 0 then return sample end
+  return math.ceil(math.min(math.max(sample, value / 1.25), value * 1.25))
+end
+
+-- Takes back what a session has credit for. What it has begun with it asks again when it is appended.
+local function take_back(p, r, now)
+  pay(p, r, now, r.held)
+  r.taken = r.taken + r.held
+  redis.call('HINCRBY', STATE, 'taken_back', r.held)
+  hold(p, r, 0)
+  keep_row(p, r)
 end
 
 -- The most sequences that one session ever has credit for.
-local function most_credit()
-  local budget, charge = numbers(STATE, 'budget', 'fragment_charge')
-  return math.max(1, math.floor(budget / charge))
+local function most_credit(p)
+  return math.max(1, math.floor(p.budget / p.charge))
 end
 
--- Raises begin_through of a rollout session by one while budget and its fair share allow.
--- `steps`: outstanding now. Returns what is outstanding then.
-local function grant(session, steps)
-  local row = SESSION .. session
-  local role, sequence, through = numbers(row, 'role', 'sequence', 'begin_through')
-  local budget, charge, version, lock_step =
-    numbers(STATE, 'budget', 'fragment_charge', 'version', 'lock_step')
-  if role ~= 1 or lock_step == 1 or version == 0 then return steps end
-  local share = math.max(1, math.floor(budget / (charge * redis.call('SCARD', ROLLOUTS))))
-  local granted = through
-  while steps < budget and granted - sequence < share do
-    granted, steps = granted + 1, steps + charge
+-- Counts anew what is held: the sum of what every session holds.
+local function repair_held()
+  local held = 0
+  for _, sequences in ipairs(redis.call('HVALS', CREDIT)) do
+    held = held + sequences
   end
-  if granted > through then
-    redis.call('HSET', row, 'begin_through', granted, 'min_version', within_reach(session))
-    note_credit(session, granted - sequence)
-  end
-  return steps
-end
-
--- Credit as replies carry it.
-local function credit_of(session)
-  local through, version, round = numbers(SESSION .. session, 'begin_through', 'min_version', 'round')
-  return through, version, math.max(0, round)
-end
-
--- Running total of steps at a position: that of the newest entry at or before it.
-local function steps_at(position)
-  local number, total, trimmed = numbers(STATE, 'number', 'steps_total', 'trim_steps')
-  if position >= number then return total end
-  local entry = redis.call('XREVRANGE', LOG, int(position) .. '-0', '-', 'COUNT', 1)[1]
-  if not entry then return trimmed end
-  for i = 1, #entry[2], 2 do
-    if entry[2][i] == 't' then return tonumber(entry[2][i + 1]) end
-  end
-end
-
--- Sets the settled position; never beyond the newest entry.
-local function set_settled(position)
-  local settled = math.min(position, (numbers(STATE, 'number')))
-  redis.call('HSET', STATE, 'settled', settled, 'settled_steps', steps_at(settled))
+  redis.call('HSET', STATE, 'held', held)
 end

@@ -26,10 +26,16 @@ local function numbers(key, ...)
   return unpack(values)
 end
 
--- True until the lease holder opens the log, and again from a restart of Redis until it re-opens it.
+-- The process of Redis that runs this. INFO is slow: only scripts that are rarely run ask.
+local function redis_run_id()
+  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+end
+
+-- True until the lease holder opens the log, and again from a restart of Redis until it re-opens it. Every
+-- connection notes a restart before anything else (`greet`), and none survives one.
 local function is_closed()
-  local now = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-  return redis.call('HGET', STATE, 'redis_run_id') ~= now
+  local opened = redis.call('HMGET', STATE, 'redis_run_id', 'closed')
+  return not opened[1] or opened[2] == '1'
 end
 
 -- Returns why a learner with this epoch may not write; nil when it may. A Redis that went back in time may
@@ -49,7 +55,7 @@ local function note_lost(kind, ...)
   redis.call('LTRIM', LOST, -KEPT_LOST, -1)
 end
 
--- Wakes every waiting call.
+-- Wakes every call that is held.
 local function changed()
   redis.call('PUBLISH', CHANGED, '')
 end

@@ -1,7 +1,7 @@
 -- Rows of open sessions. Session numbers are text here, as Redis gives and takes them.
 -- Needs: run, fetches.
 
--- The only way a row goes. What it had credit for is outstanding no more.
+-- The only way a row goes. What it had credit for is outstanding no more: `share_out` gives it to others.
 local function close_session(session)
   local actor = redis.call('HGET', SESSION .. session, 'actor')
   if not actor then return false end
@@ -16,7 +16,13 @@ local function close_session(session)
   redis.call('ZREM', OPEN, session)
   redis.call('SREM', ROLLOUTS, session)
   redis.call('SREM', ROSTER, session)
-  redis.call('HDEL', CREDIT, session)
+  local held = redis.call('HGET', CREDIT, session)
+  if held then
+    redis.call('HDEL', CREDIT, session)
+    redis.call('HINCRBY', STATE, 'held', -held)
+  end
+  redis.call('ZREM', DUE, session)
+  redis.call('ZREM', WAITING, session)
   redis.call('HDEL', PROBES, session)
   return true
 end
@@ -39,6 +45,6 @@ local function refuse_session(session)
   return 'EXPIRED'
 end
 
-local function renew_session(session)
-  redis.call('ZADD', OPEN, 'XX', now_ms(), session)
+local function renew_session(session, now)
+  redis.call('ZADD', OPEN, 'XX', now, session)
 end

@@ -3,51 +3,70 @@
 -- ARGV: session, acked_through of the actor, then per fragment: sequence, charge, kind, size, header,
 --       newest version that it was generated with.
 -- Reply: {status, detail, acked_through, appended, begin_through, min_version, round,
---         outstanding, settled steps, entries, bytes}; status OK, FULL, GAP, INVALID, EXPIRED or FENCED
---         for the first fragment not taken (GAP expects acked_through + 1).
--- uses: run, sessions, credit
+--         outstanding, settled steps, entries, bytes, 1 when it waits for credit else 0};
+--         status OK, FULL, GAP, INVALID, EXPIRED or FENCED for the first fragment not taken (GAP expects
+--         acked_through + 1).
+-- uses: run, sessions, credit, turns, rounds
 redis.call('DEL', ABSENT)
-local session, actor_acked = ARGV[1], tonumber(ARGV[2])
-local row = SESSION .. session
-local role, sequence, through, round, returned, lenient =
-  numbers(row, 'role', 'sequence', 'begin_through', 'round', 'returned', 'lenient_through')
-local number, total, bytes, acked, lost, budget, max_bytes, max_entries, lock_step, allocated =
-  numbers(STATE, 'number', 'steps_total', 'log_bytes', 'acked', 'log_lost', 'budget',
-    'max_log_bytes', 'max_log_entries', 'lock_step', 'version_counter')
+local session, actor_acked, now = ARGV[1], tonumber(ARGV[2]), now_ms()
+local r, p = credit_row(session), pacing()
+local number, total, bytes, acked, lost, max_bytes, max_entries, allocated =
+  numbers(STATE, 'number', 'steps_total', 'log_bytes', 'acked', 'log_lost', 'max_log_bytes',
+    'max_log_entries', 'version_counter')
 local entries, appended, rewound = redis.call('XLEN', LOG), 0, false
-local actor = redis.call('HGET', row, 'actor') or ''
-local steps = role == 2 and outstanding() or 0
+local actor = redis.call('HGET', r.key, 'actor') or ''
+local is_late, held, stamp = r.held == 0 and r.taken > 0, r.held, r.round
 
 -- Redis went back in time and the row with it; now its actor says how far it was, once. What it saw
 -- acknowledged is acknowledged, and lost. What it began with credit of the lost seconds is honoured: this
 -- message, and as much as one session can have credit for.
 local function catch_up()
-  redis.call('HDEL', row, 'returned')
-  local claimed = actor_acked - sequence
+  redis.call('HDEL', r.key, 'returned')
+  local claimed = actor_acked - r.sequence
   -- No session can have more in the log than fits into it: such a claim would only falsify the accounts.
   if claimed > 0 and claimed <= max_entries then
-    note_lost('fragments', session, int(sequence + 1), int(actor_acked))
-    acked, lost, sequence, rewound = acked + claimed, lost + claimed, actor_acked, true
+    note_lost('fragments', session, int(r.sequence + 1), int(actor_acked))
+    acked, lost, r.sequence, rewound = acked + claimed, lost + claimed, actor_acked, true
   end
-  if role ~= 1 then return end
-  lenient = sequence + #KEYS + most_credit() + 1
-  through = math.min(through, lenient)
-  redis.call('HSET', row, 'begin_through', through, 'lenient_through', lenient)
-  note_credit(session, math.max(0, through - sequence))
+  if r.role ~= 1 then return end
+  r.lenient = r.sequence + #KEYS + most_credit(p) + 1
+  redis.call('HSET', r.key, 'lenient_through', r.lenient)
+  r.through, r.taken = math.max(r.sequence, math.min(r.through, r.lenient)), 0
+  hold(p, r, r.through - r.sequence)
 end
 
 local function refusal_of_call()
   if is_closed() then return 'FULL', 'closed' end
-  local status = refuse_session(session)
-  if status then return status, '' end
-  if role == 3 then return 'INVALID', 'an evaluation session appends nothing' end
-  if returned == 1 then catch_up() end
-  if actor_acked > sequence then return 'GAP', '' end
+  if r.role == 0 then return refuse_session(session), '' end
+  if r.role == 3 then return 'INVALID', 'an evaluation session appends nothing' end
+  if r.returned == 1 then catch_up() end
+  if actor_acked > r.sequence then return 'GAP', '' end
+end
+
+-- How long a fragment takes.
+local function learn(sample)
+  r.pace, p.pace = median(r.pace, sample), median(p.pace, sample)
+end
+
+-- The credit for this fragment was taken back: it waits for its turn as one that is still to be made. In
+-- lock-step it comes late for its round and is part of one that is not complete.
+local function lacks_credit(given)
+  if r.role ~= 1 or r.held > 0 or r.taken == 0 or given > r.through then return false end
+  local may = p.lock_step == 1 or p.steps < p.budget
+  r.tag = math.max(r.tag, p.tag)
+  if may or queue_up(p, r) then
+    learn(now - r.since)
+    r.since = now
+  end
+  if not may then return true end
+  if p.lock_step == 1 then stamp = incomplete_round() end
+  give(p, r, now)
+  return false
 end
 
 local function refusal_of_fragment(i, given, kind, size, version)
-  if given > sequence + 1 then return 'GAP', '' end
-  if role == 1 and given > math.max(through, lenient) then
+  if given > r.sequence + 1 then return 'GAP', '' end
+  if r.role == 1 and given > math.max(r.through, r.lenient) then
     return 'INVALID', 'sequence ' .. int(given) .. ' was begun without credit'
   end
   -- The allocator leaps when a log is re-opened: no version of the lost seconds lies beyond it.
@@ -57,18 +76,28 @@ local function refusal_of_fragment(i, given, kind, size, version)
   if kind == 1 then
     if entries >= max_entries then return 'FULL', 'log_entries' end
     if bytes + size > max_bytes then return 'FULL', 'log_bytes' end
-    if role == 2 and steps >= budget then return 'FULL', 'pacing' end
+    if r.role == 2 and p.steps >= p.budget then return 'FULL', 'pacing' end
   end
   if redis.call('EXISTS', KEYS[i]) == 0 then return 'FULL', 'staging' end
+  if lacks_credit(given) then return 'FULL', 'pacing' end
+end
+
+-- The charge of what is in the log takes the place of what was held for it.
+local function note_appended(given, charge)
+  total, p.steps = total + charge, p.steps + charge
+  r.sequence, appended = given, appended + 1
+  if r.role == 1 then
+    r.through = math.max(r.through, given)
+    hold(p, r, math.max(0, r.held - 1))
+  end
 end
 
 -- RENAME first among the writes (a script does not roll back); it keeps the staging expiry: PERSIST.
-local function store(i, charge, size, header)
-  number, total, bytes, entries = number + 1, total + charge, bytes + size, entries + 1
-  acked, steps = acked + 1, steps + charge
+local function store(i, size, header, charge)
+  number, bytes, entries, acked = number + 1, bytes + size, entries + 1, acked + 1
   redis.call('RENAME', KEYS[i], PAYLOAD .. int(number))
   redis.call('PERSIST', PAYLOAD .. int(number))
-  redis.call('XADD', LOG, int(number) .. '-0', 'h', header, 't', int(total), 'z', size, 'r', round,
+  redis.call('XADD', LOG, int(number) .. '-0', 'h', header, 't', int(total + charge), 'z', size, 'r', stamp,
     'a', actor)
 end
 
@@ -93,13 +122,13 @@ while not status and first_left <= #KEYS do
   local i, at = first_left, 3 + (first_left - 1) * 6
   local given, charge, kind, size = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]),
     tonumber(ARGV[at + 3])
-  if given <= sequence then
+  if given <= r.sequence then
     redis.call('UNLINK', KEYS[i])
   else
     status, detail = refusal_of_fragment(i, given, kind, size, tonumber(ARGV[at + 5]))
     if not status then
-      if kind == 1 then store(i, charge, size, ARGV[at + 4]) else store_shadow(i, size, ARGV[at + 4]) end
-      sequence, appended = given, appended + 1
+      if kind == 1 then store(i, size, ARGV[at + 4], charge) else store_shadow(i, size, ARGV[at + 4]) end
+      note_appended(given, kind == 1 and charge or 0)
     end
   end
   if not status then first_left = first_left + 1 end
@@ -108,19 +137,32 @@ for i = first_left, #KEYS do
   redis.call('UNLINK', KEYS[i])
 end
 
+-- Time with credit is paid for with later turns.
+local function note_time()
+  if not is_late then
+    pay(p, r, now, held)
+    learn(math.ceil((now - r.since) / appended))
+  end
+  r.since = now
+end
+
 if appended > 0 or rewound then
   redis.call('HSET', STATE, 'number', number, 'steps_total', total, 'log_bytes', bytes, 'acked', acked,
     'log_lost', lost)
-  through = math.max(through, role == 1 and sequence or 0)
-  redis.call('HSET', row, 'sequence', sequence, 'begin_through', through)
-  if role == 1 then note_credit(session, through - sequence) end
-  if lock_step == 1 and appended > 0 then redis.call('SREM', ROSTER, session) end
 end
-steps = outstanding()
-if detail ~= 'closed' and role > 0 then
-  renew_session(session)
-  steps = grant(session, steps)
+if detail ~= 'closed' and r.role > 0 then
+  renew_session(session, now)
+  if r.role == 1 then
+    if appended > 0 then note_time() elseif status == 'FULL' and not is_late then r.since = now end
+    ask(p, r, now, 2)
+    r = conclude(p, r, now)
+  elseif appended > 0 or rewound then
+    redis.call('HSET', r.key, 'sequence', r.sequence)
+  end
+  if p.lock_step == 1 and appended > 0 then
+    redis.call('SREM', ROSTER, session)
+    if open_round() then changed() end
+  end
 end
-local credit, version, credit_round = credit_of(session)
-return {status or 'OK', detail or '', sequence, appended, credit, version, credit_round,
-  steps, (numbers(STATE, 'settled_steps')), entries, bytes}
+return {status or 'OK', detail or '', r.sequence, appended, r.through, r.version, math.max(0, r.round),
+  p.steps, p.settled, entries, bytes, waits(p, r)}

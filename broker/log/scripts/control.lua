@@ -12,7 +12,7 @@ if ARGV[1] == 'checkpoint' then
   redis.call('HSET', STATE, 'checkpoint_revision', revision, 'revision', revision, 'reason', ARGV[2])
 elseif wanted ~= desired and desired ~= 3 then
   revision, desired = revision + 1, wanted
-  redis.call('HSET', STATE, 'revision', revision, 'desired', desired, 'reason', ARGV[2])
+  redis.call('HSET', STATE, 'revision', revision, 'desired', desired, 'reason', ARGV[2], 'calm_ms', now_ms())
 end
 changed()
 return {'OK', revision, desired}

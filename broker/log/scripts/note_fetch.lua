@@ -3,7 +3,7 @@
 -- uses: run, fetches, sessions
 redis.call('DEL', ABSENT)
 local session, version = ARGV[1], tonumber(ARGV[2])
-renew_session(session)
+renew_session(session, now_ms())
 local publication = redis.call('HGET', PUBLICATIONS, ARGV[2])
 if publication and fetching(session) == version then
   local size = tonumber(string.match(publication, '(%d+) %d+$'))

@@ -4,7 +4,7 @@
 -- ARGV: epoch, nonce, run, holder, time to live in ms, specification, pacing (JSON), state of the learner
 --       (JSON, '' for none), position to set settled back to ('' when re-opening).
 -- Reply: {'OK', epoch} or {'FENCED'} or {'TRIMMED', trim floor}.
--- uses: run, sessions, credit, rounds
+-- uses: run, sessions, credit, turns, settled, rounds
 redis.call('DEL', ABSENT)
 local mine, position = tonumber(ARGV[1]), tonumber(ARGV[9])
 local stored = numbers(STATE, 'epoch')
@@ -48,7 +48,6 @@ local function raise_sequences()
       redis.call('HSET', row, 'sequence', last)
       if role == 1 then
         redis.call('HSET', row, 'begin_through', math.max(through, last))
-        note_credit(session, math.max(through, last) - last)
       end
     end
   end
@@ -108,11 +107,17 @@ end
 -- Credit of lost seconds that was honoured before may be more than a session is ever given: until its actor
 -- has said how far it is it counts no further.
 if rewound then
-  for _, session in ipairs(redis.call('ZRANGE', OPEN, 0, -1)) do
-    local sequence, through = numbers(SESSION .. session, 'sequence', 'begin_through')
-    note_credit(session, math.min(through - sequence, most_credit()))
+  redis.call('DEL', CREDIT, DUE, WAITING)
+  local p = pacing()
+  for _, session in ipairs(redis.call('SMEMBERS', ROLLOUTS)) do
+    local r = credit_row(session)
+    local credit = r.through - r.sequence
+    r.held = math.min(credit, most_credit(p))
+    r.taken, r.since = credit - r.held, now
+    keep_row(p, r)
   end
 end
+repair_held()
 -- A stop outlives a learner that crashed before it had followed it.
 local desired, stop_done = numbers(STATE, 'desired', 'stop_done')
 if desired == 0 or (desired == 3 and position and stop_done == 1) then
@@ -122,8 +127,8 @@ end
 if position then redis.call('HDEL', STATE, 'stop_done') end
 redis.call('HSETNX', STATE, 'round', 0)
 redis.call('HSET', STATE, 'run', ARGV[3], 'holder', ARGV[4], 'epoch', epoch,
-  'lease_expires_ms', now + ARGV[5], 'opened_ms', now, 'opened_by', ARGV[2],
-  'redis_run_id', string.match(redis.call('INFO', 'server'), 'run_id:(%x+)'))
+  'lease_expires_ms', now + ARGV[5], 'opened_ms', now, 'calm_ms', now, 'opened_by', ARGV[2],
+  'redis_run_id', redis_run_id(), 'closed', 0)
 if position then
   -- No learner waits any more for the evaluations that the one before had asked for.
   redis.call('HSET', STATE, 'evaluate_version', 0)
@@ -131,5 +136,6 @@ if position then
 end
 set_settled(position or (numbers(STATE, 'settled')))
 open_round()
+share_out(false)
 changed()
 return {'OK', epoch}

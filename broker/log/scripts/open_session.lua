@@ -1,8 +1,9 @@
 -- Draws a session number and closes the actor's previous session.
 -- ARGV: actor id, role, owner (identity that opens it, '' for none).
--- Reply: {'OK', session, seed salt, begin_through, min_version, round, specification}
+-- Reply: {'OK', session, seed salt, begin_through, min_version, round, specification,
+--         1 when it waits for credit else 0}
 --        or {'NOT_READY' | 'RUN_CLOSED' | 'FULL', detail}.
--- uses: run, sessions, credit, rounds
+-- uses: run, sessions, credit, turns, rounds
 redis.call('DEL', ABSENT)
 local actor, role = ARGV[1], tonumber(ARGV[2])
 local specification = redis.call('GET', SPECIFICATION)
@@ -38,11 +39,14 @@ redis.call('HSET', SESSION .. session, 'actor', actor, 'role', role, 'sequence',
 redis.call('ZADD', OPEN, now, session)
 redis.call('HSET', ACTORS, actor, session)
 if role == 1 then redis.call('SADD', ROLLOUTS, session) end
-open_round()
-grant(session, outstanding())
--- A new session ends no other call's wait; credit that returns to the budget does, and a round that opens.
-if previous or expired > 0 or numbers(STATE, 'lock_step') == 1 then changed() end
+if open_round() then changed() elseif previous or expired > 0 then share_out(false) end
+-- A newcomer waits as one that has just had its turn.
+local p, r = pacing(), credit_row(session)
+if role == 1 then
+  r.tag = p.tag + p.pace
+  ask(p, r, now, 1)
+  r = conclude(p, r, now)
+end
 
 local salt = (previous or number > 0 or reopened > 0) and tonumber(session) or 0
-local through, version, round = credit_of(session)
-return {'OK', tonumber(session), salt, through, version, round, specification}
+return {'OK', tonumber(session), salt, r.through, r.version, math.max(0, r.round), specification, waits(p, r)}

@@ -1,9 +1,9 @@
 -- Moves the pointer of the weights forward, settles, and in lock-step opens the next round. Repeating
--- it changes nothing.
+-- it changes nothing. Who waits for credit and gets none is not woken: it could not act with the weights.
 -- ARGV: epoch, version, update, sha256, size, chunks, settled, scalars (JSON), round ('' for none),
 --       pin (0 or 1).
 -- Reply: {'OK'} or {'FENCED' | 'CLOSED'}.
--- uses: run, credit, rounds, weights
+-- uses: run, credit, turns, settled, rounds, weights
 redis.call('DEL', ABSENT)
 local refused = fence(ARGV[1])
 if refused then return {refused} end
@@ -16,6 +16,7 @@ redis.call('HSET', STATE, 'version', version, 'previous_version', current, 'upda
   'sha256', ARGV[4], 'size', ARGV[5], 'scalars', ARGV[8])
 drop_weights()
 if tonumber(ARGV[7]) > settled then set_settled(tonumber(ARGV[7])) end
-if ARGV[9] ~= '' then next_round(tonumber(ARGV[9])) else open_round() end
-changed()
+local opened
+if ARGV[9] ~= '' then opened = next_round(tonumber(ARGV[9])) else opened = open_round() end
+if opened then changed() else share_out(true) end
 return {'OK'}

@@ -1,9 +1,9 @@
--- Keeps the lease and closes expired sessions.
+-- Keeps the lease, closes expired sessions, and gives to others what is held in silence.
 -- ARGV: epoch, time to live in ms.
 -- Reply: {'OK', closed, desired, revision, checkpoint revision, bytes, entries, head, outstanding, settled,
 --         settled steps, acked, log_lost, evaluate version, rollout sessions, expired,
 --         {session, actor, probe JSON, ...}} or {'FENCED'}.
--- uses: run, sessions, credit
+-- uses: run, sessions, credit, turns
 redis.call('DEL', ABSENT)
 local refused = fence(ARGV[1])
 if refused == 'FENCED' then return {'FENCED'} end
@@ -11,7 +11,8 @@ local now, expired = now_ms(), 0
 if not refused then
   redis.call('HSET', STATE, 'lease_expires_ms', now + ARGV[2])
   expired = expire_sessions(now)
-  if expired > 0 then changed() end
+  repair_held()
+  share_out(false)
 end
 local probes = {}
 local answers = redis.call('HGETALL', PROBES)
@@ -24,5 +25,5 @@ local desired, revision, checkpoint, bytes, number, settled, settled_steps, acke
   numbers(STATE, 'desired', 'revision', 'checkpoint_revision', 'log_bytes', 'number', 'settled',
     'settled_steps', 'acked', 'log_lost', 'evaluate_version')
 return {'OK', refused and 1 or 0, desired, revision, checkpoint, bytes, redis.call('XLEN', LOG), number,
-  outstanding(), settled, settled_steps, acked, lost, evaluate, redis.call('SCARD', ROLLOUTS), expired,
+  pacing().steps, settled, settled_steps, acked, lost, evaluate, redis.call('SCARD', ROLLOUTS), expired,
   probes}

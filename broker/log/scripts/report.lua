@@ -7,7 +7,7 @@ local session, sequence, row = ARGV[1], tonumber(ARGV[2]), SESSION .. ARGV[1]
 if is_closed() then return {'FULL', 0} end
 local status = refuse_session(session)
 if status then return {status, 0} end
-renew_session(session)
+renew_session(session, now_ms())
 local taken = numbers(row, 'reports')
 local reopened, number, bytes = numbers(STATE, 'reopened', 'reports', 'report_bytes')
 if sequence <= taken then return {'OK', taken} end

@@ -1,6 +1,6 @@
 -- Removes entries up to the trim floor, at most so many per call (a script blocks every other call).
 -- ARGV: epoch, most entries. Reply: {'OK', entries left to forget} or {'FENCED' | 'CLOSED'}.
--- uses: run, credit
+-- uses: run, settled
 redis.call('DEL', ABSENT)
 local refused = fence(ARGV[1])
 if refused then return {refused} end

@@ -22,6 +22,10 @@ class BrokerSection(Section):
     """Time that an ending broker serves on while it is not ready, in seconds; 5 in Kubernetes."""
     session_timeout_s: Annotated[PositiveReal, ADVANCED] = 30.0
     """A session that says nothing for this long is closed, in seconds of Redis time."""
+    max_reward: PositiveReal = 1e6
+    """Fragments with a |reward| of a step above this are refused, in units of the reward."""
+    max_log_prob: Annotated[PositiveReal, ADVANCED] = 1e4
+    """Fragments with a |log-probability| of a step above this are refused, in nats."""
     max_log_bytes: Positive = 512 * 1024 * 1024
     """Ceiling of the payload bytes in the log."""
     max_log_entries: Positive = 1_000_000

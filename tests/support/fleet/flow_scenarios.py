@@ -82,7 +82,7 @@ def overload(folder: Path, seconds: float, report: Report) -> None:
 
 # ---- full Redis
 
-LEAST: Final = 85 * MIB
+LEAST: Final = 101 * MIB
 """The lowest `maxmemory` that the broker accepts with these ceilings, to a MiB."""
 FULL: Final = Shape(
     actors=1,

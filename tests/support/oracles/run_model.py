@@ -1,11 +1,12 @@
 """The run as a few lines of Python: what Redis must do, written a second time as an oracle.
 
 Only what the properties need: sessions, appends, credit, settlement, trim, publications, the lease, and a
-Redis that goes back.
+Redis that goes back. Whose turn it is to get credit the model does not say: it takes what Redis gave and
+holds it against the rules that bound it.
 """
 
 import copy
-import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from penstock.wire.messages import Role
@@ -22,9 +23,15 @@ class Row:
     role: Role
     sequence: int = 0
     begin_through: int = 0
+    given_back: int = 0
     rewound: bool = False
     returned: bool = False
     lenient_through: int = 0
+
+    @property
+    def credit(self) -> int:
+        """Sequences that it has credit for and has not appended."""
+        return self.begin_through - self.sequence - self.given_back
 
     def raise_to(self, sequence: int) -> None:
         """Everything up to a sequence is acknowledged; a rollout worker had credit for it."""
@@ -115,22 +122,34 @@ class Server:
     def outstanding(self) -> int:
         """Steps behind the settled position, and F for each sequence with credit."""
         rows = self.rows.values()
-        begun = sum(self._leave(row) for row in rows if row.role is Role.ROLLOUT)
+        begun = sum(row.credit for row in rows if row.role is Role.ROLLOUT)
         return self.total - self.settled_total + self.charge * begun
 
-    def _leave(self, row: Row) -> int:
-        """One that was rewound and has not said how far it was may have begun what is lost."""
-        credit = row.begin_through - row.sequence
-        return min(credit, self.most_credit()) if row.returned else credit
+    def take(self, told: Mapping[int, tuple[int, int]], waiting: Collection[int]) -> None:
+        """Take the credit that Redis gave, and hold it against the rules.
 
-    def grant(self, row: Row) -> None:
-        """Raise credit by one while budget and share allow."""
-        workers = sum(other.role is Role.ROLLOUT for other in self.rows.values())
-        if row.role is not Role.ROLLOUT:
-            return
-        share = max(1, math.floor(self.budget / (self.charge * workers)))
-        while self.outstanding() < self.budget and row.begin_through - row.sequence < share:
-            row.begin_through += 1
+        Args:
+            told: begin_through and the number of sequences given back, of each open session.
+            waiting: sessions that wait for credit.
+        """
+        assert told.keys() == self.rows.keys()
+        given = sum(self._take(self.rows[session], *numbers, waiting) for session, numbers in told.items())
+        assert not given or self.outstanding() - self.charge < self.budget
+        assert not waiting or self.outstanding() >= self.budget
+
+    def _take(self, row: Row, through: int, given_back: int, waiting: Collection[int]) -> int:
+        """Sequences that one session was given; of one that was rewound nothing is known but the most."""
+        assert through >= row.begin_through
+        known = row.credit
+        row.begin_through, row.given_back = through, given_back
+        if row.returned:
+            assert row.credit <= self.most_credit()
+            return 0
+        given = row.credit - known
+        assert given == 0 or (given > 0 and row.role is Role.ROLLOUT)
+        # Second helpings are given only while no session waits.
+        assert not (given and row.credit > 1 and waiting)
+        return given
 
     def open(self, actor: str, role: Role) -> int:
         """A session; the actor's previous one is closed."""
@@ -140,7 +159,6 @@ class Server:
                 self.superseded.add(session)
         self.session += 1
         self.rows[self.session] = Row(actor, role)
-        self.grant(self.rows[self.session])
         return self.session
 
     def watch(self, session: int, begun: int) -> Reason | None:
@@ -154,12 +172,16 @@ class Server:
             far = row.sequence + self.most_entries + self.most_credit()
             begun = min(begun, far if row.returned else row.lenient_through)
             row.begin_through, row.rewound = max(row.begin_through, begun) + 1, False
-        self.grant(row)
         return None
 
     def gone(self, session: int) -> Reason:
         """Why a session without a row is refused."""
         return Reason.FENCED if session in self.superseded else Reason.EXPIRED
+
+    def give_back(self, session: int, begun: int) -> None:
+        """What a session has credit for and has not begun is free."""
+        row = self.rows[session]
+        row.given_back += max(0, row.credit - max(0, begun - row.sequence))
 
     def append(self, session: int, acked: int, fragments: list[tuple[int, int]]) -> tuple[int, Reason | None]:
         """Fragments as (sequence, charge): last acknowledged, and why the next one was not taken."""
@@ -176,7 +198,6 @@ class Server:
                 reason = self._why_not(row, sequence)
                 if reason is None:
                     self._store(session, row, sequence, charge)
-        self.grant(row)
         return row.sequence, reason
 
     def _catch_up(self, row: Row, acked: int, sent: int) -> None:
@@ -186,6 +207,7 @@ class Server:
             self.acked, self.lost = self.acked + lost, self.lost + lost
             row.raise_to(acked)
         if row.role is Role.ROLLOUT:
+            row.given_back = 0
             row.lenient_through = row.sequence + sent + self.most_credit() + 1
             row.begin_through = max(row.sequence, min(row.begin_through, row.lenient_through))
 
@@ -196,8 +218,11 @@ class Server:
             return Reason.INVALID
         if len(self.log) >= self.most_entries:
             return Reason.FULL
-        if row.role is Role.SERVER and self.outstanding() >= self.budget:
+        is_late = row.role is Role.ROLLOUT and row.credit == 0 and row.given_back > 0
+        if (row.role is Role.SERVER or is_late) and self.outstanding() >= self.budget:
             return Reason.FULL
+        # Credit that was given back is given again.
+        row.given_back -= is_late
         return None
 
     def _store(self, session: int, row: Row, sequence: int, charge: int) -> None:

@@ -74,7 +74,16 @@ class Actor:
         return self.credit
 
     async def append(self, count: int = 1, **options: Any) -> Appended:
-        """Append the next `count` fragments."""
+        """Append the next `count` fragments in as many calls as credit needs; returns the last reply."""
+        while True:
+            credit = self.credit.begin_through - self.acked if self.role is Role.ROLLOUT else count
+            sent = min(count, max(1, credit))
+            reply = await self._append(sent, **options)
+            count -= sent
+            if count <= 0 or reply.refusal is not None:
+                return reply
+
+    async def _append(self, count: int, **options: Any) -> Appended:
         items = [item(self.session, self.acked + 1 + i, **options) for i in range(count)]
         reply = await self.store.append(self.session, self.acked, items)
         self.acked = max(self.acked, reply.acked_through)

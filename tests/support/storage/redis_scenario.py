@@ -12,6 +12,7 @@ from broker.log.records import Commit, LogState
 from broker.log.store import Store
 from penstock.config.settings import BrokerSection
 from penstock.wire.fragment import Kind
+from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Episode, Publication, Report, Role, Watch
 from tests.support.run import small_run
 from tests.support.run.store_run import PACING, TTL_MS, Actor, item
@@ -103,8 +104,9 @@ async def _work(store: Store, log: LearnerLog) -> LogState:
     log.max_memory_bytes()
     log.acked()
     log.residue(0)
-    for update in (1, 2, 3):
+    for update in (1, 2):
         log.publish(b"next", update=update, settled=2, scalars={})
+    log.publish(b"n" * (WEIGHT_CHUNK_BYTES + 1), update=3, settled=2, scalars={})
     log.request_evaluation(1)
     log.end_evaluation(1)
     assert log.kept.keep({1}, highest=3, traffic_revision=1) == (1,)
@@ -123,7 +125,7 @@ async def _come_back(admin: Any, store: Store, log: LearnerLog, known: LogState)
     await actor.open()
     await actor.append(1)
     beyond = {**known.sequences, actor.session: 3}
-    admin.hset("penstock:state", "redis_run_id", "0" * 40)
+    admin.hset("penstock:state", "closed", 1)
     log.reopen(replace(known, number=known.number + 5, log_lost=known.log_lost + 1, sequences=beyond))
     await actor.watch()
     actor.acked = 5

@@ -56,9 +56,9 @@ def test_replicas_and_clusters_are_refused(info: dict[str, Any]) -> None:
 
 
 def test_ceilings_that_do_not_fit_below_maxmemory_are_refused_with_the_figures() -> None:
-    """Ceilings, staging and headroom, named one by one."""
+    """Ceilings, staging, what is read and headroom, named one by one."""
     section = BrokerSection(max_log_bytes=100 * MIB, max_staged_bytes=20 * MIB)
-    needed = (100 + 20 + 64) * MIB
+    needed = (100 + 20 + 16 + 64) * MIB
     assert guard.check_memory({"maxmemory": needed}, section) == needed
     assert guard.check_memory({"maxmemory": 0}, section) == 0
     with pytest.raises(UnsuitableRedis, match=f"maxmemory={needed - 1}: {needed} bytes are needed"):

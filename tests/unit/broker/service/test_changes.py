@@ -3,73 +3,128 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from broker.service.changes import Changes
+import pytest
+
+from broker.log.records import Change, Scope
+from broker.service.changes import Changes, Held
+
+Feed = asyncio.Queue[Change | None]
 
 
-async def _feed(queue: "asyncio.Queue[None]") -> AsyncIterator[None]:
+async def _source(feed: Feed) -> AsyncIterator[Change | None]:
     while True:
-        await queue.get()
-        yield
+        yield await feed.get()
 
 
-async def test_a_change_wakes_every_waiter() -> None:
-    """All of them, long before their time is over."""
-    changes, queue = Changes(), asyncio.Queue[None]()
-    following = asyncio.create_task(changes.follow(_feed(queue)))
-    waiters = [asyncio.create_task(changes.wait(changes.generation, 60)) for _ in range(5)]
+@pytest.fixture
+async def feed() -> Feed:
+    """Changes to come."""
+    return Feed()
+
+
+@pytest.fixture
+async def changes(feed: Feed) -> AsyncIterator[Changes]:
+    """A broker that follows them."""
+    made = Changes()
+    following = asyncio.create_task(made.follow(_source(feed)))
+    yield made
+    following.cancel()
+
+
+async def _is_woken(held: Held) -> bool:
+    """Whether a wait ends though its time is long."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+    waiting = asyncio.create_task(held.wait(60))
     await asyncio.sleep(0)
-    queue.put_nowait(None)
-    async with asyncio.timeout(5):
-        await asyncio.gather(*waiters)
-    following.cancel()
+    await asyncio.sleep(0)
+    woken = waiting.done()
+    waiting.cancel()
+    return woken
 
 
-async def test_a_change_between_look_and_wait_is_not_lost() -> None:
-    """The wait returns at once because the generation moved on."""
-    changes, queue = Changes(), asyncio.Queue[None]()
-    following = asyncio.create_task(changes.follow(_feed(queue)))
-    seen = changes.generation
-    queue.put_nowait(None)
-    async with asyncio.timeout(5):
-        await changes.wait(seen, 60)
-        await changes.wait(seen, 60)
-    following.cancel()
+async def test_a_change_of_everything_wakes_everybody(changes: Changes, feed: Feed) -> None:
+    """Those that wait for credit, too."""
+    with changes.holding(1) as working, changes.holding(2) as waiting:
+        waiting.waits = True
+        feed.put_nowait(Change())
+        assert await _is_woken(working)
+        assert await _is_woken(waiting)
+
+
+async def test_who_waits_for_credit_is_woken_by_name_only(changes: Changes, feed: Feed) -> None:
+    """A publication without credit for it is nothing to act with."""
+    with changes.holding(1) as working, changes.holding(2) as next_one, changes.holding(3) as waiting:
+        changes.note_waiting(2, True)
+        changes.note_waiting(3, True)
+        feed.put_nowait(Change((2,), Scope.READY))
+        assert [await _is_woken(held) for held in (working, next_one, waiting)] == [True, True, False]
+
+
+async def test_a_name_wakes_nobody_else(changes: Changes, feed: Feed) -> None:
+    """Nor does one that is held elsewhere."""
+    with changes.holding(1) as other, changes.holding(2) as named:
+        feed.put_nowait(Change((2, 77), Scope.NAMED))
+        assert [await _is_woken(held) for held in (other, named)] == [False, True]
+
+
+async def test_a_change_between_look_and_wait_is_not_lost(changes: Changes, feed: Feed) -> None:
+    """The wait returns at once, and the next one does not."""
+    with changes.holding(1) as held:
+        held.begin_look()
+        feed.put_nowait(Change((1,), Scope.NAMED))
+        assert await _is_woken(held)
+        held.begin_look()
+        assert not await _is_woken(held)
+
+
+async def test_only_the_newest_call_of_a_session_looks_on(changes: Changes, feed: Feed) -> None:
+    """The one before it ends."""
+    with changes.holding(1) as older, changes.holding(1) as newer:
+        assert (older.is_newest, newer.is_newest) == (False, True)
+        assert await _is_woken(older)
+        assert not await _is_woken(newer)
+
+
+async def test_a_heartbeat_wakes_who_has_not_looked_for_long(changes: Changes, feed: Feed) -> None:
+    """A change whose message got lost is seen all the same."""
+    with changes.holding(1) as fresh, changes.holding(2) as old:
+        fresh.begin_look()
+        feed.put_nowait(None)
+        assert [await _is_woken(held) for held in (fresh, old)] == [False, True]
 
 
 async def test_a_wait_ends_with_its_time() -> None:
     """Without a change."""
-    changes = Changes()
-    async with asyncio.timeout(5):
-        await changes.wait(changes.generation, 0.01)
-    assert changes.generation == 0
+    with Changes().holding(1) as held:
+        await held.wait(0.01)
+        await held.wait(0)
 
 
-async def test_closing_wakes_and_nobody_waits_any_more() -> None:
-    """The drain answers held calls at once."""
-    changes = Changes()
-    waiter = asyncio.create_task(changes.wait(changes.generation, 60))
-    await asyncio.sleep(0)
-    changes.close()
-    async with asyncio.timeout(5):
-        await waiter
-        await changes.wait(changes.generation, 60)
+async def test_closing_wakes_everybody(changes: Changes) -> None:
+    """The drain answers held calls at once, also those that wait for credit."""
+    with changes.holding(1) as held:
+        held.waits = True
+        changes.close()
+        assert await _is_woken(held)
+        assert changes.closed
 
 
-async def test_a_burst_of_changes_wakes_twice() -> None:
+async def test_a_burst_of_changes_wakes_twice(changes: Changes, feed: Feed) -> None:
     """At once for the first, once more for all that follow.
 
     Two hundred actors that connect ask Redis 400 times, not 40,000.
     """
-    changes, queue = Changes(), asyncio.Queue[None]()
-    following = asyncio.create_task(changes.follow(_feed(queue)))
-    for _ in range(200):
-        queue.put_nowait(None)
-    async with asyncio.timeout(5):
-        await changes.wait(0, 60)
-        assert changes.generation == 1
-        for _ in range(1000):
-            await asyncio.sleep(0)
-        assert queue.empty()
-        await changes.wait(1, 60)
-    assert changes.generation == 2
-    following.cancel()
+    woken = 0
+    with changes.holding(1) as held:
+        for _ in range(200):
+            feed.put_nowait(Change())
+        async with asyncio.timeout(5):
+            for _ in range(2):
+                held.begin_look()
+                await held.wait(60)
+                woken += 1
+        held.begin_look()
+        assert feed.empty()
+        assert not await _is_woken(held)
+    assert woken == 2

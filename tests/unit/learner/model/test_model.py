@@ -78,12 +78,12 @@ def test_an_observation_of_more_parts_than_a_fragment_has_tensors_is_refused() -
 
 
 def test_weights_that_do_not_fit_below_maxmemory_are_refused_with_the_figures() -> None:
-    """Three versions, two that are evaluated, 16 that the registry keeps and a copy of one.
+    """Three versions, four being fetched, two evaluated, 16 that the registry keeps and a copy of one.
 
-    Log, staging and reserve.
+    Log, staging, what one rank reads and reserve.
     """
     made = configuration.load([{"run": "a", "broker": {"max_log_bytes": 100 * MIB, "max_staged_bytes": MIB}}])
-    needed = (100 + 1 + (3 + 2 + 16 + 1) * 10 + 64) * MIB
+    needed = (100 + 1 + (3 + 4 + 2 + 16 + 1) * 10 + 16 + 64) * MIB
     check_memory(made, 10 * MIB, needed)
     check_memory(made, 10 * MIB, 0)
     with pytest.raises(ConfigurationError, match=f"maxmemory={needed - 1}.*need {needed}"):

@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from penstock.wire import conformance
 from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check, read_payload
 from penstock.wire.limits import MAX_ATTRIBUTES_BYTES, MAX_SLOTS
 from tests.support.experience.whole_fragments import RUN, SCHEMA, arrays_of, fragment_of, header_of
@@ -153,6 +154,20 @@ def test_a_number_that_is_not_finite_is_refused(name: str, value: float, compres
     arrays[name][2, 1] = value
     with pytest.raises(ValueError, match=f"{name}: holds NaN or infinity"):
         check(build(header_of(SCHEMA, 5, 3), arrays, compress), SCHEMA, RUN)
+
+
+@pytest.mark.parametrize("name", ["reward", "log_prob"])
+@pytest.mark.parametrize("value", [1e6, -1e6])
+def test_a_number_beyond_the_bound_of_the_run_is_refused(name: str, value: float) -> None:
+    """The message names the setting."""
+    arrays = arrays_of(SCHEMA, 5, 3)
+    arrays[name][2, 1] = value
+    fragment = build(header_of(SCHEMA, 5, 3), arrays)
+    conformance.check(fragment.header, fragment.payload, SCHEMA, RUN, {"reward": 1e6, "log_prob": 1e6})
+    conformance.check(fragment.header, fragment.payload, SCHEMA, RUN)
+    bounds = {"reward": 1e5, "log_prob": 1e5}
+    with pytest.raises(ValueError, match=rf"{name}: holds ±1e\+06, and broker.max_{name}=100000; .*raise it"):
+        conformance.check(fragment.header, fragment.payload, SCHEMA, RUN, bounds)
 
 
 def test_a_dtype_that_the_wire_does_not_know_cannot_be_built() -> None:

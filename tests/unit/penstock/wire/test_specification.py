@@ -25,6 +25,8 @@ SPECIFICATION = RunSpecification(
     session_timeout_ms=30_000,
     stale_after=8,
     update_steps=2048,
+    max_reward=1e6,
+    max_log_prob=1e4,
 )
 
 

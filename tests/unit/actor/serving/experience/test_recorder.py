@@ -7,7 +7,7 @@ import asyncio
 import json
 import tracemalloc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -287,6 +287,17 @@ async def test_rewards_that_are_too_large_together_make_no_fragment_that_is_refu
     stand.end(episode, TERMINATED, reward=3e38)
     (fragment,) = stand.fragments()
     assert np.isfinite(column(fragment, "reward")).all()
+
+
+async def test_rewards_beyond_what_the_broker_takes_are_not_sent() -> None:
+    """The session would end with them, and with it what others do."""
+    stand = Stand(replace(specification(), max_reward=100.0))
+    await stand.publish(1)
+    for amount in (99.0, -101.0):
+        episode = stand.start()
+        await stand.act(episode, seen(0))
+        stand.end(episode, TERMINATED, reward=amount)
+    assert [column(fragment, "reward") for fragment in stand.fragments()] == [[99.0]]
 
 
 @pytest.mark.parametrize("size", [4, 64])
