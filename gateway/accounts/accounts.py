@@ -179,6 +179,10 @@ class Accounts:
 
         return self._write(work)
 
+    def pseudonym(self, purpose: str, *parts: str) -> str:
+        """Return an opaque id of the parts for a purpose."""
+        return self._keys.pseudonym(purpose, *parts)
+
     def run(self, work: Callable[[Session, datetime], T]) -> T:
         """Return the result of a change, committed, as `Database.write` does."""
         return self._write(lambda session: work(session, self._clock()))

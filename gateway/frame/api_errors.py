@@ -25,7 +25,7 @@ from gateway.accounts.account_errors import (
     TooManyAttempts,
     Unauthenticated,
 )
-from penstock.registry.registry_errors import Conflict, RegistryError, Unavailable
+from penstock.registry.registry_errors import Conflict, NotAllowed, RegistryError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +136,8 @@ def _of_database(error: RegistryError) -> ApiError:
     match error:
         case Conflict():
             return ApiError(409, "others changed the same thing at the same time: look at it and try again")
+        case NotAllowed():
+            return ApiError(409, str(error))
         case Unavailable():
             log.warning("a database does not answer", extra={"error": str(error)})
             return ApiError(503, "a database does not answer now: try again", retry_s=5)
@@ -145,7 +147,7 @@ def _of_database(error: RegistryError) -> ApiError:
 
 def _of_validation(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part not in {"body", "query", "path", "header"}]
+    place = [str(part) for part in first["loc"][1:]]  # the first says whether of body, query, path or header
     field = ".".join(place) or None
     if first["type"] == "json_invalid":
         return ApiError(422, "the body is not JSON")

@@ -46,7 +46,7 @@ class Doors:
 
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
-    large: frozenset[str] = frozenset()
+    large: frozenset[str] = frozenset({"/feedback"})
     body_s: float = BODY_S
     max_body_bytes: int = MAX_BODY_BYTES
 

@@ -54,6 +54,11 @@ ACCESS: Final[Table] = {
     ("POST", "/api/projects/{project}/tokens"): Access.OWNER,
     ("DELETE", "/api/projects/{project}/tokens/{token}"): Access.OWNER,
     ("GET", "/api/projects/{project}/audit"): Access.OWNER,
+    ("POST", "/api/policies/feedback/{agent_id}"): Access.EDITOR,
+    ("GET", "/api/projects/{project}/agents/{agent_id}/feedback"): Access.VIEWER,
+    ("POST", "/api/projects/{project}/agents/{agent_id}/feedback"): Access.EDITOR,
+    ("DELETE", "/api/projects/{project}/raters/{rater}"): Access.OWNER,
+    ("DELETE", "/api/me/feedback"): Access.KNOWN,
 }
 """Of the gateway's own routes; a workload adds those of its own."""
 

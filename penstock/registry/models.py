@@ -201,5 +201,15 @@ class RatingRow(Base):
     score: Mapped[float | None] = mapped_column(Double)
     rejected: Mapped[str | None] = mapped_column(Text)
     created: Mapped[datetime] = mapped_column(UtcTime)
+    public_id: Mapped[str] = mapped_column(String(32), server_default="")
+    project: Mapped[str] = mapped_column(String(24), server_default="")
+    run: Mapped[str] = mapped_column(String(64), server_default="")
+    rater: Mapped[str] = mapped_column(String(32), server_default="")
+    notes: Mapped[str] = mapped_column(Text, server_default="")
+    request_key: Mapped[str | None] = mapped_column(String(64))
 
-    __table_args__ = (CheckConstraint("(score IS NULL) <> (rejected IS NULL)", name="kind"),)
+    __table_args__ = (
+        CheckConstraint("(score IS NULL) <> (rejected IS NULL)", name="kind"),
+        Index("ix_ratings_rater", "project", "rater"),
+        Index("ix_ratings_request_key", "policy", "request_key", unique=True),
+    )

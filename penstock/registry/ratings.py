@@ -5,15 +5,18 @@ one to the same prompt. Ratings are neither normalised nor discarded here.
 """
 
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from sqlalchemy import delete as sql_delete
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from penstock.registry.models import RatingRow
+from penstock.registry.registry_errors import NotAllowed
 
 MAX_KEY_LENGTH: Final = 64
 
@@ -25,7 +28,9 @@ class Rating:
     prompt: text, or the conversation so far as a list of {"role": …, "content": …}. rejected: the response
     that `response` is better than. key: the aspect that is rated (`thumb`, `helpful`, `safe`, …). source: the
     author of the rating. conversation: its id at the source, may be "". version: of the policy that
-    responded, None where unknown.
+    responded, None where unknown. project, run: where it belongs, may be "". rater: an opaque id, may be "".
+    notes: what the rater said beside it. request_key: under which the rating is stored once for its policy,
+    or None.
     """
 
     prompt: str | Sequence[dict[str, str]]
@@ -36,6 +41,11 @@ class Rating:
     source: str = ""
     conversation: str = ""
     version: int | None = None
+    project: str = ""
+    run: str = ""
+    rater: str = ""
+    notes: str = ""
+    request_key: str | None = None
 
     def __post_init__(self) -> None:
         if (self.score is None) == (self.rejected is None):
@@ -53,18 +63,31 @@ class Rating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRating:
-    """A stored rating. number: rises, never used twice."""
+    """A stored rating. number: rises, never used twice. public_id: random, or "" of early ones."""
 
     number: int
+    public_id: str
     policy: str
     rating: Rating
     created: datetime
 
 
-def add(session: Session, policy: str, new: Sequence[Rating]) -> None:
-    """Store ratings of responses of a policy."""
+def add(session: Session, policy: str, new: Sequence[Rating]) -> tuple[KeptRating, ...]:
+    """Store ratings of responses of a policy, and return them.
+
+    One whose request key is known already is returned as it is stored. Raises NotAllowed where that is
+    another rating.
+    """
     now = datetime.now(UTC)
-    session.add_all(_row(policy, rating, now) for rating in new)
+    return tuple(_record(_stored(session, policy, rating, now)) for rating in new)
+
+
+def delete(session: Session, project: str, rater: str) -> int:
+    """Delete every rating of a rater in a project, and return how many there were."""
+    own = (RatingRow.project == project) & (RatingRow.rater == rater)
+    numbers = session.scalars(select(RatingRow.number).where(own)).all()
+    session.execute(sql_delete(RatingRow).where(own))
+    return len(numbers)
 
 
 def read(session: Session, policy: str | None, after: int, limit: int) -> tuple[KeptRating, ...]:
@@ -73,6 +96,21 @@ def read(session: Session, policy: str | None, after: int, limit: int) -> tuple[
     if policy is not None:
         wanted = wanted.where(RatingRow.policy == policy)
     return tuple(_record(row) for row in session.scalars(wanted.order_by(RatingRow.number).limit(limit)))
+
+
+def _stored(session: Session, policy: str, rating: Rating, now: datetime) -> RatingRow:
+    known = None
+    if rating.request_key is not None:
+        same = (RatingRow.policy == policy) & (RatingRow.request_key == rating.request_key)
+        known = session.scalar(select(RatingRow).where(same))
+    if known is None:
+        row = _row(policy, rating, now)
+        session.add(row)
+        session.flush()
+        return row
+    if _record(known).rating != rating:
+        raise NotAllowed("this key came with another rating before: a new rating needs a key of its own")
+    return known
 
 
 def _row(policy: str, rating: Rating, now: datetime) -> RatingRow:
@@ -88,6 +126,12 @@ def _row(policy: str, rating: Rating, now: datetime) -> RatingRow:
         score=rating.score,
         rejected=rating.rejected,
         created=now,
+        public_id=secrets.token_hex(16),
+        project=rating.project,
+        run=rating.run,
+        rater=rating.rater,
+        notes=rating.notes,
+        request_key=rating.request_key,
     )
 
 
@@ -101,5 +145,12 @@ def _record(row: RatingRow) -> KeptRating:
         source=row.source,
         conversation=row.conversation,
         version=row.version,
+        project=row.project,
+        run=row.run,
+        rater=row.rater,
+        notes=row.notes,
+        request_key=row.request_key,
     )
-    return KeptRating(number=row.number, policy=row.policy, rating=rating, created=row.created)
+    return KeptRating(
+        number=row.number, public_id=row.public_id, policy=row.policy, rating=rating, created=row.created
+    )

@@ -392,9 +392,17 @@ class Registry:
         """Return late rewards of a policy behind number `after`, oldest first, at most `limit`."""
         return self._database.read(lambda session: feedback.read(session, policy, after, limit))
 
-    def add_ratings(self, policy: str, new: Sequence[Rating]) -> None:
-        """Store ratings of responses of a policy; all or none."""
-        self._database.write(lambda session: ratings.add(session, policy, new))
+    def add_ratings(self, policy: str, new: Sequence[Rating]) -> tuple[KeptRating, ...]:
+        """Store ratings of responses of a policy, all or none, and return them.
+
+        One whose `request_key` is known already is stored once. Raises NotAllowed where the key came with
+        another rating before.
+        """
+        return self._database.write(lambda session: ratings.add(session, policy, new))
+
+    def delete_ratings(self, project: str, rater: str) -> int:
+        """Delete every rating of a rater in a project, and return how many there were."""
+        return self._database.write(lambda session: ratings.delete(session, project, rater))
 
     def ratings(self, policy: str | None = None, after: int = 0, limit: int = 1000) -> tuple[KeptRating, ...]:
         """Return ratings behind number `after`, oldest first, at most `limit`.

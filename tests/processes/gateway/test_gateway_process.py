@@ -141,7 +141,7 @@ def test_two_gateways_on_one_database_are_one(shared_database: str, tmp_path: Pa
     ("words", "message"),
     [
         (
-            ("--database", "postgresql://ada:secret@host/d"),
+            ("--database", "postgresql://ada:sesame@host/d"),
             "everybody on this machine can read a command line",
         ),
         (("--database", "mysql://host/d"), "--database: accounts database url"),
@@ -157,4 +157,4 @@ def test_what_cannot_be_is_said_in_a_line(tmp_path: Path, words: tuple[str, ...]
     done = operator(tmp_path, *words, stdin=f"{PASSWORD}\n")
     assert done.returncode == 2, done.stderr
     assert message in done.stderr.splitlines()[-1]
-    assert "secret" not in done.stderr
+    assert "sesame" not in done.stderr

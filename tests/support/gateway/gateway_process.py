@@ -9,7 +9,7 @@ from typing import Final, Self
 from launch.run.child_process import penstock
 from penstock.runtime.health import Endpoint, read_endpoint
 
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 150.0
 
 
 class GatewayProcess:

@@ -1,0 +1,202 @@
+"""Feedback of people and programs on what an agent answered: one rating at a time, or many as JSON lines.
+
+Ratings lie in the registry under the policy `PROJECT/AGENT`. Who rated is an opaque id there, of the caller
+and, where a program says so, of the user that it speaks for.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from pydantic import Field, ValidationError
+from starlette.concurrency import run_in_threadpool
+
+from gateway.accounts import audit
+from gateway.accounts.principal import Membership, Principal
+from gateway.frame.api_errors import ApiError
+from gateway.frame.parts import Parts, parts_of
+from gateway.frame.route_access import GuardedRoute, member_of, principal_of
+from gateway.routes.request_text import Body, Text
+from penstock.registry.ratings import KeptRating, Rating
+
+router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
+
+MAX_TEXT: Final = 200_000
+MAX_LINES: Final = 10_000
+MAX_EXPORTED: Final = 1000
+
+Member = Annotated[Membership, Depends(member_of)]
+AgentId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,38}$")]
+Key = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,64}$")]
+Short = Annotated[Text, Field(max_length=64)]
+Long = Annotated[Text, Field(min_length=1, max_length=MAX_TEXT)]
+
+
+class NewFeedback(Body):
+    """A score from 0 to 1 of a response to a prompt.
+
+    runId: the run of the caller's own that it came from. key: the aspect that is rated. rater: the user whom
+    the caller speaks for; only an opaque id of them is stored.
+    """
+
+    prompt: Long
+    response: Long
+    score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+    runId: Short = ""  # noqa: N815 - as callers of the service know it
+    notes: Annotated[Text, Field(max_length=MAX_TEXT)] = ""
+    key: Annotated[Text, Field(min_length=1, max_length=64)] = "overall"
+    version: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    rater: Short = ""
+
+
+class FeedbackLine(NewFeedback):
+    """A line of an import. request: a key under which it is stored once, however often it comes."""
+
+    request: Key | None = None
+
+
+@router.post("/api/policies/feedback/{agent_id}")
+def give(
+    request: Request,
+    member: Member,
+    agent_id: AgentId,
+    body: NewFeedback,
+    idempotency_key: Annotated[Key | None, Header()] = None,
+) -> dict[str, Any]:
+    """Store one rating. With an `Idempotency-Key` the same request again stores nothing more."""
+    parts = parts_of(request)
+    rating = _rating(parts, member, body, idempotency_key)
+    (kept,) = parts.registry.add_ratings(_policy(member, agent_id), [rating])
+    return {"id": kept.public_id, "agentId": agent_id, "createdAt": kept.created}
+
+
+@router.get("/api/projects/{project}/agents/{agent_id}/feedback")
+def export(
+    request: Request,
+    member: Member,
+    agent_id: AgentId,
+    after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_EXPORTED)] = MAX_EXPORTED,
+) -> Response:
+    """Return ratings behind number `after` as JSON lines, oldest first; ask on with the last `number`."""
+    found = parts_of(request).registry.ratings(_policy(member, agent_id), after, limit)
+    lines = "".join(f"{json.dumps(_exported(one))}\n" for one in found)
+    return Response(lines, media_type="application/x-ndjson")
+
+
+@router.post("/api/projects/{project}/agents/{agent_id}/feedback", status_code=201)
+async def take_in(request: Request, member: Member, agent_id: AgentId) -> dict[str, int]:
+    """Store ratings that come as JSON lines, all or none; lines of an export may be sent as they are."""
+    content = await request.body()
+    return await run_in_threadpool(_take_in, parts_of(request), member, agent_id, content)
+
+
+@router.delete("/api/projects/{project}/raters/{rater}")
+def forget_rater(request: Request, member: Member, rater: str) -> dict[str, int]:
+    """Delete every rating of a rater in this project, by the opaque id that an export shows."""
+    parts = parts_of(request)
+    deleted = parts.registry.delete_ratings(member.project, rater)
+    _note_deletion(parts, member.principal, member.project, rater, deleted)
+    return {"deleted": deleted}
+
+
+@router.delete("/api/me/feedback")
+def forget_me(request: Request, caller: Annotated[Principal, Depends(principal_of)]) -> dict[str, int]:
+    """Delete every rating that the caller gave in the projects that they belong to."""
+    parts, deleted = parts_of(request), 0
+    for one in parts.accounts.projects_of(caller):
+        rater = _rater(parts, one, "")
+        count = parts.registry.delete_ratings(one.project, rater)
+        _note_deletion(parts, caller, one.project, rater, count)
+        deleted += count
+    return {"deleted": deleted}
+
+
+def _take_in(parts: Parts, member: Membership, agent: str, content: bytes) -> dict[str, int]:
+    new = [_rating(parts, member, line, line.request) for line in _lines(content)]
+    parts.registry.add_ratings(_policy(member, agent), new)
+    by, project = member.principal.subject, member.project
+    parts.accounts.run(
+        lambda session, now: audit.note(
+            session, now, by=by, action="feedback taken in", project=project, subject=agent, lines=len(new)
+        )
+    )
+    return {"stored": len(new)}
+
+
+def _lines(content: bytes) -> Iterator[FeedbackLine]:
+    """Yield the lines; raises ApiError that names the first wrong one by its number."""
+    lines = content.splitlines()
+    if len(lines) > MAX_LINES:
+        raise ApiError(413, f"{len(lines)} lines: send at most {MAX_LINES} at a time")
+    for number, line in enumerate(lines, 1):
+        try:
+            known = json.loads(line)
+            if isinstance(known, dict):
+                known = {key: value for key, value in known.items() if key not in _ONLY_EXPORTED}
+            yield FeedbackLine.model_validate(known)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"]) or None
+            raise ApiError(422, f"line {number}: {field}: {first['msg']}", field=field) from error
+        except (ValueError, RecursionError) as error:
+            raise ApiError(422, f"line {number}: not JSON") from error
+
+
+_ONLY_EXPORTED: Final = frozenset({"number", "id", "createdAt", "raterId"})
+
+
+def _exported(kept: KeptRating) -> dict[str, Any]:
+    rating = kept.rating
+    return {
+        "number": kept.number,
+        "id": kept.public_id,
+        "createdAt": kept.created.isoformat(),
+        "raterId": rating.rater,
+        "prompt": rating.prompt,
+        "response": rating.response,
+        "score": rating.score,
+        "runId": rating.run,
+        "notes": rating.notes,
+        "key": rating.key,
+        "version": rating.version,
+        "request": rating.request_key,
+    }
+
+
+def _rating(parts: Parts, member: Membership, body: NewFeedback, request_key: str | None) -> Rating:
+    return Rating(
+        prompt=body.prompt,
+        response=body.response,
+        score=body.score,
+        key=body.key,
+        version=body.version,
+        project=member.project,
+        run=body.runId,
+        rater=_rater(parts, member, body.rater),
+        notes=body.notes,
+        request_key=request_key,
+    )
+
+
+def _rater(parts: Parts, member: Membership, spoken_for: str) -> str:
+    return parts.accounts.pseudonym("rater", member.project, member.principal.subject, spoken_for)
+
+
+def _policy(member: Membership, agent: str) -> str:
+    return f"{member.project}/{agent}"
+
+
+def _note_deletion(parts: Parts, by: Principal, project: str, rater: str, deleted: int) -> None:
+    parts.accounts.run(
+        lambda session, now: audit.note(
+            session,
+            now,
+            by=by.subject,
+            action="ratings deleted",
+            project=project,
+            subject=f"rater/{rater}",
+            deleted=deleted,
+        )
+    )
