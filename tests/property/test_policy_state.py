@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.algorithms.on_policy.ppo import PPO
-from learner.algorithms.on_policy.preparation import see
 from learner.algorithms.shared.rank_group import SingleRankGroup, evenly
+from learner.algorithms.shared.seen_batch import see
 from penstock.config.settings import PPOSection
 from tests.support.experience.remembering import Actor, batch_of, remembering
 

@@ -14,9 +14,9 @@ constant factor of the loss is nothing, instead of RMSProp.
 from torch import Tensor
 
 from learner.algorithms.on_policy.on_policy import OnPolicy
-from learner.algorithms.on_policy.rows import Rows
 from learner.algorithms.shared.advantage import Advantages, Unrolls, vtrace
 from learner.algorithms.shared.loss import Sloped, Surrogate, policy_gradient, weighted
+from learner.algorithms.shared.rows import Rows
 from learner.algorithms.shared.schedule import ScheduleValues
 from penstock.config.settings import ImpalaSection
 

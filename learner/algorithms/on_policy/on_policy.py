@@ -25,8 +25,6 @@ from learner.algorithms.fast.network import network_of
 from learner.algorithms.fast.optimiser import FlatAdam
 from learner.algorithms.on_policy.preparation import Prepared, prepare
 from learner.algorithms.on_policy.reward_scale import RewardScale, Scaled
-from learner.algorithms.on_policy.rows import Rows
-from learner.algorithms.on_policy.sequences import Sequences
 from learner.algorithms.shared.advantage import Advantages, Unrolls
 from learner.algorithms.shared.containment import contained, verdict
 from learner.algorithms.shared.hardware import Hardware
@@ -42,7 +40,9 @@ from learner.algorithms.shared.loss import (
     value_loss,
 )
 from learner.algorithms.shared.rank_group import MinibatchSplit, RankRows
+from learner.algorithms.shared.rows import Rows
 from learner.algorithms.shared.schedule import ScheduleValues, decayed, factor, warmup
+from learner.algorithms.shared.sequences import Sequences
 from learner.algorithms.shared.steps import AllRankSteps, Steps
 from learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from learner.batch import Batch

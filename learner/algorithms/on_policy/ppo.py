@@ -20,8 +20,6 @@ from learner.algorithms.on_policy import on_policy
 from learner.algorithms.on_policy.on_policy import OnPolicy, Trace
 from learner.algorithms.on_policy.preparation import Prepared
 from learner.algorithms.on_policy.reward_scale import Scaled
-from learner.algorithms.on_policy.rows import Rows
-from learner.algorithms.on_policy.sequences import Sequences
 from learner.algorithms.shared.advantage import Advantages, Unrolls, gae, vtrace
 from learner.algorithms.shared.hardware import Hardware
 from learner.algorithms.shared.loss import (
@@ -35,7 +33,9 @@ from learner.algorithms.shared.loss import (
     value_loss,
 )
 from learner.algorithms.shared.rank_group import MinibatchSplit, RankRows
+from learner.algorithms.shared.rows import Rows
 from learner.algorithms.shared.schedule import ScheduleValues, factor, steered, warmup
+from learner.algorithms.shared.sequences import Sequences
 from learner.algorithms.shared.steps import Steps
 from learner.batch import Batch
 from penstock.config.settings import PPOSection

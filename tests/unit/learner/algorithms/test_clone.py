@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from learner.algorithms.clone import METRICS, Clone
-from learner.algorithms.on_policy.preparation import see
+from learner.algorithms.shared.seen_batch import see
 from learner.batch import Batch
 from penstock.config.settings import CloneSection
 from penstock.policy.layers import BatchNorm

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium.wrappers import FrameStackObservation
 
-from learner.algorithms.on_policy.preparation import see
+from learner.algorithms.shared.seen_batch import see
 from penstock.policy.frames import FrameStack
 from penstock.policy.memory import begun
 from penstock.wire.schema import fragment_schema, state_rules

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.on_policy.preparation import see
+from learner.algorithms.shared.seen_batch import see
 from learner.batch import Batch
 from penstock.policy.policy import Policy
 from penstock.policy.recurrent import Core, unroll

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithms.on_policy.preparation import see
+from learner.algorithms.shared.seen_batch import see
 from learner.batch import Batch
 from penstock.client.arrays import from_plain_parts, to_plain_parts
 from penstock.policy.policy import Policy

@@ -11,7 +11,7 @@ from learner.algorithms.algorithm import Algorithm
 from learner.algorithms.on_policy import ppo as module
 from learner.algorithms.on_policy.on_policy import Trace
 from learner.algorithms.on_policy.ppo import PPO
-from learner.algorithms.on_policy.rows import Rows
+from learner.algorithms.shared.rows import Rows
 from learner.algorithms.shared.schedule import ScheduleValues
 from learner.batch import Batch
 from penstock.config.settings import PPOSection

@@ -11,8 +11,8 @@ from learner.algorithms.fast.network import AutogradNetwork, DenseNetwork, netwo
 from learner.algorithms.fast.optimiser import FlatAdam
 from learner.algorithms.on_policy.ppo import PPO
 from learner.algorithms.on_policy.preparation import Prepared
-from learner.algorithms.on_policy.sequences import Sequences
 from learner.algorithms.shared.rank_group import SingleRankGroup, evenly
+from learner.algorithms.shared.sequences import Sequences
 from learner.batch import Batch
 from penstock.config.settings import PPOSection
 from penstock.policy import weights

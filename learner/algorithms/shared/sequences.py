@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.on_policy.rows import Rows
+from learner.algorithms.shared.rows import Rows
 from learner.algorithms.shared.steps import Steps
 from penstock.policy.networks import Inputs
 from penstock.policy.recurrent import unroll
