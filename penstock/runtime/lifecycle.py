@@ -44,6 +44,7 @@ LIFELINE_GRACE_S: Final = 15.0
 CALLBACKS_S: Final = 5.0
 _SAME_SIGNAL_S: Final = 1.0
 _READ_BYTES: Final = 512
+_IN_THE_WAY: Final = (FileExistsError, NotADirectoryError, IsADirectoryError)
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 log = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
 
     Fatal ends it with 1, ConfigurationError and AddressInUse with 2, RunFailed and a file that cannot grow
     (the disk is full) with 3, each as the last line on stderr; SIGINT turns a clean end into 130. Of an end
-    with 0 the launcher is told.
+    with 0 the launcher is told. A file that stands where a folder is wanted ends it with 3 as well.
     """
     logs.configure(role)
     keep_freed_memory()
@@ -175,6 +176,10 @@ def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
         return _last_line(str(error), EXIT_FAILED)
     except (ConfigurationError, AddressInUse) as error:
         return _last_line(str(error), EXIT_USAGE)
+    except _IN_THE_WAY as error:
+        if error.filename is None:
+            raise
+        return _last_line(in_the_way(role, error), EXIT_RUN_FAILED)
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise
@@ -197,6 +202,11 @@ def leave(code: int) -> NoReturn:
 def cannot_write(role: str, error: OSError) -> str:
     """Return the message for a file that cannot grow."""
     return f"{role} cannot write {error.filename or 'its files'}: {error.strerror}; make room, then resume"
+
+
+def in_the_way(role: str, error: OSError) -> str:
+    """Return the message for a file that stands where a folder is wanted, or the other way round."""
+    return f"{role} cannot use {error.filename}: {error.strerror}; move it away, then resume"
 
 
 def _last_line(text: str, code: int) -> int:

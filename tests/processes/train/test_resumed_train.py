@@ -57,6 +57,22 @@ def test_a_refused_resume_writes_nothing(said: str, key: str, ended: Path) -> No
     assert content(ended) == before
 
 
+def test_a_file_in_place_of_a_folder_ends_the_run_with_its_name(ended: Path, tmp_path: Path) -> None:
+    """The versions' folder is a file: the launcher's last line says so, and what to do."""
+    folder = Path(shutil.copytree(ended, tmp_path / "run"))
+    shutil.rmtree(folder / "policies")
+    (folder / "policies").write_text("somebody's")
+    done = subprocess.run(
+        penstock("train", "--resume", str(folder), "--total-steps", "8000"),
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"learner cannot use {folder / 'policies'}"), done.stderr
+    assert "move it away" in last
+    assert (folder / "policies").read_text() == "somebody's"
+
+
 def resumed_until(folder: Path, words: str, *arguments: str) -> tuple[int, str]:
     """Resume, and press Ctrl-C when the launcher has said this; exit code and error output."""
     process = subprocess.Popen(
