@@ -95,6 +95,9 @@ def vtrace(
     v_t − V_t = ρ_t (r_t + γ V_{t+1} − V_t) + γ c_t (v_{t+1} − V_{t+1}) where the trace carries;
     target = v_t.  The advantage is r_t + γ v_{t+1} − V_t *without* ρ_t: the surrogates that use it carry
     π/μ themselves, and weighting twice would bias them.
+
+    On policy the targets are GAE's with the same λ, and the advantage is GAE's only at λ = 1: it is
+    δ_t + (A_gae,t − δ_t)/λ, since λ shortens the trace of v_{t+1} and not the step to it.
     """
     ratios = log_ratios.exp()
     delta = ratios.clamp(max=rho_clip) * (rewards + discount * next_values - values)

@@ -166,6 +166,19 @@ def test_on_policy_vtrace_advantage_equals_gae_at_lambda_one() -> None:
     torch.testing.assert_close(traced.advantage, estimated.advantage, rtol=1e-12, atol=1e-12)
 
 
+def test_on_policy_vtrace_advantage_is_away_from_gae_by_what_is_said() -> None:
+    """Below λ = 1 it is δ + (A − δ)/λ: the trace is shortened behind the step and not to it."""
+    rewards, values, following, carried, valid = tensors = case(5).tensors()
+    ratios = torch.zeros_like(rewards)
+    traced = vtrace(*tensors, ratios, discount=DISCOUNT, trace=TRACE, rho_clip=1.0, c_clip=1.0)
+    estimated = gae(*tensors, discount=DISCOUNT, trace=TRACE)
+    delta = (rewards + DISCOUNT * following - values).masked_fill(~valid, 0.0)
+    expected = (delta + (estimated.advantage - delta) / TRACE).masked_fill(~valid, 0.0)
+    torch.testing.assert_close(traced.advantage, expected, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(traced.advantage, estimated.advantage)
+    assert carried.any()
+
+
 def test_three_steps_by_hand() -> None:
     """Termination cuts and is worth nothing; truncation cuts and is worth its final observation."""
     no = torch.tensor([[False], [False], [False]])
