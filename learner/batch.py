@@ -44,6 +44,7 @@ class Batch:
     update: int64 [B], update count of the oldest weights of the column.
     slots: (session, slot id) of each column, to follow an environment across batches.
     sources: the fragments, in the order of their columns.
+    is_flushed: an operator's flush took it: its minibatches have the steps of any other batch's.
     """
 
     observation: dict[str, Tensor]
@@ -61,6 +62,7 @@ class Batch:
     sources: tuple[Source, ...] = ()
     state: dict[str, Tensor] = field(default_factory=dict)
     begins: Tensor | None = None
+    is_flushed: bool = False
 
     def of_fragments(self, places: Sequence[int]) -> "Batch":
         """Return the batch of some of its fragments, copied. places: of `sources`, rising."""

@@ -206,6 +206,7 @@ class BrokerClient:
             known_version=watch.known_version,
             known_begin_through=watch.known_begin_through,
             known_revision=watch.known_revision,
+            flushed=watch.flushed,
             applied_version=watch.applied_version,
             applied_sha256=watch.applied_sha256,
             probe_log_prob=watch.probe_log_prob,
@@ -323,6 +324,7 @@ def _news(reply: weights_pb2.WatchLatestReply, weights: bytes) -> News:
         revision=reply.revision,
         weights=weights,
         traffic_revision=reply.traffic_revision,
+        flush=reply.flush,
         scalars=dict(reply.scalars),
         evaluate_version=reply.evaluate_version,
     )

@@ -37,6 +37,7 @@ _IDLE_S = 0.05
 """Pause after a watch that came back early with nothing new, so that a hasty broker costs no core."""
 _WAITING = (Reason.NOT_READY, Reason.FULL)
 _LEAST_WAIT_S = 0.05
+_FLUSH_WAIT_MS = 200
 _EVERY_VERSION = 2**53
 
 
@@ -83,6 +84,7 @@ class Session:
         self._lag = (0, 0, 0)
         self._on_lag: Callable[[int, int, int], None] = _ignore
         self._revision = 0
+        self._flush = self._flushed = 0
         self._applied = _Applied(Publication())
 
     # ------------------------------------------------------------ what others read
@@ -121,6 +123,15 @@ class Session:
     def evaluate_version(self) -> int:
         """The version that the learner wants measured; 0: none."""
         return self._evaluate_version
+
+    @property
+    def flush(self) -> int:
+        """The newest flush that an operator asked policy servers for and that was not answered; 0: none."""
+        return self._flush if self._flush > self._flushed else 0
+
+    def report_flushed(self, flush: int) -> None:
+        """Report with the next watch that all that was cut for this flush is acknowledged."""
+        self._flushed = max(self._flushed, flush)
 
     @property
     def ended(self) -> Refusal | None:
@@ -338,7 +349,9 @@ class Session:
             applied_version=applied.publication.version,
             applied_sha256=applied.publication.sha256,
             probe_log_prob=applied.probe,
-            wait_ms=self._wait_ms,
+            # An answer to a flush goes up soon; nothing else would end the wait.
+            wait_ms=_FLUSH_WAIT_MS if self.flush else self._wait_ms,
+            flushed=self._flushed,
         )
 
     def _take(self, news: News) -> bool:
@@ -352,7 +365,7 @@ class Session:
         with self._changed:
             before = (self._state, self._revision, self._evaluate_version)
             self._state, self._revision = news.state, max(self._revision, news.revision)
-            self._evaluate_version = news.evaluate_version
+            self._evaluate_version, self._flush = news.evaluate_version, news.flush
             self._weights = fresh or self._weights
             is_new = before != (self._state, self._revision, self._evaluate_version)
         self.notify_waiters()

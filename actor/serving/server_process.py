@@ -143,7 +143,7 @@ async def _serve(
             )
         if run_follower is not None:
             apply = partial(_apply, parts, specification)
-            run_follower.start(loop, apply, setter(stop))
+            run_follower.start(loop, apply, setter(stop), partial(_cut, parts, loop))
         parts.background_tasks.send(_sweep(parts))
         parts.background_tasks.send(watch_loop(partial(health.progress, EVENT_LOOP)))
         health.watch(EVENT_LOOP, settings.broker.stall_timeout_s)
@@ -184,6 +184,12 @@ async def _apply(parts: Parts, specification: RunSpecification, weights: Weights
     parts.loaded_versions.follow_with(loaded)
     parts.episodes.let_go_of_old()
     return answer
+
+
+def _cut(parts: Parts, loop: asyncio.AbstractEventLoop) -> None:
+    """Put what open episodes hold on its way to the learner."""
+    if parts.learning is not None:
+        parts.learning.flush(parts.episodes, loop.time())
 
 
 async def _sweep(parts: Parts) -> None:

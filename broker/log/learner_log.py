@@ -414,6 +414,15 @@ class LearnerLog:
             self._memory.raise_to(command=found[-1].number)
         return found
 
+    def flush(self, number: int, *, force: bool) -> tuple[int, int | None]:
+        """Ask policy servers for what they have cut; returns how many have not answered, and what is taken.
+
+        The second is the newest log entry of the flush; None while it is not decided. It is decided once,
+        when all have answered or where `force` says so. number: of the command.
+        """
+        reply = self._calls.fenced("flush", number, int(force))
+        return int(reply[1]), int(reply[2]) if reply[2] else None
+
     def answer(self, answer: Answer) -> None:
         """Say that a command was not done; what was done is said with its commit."""
         self._calls.fenced("answer", answer.number, answer.encode())

@@ -117,6 +117,7 @@ def watched(reply: Sequence[Any]) -> Watched:
         traffic_revision=traffic,
         scalars=json.loads(reply[12]) if reply[12] else {},
         evaluate_version=evaluate,
+        flush=int(reply[14]),
     )
     return Watched(news=news, waits=bool(reply[13]))
 

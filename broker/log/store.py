@@ -117,7 +117,9 @@ class Store:
         if watch.probe_log_prob:
             answer = json.dumps([watch.applied_version, watch.applied_sha256, list(watch.probe_log_prob)])
         begun, gives_back = watch.begun_through, int(watch.gives_back)
-        reply = await self._run("watch", watch.session, begun, watch.applied_version, answer, gives_back)
+        reply = await self._run(
+            "watch", watch.session, begun, watch.applied_version, answer, gives_back, watch.flushed
+        )
         return replies.watched(reply)
 
     async def specification(self) -> bytes | None:

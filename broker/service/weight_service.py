@@ -161,6 +161,7 @@ def read_watch(request: pb.WatchLatestRequest) -> Watch:
         "known_begin_through",
         "known_revision",
         "applied_version",
+        "flushed",
     ):
         if getattr(request, field) > MAX_NUMBER:
             raise Malformed(f"{field}={getattr(request, field)}: the broker never gave that; at most 2^53")
@@ -181,6 +182,7 @@ def read_watch(request: pb.WatchLatestRequest) -> Watch:
         probe_log_prob=tuple(request.probe_log_prob),
         wait_ms=request.wait_ms,
         gives_back=request.gives_back,
+        flushed=request.flushed,
     )
 
 
@@ -192,6 +194,7 @@ def write_news(news: News, weights: bytes) -> bytes:
         state=pb.RunState.ValueType(news.state.value),
         revision=news.revision,
         traffic_revision=news.traffic_revision,
+        flush=news.flush,
         scalars=news.scalars,
         evaluate_version=news.evaluate_version,
     )

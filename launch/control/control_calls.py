@@ -97,6 +97,11 @@ class ControlCalls:
         request = pb.RestoreRequest(name=name, request_id=request_id, reason=reason)
         return lambda: self._stub.Restore(request, timeout=CALL_DEADLINE_S).command
 
+    def flush(self, min_steps: int, request_id: str, reason: str) -> Ask:
+        """Return the call that asks for a flush."""
+        request = pb.FlushRequest(min_steps=min_steps, request_id=request_id, reason=reason)
+        return lambda: self._stub.Flush(request, timeout=CALL_DEADLINE_S).command
+
     def await_answer(self, ask: Ask, timeout_s: float, *, as_json: bool) -> int:
         """Ask until the learner has answered; prints the answer and returns the exit code.
 

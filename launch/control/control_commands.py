@@ -120,6 +120,28 @@ def restore(
     _with(run, config, assignments, insecure, body)
 
 
+@control_commands.command()
+def flush(
+    run: Run,
+    min_steps: Annotated[
+        int, typer.Option("--min-steps", min=1, help="Fewest steps to take; with fewer nothing is taken.")
+    ] = 1,
+    timeout: TimeoutS = 60.0,
+    request_id: RequestId = None,
+    reason: Reason = "",
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    insecure: Insecure = False,
+) -> None:
+    """Have the learner take what is pending as its next batch, though it is smaller than a batch."""
+
+    def body(calls: "ControlCalls") -> int:
+        return calls.await_answer(calls.flush(min_steps, _id(request_id), reason), timeout, as_json=as_json)
+
+    _with(run, config, assignments, insecure, body)
+
+
 def _with(
     run: str,
     config: Path | None,

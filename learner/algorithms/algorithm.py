@@ -84,6 +84,8 @@ class Algorithm(ABC):
     """True when rounds replace the budget (staleness 0); `makes_batch` is then not asked."""
     stale_after: int | None = None
     """Fragments older than this many updates at their turn are dropped as `stale`; None: never."""
+    flush_below: int | None = None
+    """Steps of a batch, of which a flush takes what there is; None where that has no meaning."""
     keeps_restored: bool = False
     """True where experience that was begun before a restore is learned from all the same, as from replay."""
     settles: Settles = Settles.ON_PUBLISH

@@ -1,5 +1,10 @@
 """Follows the commands of operators, one after the other, between two updates.
 
+A flush takes several turns of the loop, in which ordinary batches are learned:
+
+    ask servers ─► all have answered, or FLUSH_WAIT_S is over: its last entry is decided, in Redis
+                ─► the feed takes what is pending up to there ─► booked: done ─► commit
+
     Redis: pending ─► refused: answered at once
                    └► done: noted in the record ─► the next commit answers it, with the checkpoint's id
 
@@ -8,8 +13,11 @@ done may be asked for again where Redis or a checkpoint was lost; the record kno
 """
 
 import logging
+import time
 from collections import deque
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from broker.log.commands import Answer, Command, CommandRefusal
 from broker.log.learner_log import LearnerLog
@@ -19,12 +27,15 @@ from learner.checkpoint.store import Damaged
 from learner.commands.command_record import CommandRecord
 from learner.commands.restoration import Mismatch, Restoration, Unsupported
 from learner.feed.log_batch import LogBatch
-from learner.feed.source import FeedPosition
+from learner.feed.source import Feed, FeedPosition, Flush
 from learner.lease import LeaseKeeper
 from learner.recording.recorded_event import RecordedEvent
 from learner.recording.writer import RecordingWriter
 from penstock.runtime.exit import RunFailed
 from penstock.runtime.failpoint import failpoint
+
+FLUSH_WAIT_S: Final = 30.0
+"""Longest wait for policy servers: one that hangs holds a flush up no longer."""
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +43,10 @@ log = logging.getLogger(__name__)
 class _Refused(Exception):
     """Carries why a command is not done."""
 
-    def __init__(self, refusal: CommandRefusal, detail: str) -> None:
+    def __init__(self, refusal: CommandRefusal, detail: str, *, steps: int = 0) -> None:
         super().__init__(detail)
         self.refusal = refusal
+        self.steps = steps
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -48,7 +60,12 @@ class CommandFollower:
     named: NamedCheckpoints
     restoration: Restoration
     position: FeedPosition
+    feed: Feed
     recording: RecordingWriter | None
+    _flush: Flush | None = field(init=False, default=None)
+    _asked_since: float | None = field(init=False, default=None)
+    _flushed: Answer | None = field(init=False, default=None)
+    _silent: int = field(init=False, default=0)
     _seen_revision: int = field(init=False, default=-1)
     _waiting: deque[Command] = field(init=False, default_factory=deque)
 
@@ -60,6 +77,11 @@ class CommandFollower:
         if went_back:
             done = [one.number for one in self._commands() if one.answer is not None]
             self.record.newest = max([self.record.newest, *done])
+        self._look()
+        if self._waiting and self._waiting[0].action == "flush":
+            # A flush that is decided is the same batch again: the feed must know before it reads on.
+            with suppress(_Refused):
+                self._flush_decided(self._waiting[0])
 
     def follow(self) -> None:
         """Do what is asked for, in order."""
@@ -67,8 +89,17 @@ class CommandFollower:
         if revision != self._seen_revision:
             self._seen_revision = revision
             self._look()
-        while self._waiting:
-            self._do(self._waiting.popleft())
+        while self._waiting and self._do(self._waiting[0]):
+            self._waiting.popleft()
+
+    def booked(self, log_batch: LogBatch) -> None:
+        """A batch was consumed. What was a flush is done with the next checkpoint, whoever makes it."""
+        if self._flush is None or log_batch.flush != self._flush.number:
+            return
+        silent = f"; {self._silent} policy servers had not answered" if self._silent else ""
+        detail = f"a batch of {log_batch.steps} steps, entries up to {self._flush.through}{silent}"
+        self._flushed = _answer(self._waiting[0], detail, steps=log_batch.steps)
+        self.record.note_done(self._flushed)
 
     def repeat(self, log_batch: LogBatch) -> None:
         """Do what the learner of a recording did between two batches.
@@ -104,18 +135,81 @@ class CommandFollower:
     def _commands(self) -> list[Command]:
         return self.lease.patiently(self.learner_log.commands)
 
-    def _do(self, command: Command) -> None:
+    def _do(self, command: Command) -> bool:
+        """Whether the command is done or refused."""
         failpoint("command.before", command.number)
+        follow = {"checkpoint": self._checkpoint, "restore": self._restore, "flush": self._follow_flush}
         try:
-            answer = self._checkpoint(command) if command.action == "checkpoint" else self._restore(command)
+            answer = follow[command.action](command)
         except _Refused as refused:
             said = {"number": command.number, "command": command.action, "why": str(refused)}
             log.warning("command refused", extra=said)
-            self._answer(_answer(command, str(refused), refusal=refused.refusal))
-            return
+            if command.answer is None:
+                self._answer(_answer(command, str(refused), refusal=refused.refusal, steps=refused.steps))
+            self._end_flush()
+            return True
+        if answer is None:
+            return False
         self.record.note_done(answer)
         self.checkpoints.save()
+        self._end_flush()
         failpoint("command.after", command.number)
+        return True
+
+    # ---- a flush
+
+    def _follow_flush(self, command: Command) -> Answer | None:
+        """Return the answer once its batch was learned, None until then."""
+        if self._flushed is not None:
+            return self._flushed
+        if self._flush is None:
+            self._check_flush(command)
+            self._decide_flush(command)
+            return None
+        pending = self.feed.too_few(command.number)
+        if pending is None:
+            return None
+        raise _Refused(
+            CommandRefusal.TOO_FEW_STEPS,
+            f"{pending} steps are pending, fewer than the {self._flush.least} asked for",
+            steps=pending,
+        )
+
+    def _check_flush(self, command: Command) -> None:
+        algorithm = self.checkpoints.algorithm
+        if algorithm.flush_below is None:
+            why = "in lock-step a round is whole" if algorithm.lock_step else "nothing waits for a batch"
+            raise _Refused(CommandRefusal.UNSUPPORTED, f"{type(algorithm).__name__} has no flush: {why}")
+        if int(command.argument) > algorithm.flush_below:
+            raise _Refused(
+                CommandRefusal.TOO_FEW_STEPS,
+                f"min_steps={command.argument}: a batch of {algorithm.flush_below} steps is taken without "
+                "being asked; ask for at most that",
+            )
+
+    def _decide_flush(self, command: Command) -> None:
+        now = time.monotonic()
+        self._asked_since = self._asked_since or now
+        force = now - self._asked_since >= FLUSH_WAIT_S
+        self._silent, through = self.lease.patiently(
+            lambda: self.learner_log.flush(command.number, force=force)
+        )
+        if through is not None:
+            failpoint("flush.decided", through)
+            self._flush_decided(replace(command, through=through))
+
+    def _flush_decided(self, command: Command) -> None:
+        if command.through is None or self.checkpoints.algorithm.flush_below is None:
+            return
+        flush = Flush(number=command.number, least=int(command.argument), through=command.through)
+        try:
+            self.feed.flush(flush)
+        except NotImplementedError as error:
+            raise _Refused(CommandRefusal.UNSUPPORTED, str(error)) from error
+        self._flush = flush
+
+    def _end_flush(self) -> None:
+        self._flush = self._flushed = self._asked_since = None
 
     def _checkpoint(self, command: Command) -> Answer:
         name = command.argument
@@ -153,7 +247,12 @@ class CommandFollower:
 
 
 def _answer(
-    command: Command, detail: str, *, refusal: CommandRefusal | None = None, version: int = 0
+    command: Command,
+    detail: str,
+    *,
+    refusal: CommandRefusal | None = None,
+    version: int = 0,
+    steps: int = 0,
 ) -> Answer:
     return Answer(
         number=command.number,
@@ -161,4 +260,5 @@ def _answer(
         detail=detail,
         refusal=refusal or 0,
         version=version,
+        steps=steps,
     )

@@ -23,7 +23,8 @@ class LogBatch:
     origins: number → who sent it, of trained and dropped. traces: of the fragments that are traced, for
     links. reward: sum over the batch's steps. fragments: of the batch as they came, where the learner
     records. recorded: batches of a recording up to this one, which the next checkpoint notes; 0 from the log.
-    event: of a recording, in place of a batch. arrive: see `learner.feed.upload.Staged`.
+    event: of a recording, in place of a batch. flush: number of the command whose flush it is; 0: none.
+    arrive: see `learner.feed.upload.Staged`.
     """
 
     last: int
@@ -43,6 +44,7 @@ class LogBatch:
     fragments: tuple[Fragment, ...] = ()
     recorded: int = 0
     event: RecordedEvent | None = None
+    flush: int = 0
     arrive: Callable[[], None] = in_place
 
     def as_dropped(self, reason: Drop) -> Self:

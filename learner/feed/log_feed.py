@@ -24,6 +24,7 @@ from learner.algorithms.algorithm import Algorithm
 from learner.feed.log_batch import LogBatch
 from learner.feed.payloads import Found, Payloads, State
 from learner.feed.pending import Pending
+from learner.feed.source import Flush
 from learner.feed.upload import in_place
 from learner.lease import LeaseKeeper
 from learner.ledger import Drop, Origin
@@ -89,6 +90,9 @@ class LogFeed:
         self._steps_delivered: int | None = None
         self._steps_read = 0
         self._found: dict[int, Found] = {}
+        self._flush: Flush | None = None
+        self._flushing = 0
+        self._too_few: tuple[int, int] = (0, 0)
 
     # ---- the loop's side
 
@@ -104,6 +108,15 @@ class LogFeed:
     def drop_before(self, version: int) -> None:
         """See `Feed`."""
         self._restored_from = version
+
+    def flush(self, flush: Flush) -> None:
+        """See `Feed`."""
+        self._flush = flush
+
+    def too_few(self, number: int) -> int | None:
+        """See `Feed`."""
+        asked, pending = self._too_few
+        return pending if asked == number else None
 
     def skipped(self) -> None:
         """See `Feed`."""
@@ -149,6 +162,7 @@ class LogFeed:
     def _next(self) -> LogBatch | None:
         chosen = self._choose_round() if self._algorithm.lock_step else self._choose()
         while chosen is not None and not self._load(chosen):
+            self._flushing = 0
             chosen = self._choose_round() if self._algorithm.lock_step else self._choose()
         return None if chosen is None else self._deliver(chosen)
 
@@ -156,6 +170,9 @@ class LogFeed:
 
     def _choose(self) -> list[LogEntry] | None:
         """Entries of the next batch; [] when all that is there was dropped; None: not enough yet."""
+        flush = self._flush
+        if flush is not None and self._read >= flush.through:
+            return self._choose_flush(flush)
         if self._pending.choose(self._algorithm.makes_batch):
             return self._pending.kept
         if not self._pending.has_kept:
@@ -164,6 +181,18 @@ class LogFeed:
         # budget nobody has credit to send the rest of a batch, so a smaller one must do.
         is_filled = self._steps_read - (self._steps_delivered or 0) >= self._budget
         return self._pending.kept if is_filled else None
+
+    def _choose_flush(self, flush: Flush) -> list[LogEntry] | None:
+        """The same up to the flush's last entry: whole batches first, then what is left, if it is enough."""
+        if self._pending.choose(self._algorithm.makes_batch, flush.through):
+            return self._pending.kept
+        if self._pending.has_kept and self._pending.charge >= flush.least:
+            self._flushing = flush.number
+            return self._pending.kept
+        if not self._pending.has_kept and self._dropped:
+            return []
+        self._flush, self._too_few = None, (flush.number, self._pending.charge)
+        return self._choose()
 
     def _choose_round(self) -> list[LogEntry] | None:
         if not self._lease.patiently(lambda: self._log.round_complete(self._round)):
@@ -260,8 +289,11 @@ class LogFeed:
             traces=_trace(chosen, time.perf_counter() - started) if tracing.is_on() else (),
             reward=sum(one.reward for one in found),
             fragments=tuple(one.fragment for one in found if one.fragment is not None),
+            flush=self._flushing,
         )
         self._forget(chosen, last)
+        if self._flushing:
+            self._flush, self._flushing = None, 0
         metrics.UPDATE_SECONDS.labels("assemble").observe(log_batch.assemble_s)
         return log_batch
 

@@ -32,13 +32,16 @@ class Pending:
         """Append an entry that has a header."""
         self._unseen.append(entry)
 
-    def choose(self, makes_batch: Callable[[int, int], bool]) -> bool:
+    def choose(self, makes_batch: Callable[[int, int], bool], through: int | None = None) -> bool:
         """Keep entries until they make a batch; returns whether they do.
 
-        makes_batch: given the count of the kept ones and the sum of their charges.
+        makes_batch: given the count of the kept ones and the sum of their charges. through: no entry behind
+        this one; None: any.
         """
         self._judge_again()
-        while not self._is_enough(makes_batch) and self._unseen:
+        if through is not None:
+            self._put_back(through)
+        while not self._is_enough(makes_batch) and self._has_unseen(through):
             entry = self._unseen.popleft()
             if self._judge(entry):
                 self._keep(entry)
@@ -55,6 +58,11 @@ class Pending:
                 self._keep(entry)
         self._unseen = later
         return self.kept
+
+    @property
+    def charge(self) -> int:
+        """Return the sum of the charges of the kept ones."""
+        return self._charge
 
     @property
     def has_kept(self) -> bool:
@@ -76,6 +84,15 @@ class Pending:
     def take(self) -> None:
         """Forget all kept entries: they are a batch now."""
         self._kept, self._charge = [], 0
+
+    def _has_unseen(self, through: int | None) -> bool:
+        return bool(self._unseen) and (through is None or self._unseen[0].number <= through)
+
+    def _put_back(self, through: int) -> None:
+        """Have the kept ones behind an entry decided later."""
+        behind = [entry for entry in self._kept if entry.number > through]
+        self.discard({entry.number for entry in behind})
+        self._unseen.extendleft(reversed(behind))
 
     def _is_enough(self, makes_batch: Callable[[int, int], bool]) -> bool:
         return bool(self._kept) and makes_batch(len(self._kept), self._charge)

@@ -9,6 +9,15 @@ from typing import Protocol
 from learner.feed.log_batch import LogBatch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flush:
+    """What is pending up to an entry, as one batch. number: of the command. least: fewest steps."""
+
+    number: int
+    least: int
+    through: int
+
+
 class FeedEnded(Exception):
     """Everything that a feed holds was taken; raised by `Feed.take`."""
 
@@ -29,6 +38,17 @@ class Feed(Protocol):
 
     def drop_before(self, version: int) -> None:
         """Drop experience that was begun with an older version, as `restored`, where it is not taken yet."""
+        ...
+
+    def flush(self, flush: Flush) -> None:
+        """Take what is pending up to an entry as the batch behind the whole ones there; see `too_few`.
+
+        Raises NotImplementedError where there is no log.
+        """
+        ...
+
+    def too_few(self, number: int) -> int | None:
+        """Steps that were pending where a flush asks for more; None: it is taken, or will be."""
         ...
 
     def skipped(self) -> None:

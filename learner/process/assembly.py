@@ -329,6 +329,7 @@ class Learner:
                 learner_log=base.learner_log,
             ),
             position=self._position,
+            feed=self._feed,
             recording=self._recording,
         )
 

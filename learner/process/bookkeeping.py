@@ -75,6 +75,7 @@ class Bookkeeping:
                 round=log_batch.round,
                 dropped=dropped,
                 fragments=log_batch.fragments,
+                flush=log_batch.flush,
             )
         )
 

@@ -3,7 +3,7 @@
     wait for a batch → update → book → publish and settle → checkpoint when due → evaluate when promising
     at the end: evaluate the last weights, or restore the best ones → checkpoint
 
-Between two updates it follows what operators want (pause, stop, checkpoint, restore) and what other threads
+Between two updates it follows what operators want (pause, stop, commands) and what other threads
 met (a re-opened log, an error). It waits for the feed, never for Redis on the usual path: weights go out
 through the publisher. In lock-step it publishes itself, and every round ends with a publication.
 On a crash nothing is lost but the updates since the last commit, which the next process makes again.
@@ -12,7 +12,7 @@ On a crash nothing is lost but the updates since the last commit, which the next
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from learner.algorithms.algorithm import Algorithm, Settles, Update
@@ -149,6 +149,7 @@ class Loop:
         update = self._update(log_batch)
         wait_s, compute_s = arrived - self._waited_since, time.perf_counter() - arrived
         self.books.book(log_batch, update, turn)
+        self.commands.booked(log_batch)
         self.offers.after(update, _trace(log_batch, update, turn, compute_s))
         if self.non_finite.too_many:
             self.checkpoints.save()
@@ -170,8 +171,9 @@ class Loop:
             # Actors go on while gradient steps are made; a crash sets the settled position back.
             self.offers.settle(log_batch.last)
         progress = self.books.ledger.fraction_of(self.section.total_steps)
-        self.ranks.turn(progress)
-        update = self.algorithm.update(log_batch.batch, progress=progress)
+        batch = replace(log_batch.batch, is_flushed=bool(log_batch.flush))
+        self.ranks.turn(progress, is_flushed=batch.is_flushed)
+        update = self.algorithm.update(batch, progress=progress)
         self.ranks.agree(self.algorithm, update)
         failpoint("update.after", log_batch.last)
         if update.applied:

@@ -13,6 +13,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from safetensors.torch import load
@@ -86,7 +87,8 @@ def _do(words: dict[str, Any], data: bytes, model: Model, feed: FollowingFeed) -
     staged = _take(feed)
     if words["what"] == "skip":
         return None
-    update = model.algorithm.update(staged.batch, progress=words["progress"])
+    batch = replace(staged.batch, is_flushed=words["is_flushed"])
+    update = model.algorithm.update(batch, progress=words["progress"])
     metrics.RANK_UPDATES.inc()
     return update
 

@@ -24,7 +24,7 @@ import torch
 from learner.algorithms.algorithm import Algorithm, Imitator
 from learner.batch import assemble
 from learner.feed.log_batch import LogBatch, reward_of
-from learner.feed.source import FeedEnded
+from learner.feed.source import FeedEnded, Flush
 from learner.recording.reader import Recording
 from learner.recording.recorded_event import RecordedEvent
 from learner.recording.recording_index import Place
@@ -44,6 +44,7 @@ class _Planned:
     replayed: bool
     """As it was consumed, so its staleness means what it meant."""
     event: RecordedEvent | None = None
+    flush: int = 0
 
 
 class RecordedFeed:
@@ -115,6 +116,14 @@ class RecordedFeed:
     def drop_before(self, version: int) -> None:
         """Do nothing: what was dropped when it was recorded is in no batch of the recording."""
 
+    def flush(self, flush: Flush) -> None:
+        """See `Feed`."""
+        raise NotImplementedError("the run learns from a recording, in which nothing is pending")
+
+    def too_few(self, number: int) -> int | None:
+        """See `Feed`."""
+        return None
+
     def skipped(self) -> None:
         """Do nothing: a recording has no fragments of a later turn to judge."""
 
@@ -153,7 +162,7 @@ class RecordedFeed:
                     yield _Planned((), None, replayed=True, event=batch)
                 elif batch.fragments:
                     round_ = batch.place.round if self._algorithm.lock_step else None
-                    yield _Planned(batch.fragments, round_, replayed=True)
+                    yield _Planned(batch.fragments, round_, replayed=True, flush=batch.place.flush)
         else:
             yield from self._formed(self._recording.fragments)
 
@@ -198,6 +207,7 @@ class RecordedFeed:
             reward=sum(reward_of(arrays) for _, arrays in loaded),
             recorded=count,
             event=planned.event,
+            flush=planned.flush,
         )
         metrics.UPDATE_SECONDS.labels("assemble").observe(log_batch.assemble_s)
         return log_batch

@@ -33,6 +33,7 @@ class Place:
     file, offset, size: where it lies, in bytes.   charge: T·N of a fragment.
     position: last log entry that a batch consumed; update: updates made before it; round: of lock-step;
     fragments: how many. command, action, name: of an event, see `RecordedEvent`.
+    flush: number of the command that a batch is a flush of; 0: none.
     """
 
     kind: int
@@ -44,6 +45,7 @@ class Place:
     update: int = 0
     round: int | None = None
     fragments: int = 0
+    flush: int = 0
     command: int = 0
     action: str = ""
     name: str = ""
@@ -66,7 +68,7 @@ def place_of(frame: Frame, file: int, offset: int) -> Place:
         return Place(**where, charge=parse_header(frame.head).charge)
     head = json.loads(frame.head)
     known = _EVENT_KEYS if frame.kind is Kind.EVENT else _BATCH_KEYS
-    return Place(**where, **{key: head[key] for key in known})
+    return Place(**where, **{key: head[key] for key in known}, flush=head.get("flush", 0))
 
 
 def index_line(place: Place) -> str:

@@ -45,6 +45,7 @@ class Consumed:
     """One delivery of the feed.
 
     position: last log entry. update: updates made before it. dropped: number → reason.
+    flush: number of the command that it is a flush of; 0: none.
     """
 
     position: int
@@ -52,6 +53,7 @@ class Consumed:
     round: int | None
     dropped: dict[int, str]
     fragments: Sequence[Fragment]
+    flush: int = 0
 
 
 class RecordingWriter:
@@ -213,6 +215,7 @@ def _batch_frame(consumed: Consumed) -> Frame:
         "update": consumed.update,
         "round": consumed.round,
         "fragments": len(consumed.fragments),
+        "flush": consumed.flush,
         "dropped": {str(number): reason for number, reason in consumed.dropped.items()},
     }
     return Frame(Kind.BATCH, json.dumps(head).encode())

@@ -179,6 +179,7 @@ class Watch:
     probe_log_prob: tuple[float, ...] = ()
     wait_ms: int = 0
     gives_back: bool = False
+    flushed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,3 +194,4 @@ class News:
     traffic_revision: int = 0
     scalars: dict[str, float] = field(default_factory=dict)
     evaluate_version: int = 0
+    flush: int = 0

@@ -189,6 +189,25 @@ class SegmentBuilder:
         self.length += 1
         return done
 
+    def cut(self) -> Segment | None:
+        """Return the whole steps; the last one, whose outcome is not known, begins the next segment.
+
+        None where there are none, or where the policy's state before the last step is not known.
+        """
+        done = self.open
+        if done is None or done.steps < 2 or done.state:
+            return None
+        slot = Slot(self._lane, self._number, self.length - 1)
+        self.open = last = Segment(slot=slot, version=done.version, update=done.update)
+        last.bytes = done.bytes // done.steps
+        done.bytes -= last.bytes
+        last.observations, last.actions = [done.observations[-1]], [done.actions[-1]]
+        last.log_probs, last.rewards = [done.log_probs[-1]], [done.rewards[-1]]
+        last.valid = [done.valid[-1]]
+        done.drop_last()
+        self._begun = self.length - 1
+        return done
+
     def end(self, *, terminated: bool, final: Row | None) -> Segment | None:
         """The episode ended in its own way (`terminated`) or from outside."""
         done, self.open = self.open, None

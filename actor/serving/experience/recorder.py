@@ -16,7 +16,7 @@ reason:
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -131,6 +131,12 @@ class Learning:
         if segment is None:
             self._buffered -= last.bytes
         self._take(episode, segment, now_s)
+
+    def flush(self, episodes: Iterable[Episode], now_s: float) -> None:
+        """Cut what open episodes hold; a segment whose rewards may still come ripens as any other."""
+        for episode in episodes:
+            if episode.learned:
+                self._take(episode, episode.segment_builder.cut(), now_s)
 
     def stop(self, episode: Episode, reason: str, now_s: float) -> None:
         """This step and the rest of the episode are only answered; what was seen before is kept."""

@@ -32,6 +32,9 @@ FLUSH_S: Final = 10.0
 ENDED_S: Final = 10.0
 """Between two looks at a run that has ended: somebody may resume it."""
 
+FLUSH_LOOK_S: Final = 0.1
+"""Between two looks at what was cut for a flush: acknowledgements end no wait of their own."""
+
 Apply = Callable[[Weights], Awaitable[tuple[float, ...]]]
 """Answer with these weights from now on; the probe's log-probabilities under them."""
 
@@ -63,6 +66,8 @@ class RunFollower:
         self._finishing = threading.Event()
         self.queue: ServedQueue | None = None
         self._failure: Exception | None = None
+        self._cut: Callable[[], object] = _nothing
+        self._flushing, self._flush_through = 0, 0
 
     def begin(self) -> RunSpecification | None:
         """Open the first session, waiting for the run; None when the process drains first."""
@@ -86,8 +91,18 @@ class RunFollower:
         if session is not None:
             session.notify_waiters()
 
-    def start(self, loop: asyncio.AbstractEventLoop, apply: Apply, on_over: Callable[[], object]) -> None:
-        """Serve sessions, in a thread, until `finish` or until it cannot go on; then `on_over`."""
+    def start(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        apply: Apply,
+        on_over: Callable[[], object],
+        cut: Callable[[], object],
+    ) -> None:
+        """Serve sessions, in a thread, until `finish` or until it cannot go on; then `on_over`.
+
+        cut: puts what open episodes hold into the queue; called in the loop.
+        """
+        self._cut = cut
         self._thread = threading.Thread(
             target=self._serve_all, args=(loop, apply, on_over), name="following", daemon=True
         )
@@ -145,9 +160,16 @@ class RunFollower:
     def _follow(self, session: Session, loop: asyncio.AbstractEventLoop, apply: Apply) -> None:
         """Hand on every publication until the session is over or `finish`."""
         while True:
-            session.wait_until(lambda: self._is_over(session) or self._is_new(session))
+            session.wait_until(
+                lambda: self._is_over(session) or self._is_new(session) or session.flush > self._flushing,
+                FLUSH_LOOK_S if session.flush else None,
+            )
             if self._is_over(session):
                 return
+            if session.flush:
+                self._flush(session, loop)
+            if not self._is_new(session):
+                continue
             weights = session.weights
             assert weights is not None
             publication = weights.publication
@@ -156,6 +178,17 @@ class RunFollower:
             self._applied = publication
             metrics.WEIGHT_VERSION_APPLIED.set(publication.version)
             session.report_applied(publication, probe)
+
+    def _flush(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
+        """Cut once for each flush, and report it when what was in the queue then has left it."""
+        if session.flush > self._flushing:
+            flush = session.flush
+            asyncio.run_coroutine_threadsafe(_called(self._cut), loop).result()
+            self._flush_through = 0 if self.queue is None else self.queue.put_count
+            self._flushing = flush
+            self.send_queued()
+        if self.queue is None or self.queue.gone_count >= self._flush_through:
+            session.report_flushed(self._flushing)
 
     def _is_new(self, session: Session) -> bool:
         weights = session.weights
@@ -181,3 +214,11 @@ class RunFollower:
 
 async def _awaited(given: Awaitable[tuple[float, ...]]) -> tuple[float, ...]:
     return await given
+
+
+async def _called(body: Callable[[], object]) -> None:
+    body()
+
+
+def _nothing() -> None:
+    """A server that is not started has cut nothing."""

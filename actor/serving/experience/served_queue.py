@@ -38,10 +38,26 @@ class ServedQueue:
         self._capacity, self._stale_after = capacity, stale_after
         self._lock = threading.Lock()
         self._waiting: deque[Fragment] = deque()
+        self._put = self._gone = 0
         self.episodes: deque[Episode] = deque(maxlen=_MOST_EPISODES)
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def put_count(self) -> int:
+        """Fragments that were put into it."""
+        return self._put
+
+    @property
+    def gone_count(self) -> int:
+        """Of these, acknowledged or dropped; they go in the order in which they came."""
+        return self._gone
+
+    def note_gone(self, count: int) -> None:
+        """Count fragments that were acknowledged or dropped."""
+        with self._lock:
+            self._gone += count
 
     def put(self, fragment: Fragment, *, even_when_full: bool = False) -> bool:
         """Keep a fragment until it is sent; False when the queue is full, and it is not kept."""
@@ -49,6 +65,7 @@ class ServedQueue:
             if len(self._waiting) >= self._capacity and not even_when_full:
                 return False
             self._waiting.append(fragment)
+            self._put += 1
             return True
 
     def exchange(self, refused: Sequence[Fragment], update: int) -> list[Fragment]:
@@ -60,6 +77,7 @@ class ServedQueue:
             self._waiting.extendleft(reversed(refused))
             while self._waiting and self._is_stale(self._waiting[0], update):
                 count_not_learned("stale", self._waiting.popleft().header.steps)
+                self._gone += 1
             batch = fill_message(islice(self._waiting, MAX_FRAGMENTS_PER_APPEND))
             for _ in batch:
                 self._waiting.popleft()
@@ -69,6 +87,7 @@ class ServedQueue:
         """Drop all of it, counted as lost: no session follows."""
         with self._lock:
             count_not_learned("lost", sum(fragment.header.steps for fragment in self._waiting))
+            self._gone += len(self._waiting)
             self._waiting.clear()
 
     def _is_stale(self, fragment: Fragment, update: int) -> bool:
@@ -107,7 +126,9 @@ class NumberedWhenSent:
 
     def acknowledge(self, sequence: int) -> list[Queued]:
         """See `FragmentQueue`."""
-        return take_through(self._claimed, sequence)
+        taken = take_through(self._claimed, sequence)
+        self._queue.note_gone(len(taken))
+        return taken
 
     def drop(self) -> list[Fragment]:
         """Return the fragments under way, counted as lost, and claim nothing more.
@@ -117,6 +138,7 @@ class NumberedWhenSent:
         dropped = [queued.fragment for queued in self._claimed]
         self._claimed.clear()
         self._is_dropped = True
+        self._queue.note_gone(len(dropped))
         count_not_learned("lost", sum(fragment.header.steps for fragment in dropped))
         return dropped
 

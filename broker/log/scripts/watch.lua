@@ -1,8 +1,9 @@
 -- Renews a session, notes what it serves, grants credit and tells what is new.
 -- ARGV: session, begun_through, applied version, probe answer (JSON, '' for none new),
---       1 to give back the credit for what is not begun, else 0.
+--       1 to give back the credit for what is not begun, else 0, newest flush that a policy server answered.
 -- Reply: {'OK', begin_through, min_version, round, desired, revision, traffic revision, evaluate version,
---         version, update, sha256, size, scalars, 1 when it waits for credit else 0}
+--         version, update, sha256, size, scalars, 1 when it waits for credit else 0,
+--         newest flush asked for}
 --        or {'NOT_READY' | 'EXPIRED' | 'FENCED', detail}.
 -- uses: run, sessions, credit, turns
 redis.call('DEL', ABSENT)
@@ -12,7 +13,7 @@ local r = credit_row(session)
 if r.role == 0 then return {refuse_session(session), ''} end
 local now = now_ms()
 renew_session(session, now)
-redis.call('HSET', row, 'applied', ARGV[3])
+redis.call('HSET', row, 'applied', ARGV[3], 'flushed', ARGV[6])
 if ARGV[4] ~= '' then redis.call('HSET', PROBES, session, ARGV[4]) end
 
 -- After a re-opening the row may lack credit that was given, and appends that were acknowledged, in the
@@ -58,4 +59,5 @@ local desired, revision, traffic, evaluate =
 local latest = redis.call('HMGET', STATE, 'version', 'update', 'sha256', 'size', 'scalars')
 return {'OK', r.through, r.version, math.max(0, r.round), desired, revision, traffic,
   r.role == 3 and evaluate or 0, tonumber(latest[1] or 0), tonumber(latest[2] or 0), latest[3] or '',
-  tonumber(latest[4] or 0), latest[5] or '', waiting}
+  tonumber(latest[4] or 0), latest[5] or '', waiting,
+  r.role == 2 and (numbers(STATE, 'flush')) or 0}

@@ -103,14 +103,14 @@ class PPO(OnPolicy[PPOSection]):
 
     def _train(self, batch: Batch, prepared: Prepared, scheduled: ScheduleValues) -> Trace:
         trace, rows, rank_rows = Trace(), prepared.rows, prepared.rank_rows
-        passes = 0
+        passes, count = 0, self.minibatches(batch, prepared.steps)
         for epoch in range(self.section.epochs):
             if epoch == self.section.stale_epochs:
                 rows, rank_rows = self._fresh(batch, prepared)
                 if not rank_rows.total:
                     break
             order = torch.randperm(rank_rows.total, generator=self._permutations)
-            trace.split = split = rank_rows.split(order, self.section.minibatches)
+            trace.split = split = rank_rows.split(order, count)
             trace.rows = rows.select(split.index)
             trace.log_prob = [
                 self._gradient_step(part, scheduled, trace) for part in trace.rows.cut(split.sizes)

@@ -1,8 +1,10 @@
 """What all algorithms have in common that learn from each batch once and forget it: batches and budget."""
 
+import math
 from typing import Generic, TypeVar
 
 from learner.algorithms.algorithm import Algorithm
+from learner.batch import Batch
 from penstock.config.settings import OnPolicySection
 
 Own = TypeVar("Own", bound=OnPolicySection)
@@ -14,7 +16,18 @@ class LearnsOnce(Algorithm, Generic[Own]):
     def __init__(self, section: Own) -> None:
         self.section = section
         self.lock_step = section.lock_step
+        self.flush_below = None if section.lock_step else section.batch_steps
         self.stale_after = section.stale_after or 4 * (section.staleness + 1)
+
+    def minibatches(self, batch: Batch, steps: int) -> int:
+        """Return how many minibatches a batch is cut into.
+
+        A flush is smaller than a batch, so it has fewer, each with the steps of any other. steps: of it.
+        """
+        count: int = getattr(self.section, "minibatches", 1)
+        if not batch.is_flushed:
+            return count
+        return min(count, max(1, math.ceil(steps * count / self.section.batch_steps)))
 
     def budget(self, fragment_charge: int) -> int:
         """(S+1)·B; raises ValueError with both numbers when it is below one fragment."""

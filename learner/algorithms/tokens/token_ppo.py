@@ -102,7 +102,9 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         backup, drawn = network.backup(), self._permutations.get_state()
         is_kept = False
         try:
-            trace = self._train(responses, prepared, scheduled, kept)
+            charge = sum(source.steps * source.columns for source in batch.sources)
+            count = self.minibatches(batch, charge)
+            trace = self._train(responses, prepared, scheduled, kept, count)
             with torch.no_grad():
                 reason, metrics = self._measure(responses, prepared, trace)
             is_kept = not reason and not is_trial
@@ -155,12 +157,18 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
     # ---- the epochs
 
     def _train(
-        self, responses: Responses, prepared: Prepared, scheduled: TokenScheduleValues, kept: Pass | None
+        self,
+        responses: Responses,
+        prepared: Prepared,
+        scheduled: TokenScheduleValues,
+        kept: Pass | None,
+        count: int,
     ) -> Trace:
+        """Make the epochs, each of `count` minibatches. kept: the only pass, where there is one."""
         trace = Trace(torch.empty_like(prepared.proximal))
         for _ in range(self.section.epochs):
             order = torch.randperm(len(responses), generator=self._permutations).numpy()
-            for rows in minibatches(order, self.section.minibatches):
+            for rows in minibatches(order, count):
                 total = int(responses.counts[rows].sum())
                 passes = (kept,) if kept else self._passes(responses, rows)
                 self._gradient_step(passes, total, prepared, scheduled, trace)

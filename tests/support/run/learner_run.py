@@ -202,6 +202,11 @@ class Producer:
         watched = self._call(lambda: self._store.watch(Watch(session=session)))
         return watched.news.evaluate_version if watched.news is not None else 0
 
+    def flush_wanted(self, session: int, flushed: int = 0) -> int:
+        """Which flush the session is asked for. flushed: the newest that it says it has answered."""
+        watched = self._call(lambda: self._store.watch(Watch(session=session, flushed=flushed)))
+        return watched.news.flush if watched.news is not None else 0
+
     def _call(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The reply, whatever happens to Redis meanwhile: every call is safe to repeat."""
         deadline = time.monotonic() + PATIENCE_S

@@ -94,6 +94,7 @@ async def _work(store: Store, log: LearnerLog) -> LogState:
     await store.command("checkpoint", "", "two")
     log.answer(Answer(number=2, request_id="two", detail="refused", refusal=1))
     assert [one.number for one in log.commands()] == [1, 2]
+    log.flush(1, force=True)
     await store.status()
     entries = log.read(0, 10, 0)
     log.fetch([entry.number for entry in entries])

@@ -107,3 +107,30 @@ def test_a_round_takes_what_is_of_it_and_leaves_later_ones() -> None:
     assert [one.number for one in stand.pending.choose_round(4)] == [1, 3]
     stand.pending.take()
     assert [one.number for one in stand.pending.choose_round(5)] == [2, 4]
+
+
+def test_nothing_behind_the_last_entry_of_a_flush_is_kept() -> None:
+    """What is kept already goes back, in order, and is chosen when the flush is over."""
+    stand = Stand(batch=4)
+    for number in (1, 2, 3):
+        stand.pending.add(entry(number))
+    assert stand.choose() is None
+    assert not stand.pending.choose(stand.makes_batch, through=2)
+    assert [one.number for one in stand.pending.kept] == [1, 2]
+    assert stand.pending.charge == 2 * CHARGE
+    stand.pending.take()
+    for number in (4, 5, 6):
+        stand.pending.add(entry(number))
+    assert stand.choose() == [3, 4, 5, 6]
+
+
+def test_whole_batches_before_the_last_entry_of_a_flush_are_chosen_as_ever() -> None:
+    """Only what is left behind them is smaller."""
+    stand = Stand(batch=2)
+    for number in (1, 2, 3, 4):
+        stand.pending.add(entry(number))
+    assert stand.pending.choose(stand.makes_batch, through=3)
+    assert [one.number for one in stand.pending.kept] == [1, 2]
+    stand.pending.take()
+    assert not stand.pending.choose(stand.makes_batch, through=3)
+    assert [one.number for one in stand.pending.kept] == [3]
