@@ -27,7 +27,8 @@ from tests.support.run.learner_run import (
 from tests.support.storage.redis_server import RedisServer
 
 ENDLESS = {"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False}
-CHANGING = ("training_seconds", "log", "staleness")
+CHANGING = ("training_seconds", "log", "staleness", "publications")
+"""A learner that starts publishes once more, so a run that was killed has published oftener."""
 
 
 def endless() -> Settings:
