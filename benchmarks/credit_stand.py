@@ -125,7 +125,7 @@ class Stand:
         self._wake()
 
     def _look(self, actor: Actor) -> None:
-        reply = self._script("watch", actor.session, actor.begun, 0, "", 0)
+        reply = self._script("watch", actor.session, actor.begun, 0, "", 0, 0)
         self.outcome.looks += 1
         self.outcome.vain_looks += int(reply[1]) <= actor.through
         actor.through, actor.waits = int(reply[1]), bool(reply[13])

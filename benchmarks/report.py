@@ -21,7 +21,7 @@ holds command, commit, result and curve of every run; do not edit it by hand. A
 | algorithm | what it is |
 |---|---|
 | `ppo` | PPO with a decoupled objective (Hilton, Cobbe and Schulman 2021): clipped around the policy at the start of the batch, weighted by its ratio to the behaviour policy. GAE or V-trace once per batch with the current critic. `algorithm.objective=coupled` gives the original form. |
-| `impala` | V-trace actor-critic (Espeholt et al. 2018): targets and policy gradient corrected for the policy that acted, by truncated ratios; one gradient step on each batch, nothing clipped. |
+| `impala` | V-trace actor-critic (Espeholt et al. 2018): targets and policy gradient corrected for the policy that acted, by truncated ratios; one gradient step on each batch, nothing clipped. On policy the advantage of V-trace is GAE's at `gae_lambda=1` only: below, it is δ + (A − δ)/λ, which weighs later steps more by 1/λ. |
 | `reinforce` | The policy gradient with a learned baseline (Williams 1992): Monte-Carlo returns or GAE, one gradient step on each batch, nothing corrected or clipped. |
 | `dqn` | Deep Q-network (Mnih et al. 2015), double (van Hasselt et al. 2016), from [replay](replay.md); n-step, dueling and prioritised on request. |
 | `sac` | Soft actor-critic (Haarnoja et al. 2018b) from [replay](replay.md), with a temperature that tunes itself. |

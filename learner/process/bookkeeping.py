@@ -43,7 +43,7 @@ class Bookkeeping:
         self._suspect(log_batch, failed)
         trained = [number for number in log_batch.trained if number not in failed]
         dropped = dict(log_batch.dropped) | failed
-        steps = log_batch.steps - (update.left_out if update is not None else 0) if trained else 0
+        steps = log_batch.steps - _left_out(log_batch, update)
         self.ledger.book(
             log_batch.last, trained=trained, dropped=dropped, steps=steps, origins=log_batch.origins
         )
@@ -88,3 +88,10 @@ def _failed(log_batch: LogBatch, update: Update | None) -> dict[int, Drop]:
         return dict.fromkeys(log_batch.trained, _BOOKED_AS[update.reason])
     in_batch = set(log_batch.trained)
     return {number: _BOOKED_AS[why] for number, why in update.culprits.items() if number in in_batch}
+
+
+def _left_out(log_batch: LogBatch, update: Update | None) -> int:
+    """Steps of the batch that were not trained; a recording's fragments have no numbers to tell it by."""
+    if update is None:
+        return 0
+    return log_batch.steps if update.reason in _BOOKED_AS else update.left_out

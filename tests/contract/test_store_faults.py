@@ -94,7 +94,7 @@ async def test_scripts_are_loaded_again_when_redis_forgot_them(store: Store, red
     await actor.open()
     with redis.Redis.from_url(redis_url) as client:
         client.script_flush()
-        assert (await actor.append(2)).appended == 2
+        assert (await actor.append(2)).acked_through == 2
         client.script_flush()
         assert await actor.watch() == actor.credit
         client.script_flush()

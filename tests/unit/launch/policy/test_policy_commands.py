@@ -176,7 +176,7 @@ def test_an_exported_model_is_the_version_that_was_named(run_dir: Path) -> None:
     told = session.get_modelmeta().custom_metadata_map
     assert (told["run"], told["version"], told["sha256"]) == (RUN, "5", weights.sha256(BLOBS[5]))
     observed = {"observation": np.full((2, 3), 0.5, np.float32)}
-    parameters, value = session.run(None, observed)
+    parameters, value = session.run(["parameters", "value"], observed)
     policy = build(OBSERVATION, Discrete(2), PolicySection(), seed=5)
     np.testing.assert_allclose(parameters, policy.action_parameters(observed), rtol=0, atol=1e-5)
     np.testing.assert_allclose(value, policy.values(observed), rtol=0, atol=1e-5)

@@ -328,6 +328,7 @@ PPO_KNOBS = {
     "learning_rate": "per gradient step", "learning_rate_schedule": "choice",
     "learning_rate_range": "per gradient step", "warmup_updates": "updates", "adam_epsilon": "gradient",
     "max_gradient_norm": "gradient", "target_kl": "nats", "adaptive_kl": "nats",
+    "max_log_ratio": "nats",
 }  # fmt: skip
 
 

@@ -137,7 +137,9 @@ def test_generate_answers_as_the_policy_does(
 ) -> None:
     """The log-probability is that of the response; the most likely one is always the same."""
     run_dir, policy = trained
-    options: dict[str, Any] = {"tokens": None, "seed": 3, "assignments": (), "as_json": True}
+    options: dict[str, Any] = {
+        "tokens": None, "seed": 3, "assignments": (), "trust": False, "as_json": True,
+    }  # fmt: skip
     assert generate.main(run_dir, ["apple", "bird book"], count=2, deterministic=False, **options) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [answer["prompt"] for answer in answers] == ["apple", "apple", "bird book", "bird book"]
@@ -165,7 +167,7 @@ def test_a_run_without_a_configuration_is_told_where_its_model_lies(
     shutil.copytree(trained[0], run_dir)
     (run_dir / "config.toml").unlink(missing_ok=True)
     options: dict[str, Any] = {
-        "count": 1, "tokens": None, "seed": 3, "deterministic": False, "as_json": True,
+        "count": 1, "tokens": None, "seed": 3, "deterministic": False, "trust": False, "as_json": True,
     }  # fmt: skip
     with pytest.raises(ConfigurationError, match=r"--set 'actor\.places\.model="):
         generate.main(run_dir, ["apple"], assignments=(), **options)
