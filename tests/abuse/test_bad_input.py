@@ -1,7 +1,6 @@
 """Bad input on the command line and in the configuration: exit 2 with key, value and remedy, no traceback.
 
-In one process: services, which change the process that they are in, are in
-`tests/processes/abuse/test_bad_input_of_services.py`.
+In one process: services, which change the process that they are in, are not asked here.
 """
 
 import json

@@ -1,7 +1,6 @@
 """Crowds of simulated actors on the real scripts, in virtual time: who gets credit, and what it costs others.
 
-`python -m benchmarks --only crowd` runs the same for crowds of up to 1,000. The time is set by hand, so every
-run of a crowd is the same.
+The time is set by hand, so every run of a crowd is the same.
 """
 
 import math

@@ -92,7 +92,7 @@ def two_ranks(folder: Path, url: str, given: Settings, *, torchrun: bool = False
 
 
 def test_two_ranks_train_one_run_and_drain_together(redis_url: str, tmp_path: Path) -> None:
-    """Both read, both compute; what either finds invalid is booked.
+    """Both read, both compute; what either finds invalid is booked, and its session quarantined.
 
     SIGTERM leaves a checkpoint and whole books.
     """
@@ -103,8 +103,10 @@ def test_two_ranks_train_one_run_and_drain_together(redis_url: str, tmp_path: Pa
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 2)
         bad = np.full((STEPS, SLOTS), np.nan, np.float32)
-        until(lambda: producer.send_with_credit(session, reward=bad), "leave")
-        producer.drive([session], lambda: producer.status().latest.update >= 5)
+        until(lambda: producer.send_with_credit(session, reward=bad), "credit")
+        # Who sent it is quarantined, so that another actor has to go on.
+        other = producer.open("actor-1")
+        producer.drive([other], lambda: producer.status().latest.update >= 5)
         others = ranks.pid(1)
         for rank in (0, 1):
             assert ranks.page(rank, "/healthz") == ranks.page(rank, "/readyz") == (200, "ok\n")

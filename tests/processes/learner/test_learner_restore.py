@@ -184,7 +184,7 @@ def test_replay_keeps_what_it_holds(redis_url: str, tmp_path: Path) -> None:
         assert all(torch.equal(newest.tensors[name], good.tensors[name]) for name in same)
         replay, old = newest.state["numbers"]["replay"], good.state["numbers"]["replay"]
         assert replay["inserted"] > old["inserted"]
-        assert replay["sampled"] > old["sampled"]
+        assert replay["taken"] > old["taken"]
         updated(producer, session, 4)
         result = learner.drain()
     assert result["ledger"]["dropped"] == {}

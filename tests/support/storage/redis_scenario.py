@@ -104,6 +104,7 @@ async def _work(store: Store, log: LearnerLog) -> LogState:
     log.observe("{}")
     log.max_memory_bytes()
     log.acked()
+    log.fetched_versions()
     log.residue(0)
     for update in (1, 2):
         log.publish(b"next", update=update, settled=2, scalars={})
