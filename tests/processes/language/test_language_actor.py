@@ -146,7 +146,5 @@ def test_a_place_of_the_specification_is_not_used(
     actor = ActorThread(broker.address, "actor-0", places={"model": str(base)})
     error = actor.join()
     assert isinstance(error, ConfigurationError)
-    assert "environment.kwargs.prompts='/theirs': places are not taken from a run's specification" in str(
-        error
-    )
+    assert "environment.kwargs.prompts: places are not taken from a run's specification" in str(error)
     assert "actor.places.prompts" in str(error)
