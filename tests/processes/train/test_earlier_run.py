@@ -70,7 +70,7 @@ def test_it_is_listed_and_its_versions_shown(folder: Path) -> None:
     """By the page's catalogue and `penstock policy`; its registry is migrated where that is needed."""
     run = Catalogue(folder.parent).runs()[0].facts()
     assert (run.name, run.state, run.environment, run.env_steps) == (RUN, "solved", "CartPole-v1", 20_217)
-    with Registry.open(f"sqlite:///{folder / 'registry.sqlite'}") as registry:
+    with Registry.read(f"sqlite:///{folder / 'registry.sqlite'}") as registry:
         (version,) = registry.list("default")
     assert (version.version, version.origin) == (22, Origin.BEST)
     assert "mean return 500 over 5 episodes" in penstock("policy", "list", str(folder)).output
