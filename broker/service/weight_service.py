@@ -133,7 +133,9 @@ class WeightService(WeightServiceServicer):
 
     async def _find(self, session: int, version: int, offset: int) -> tuple[Publication, bytes] | None:
         stored = await self._store.note_fetch(session, version, offset)
-        publication = stored or self._cache.publication(version)
+        publication = stored
+        if publication is None and offset > 0:  # a fetch that has begun ends; none begins without Redis
+            publication = self._cache.publication(version)
         if publication is None:
             return None
         chunk = await self._read(publication, offset)

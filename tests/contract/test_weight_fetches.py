@@ -9,6 +9,8 @@ from broker.log import keys
 from broker.log.learner_log import LearnerLog
 from broker.log.script import MOST_FETCHED
 from broker.log.store import Store
+from penstock.rpc.boundary import Absent
+from penstock.v1 import weights_pb2 as pb
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from tests.support.run import small_run
 from tests.support.run.chunk_line import FetchingActor, SlowLine, fetching_actors, weight_service
@@ -222,7 +224,7 @@ async def test_a_session_that_ends_lets_go_of_what_it_fetched(
 async def test_chunks_come_from_the_brokers_cache_when_redis_has_dropped_them(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
-    """The last reply of a fetch was lost, and the version has been dropped since."""
+    """The last reply of a fetch was lost, and the version has been dropped since. No fetch begins with it."""
     learner = Learner(log, 2)
     learner.publish()
     (actor,) = await fetching_actors(store, 1)
@@ -235,3 +237,5 @@ async def test_chunks_come_from_the_brokers_cache_when_redis_has_dropped_them(
     assert await actor.take_chunk()
     assert (actor.version, actor.given_up) == (wanted, 0)
     assert actor.blob == blob(1, 2)
+    with pytest.raises(Absent):
+        await actor.service.GetWeights(pb.GetWeightsRequest(session=actor.session, version=wanted), None)

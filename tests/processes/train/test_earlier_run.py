@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from launch.cli.app import app
-from launch.run.plan import make_plan, prepare_folder
+from launch.run.plan import make_plan, prepare_folder, take_configuration
 from launch.run.request import Request
 from launch.ui.catalogue import Catalogue
 from learner.checkpoint.resume_options import ResumeOptions
@@ -83,9 +83,12 @@ def test_its_policy_plays(folder: Path) -> None:
 
 
 def test_it_is_gone_on_with(folder: Path, redis_url: str) -> None:
-    """The plan of `--resume` writes the keys of today; the learner takes its checkpoint up where it was."""
+    """The learner takes its checkpoint up where it was; the configuration then has the keys of today."""
+    written = (folder / "config.toml").read_bytes()
     plan = make_plan(Request(run_dir=folder, resumption=ResumeOptions(resume=True), total_steps=40_000))
     prepare_folder(plan)
+    assert (folder / "config.toml").read_bytes() == written
+    take_configuration(plan)
     assert load([parse_toml(folder / "config.toml")]) == plan.settings
     store = CheckpointStore(folder / "checkpoints", 2)
     (before,) = store.ids()

@@ -28,7 +28,7 @@ PACE_S: Final = 0.2
 TAKEN_PER_S: Final = BATCH_FRAGMENTS / PACE_S
 STALENESS: Final = 3
 MAX_LOG, MAX_STAGED = 6 * MIB, 4 * MIB
-MAX_MEMORY: Final = MAX_LOG + MAX_STAGED + 65 * MIB
+MAX_MEMORY: Final = MAX_LOG + MAX_STAGED + 81 * MIB
 """The least that broker and learner accept, to a MiB."""
 OVERLOAD: Final = Shape(
     actors=2,
