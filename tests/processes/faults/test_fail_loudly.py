@@ -88,8 +88,9 @@ def ending(training: Training) -> str:
 
 
 def test_a_loss_that_is_not_a_number(start: Callable[..., Training]) -> None:
-    """Three updates in a row; what was met is kept as evidence."""
-    training = start(*ENDLESS, "--set", "algorithm.learning_rate=1e30")
+    """Three updates in a row; what was met is kept as evidence. A step leads too far."""
+    too_far = ("--set", "algorithm.learning_rate=1e9", "--set", "policy.activation=relu")
+    training = start(*ENDLESS, *too_far)
     last = ending(training)
     assert training.process.returncode == 1
     assert "3 updates in a row were not finite" in last
