@@ -20,6 +20,9 @@ NOTHING_WRONG: Final[dict[Key, str]] = {
     ("serving", "Fallbacks", "{{run}}"): "every version can answer",
     ("serving", "Fallbacks", "{{fallback}} {{run}}"): "as above",
     ("serving", "Canaries withdrawn", "{{run}}"): "the canary is as good as the active version",
+    ("serving", "Canary not judged", "{{reason}} {{run}}"): "a canary that is there is judged",
+    ("serving", "Canary not judged", "undecided {{run}}"): "eight clients are fewer than the horizon",
+    ("serving", "Cost of the shadow", "left out /s {{run}}"): "eight clients leave it time",
     ("training", "Updates", "skipped: {{reason}} {{run}}"): "every update is finite",
     ("fleet", "Alerts", "firing"): "none should",
     (

@@ -17,6 +17,8 @@ NOT_CAUSED: Final[dict[Key, str]] = {
     ("fleet", "Restarts", "{{role}} {{run}}"): "nobody dies",
     ("fleet", "Sessions and retries", "retries {{run}}"): "the brokers stay",
     ("serving", "Shed and refused", "{{reason}} {{run}}"): "one client is no load",
+    ("serving", "Evidence of a verdict", "{{cause}} {{run}}"): "nobody makes a version the canary",
+    ("serving", "Cost of the shadow", "processors {{run}}"): "nobody makes a version the shadow",
     ("serving", "Agreement of the shadow", "{{run}}"): "nobody makes a version the shadow",
     ("serving", "Late rewards", "{{run}}"): "the client's rewards come with its steps",
 }
