@@ -14,7 +14,7 @@ class Crowd:
     """Which actors take part in which run.
 
     Attributes:
-        actors: number of all of them.
+        actors: how many there are.
         budget: most fragments that may be outstanding.
         batch: fragments of an update.
         slow: number of actors whose fragments take `SLOWER` times as long.

@@ -1,6 +1,6 @@
 """The broker's calls as functions of dataclasses: one channel, a deadline on every call, one retry loop.
 
-A call comes back with what the broker said, a refusal included. When nobody knows whether the broker
+A call comes back with what the broker said, a refusal included. When it is not known whether the broker
 heard (it is down, it restarts, the deadline passed) the same request is sent again with full jitter
 until it is answered or `stop` is set (Interrupted); every call is safe to repeat. What no repetition
 changes (a malformed request, no permission, a message above the limit) is Fatal. Used by several threads.

@@ -386,7 +386,7 @@ class Session:
 
 
 def _ignore(_known: int, _newest: int, _arrived_bytes: int) -> None:
-    """Nobody asked about the lag."""
+    """Do nothing: the caller does not watch the lag."""
 
 
 def _checked(publication: Publication, blob: bytes) -> Weights:

@@ -84,7 +84,7 @@ class Scope(IntEnum):
     """Whom a change concerns beside the sessions that it names."""
 
     NAMED = 0
-    """Nobody else."""
+    """No other session."""
     READY = 1
     """All that do not wait for credit."""
     ALL = 2

@@ -14,7 +14,7 @@ class BadInput(AccountError):
 
 
 class Unauthenticated(AccountError):
-    """Reports that nobody is known by what was presented."""
+    """Reports that what was presented belongs to no account."""
 
 
 class Forbidden(AccountError):

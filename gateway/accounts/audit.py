@@ -32,7 +32,7 @@ def note(
     subject: str = "",
     **detail: Any,
 ) -> None:
-    """Add a row. detail: facts that are no secrets and nobody's text."""
+    """Add a row. detail: facts that are neither secrets nor a person's text."""
     session.add(AuditRow(project=project, by=by, action=action, subject=subject, detail=detail, time=now))
 
 

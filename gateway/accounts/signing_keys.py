@@ -4,7 +4,7 @@
 
 The first key signs, all are accepted: to rotate, put a new one in front and delete the last when its tokens
 have expired. The file is read when a gateway starts. `pseudonyms` makes opaque ids of people
-(`Keys.pseudonym`); whoever deletes it makes the ratings of a person impossible to find.
+(`Keys.pseudonym`); without it the ratings of a person cannot be found any more.
 """
 
 import base64

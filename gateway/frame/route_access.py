@@ -85,7 +85,7 @@ def add_routes(app: FastAPI, routers: Sequence[APIRouter], table: Table) -> None
     routes = [route for router in routers for route in router.routes]
     loose = [str(getattr(route, "path", route)) for route in routes if not isinstance(route, GuardedRoute)]
     if loose:
-        raise ValueError(f"routes {loose}: they are no GuardedRoute, so that nobody checks who calls")
+        raise ValueError(f"routes {loose}: they are no GuardedRoute, so that no rule says who may call them")
     found = {(method, route.path) for route in guarded(routes) for method in route.methods or ()}
     if found != table.keys():
         missing, spare = sorted(found - table.keys()), sorted(table.keys() - found)

@@ -267,7 +267,7 @@ def ui(
     ] = "127.0.0.1:8470",
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Allow an address beyond loopback: whoever reaches it reads all."),
+        typer.Option("--insecure", help="Allow an address beyond loopback: all who reach it read all."),
     ] = False,
 ) -> None:
     """Serve a page that shows runs in a browser: curves, flow, comparison, versions. It changes nothing."""

@@ -22,7 +22,7 @@ _REMEDIES: Final = {
     errno.EDQUOT: "make room, or name a place on another disk",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ELOOP: "a link leads back to itself; name another place",
-    errno.ENXIO: "nobody is at the other end; name a regular file",
+    errno.ENXIO: "no process is at the other end; name a regular file",
 }
 
 _CONTEXT: Final = 40

@@ -1,6 +1,6 @@
 """`penstock gateway`: serve HTTP with accounts, and what its operator does to people and tokens.
 
-The commands `user` and `token` work on the accounts database itself, whether a gateway serves or not. Whoever
+The commands `user` and `token` work on the accounts database itself, whether a gateway serves or not. Who
 can read it and the keys is the operator; the audit names them so.
 """
 

@@ -28,7 +28,7 @@ _PENSTOCK_SECTION: Final = re.compile(r"PENSTOCK_[A-Z]+__")
 
 
 class CleanExit(Enum):
-    """What it means when a service ends in order and nobody here has asked it to."""
+    """What it means when a service ends in order without being asked to."""
 
     DONE = "done"
     """Its work is done: the learner, whose end is the end of the run."""

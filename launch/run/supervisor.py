@@ -332,7 +332,7 @@ def _cause(service: _Service, death: Exit, said: str) -> str:
     if service.red_reason:
         return f"unhealthy: {service.red_reason}"
     if death.code == EXIT_OK and not death.in_order:
-        return "nobody asked it to end: what it runs has left the program"
+        return "it was not asked to end: what it runs has left the program"
     return said
 
 

@@ -5,6 +5,7 @@ assembled batch, publishes `published_modules` and stores `state`. An algorithm 
 Redis, gRPC, files or threads; it is called by one thread.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -80,6 +81,8 @@ class Algorithm(ABC):
     A subclass defines what is abstract; the rest fits an algorithm that uses a batch once and forgets it.
     """
 
+    staleness: float = math.inf
+    """Updates that experience may lag behind when it is begun (S); ∞ where experience is remembered."""
     lock_step: bool = False
     """True when rounds replace the budget (staleness 0); `makes_batch` is then not asked."""
     stale_after: int | None = None

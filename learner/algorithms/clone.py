@@ -47,6 +47,9 @@ which every choice was the most likely one, after the update; actions that are n
 class Clone(Algorithm):
     """An `Imitator` as well. Owns the policy's weights from now on: do not convert or move the policy."""
 
+    staleness = 1
+    """The smallest that is not lock-step: no actor takes part."""
+
     def __init__(self, policy: Policy, section: CloneSection, *, seed: int) -> None:
         self.policy = policy
         self.section = section

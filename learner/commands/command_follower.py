@@ -93,7 +93,7 @@ class CommandFollower:
             self._waiting.popleft()
 
     def booked(self, log_batch: LogBatch) -> None:
-        """A batch was consumed. What was a flush is done with the next checkpoint, whoever makes it."""
+        """A batch was consumed. What was a flush is done with the next checkpoint, made for any reason."""
         if self._flush is None or log_batch.flush != self._flush.number:
             return
         silent = f"; {self._silent} policy servers had not answered" if self._silent else ""

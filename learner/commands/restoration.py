@@ -2,8 +2,8 @@
 
     read → publish what is under way → fits: take over → all ranks agree → drop what is older → publish
 
-Nothing that counts goes back: the restored weights are a new version, and whoever acts with an older one is
-told of it as of any other. The caller makes the checkpoint that contains it.
+Nothing that counts goes back: the restored weights are a new version, and actors with an older one are told
+of it as of any other. The caller makes the checkpoint that contains it.
 """
 
 import logging

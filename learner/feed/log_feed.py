@@ -178,7 +178,7 @@ class LogFeed:
         if not self._pending.has_kept:
             return [] if self._dropped else None
         # What was dropped in between is settled only together with what is kept: where both fill the
-        # budget nobody has credit to send the rest of a batch, so a smaller one must do.
+        # budget no session has credit to send the rest of a batch, so a smaller one must do.
         is_filled = self._steps_read - (self._steps_delivered or 0) >= self._budget
         return self._pending.kept if is_filled else None
 

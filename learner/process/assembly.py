@@ -105,7 +105,7 @@ class Learner:
             timeout_s=foundation.settings.learner.stall_timeout_s,
         )
         self._loop = self._make_loop()
-        metrics.STALENESS_SETTING.set(foundation.settings.algorithm.begun_lag)
+        metrics.STALENESS_SETTING.set(foundation.model.algorithm.staleness)
 
     def run(self) -> None:
         """Learn until the end; leaves a committed checkpoint, the final policy and `learner.json`.

@@ -55,7 +55,7 @@ def check_own(run_dir: Path, settings: Settings, said: Collection[str]) -> None:
     named = ", ".join(modules)
     raise ConfigurationError(
         f"{run_dir}: was not made here, and names modules to be imported: {named}; say --trust if you trust "
-        "whoever made it"
+        "its maker"
     )
 
 

@@ -64,7 +64,7 @@ local function give(p, r, now)
   hold(p, r, r.held + 1)
 end
 
--- Notes the time that credit was held, which is paid for with later turns. What was used while nobody waited
+-- Notes the time that credit was held, which is paid for with later turns. What was used while no session waited
 -- counts for some turns only.
 local function pay(p, r, now, held)
   local some = MOST_TURNS * p.pace

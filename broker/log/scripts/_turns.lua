@@ -51,7 +51,7 @@ local function queue_up(p, r)
   return redis.call('ZADD', WAITING, 'NX', r.tag, r.session) == 1
 end
 
--- Helpings while nobody waits: as deep as the session has shown to work, no deeper than its share.
+-- Helpings while no session waits: as deep as the session has shown to work, no deeper than its share.
 local function help(p, r, now, ahead)
   if p.steps >= p.budget then return end
   local share = math.floor(p.budget / (p.charge * redis.call('SCARD', ROLLOUTS)))

@@ -1,4 +1,4 @@
--- Gives budget back up to a position; never goes back. Wakes whom it gives credit to, and nobody else.
+-- Gives budget back up to a position; never goes back. Wakes the sessions that it gives credit to, and no other.
 -- ARGV: epoch, position. Reply: {'OK'} or {'FENCED' | 'CLOSED'}.
 -- uses: run, credit, turns, settled
 redis.call('DEL', ABSENT)

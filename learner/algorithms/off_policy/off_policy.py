@@ -1,4 +1,4 @@
-"""The common part of algorithms that learn from replay: everything but the gradient step.
+"""The update of algorithms that learn from replay: everything but the gradient step.
 
 One `update` inserts the fragments of one delivery into replay and then takes as many gradient steps as the
 rate limiter allows, each on a sample of its own. Sequence of an update:
@@ -12,27 +12,20 @@ The order of the log alone determines it: a resumed learner makes the same sampl
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import Algorithm, AlgorithmState, Retained, Settles, Update
-from learner.algorithms.fast.optimiser import Backup, FlatAdam
-from learner.algorithms.off_policy.replay.memory import Mark, Prioritisation, Replay, Sample
-from learner.algorithms.off_policy.replay.rate_limiter import Counts, SampleToInsertRatio
+from learner.algorithms.algorithm import Update
+from learner.algorithms.off_policy.off_policy_parts import OffPolicyParts, PartsBackup
+from learner.algorithms.off_policy.replay.memory import Sample
 from learner.algorithms.off_policy.replay.transitions import fragments, transitions
-from learner.algorithms.off_policy.target_network import Target
 from learner.algorithms.shared.containment import ATTRIBUTABLE, ERROR, OF_THE_DEVICE, culprits, verdict
 from learner.algorithms.shared.schedule import factor
-from learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from learner.batch import Batch
-from penstock.config.settings import ConfigurationError, ReplaySection
-from penstock.policy.layers import BatchNorm
 from penstock.policy.normaliser import Moments, moments
-from penstock.policy.policy import Policy
 from penstock.runtime import metrics as figures
 
 log = logging.getLogger(__name__)
@@ -47,15 +40,6 @@ class Stepped:
 
     errors: Tensor
     metrics: dict[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class _Backup:
-    optimisers: dict[str, Backup]
-    targets: dict[str, Tensor]
-    counts: Counts
-    random: dict[str, Tensor]
-    replay: Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,57 +61,12 @@ class _Taken:
     error: Exception | None = None
 
 
-class OffPolicy(Algorithm):
-    """An `Algorithm` that learns from replay; a subclass adds the gradient step.
-
-    It owns the policy's weights: do not convert or move the policy.
-    """
-
-    settles = Settles.ON_INSERT
-    keeps_restored = True
-
-    def __init__(self, policy: Policy, section: ReplaySection, *, seed: int) -> None:
-        _check(policy, section.name)
-        self.policy = policy
-        self.section: ReplaySection = section
-        self.device = policy.actor_head.weight.device
-        self.replay = Replay(
-            section.capacity,
-            section.capacity_bytes,
-            seed=seed,
-            device=self.device,
-            prioritisation=Prioritisation(exponent=section.priority_exponent)
-            if section.prioritised
-            else None,
-        )
-        self.limiter = SampleToInsertRatio(
-            ratio=section.replay_ratio,
-            minimum=section.learning_starts,
-            buffer_steps=section.error_steps,
-        )
-        self._unpublished = 0
-
-    # ---- what a subclass adds
+class OffPolicy(OffPolicyParts):
+    """An `Algorithm` that learns from replay; a subclass adds the gradient step."""
 
     @abstractmethod
     def gradient_step(self, sample: Sample, learning_rate: float) -> Stepped:
         """Learn from one sample with step size `learning_rate`."""
-
-    @abstractmethod
-    def modules(self) -> Mapping[str, nn.Module]:
-        """Return everything with weights, by the name that a checkpoint gives it."""
-
-    @abstractmethod
-    def optimisers(self) -> Mapping[str, FlatAdam]:
-        """Return the optimisers by the name of the module that each one optimises."""
-
-    @abstractmethod
-    def targets(self) -> Mapping[str, Target[Any]]:
-        """Return the target networks by name."""
-
-    def generators(self) -> Mapping[str, torch.Generator]:
-        """Return the generators of random numbers, beside that of replay."""
-        return {}
 
     # ---- what the loop asks
 
@@ -217,7 +156,7 @@ class OffPolicy(Algorithm):
 
     # ---- entries that make gradient steps fail
 
-    def _evict_culprits(self, inserted: _Backup, batch: Batch, pace: Pace) -> bool:
+    def _evict_culprits(self, inserted: PartsBackup, batch: Batch, pace: Pace) -> bool:
         """Remove the entries from replay that make gradient steps fail; returns whether to try again.
 
         That is of no use where an entry of this batch is among them, or where none is found.
@@ -246,7 +185,7 @@ class OffPolicy(Algorithm):
             self.limiter.drawn()
         return set()
 
-    def _culprits_of(self, sample: Sample, before: _Backup, pace: Pace) -> set[int]:
+    def _culprits_of(self, sample: Sample, before: PartsBackup, pace: Pace) -> set[int]:
         numbers = self.replay.entries_of(sample.index)
 
         def trial(entries: Sequence[int]) -> str:
@@ -310,132 +249,7 @@ class OffPolicy(Algorithm):
         self._updates += 1
         self._unpublished += gradient_steps
 
-    def _backup(self) -> _Backup:
-        return _Backup(
-            {name: optimiser.backup() for name, optimiser in self.optimisers().items()},
-            {name: target.backup() for name, target in self.targets().items()},
-            replace(self.limiter.counts),
-            {name: random.get_state() for name, random in self.generators().items()},
-            self.replay.mark(),
-        )
-
-    def _restore(self, backup: _Backup) -> None:
-        """Restore everything but the content of replay."""
-        self._restore_weights(backup)
-        self.limiter.counts = replace(backup.counts)
-        for name, random in self.generators().items():
-            random.set_state(backup.random[name])
-        self.replay.go_back(backup.replay)
-
-    def _restore_weights(self, backup: _Backup) -> None:
-        for name, optimiser in self.optimisers().items():
-            optimiser.restore(backup.optimisers[name])
-        for name, target in self.targets().items():
-            target.restore(backup.targets[name])
-
     def _withdraw(self, batch: Batch) -> None:
         """Take a batch out of replay: it is booked as dropped, so it must not be learned from."""
         for source in reversed(batch.sources):
             self.replay.withdraw(source.number)
-
-    # ---- the log and checkpoints
-
-    def retain_from(self) -> int | None:
-        """Return the number of the oldest entry in replay."""
-        return self.replay.retain_from()
-
-    def retains(self, fragment_bytes: int) -> Retained:
-        """Return `capacity_bytes`, and as many entries as steps: each holds at least one."""
-        section = self.section
-        if fragment_bytes > section.capacity_bytes:
-            raise ValueError(
-                f"algorithm.capacity_bytes={section.capacity_bytes}: a fragment alone has {fragment_bytes}; "
-                "give at least that, or lower actor.unroll_length or environment.count"
-            )
-        return Retained(size=section.capacity_bytes, entries=section.capacity)
-
-    def reload(self, batch: Batch) -> None:
-        """Put fragments back that replay held when the state was made."""
-        for source, fragment in fragments(batch):
-            if self.replay.awaits(source.number):
-                new = transitions(fragment, discount=self.section.discount, steps=self.section.n_step)
-                self.replay.reload(source.number, new)
-
-    def end_reload(self) -> int:
-        """Return how many entries did not come; where too few are left to sample from, reset the limiter."""
-        lost = self.replay.end_reload()
-        if self.replay.size < self.section.learning_starts <= self.limiter.counts.inserted:
-            self.limiter.restart()
-        return lost
-
-    def state(self) -> AlgorithmState:
-        """Return copies of weights, moments, generators, and replay's entry numbers and priorities."""
-        tensors: dict[str, Tensor] = {}
-        for name, module in self.modules().items():
-            tensors |= copies(name, module)
-        for name, optimiser in self.optimisers().items():
-            tensors |= {f"optimiser/{name}/{key}": moment for key, moment in optimiser.moments().items()}
-        held, numbers = self.replay.state()
-        tensors |= {f"replay/{key}": tensor for key, tensor in held.items()}
-        tensors |= {f"generator/{name}": random.get_state() for name, random in self.generators().items()}
-        counts = self.limiter.counts
-        return AlgorithmState(
-            tensors=tensors,
-            numbers={
-                "updates": self._updates,
-                "unpublished": self._unpublished,
-                "gradient_steps": {name: optimiser.steps for name, optimiser in self.optimisers().items()},
-                "replay": numbers | {"inserted": counts.inserted, "taken": counts.taken},
-            },
-        )
-
-    def load(self, state: AlgorithmState) -> None:
-        """Restore `state`, except for the content of replay, which is read again from the log.
-
-        Raises ValueError that names what is missing or misshapen.
-        """
-        numbers = state.numbers
-        missing = [
-            name for name in ("updates", "unpublished", "gradient_steps", "replay") if name not in numbers
-        ]
-        if missing:
-            raise ValueError(
-                f"algorithm state: {missing[0]} missing; was the run begun with another algorithm?"
-            )
-        self._load_learned(state)
-        for name, random in self.generators().items():
-            if f"generator/{name}" not in state.tensors:
-                raise ValueError(f"generator/{name}: missing")
-            random.set_state(state.tensors[f"generator/{name}"])
-        held = numbers["replay"]
-        self.replay.load(under(state.tensors, "replay/"), held)
-        # A state of before says how many samples were drawn.
-        taken = held["taken"] if "taken" in held else held["sampled"] / self.section.batch_size
-        self.limiter.counts = Counts(inserted=int(held["inserted"]), taken=taken)
-        self.limiter.rebase()
-        self._updates, self._unpublished = int(numbers["updates"]), int(numbers["unpublished"])
-
-    def restore(self, state: AlgorithmState) -> None:
-        """See `Algorithm`; what replay holds stays, with its priorities."""
-        self._load_learned(taken_over(self.state(), state, going_on=("generator/", "replay/")))
-
-    def _load_learned(self, state: AlgorithmState) -> None:
-        for name, module in self.modules().items():
-            load_copies(module, name, state.tensors)
-        for name, optimiser in self.optimisers().items():
-            found = under(state.tensors, f"optimiser/{name}/")
-            optimiser.load_moments(found, int(state.numbers["gradient_steps"][name]))
-
-
-def _check(policy: Policy, name: str) -> None:
-    """Raise ConfigurationError for policies that replay cannot train: it samples single steps."""
-    if policy.state_space.spaces:
-        raise ConfigurationError(
-            f"algorithm.name={name!r}: replay holds single steps, and policy.recurrent or policy.frame_stack "
-            "needs those before them; leave both out, or use 'ppo'"
-        )
-    if policy.dropouts or any(isinstance(module, BatchNorm) for module in policy.modules()):
-        raise ConfigurationError(
-            f"algorithm.name={name!r}: policy.dropout and policy.hidden_norm='batch' are for algorithms that "
-            "learn from whole batches of new experience; leave them out, or use hidden_norm='layer'"
-        )

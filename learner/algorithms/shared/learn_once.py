@@ -15,6 +15,7 @@ class LearnsOnce(Algorithm, Generic[Own]):
 
     def __init__(self, section: Own) -> None:
         self.section = section
+        self.staleness = section.staleness
         self.lock_step = section.lock_step
         self.flush_below = None if section.lock_step else section.batch_steps
         self.stale_after = section.stale_after or 4 * (section.staleness + 1)

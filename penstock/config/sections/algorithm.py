@@ -134,11 +134,6 @@ class CloneSection(AlgorithmSection):
     """Weight of fitting the critic to the returns; 0: it is left as it is."""
 
     @property
-    def begun_lag(self) -> float:
-        """Return the smallest lag that is not lock-step: no actor takes part."""
-        return 1
-
-    @property
     def update_steps(self) -> int:
         """Return the charged steps of an update (B)."""
         return self.batch_steps

@@ -1,6 +1,5 @@
 """What is asked of the section of every algorithm."""
 
-import math
 from typing import ClassVar
 
 from penstock.config.sections.policy_section import PolicySection
@@ -26,11 +25,6 @@ class AlgorithmSection(Section):
     def lock_step(self) -> bool:
         """Rounds replace the budget."""
         return False
-
-    @property
-    def begun_lag(self) -> float:
-        """Updates that experience may lag behind when it is begun; ∞ where experience is remembered."""
-        return math.inf
 
     @property
     def update_steps(self) -> int:

@@ -64,11 +64,6 @@ class OnPolicySection(AlgorithmSection):
         return self.staleness == 0
 
     @property
-    def begun_lag(self) -> float:
-        """Return the staleness that is allowed at the beginning of a fragment (S), in updates."""
-        return self.staleness
-
-    @property
     def update_steps(self) -> int:
         """Return the charged steps of an update (B)."""
         return self.batch_steps

@@ -97,7 +97,7 @@ def test_a_route_that_nobody_checks_is_not_served(small_gateway: SmallGateway) -
     unguarded, guarded = APIRouter(), APIRouter(route_class=GuardedRoute)
     for router in (unguarded, guarded):
         router.get("/api/open")(lambda: None)
-    with pytest.raises(ValueError, match="nobody checks who calls"):
+    with pytest.raises(ValueError, match="no rule says who may call"):
         add_routes(app, [unguarded], {("GET", "/api/open"): Access.KNOWN})
     with pytest.raises(ValueError, match="lacks"):
         add_routes(app, [guarded], {})

@@ -180,7 +180,7 @@ def test_an_environment_that_leaves_the_program(
     (tmp_path / "leaving.py").write_text(leaving.replace("Falls-v0", "Leaves-v0"))
     monkeypatch.chdir(tmp_path)
     last = ending(start("leaving:Leaves-v0", *ENDLESS[1:]))
-    assert re.search(r"actor-0 failed .*\(exit 0\): nobody asked it to end", last)
+    assert re.search(r"actor-0 failed .*\(exit 0\): it was not asked to end", last)
 
 
 def has_another_pid(training: Training, name: str, pid: int) -> bool:

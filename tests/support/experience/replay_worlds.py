@@ -31,7 +31,7 @@ def soft_policy(section: SACSection, *, seed: int = 0, action: Box | None = None
 
 
 def header(steps: int, slots: int) -> FragmentHeader:
-    """Of a fragment that nobody checks."""
+    """Return the digest of a fragment that no reader checks."""
     return FragmentHeader(
         run="run-a",
         session=1,

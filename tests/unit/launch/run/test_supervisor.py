@@ -166,7 +166,7 @@ def test_exit_0_of_a_service_that_was_not_asked_is_a_failure(
 ) -> None:
     """As of an environment that leaves its program when its window is closed."""
     harness.supervisor.start(python(leaves, clean_exit=clean_exit))
-    with pytest.raises(GaveUp, match=r"worker failed 5 times in a row \(exit 0\): nobody asked it to end"):
+    with pytest.raises(GaveUp, match=r"worker failed 5 times in a row \(exit 0\): it was not asked to end"):
         harness.until(lambda: False)
 
 

@@ -150,6 +150,7 @@ CASES = (
     on_policy_case("ppo"),
     on_policy_case("ppo", ", normalised", {"normalise_observations": True}, scale_rewards=True),
     on_policy_case("ppo", ", scaled rewards", scale_rewards=True),
+    on_policy_case("ppo", ", lock-step", staleness=0),
     on_policy_case("ppo", ", silu", {"activation": "silu"}, scale_rewards=True),
     on_policy_case("impala", "", {"normalise_observations": True}, scale_rewards=True),
     on_policy_case("reinforce", "", {"normalise_observations": True}, scale_rewards=True),
@@ -189,6 +190,15 @@ def test_an_update_reports_every_metric(case: Case) -> None:
     assert update.metrics.keys() == case.metrics
     assert all(math.isfinite(value) for value in update.metrics.values())
     assert algorithm.updates == 3
+
+
+@each(CASES)
+def test_staleness_is_the_setting_and_is_0_in_lock_step_alone(case: Case) -> None:
+    """Where experience is remembered or recorded there is no such setting, and no lock-step."""
+    algorithm = case.make(0)
+    section = algorithm.section  # type: ignore[attr-defined]
+    assert algorithm.staleness == getattr(section, "staleness", algorithm.staleness)
+    assert algorithm.lock_step == (algorithm.staleness == 0)
 
 
 @each([case for case in CASES if case.poison is not None])

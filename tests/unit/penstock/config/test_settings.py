@@ -271,7 +271,6 @@ def test_the_settings_of_every_algorithm_read_back_equal(name: str) -> None:
     assert type(settings.algorithm) is algorithms()[name]
     assert load([settings.model_dump()]) == settings
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
-    assert settings.algorithm.lock_step == (settings.algorithm.begun_lag == 0)
 
 
 def sections() -> dict[str, type[BaseModel]]:
