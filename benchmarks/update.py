@@ -27,8 +27,8 @@ from benchmarks import bare_loop
 from benchmarks.table import Cell, Options, Table
 from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import Batch, assemble
+from learner.feed.fragment_check import check_meaning
 from learner.feed.log_batch import LogBatch
-from learner.fragment_check import check_meaning
 from learner.ledger import Ledger, Origin
 from learner.reporting.recorder import Recorder, Staleness
 from penstock.config.settings import PolicySection, PPOSection

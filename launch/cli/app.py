@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from launch.cli.flag_options import with_flags_of
 from launch.cli.plugin_commands import WithPluginCommands
+from launch.commands.flag_options import with_flags_of
 from launch.commands.service_commands import actor, broker, learner, redis, serve
 from launch.control.control_commands import control_commands
 from launch.gateway.gateway_commands import gateway_commands

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from launch.cli.flag_options import with_flags_of
+from launch.commands.flag_options import with_flags_of
 from learner.checkpoint.resume_options import ResumeOptions
 from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFile, Insecure, Trust
 from penstock.runtime.foreground import in_foreground

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launch.dry_run import stored
+from launch.run import stored_prediction
 from launch.run.live_view import make_view
 from launch.run.memory import DeviceMemory
 from launch.run.plan import Plan, make_folders, prepare_folder
@@ -68,7 +68,7 @@ def _train(
     plan: Plan, redis: RedisFacts, lifecycle: Lifecycle, started_s: float, *, as_json: bool, page_url: str
 ) -> int:
     # For a run that goes on nothing was predicted.
-    prediction = None if plan.resumption.resume else stored.find(plan)
+    prediction = None if plan.resumption.resume else stored_prediction.find(plan)
     make_folders(plan)
     stream = sys.stderr if as_json else sys.stdout
     sockets = private_folder()

@@ -7,6 +7,5 @@ calibration  one short run in a folder that is thrown away, and its measurements
 pace         seconds per step from the lines of a run: pure
 prediction   time, memory and disk of the whole run from calibrations: pure
 limits       the resources of this machine, and which prediction exceeds them: pure but for reading them
-stored       where a prediction waits for its run, and how the two compare
 report       the results for people
 """

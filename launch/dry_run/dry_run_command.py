@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from launch.dry_run import stored
 from launch.dry_run.calibration import Calibration, calibrate, shortened, with_artefacts
 from launch.dry_run.limits import judge, look
 from launch.dry_run.prediction import Facts, predict
 from launch.dry_run.report import DryRun, lines, to_json
+from launch.run import stored_prediction
 from launch.run.disk import sizes
 from launch.run.live_view import make_view
 from launch.run.memory import DeviceMemory
@@ -104,7 +104,7 @@ def main(plan: Plan, *, named: bool, as_json: bool) -> int:
     """
     lifecycle = Lifecycle("launcher")
     lifecycle.install()
-    file = stored.place_of(plan, named=named)
+    file = stored_prediction.place_of(plan, named=named)
     try:
         with _scratch(plan.run_dir) as folder, _logging_to(folder / "launcher.log", plan):
             found = _dry_run(plan, folder, lifecycle, as_json=as_json)
@@ -112,7 +112,7 @@ def main(plan: Plan, *, named: bool, as_json: bool) -> int:
         sys.stderr.write("interrupted: nothing of the dry run is left\n")
         return EXIT_INTERRUPTED
     content = to_json(found)
-    stored.write(file, content)
+    stored_prediction.write(file, content)
     text = [json.dumps(content, indent=2)] if as_json else lines(found, file)
     sys.stdout.write("\n".join(text) + "\n")
     sys.stdout.flush()

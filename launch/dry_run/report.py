@@ -9,10 +9,10 @@ from typing import Any
 from launch.dry_run.calibration import Calibration
 from launch.dry_run.limits import Limits, Verdict
 from launch.dry_run.prediction import Prediction
-from launch.dry_run.stored import fingerprint
 from launch.inspection.quantities import size, sizes, span, spans
 from launch.inspection.returns import shown
 from launch.run.plan import Plan
+from launch.run.stored_prediction import fingerprint
 from penstock.config.estimate import Range, Scores
 
 

@@ -18,7 +18,7 @@ from typing import Final
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from launch.run.child_process import probe
+from launch.inspection.health_probe import probe
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.health import Endpoint
 

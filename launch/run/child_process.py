@@ -4,7 +4,6 @@ The child inherits the read end of the launcher's pipe and drains when it closes
 outlives a launcher that was killed. A thread per child waits for its end and tells the supervisor.
 """
 
-import http.client
 import os
 import re
 import signal
@@ -14,16 +13,15 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
+from launch.inspection.health_probe import probe
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, ended_file, read_endpoint
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 
 _TAIL_BYTES: Final = 8192
-_PROBE_TIMEOUT_S: Final = 1.0
 _PENSTOCK_SECTION: Final = re.compile(r"PENSTOCK_[A-Z]+__")
 
 
@@ -172,21 +170,6 @@ class ServiceProcess:
     def last_line(self) -> str:
         """The last line that the child wrote, which names the cause when it failed."""
         return last_line(self._log)
-
-
-def probe(endpoint: Endpoint, path: str) -> str | None:
-    """None when `/healthz` or `/readyz` is green, else why it is not."""
-    connection = http.client.HTTPConnection("127.0.0.1", endpoint.metrics_port, timeout=_PROBE_TIMEOUT_S)
-    try:
-        connection.request("GET", path)
-        reply = connection.getresponse()
-        reason = reply.read().decode(errors="replace").strip()
-    except (OSError, http.client.HTTPException) as error:
-        return f"does not answer: {error}"
-    else:
-        return None if reply.status == HTTPStatus.OK else reason
-    finally:
-        connection.close()
 
 
 def last_line(log: Path) -> str:

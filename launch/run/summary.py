@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from launch.dry_run import stored
 from launch.inspection.quantities import size, span
 from launch.inspection.returns import shown
+from launch.run import stored_prediction
 from launch.run.disk import sizes
 from launch.run.memory import together
 from launch.run.plan import Plan
@@ -108,7 +108,8 @@ def concluded(run_dir: Path, summary: dict[str, Any], prediction: dict[str, Any]
     The comparison is null without a dry run.
     """
     summary = {**summary, "disk_bytes": sum(sizes(run_dir).values())}
-    return {**summary, "dry_run": None if prediction is None else stored.compare(prediction, summary)}
+    compared = None if prediction is None else stored_prediction.compare(prediction, summary)
+    return {**summary, "dry_run": compared}
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from launch.run.child_process import CleanExit, DrainStage, Exit, Folder, ServiceProcess, ServiceSpec, probe
+from launch.inspection.health_probe import probe
+from launch.run.child_process import CleanExit, DrainStage, Exit, Folder, ServiceProcess, ServiceSpec
 from launch.run.memory import NO_MEMORY, Memory, Trees
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE

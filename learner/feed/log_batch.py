@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from learner.batch import Batch
+from learner.feed.recorded_event import RecordedEvent
 from learner.feed.upload import in_place
 from learner.ledger import Drop, Origin
-from learner.recording.recorded_event import RecordedEvent
 from penstock.wire.fragment import Fragment
 from penstock.wire.tensor import Array
 

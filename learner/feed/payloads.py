@@ -18,11 +18,11 @@ import torch
 from broker.log.learner_log import LearnerLog
 from broker.log.records import LogEntry
 from learner.batch import assemble, nothing
+from learner.feed.fragment_check import check_meaning
 from learner.feed.log_batch import reward_of
+from learner.feed.ranges import Ranges
 from learner.feed.upload import Staged, Upload, upload_to
-from learner.fragment_check import check_meaning
 from learner.ledger import DIGEST_BYTES
-from learner.ranges import Ranges
 from penstock.config.settings import Settings
 from penstock.runtime.exit import Fatal
 from penstock.wire import fragment as wire

@@ -15,10 +15,10 @@ from learner.algorithms.registry import check_hardware
 from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
 from learner.checkpoint.checkpointer import Room
 from learner.evaluation.early_stopping import check_patience
+from learner.feed.ranges import Ranges
 from learner.model.capacity_checks import check_fragment, check_schema, check_specification, room_of
 from learner.model.device import device_of
 from learner.probe import Quarantine, Replica
-from learner.ranges import Ranges
 from learner.recording.reader import Recording
 from penstock.config.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
 from penstock.config.trusted import without_places

@@ -13,11 +13,7 @@ from broker.log.learner_log import LearnerLog
 from learner.checkpoint.checkpointer import Checkpointer
 from learner.checkpoint.named_checkpoints import NamedCheckpoints
 from learner.checkpoint.resume import Beginning
-from learner.checkpoint.run_checkpoints import RunCheckpoints
 from learner.checkpoint.store import BEST, CheckpointStore, tensor_bytes
-from learner.commands.command_follower import CommandFollower
-from learner.commands.command_record import CommandRecord
-from learner.commands.restoration import Restoration
 from learner.evaluation.evaluation import Evaluation
 from learner.evaluation.reported_episodes import Episodes
 from learner.feed.log_feed import FeedStart, LogFeed
@@ -28,10 +24,14 @@ from learner.model.model import Model
 from learner.process.account import Account
 from learner.process.bookkeeping import Bookkeeping
 from learner.process.closing import Closing
+from learner.process.commands.command_follower import CommandFollower
+from learner.process.commands.command_record import CommandRecord
+from learner.process.commands.restoration import Restoration
 from learner.process.interruptions import Interruptions
 from learner.process.loop import Loop
 from learner.process.non_finite import NonFiniteUpdates
 from learner.process.replay_reload import reload
+from learner.process.run_checkpoints import RunCheckpoints
 from learner.process.stall import StallWatch
 from learner.progress import Progress, sections
 from learner.publish.kept_versions import KeptVersions

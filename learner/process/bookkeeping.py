@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from learner.algorithms.algorithm import Update
-from learner.checkpoint.run_checkpoints import RunCheckpoints
 from learner.feed.log_batch import LogBatch
 from learner.feed.source import FeedPosition
 from learner.ledger import Drop, Ledger
 from learner.probe import Quarantine
+from learner.process.run_checkpoints import RunCheckpoints
 from learner.process.stall import StallWatch
 from learner.recording.writer import Consumed, RecordingWriter
 

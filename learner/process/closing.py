@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 
 from learner.algorithms.algorithm import Algorithm
-from learner.checkpoint.run_checkpoints import RunCheckpoints
 from learner.evaluation.evaluation import Evaluation, Result
 from learner.process.ending import Ending
 from learner.process.interruptions import Interruptions
+from learner.process.run_checkpoints import RunCheckpoints
 from learner.publish.publisher import Publisher
 from learner.publish.weight_offers import WeightOffers
 from penstock.config.settings import EvaluationSection

@@ -17,17 +17,17 @@ from typing import Final
 
 from learner.algorithms.algorithm import Algorithm, Settles, Update
 from learner.algorithms.shared.containment import EMPTY
-from learner.checkpoint.run_checkpoints import RunCheckpoints
-from learner.commands.command_follower import CommandFollower
 from learner.evaluation.evaluation import Evaluation
 from learner.feed.log_batch import LogBatch
 from learner.feed.source import Feed, FeedEnded
 from learner.ledger import Drop
 from learner.process.bookkeeping import Bookkeeping
 from learner.process.closing import Closing
+from learner.process.commands.command_follower import CommandFollower
 from learner.process.ending import Ending, Outcome
 from learner.process.interruptions import Interruptions
 from learner.process.non_finite import NonFiniteUpdates
+from learner.process.run_checkpoints import RunCheckpoints
 from learner.process.stall import StallWatch
 from learner.publish.weight_offers import WeightOffers
 from learner.ranks.leading import Ranks

@@ -16,8 +16,8 @@ from broker.log.records import LogEntry
 from learner.algorithms.algorithm import Algorithm
 from learner.batch import assemble
 from learner.feed.payloads import opened
+from learner.feed.ranges import Ranges
 from learner.lease import LeaseKeeper
-from learner.ranges import Ranges
 from penstock.runtime.failpoint import failpoint
 from penstock.wire.schema import FragmentSchema
 

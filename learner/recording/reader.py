@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from learner.fragment_check import check_meaning
-from learner.ranges import Ranges
+from learner.feed.fragment_check import check_meaning
+from learner.feed.ranges import Ranges
+from learner.feed.recorded_event import RecordedEvent
 from learner.recording.frames import Kind, Torn, read_frame
-from learner.recording.recorded_event import RecordedEvent
 from learner.recording.recording_index import DESCRIPTION, FORMAT, Place, find_places, frames_file
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal

@@ -24,9 +24,9 @@ import torch
 from learner.algorithms.algorithm import Algorithm, Imitator
 from learner.batch import assemble
 from learner.feed.log_batch import LogBatch, reward_of
+from learner.feed.recorded_event import RecordedEvent
 from learner.feed.source import FeedEnded, Flush
 from learner.recording.reader import Recording
-from learner.recording.recorded_event import RecordedEvent
 from learner.recording.recording_index import Place
 from penstock.runtime import metrics
 

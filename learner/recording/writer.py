@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, TextIO
 
+from learner.feed.recorded_event import RecordedEvent
 from learner.recording.frames import Frame, Kind
-from learner.recording.recorded_event import RecordedEvent
 from learner.recording.recording_index import (
     DESCRIPTION,
     FILE_BYTES,

@@ -10,7 +10,7 @@ from actor.evaluation.play import play
 from actor.specification import run as actor_run
 from benchmarks.experience import Experience
 from learner.batch import assemble
-from learner.fragment_check import check_meaning
+from learner.feed.fragment_check import check_meaning
 from learner.model.model import make_model
 from penstock.config.settings import Settings, load
 from penstock.policy.weights import encode, load_into

@@ -14,7 +14,7 @@ import torch
 from actor.acting.header_fields import HeaderFields
 from actor.specification import run as actor_run
 from learner.batch import assemble
-from learner.fragment_check import check_meaning
+from learner.feed.fragment_check import check_meaning
 from learner.model.model import make_model
 from penstock.config.settings import Settings, load
 from penstock.policy.weights import encode, load_into

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from learner.checkpoint.store import BEST
+from learner.feed.recorded_event import RecordedEvent
 from learner.recording.reader import Recording
-from learner.recording.recorded_event import RecordedEvent
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 from tests.processes.learner.test_learner_resume import checkpoint_now, newest

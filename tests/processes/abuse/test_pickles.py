@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.fragment_check import check_meaning
+from learner.feed.fragment_check import check_meaning
 from penstock.policy.weights import decode, encode, load_into
 from penstock.wire import fragment as fragments
 from penstock.wire.fragment import Fragment

@@ -17,7 +17,7 @@ from actor.acting.masks import Masks
 from actor.acting.stepper import Stepper
 from actor.rollout.fragment_builder import FragmentBuilder
 from learner.batch import Batch, assemble
-from learner.fragment_check import check_meaning
+from learner.feed.fragment_check import check_meaning
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
 from penstock.policy.policy import Policy

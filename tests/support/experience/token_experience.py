@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.batch import Batch, assemble
-from learner.fragment_check import check_meaning
+from learner.feed.fragment_check import check_meaning
 from penstock.policy.tokens import TokenOutputs, TokenPolicy, TokenRows
 from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
 from penstock.wire.schema import fragment_schema

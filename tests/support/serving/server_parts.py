@@ -21,7 +21,7 @@ from actor.serving.versions.answering import Answered
 from actor.serving.versions.loaded_versions import LoadedVersions, Weights
 from actor.serving.versions.shadow_record import ShadowRecord
 from actor.specification.policy_maker import policy_maker
-from learner.fragment_check import check_meaning
+from learner.feed.fragment_check import check_meaning
 from penstock.config.settings import ActorSection, CanarySection, PolicySection, ServingSection
 from penstock.policy.build import build
 from penstock.policy.policy import Policy

@@ -5,7 +5,7 @@ import torch
 from benchmarks import bare_loop, update
 from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import assemble
-from learner.fragment_check import check_meaning
+from learner.feed.fragment_check import check_meaning
 from penstock.config.settings import PolicySection, PPOSection
 from penstock.policy.build import build
 from penstock.wire.fragment import check

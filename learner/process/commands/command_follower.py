@@ -22,14 +22,14 @@ from typing import Final
 from broker.log.commands import Answer, Command, CommandRefusal
 from broker.log.learner_log import LearnerLog
 from learner.checkpoint.named_checkpoints import NamedCheckpoints, NameRefused, NoRoom
-from learner.checkpoint.run_checkpoints import RunCheckpoints
 from learner.checkpoint.store import Damaged
-from learner.commands.command_record import CommandRecord
-from learner.commands.restoration import Mismatch, Restoration, Unsupported
 from learner.feed.log_batch import LogBatch
+from learner.feed.recorded_event import RecordedEvent
 from learner.feed.source import Feed, FeedPosition, Flush
 from learner.lease import LeaseKeeper
-from learner.recording.recorded_event import RecordedEvent
+from learner.process.commands.command_record import CommandRecord
+from learner.process.commands.restoration import Mismatch, Restoration, Unsupported
+from learner.process.run_checkpoints import RunCheckpoints
 from learner.recording.writer import RecordingWriter
 from penstock.runtime.exit import RunFailed
 from penstock.runtime.failpoint import failpoint

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from launch.cli.flag_options import with_flags_of
+from launch.commands.flag_options import with_flags_of
 from learner.checkpoint.resume_options import ResumeOptions
 from penstock.config.flags import Flag, words
 

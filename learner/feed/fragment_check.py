@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.ranges import UNKNOWN, Range, Ranges
+from learner.feed.ranges import UNKNOWN, Range, Ranges
 from penstock.runtime import metrics
 from penstock.wire.header import FragmentHeader
 from penstock.wire.tensor import Array

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.fragment_check import check_meaning
-from learner.ranges import Ranges
+from learner.feed.fragment_check import check_meaning
+from learner.feed.ranges import Ranges
 from penstock.policy.policy import Policy
 from penstock.runtime import metrics
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from launch.dry_run import stored
 from launch.dry_run.calibration import shortened
 from launch.dry_run.dry_run_command import check
+from launch.run import stored_prediction as stored
 from launch.run.plan import Plan, make_plan
 from launch.run.request import Request
 from launch.run.summary import concluded, summary_lines
@@ -60,7 +60,10 @@ def test_a_prediction_of_another_configuration_is_not_this_ones(tmp_path: Path) 
     """Nor is there one where nobody made one."""
     plan = plan_in(tmp_path / "run")
     assert stored.find(plan) is None
-    stored.write(stored.place_of(plan, named=True), {"configuration": stored.fingerprint(plan.settings)})
+    stored.write(
+        stored.place_of(plan, named=True),
+        {"configuration": stored.fingerprint(plan.settings)},
+    )
     assert stored.find(plan_in(tmp_path / "run", "environment.count=3")) is None
     assert stored.find(plan_in(tmp_path / "run", "metrics.port=1")) is not None
 

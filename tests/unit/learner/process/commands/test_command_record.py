@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from broker.log.commands import Answer, Command
-from learner.commands.command_record import CommandRecord
+from learner.process.commands.command_record import CommandRecord
 
 
 def command(number: int, answer: Answer | None = None) -> Command:

@@ -7,12 +7,12 @@ from learner.algorithms.algorithm import Algorithm
 from learner.checkpoint.checkpointer import Checkpointer
 from learner.checkpoint.named_checkpoints import NamedCheckpoints
 from learner.checkpoint.store import BEST, bytes_tensor
-from learner.commands.command_record import CommandRecord
 from learner.evaluation.evaluation import Evaluation
 from learner.evaluation.reported_episodes import Episodes
 from learner.feed.source import FeedPosition
 from learner.lease import LeaseKeeper
 from learner.ledger import Ledger
+from learner.process.commands.command_record import CommandRecord
 from learner.progress import Progress
 from learner.publish.publisher import Publisher
 from learner.recording.writer import RecordingWriter

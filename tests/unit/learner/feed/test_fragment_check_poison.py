@@ -17,8 +17,8 @@ from learner.algorithms.on_policy.impala import Impala
 from learner.algorithms.on_policy.ppo import PPO
 from learner.algorithms.on_policy.reinforce import Reinforce
 from learner.batch import Batch, assemble
-from learner.fragment_check import check_meaning
-from learner.ranges import Ranges
+from learner.feed.fragment_check import check_meaning
+from learner.feed.ranges import Ranges
 from penstock.config.settings import (
     CloneSection,
     DQNSection,
