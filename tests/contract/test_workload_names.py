@@ -15,6 +15,9 @@ NAMED = re.compile(
 )
 TORCH_FREE = (
     "workloads.control",
+    "workloads.goals",
+    "workloads.goals.commands.trace_commands",
+    "workloads.goals.commands.trace_evaluation",
     "workloads.rlhf",
     "workloads.plugin.fragments",
     "workloads.rlhf.commands.generate",

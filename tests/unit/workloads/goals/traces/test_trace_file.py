@@ -1,0 +1,81 @@
+"""A log as a whole: whole episodes, and faults with the number of their line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config.configuration_error import ConfigurationError
+from workloads.goals.traces.trace_file import action_counts, need_episodes, read_log
+from workloads.goals.traces.trace_line import MOST_LINE_BYTES
+
+
+def row(episode: str, step: int, **changes: Any) -> str:
+    """A line of a log."""
+    good = {
+        "time": 1.0,
+        "episode": episode,
+        "step": step,
+        "observation": {"cpu": 0.5, "disk": 0.1},
+        "action": "wait",
+        "result": {"success": step == 0},
+    }
+    return json.dumps(good | changes)
+
+
+def written(folder: Path, *lines: str) -> Path:
+    """A file of lines."""
+    path = folder / "tasks.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_episodes_are_put_together(tmp_path: Path) -> None:
+    """However their lines are mixed; empty lines are none."""
+    path = written(tmp_path, row("b", 1), "", row("a", 0, action="stop"), row("b", 0))
+    log = read_log(path)
+    assert [[trace.step for trace in episode] for episode in log.episodes] == [[0, 1], [0]]
+    assert (log.lines, log.faults, log.independent) == (3, (), False)
+    assert (log.actions, log.numbers) == (("stop", "wait"), ("cpu", "disk"))
+    assert action_counts(log) == {"stop": (1, 1), "wait": (2, 1)}
+
+
+def test_faults_are_named_by_line_and_cost_their_episode(tmp_path: Path) -> None:
+    """A doubled step, a missing step, other observations; the rest is kept."""
+    path = written(
+        tmp_path,
+        row("good", 0),
+        row("doubled", 0),
+        row("doubled", 0),
+        row("gap", 0),
+        row("gap", 2),
+        row("other", 0, observation={"cpu": 0.5, "heat": 1}),
+        "{nonsense",
+    )
+    log = read_log(path)
+    assert [episode[0].episode for episode in log.episodes] == ["good"]
+    assert {fault.line: fault.why for fault in log.faults}.keys() == {3, 5, 6, 7}
+    whys = {fault.line: fault.why for fault in log.faults}
+    assert whys[3] == "step=0 of episode 'doubled' is there already, at line 2"
+    assert whys[5] == "episode 'gap': step 1 is missing before step 2"
+    assert "lacks ['disk'] and has ['heat']" in whys[6]
+    assert whys[7].startswith("no JSON object")
+    assert set(log.broken) == {"doubled", "gap", "other"}
+
+
+def test_a_line_that_is_too_long_is_not_held_in_memory(tmp_path: Path) -> None:
+    """It is one fault, and the lines behind it keep their numbers."""
+    path = written(tmp_path, "x" * (3 * MOST_LINE_BYTES), row("a", 0))
+    log = read_log(path)
+    assert [fault.line for fault in log.faults] == [1]
+    assert f"at most {MOST_LINE_BYTES} are read" in log.faults[0].why
+    assert len(log.episodes) == 1
+
+
+def test_a_file_without_an_episode_says_why(tmp_path: Path) -> None:
+    """With the first fault; a file that is absent is named."""
+    with pytest.raises(ConfigurationError, match="no whole episode, but 1 faults, the first at line 1"):
+        need_episodes(written(tmp_path, "{}"))
+    with pytest.raises(ConfigurationError, match="absent.jsonl: cannot be read"):
+        read_log(tmp_path / "absent.jsonl")

@@ -1,0 +1,24 @@
+"""Goals: learn from logs of tasks, and judge what another policy would have earned on them.
+
+    traces       lines of a log: read, checked, encoded, rewarded
+    off_policy   what a policy would have earned, from what another one did
+    commands     `penstock traces`
+
+Importing this package imports nothing heavy.
+"""
+
+from penstock.config.workload import Workload
+
+WORKLOAD = Workload(
+    name="goals",
+    environment="workloads.control.environment:make",
+    spaces="workloads.control.environment:spaces",
+    target="workloads.control.environment:target",
+    longest="workloads.control.environment:longest",
+    defaults="workloads.control.defaults:for_environment",
+    policy="penstock.policy.build:build",
+    model="workloads.plugin.learning:make_step_model",
+    generator="workloads.plugin.acting:make_step_generator",
+    runner="workloads.plugin.acting:make_step_runner",
+    commands={"traces": "workloads.goals.commands.trace_commands:trace_commands"},
+)
