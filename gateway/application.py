@@ -10,10 +10,15 @@ from gateway.frame.api_errors import add_handlers
 from gateway.frame.envelope import Doors, Envelope
 from gateway.frame.parts import Parts
 from gateway.frame.route_access import ACCESS, Table, add_routes
-from gateway.routes import account_routes, feedback_routes, project_routes
+from gateway.routes import account_routes, feedback_link_routes, feedback_routes, project_routes
 from penstock import __version__
 
-OWN: Final = (account_routes.router, project_routes.router, feedback_routes.router)
+OWN: Final = (
+    account_routes.router,
+    project_routes.router,
+    feedback_routes.router,
+    feedback_link_routes.router,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,13 @@ gateway to its callers.
 """
 
 import logging
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.accounts.accounts import Accounts
+from gateway.accounts.expiry import sweep
 from gateway.accounts.signing_keys import make_keys, read_keys
 from gateway.application import make_app
 from gateway.frame.call_limits import CallLimits
@@ -109,6 +111,9 @@ def main(
             key=settings.security.tls_key,
             insecure=insecure,
         )
+        threading.Thread(
+            target=sweep, args=(accounts, lifecycle.draining), name="expiry", daemon=True
+        ).start()
         server.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
         health.set_ready(True)
         announce(ROLE, metrics_port=metrics_port, address=server.address)

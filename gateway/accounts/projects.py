@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from gateway.accounts import audit
 from gateway.accounts.account_errors import AccountConflict, BadInput, NoSuchThing
 from gateway.accounts.principal import Membership, Principal
+from gateway.accounts.withdrawal import withdraw
 from gateway.store.tables import MemberRow, ProjectRow, Role, UserRow
 
 NO_PROJECT: Final = "no such project, or none of yours"
@@ -71,7 +72,10 @@ def members(session: Session, project: str) -> tuple[Member, ...]:
 
 
 def set_role(session: Session, now: datetime, *, project: str, user: str, role: Role, by: str) -> None:
-    """Make a person a member, or another kind of one; raises AccountConflict for the last owner."""
+    """Make a person a member, or another kind of one; raises AccountConflict for the last owner.
+
+    What they handed out and could not hand out in the new role counts no more.
+    """
     row = session.get(MemberRow, (project, user))
     if row is None:
         session.add(MemberRow(project=project, user=user, role=role, since=now))
@@ -79,16 +83,21 @@ def set_role(session: Session, now: datetime, *, project: str, user: str, role: 
         if role is not Role.OWNER:
             _keep_an_owner(session, row)
         row.role = role
+        withdraw(session, now, project=project, user=user, role=role, by=by)
     audit.note(session, now, by=by, action="member set", project=project, subject=f"user/{user}", role=role)
 
 
 def remove(session: Session, now: datetime, *, project: str, user: str, by: str) -> None:
-    """Remove a member; raises NoSuchThing, AccountConflict for the last owner."""
+    """Remove a member, and revoke what they handed out.
+
+    Raises NoSuchThing, AccountConflict for the last owner.
+    """
     row = session.get(MemberRow, (project, user))
     if row is None:
         raise NoSuchThing("no such member")
     _keep_an_owner(session, row)
     session.delete(row)
+    withdraw(session, now, project=project, user=user, role=None, by=by)
     audit.note(session, now, by=by, action="member removed", project=project, subject=f"user/{user}")
 
 

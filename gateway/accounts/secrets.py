@@ -8,6 +8,7 @@ from typing import Final
 API: Final = "pst"
 REFRESH: Final = "psr"
 INVITATION: Final = "psi"
+LINK: Final = "psl"
 _SECRET = re.compile(r"ps[a-z]_[A-Za-z0-9_-]{43}")
 
 

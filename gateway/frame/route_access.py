@@ -58,6 +58,11 @@ ACCESS: Final[Table] = {
     ("GET", "/api/projects/{project}/agents/{agent_id}/feedback"): Access.VIEWER,
     ("POST", "/api/projects/{project}/agents/{agent_id}/feedback"): Access.EDITOR,
     ("DELETE", "/api/projects/{project}/raters/{rater}"): Access.OWNER,
+    ("GET", "/api/projects/{project}/agents/{agent_id}/links"): Access.EDITOR,
+    ("POST", "/api/projects/{project}/agents/{agent_id}/links"): Access.EDITOR,
+    ("DELETE", "/api/projects/{project}/links/{link}"): Access.EDITOR,
+    ("GET", "/api/link"): Access.ANYBODY,
+    ("POST", "/api/link/ratings"): Access.ANYBODY,
     ("DELETE", "/api/me/feedback"): Access.KNOWN,
 }
 """Of the gateway's own routes; a workload adds those of its own."""

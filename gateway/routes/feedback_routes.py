@@ -33,20 +33,32 @@ Short = Annotated[Text, Field(max_length=64)]
 Long = Annotated[Text, Field(min_length=1, max_length=MAX_TEXT)]
 
 
-class NewFeedback(Body):
-    """A score from 0 to 1 of a response to a prompt.
+class RatedResponse(Body):
+    """A response to a prompt.
 
-    runId: the run of the caller's own that it came from. key: the aspect that is rated. rater: the user whom
-    the caller speaks for; only an opaque id of them is stored.
+    runId: the run of the caller's own that it came from. key: the aspect that is rated.
     """
 
     prompt: Long
     response: Long
-    score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
     runId: Short = ""  # noqa: N815 - as callers of the service know it
-    notes: Annotated[Text, Field(max_length=MAX_TEXT)] = ""
     key: Annotated[Text, Field(min_length=1, max_length=64)] = "overall"
     version: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+
+
+class Opinion(Body):
+    """A score from 0 to 1, and what may be said beside it."""
+
+    score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+    notes: Annotated[Text, Field(max_length=MAX_TEXT)] = ""
+
+
+class NewFeedback(RatedResponse, Opinion):
+    """A response and what somebody thinks of it.
+
+    rater: the user whom the caller speaks for; only an opaque id of them is stored.
+    """
+
     rater: Short = ""
 
 

@@ -138,3 +138,24 @@ class AuditRow(Base):
     subject: Mapped[str] = mapped_column(Text)
     detail: Mapped[dict[str, Any]] = mapped_column(JSON)
     time: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class FeedbackLinkRow(Base):
+    """A link by which one person without an account rates the responses that it names, once each.
+
+    items: objects of prompt, response and, where known, runId, key and version. rater: the slot that the link
+    stands for, as whoever made it calls the person.
+    """
+
+    __tablename__ = "feedback_links"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    project: Mapped[str] = mapped_column(String(24), index=True)
+    agent: Mapped[str] = mapped_column(String(39))
+    items: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+    rater: Mapped[str] = mapped_column(String(64))
+    by: Mapped[str] = mapped_column("by_whom", String(64))
+    created: Mapped[datetime] = mapped_column(UtcTime)
+    expires: Mapped[datetime] = mapped_column(UtcTime)
+    revoked: Mapped[datetime | None] = mapped_column(UtcTime)

@@ -1,0 +1,80 @@
+"""Links for feedback: rated once each, without an account, until they end."""
+
+from typing import Any
+
+import pytest
+
+from gateway.store.tables import Role
+from tests.support.gateway.small_gateway import SmallGateway
+
+LINKS = "/api/projects/alpha/agents/my_agent/links"
+ITEMS = [{"prompt": f"question {number}", "response": "4", "runId": "run-1"} for number in range(2)]
+
+
+@pytest.fixture
+def ada(small_gateway: SmallGateway) -> dict[str, str]:
+    """The header of an owner of `alpha`."""
+    small_gateway.person("ada", "alpha", Role.OWNER)
+    return small_gateway.bearer("ada")
+
+
+def made(gateway: SmallGateway, headers: dict[str, str], **change: Any) -> dict[str, Any]:
+    """A new link."""
+    reply = gateway.client.post(LINKS, json={"items": ITEMS, "rater": "user-7"} | change, headers=headers)
+    assert reply.status_code == 201, reply.text
+    return dict(reply.json())
+
+
+def rated(gateway: SmallGateway, link: dict[str, Any], item: int, score: float) -> Any:
+    """The answer to a rating by the holder of a link."""
+    body = {"item": item, "score": score}
+    return gateway.client.post("/api/link/ratings", json=body, headers={"Penstock-Link": link["link"]})
+
+
+def test_its_holder_rates_each_response_once(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
+    """They see what they rate and nothing of who asks; a second opinion of the same response is refused."""
+    link = made(small_gateway, ada)
+    seen = small_gateway.get("/api/link", {"Penstock-Link": link["link"]}).json()
+    assert seen["items"] == [{"prompt": one["prompt"], "response": "4"} for one in ITEMS]
+    assert "alpha" not in str(seen)
+    assert "user-7" not in str(seen)
+    first, again = rated(small_gateway, link, 0, 0.9), rated(small_gateway, link, 0, 0.9)
+    assert first.status_code == 200, first.text
+    assert first.json() == again.json()
+    assert rated(small_gateway, link, 0, 0.1).status_code == 409
+    assert rated(small_gateway, link, 1, 0.2).status_code == 200
+    assert rated(small_gateway, link, 2, 0.2).json()["field"] == "item"
+    kept = small_gateway.registry.ratings("alpha/my_agent")
+    assert [one.rating.score for one in kept] == [0.9, 0.2]
+    assert len({one.rating.rater for one in kept}) == 1
+    assert "user-7" not in str(kept)
+
+
+def test_it_ends(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
+    """With its time, when it is revoked, and with the membership of who made it."""
+    small_gateway.person("bob", "alpha", Role.EDITOR)
+    late, revoked, orphan = (
+        made(small_gateway, ada),
+        made(small_gateway, ada, days=30),
+        made(small_gateway, small_gateway.bearer("bob"), days=30),
+    )
+    path = f"/api/projects/alpha/links/{revoked['id']}"
+    assert small_gateway.client.delete(path, headers=ada).status_code == 204
+    bob = f"/api/projects/alpha/members/{small_gateway.people['bob']}"
+    assert small_gateway.client.delete(bob, headers=ada).status_code == 204
+    assert rated(small_gateway, late, 0, 0.5).status_code == 200
+    small_gateway.clock.pass_time(days=7)
+    answers = [rated(small_gateway, one, 0, 0.5) for one in (late, revoked, orphan)]
+    assert [one.status_code for one in answers] == [404, 404, 404]
+    assert len({one.text for one in answers}) == 1
+    unknown = small_gateway.get("/api/link", {"Penstock-Link": "psl_" + 43 * "a"})
+    assert unknown.text == answers[0].text
+    assert len(small_gateway.registry.ratings()) == 1
+
+
+def test_its_secret_is_kept_as_a_digest(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
+    """A list of links does not give it."""
+    link = made(small_gateway, ada)
+    listed = small_gateway.get(LINKS, ada).json()["links"]
+    assert [one["id"] for one in listed] == [link["id"]]
+    assert link["link"] not in str(listed)

@@ -1,0 +1,102 @@
+"""What a member handed out ends with what they may do; what has expired is deleted."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from gateway.accounts.expiry import delete_expired
+from gateway.store.tables import FeedbackLinkRow, InvitationRow, RefreshRow, Role, SessionRow
+from tests.support.gateway.small_gateway import SmallGateway
+
+TOKENS = "/api/projects/alpha/tokens"
+INVITATIONS = "/api/projects/alpha/invitations"
+
+
+@pytest.fixture
+def owners(small_gateway: SmallGateway) -> tuple[dict[str, str], dict[str, str]]:
+    """The headers of two owners of `alpha`."""
+    for name in ("ada", "bob"):
+        small_gateway.person(name, "alpha", Role.OWNER)
+    return small_gateway.bearer("ada"), small_gateway.bearer("bob")
+
+
+def token_of(gateway: SmallGateway, headers: dict[str, str], role: str) -> dict[str, str]:
+    """The header of a token that somebody makes."""
+    reply = gateway.client.post(TOKENS, json={"name": "ci", "role": role}, headers=headers)
+    assert reply.status_code == 201, reply.text
+    return {"Authorization": f"Bearer {reply.json()['token']}"}
+
+
+def status(gateway: SmallGateway, headers: dict[str, str]) -> int:
+    """The status of a look at the project."""
+    return int(gateway.get("/api/projects/alpha", headers).status_code)
+
+
+def test_a_member_who_is_removed_acts_no_more_through_tokens(
+    small_gateway: SmallGateway, owners: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    """Nor through an invitation of theirs; the tokens of others count."""
+    ada, bob = owners
+    gone, stays = token_of(small_gateway, bob, "editor"), token_of(small_gateway, ada, "editor")
+    invited = small_gateway.client.post(INVITATIONS, json={"role": "owner"}, headers=bob).json()
+    member = f"/api/projects/alpha/members/{small_gateway.people['bob']}"
+    assert status(small_gateway, gone) == 200
+    assert small_gateway.client.delete(member, headers=ada).status_code == 204
+    assert status(small_gateway, gone) == 401
+    assert status(small_gateway, stays) == 200
+    assert status(small_gateway, bob) == 404
+    small_gateway.person("eve")
+    body = {"invitation": invited["invitation"]}
+    joined = small_gateway.client.post("/api/auth/join", json=body, headers=small_gateway.bearer("eve"))
+    assert joined.status_code == 422
+    assert "token revoked" in small_gateway.actions("alpha")
+
+
+def test_a_member_who_becomes_less_keeps_tokens_of_no_more(
+    small_gateway: SmallGateway, owners: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    """Those that the new role includes go on."""
+    ada, bob = owners
+    editor, viewer = token_of(small_gateway, bob, "editor"), token_of(small_gateway, bob, "viewer")
+    member = f"/api/projects/alpha/members/{small_gateway.people['bob']}"
+    assert small_gateway.client.put(member, json={"role": "viewer"}, headers=ada).status_code == 204
+    assert (status(small_gateway, editor), status(small_gateway, viewer)) == (401, 200)
+
+
+def test_what_has_expired_is_deleted_and_what_counts_stays(small_gateway: SmallGateway) -> None:
+    """Sessions with their tokens, invitations, links; the audit loses nothing."""
+
+    def counts() -> list[int]:
+        kinds: list[Any] = [SessionRow, RefreshRow, InvitationRow, FeedbackLinkRow]
+        return small_gateway.accounts.look(
+            lambda session: [session.scalar(select(func.count()).select_from(kind)) or 0 for kind in kinds]
+        )
+
+    small_gateway.person("ada", "alpha", Role.OWNER)
+    ada = small_gateway.bearer("ada")
+    small_gateway.client.post(INVITATIONS, json={"role": "viewer", "days": 7}, headers=ada)
+    items = [{"prompt": "a", "response": "b"}]
+    links = "/api/projects/alpha/agents/my_agent/links"
+    small_gateway.client.post(links, json={"items": items, "days": 7}, headers=ada)
+    assert counts() == [1, 1, 1, 1]
+    assert small_gateway.accounts.run(delete_expired) == 0
+    small_gateway.clock.pass_time(days=9)
+    assert small_gateway.accounts.run(delete_expired) == 2
+    assert counts() == [1, 1, 0, 0]
+    small_gateway.clock.pass_time(days=21)
+    fresh = small_gateway.bearer("ada")
+    audited = small_gateway.actions()
+    assert small_gateway.accounts.run(delete_expired) == 2
+    assert counts() == [1, 1, 0, 0]
+    assert small_gateway.get("/api/me", fresh).status_code == 200
+    assert small_gateway.actions() == audited
+
+
+def test_a_session_that_was_ended_is_deleted_a_day_later(small_gateway: SmallGateway) -> None:
+    """Until then its reason can be looked at."""
+    small_gateway.person("ada", "alpha", Role.OWNER)
+    small_gateway.client.post("/api/auth/sign-out", headers=small_gateway.bearer("ada"))
+    assert small_gateway.accounts.run(delete_expired) == 0
+    small_gateway.clock.pass_time(days=1)
+    assert small_gateway.accounts.run(delete_expired) == 2
