@@ -5,6 +5,7 @@ command line the file came from.
 """
 
 import errno
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ _REMEDIES: Final = {
     errno.ENXIO: "no process is at the other end; name a regular file",
 }
 
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _CONTEXT: Final = 40
 
 
@@ -39,22 +41,33 @@ class _Named:
     def place(self) -> Path:
         return Path(self.value).absolute()
 
+    @property
+    def said(self) -> str:
+        return f"{self.key} {self.value}".strip()
+
+    @property
+    def is_on_a_full_disk(self) -> bool:
+        there = next(folder for folder in (self.place, *self.place.parents) if folder.exists())
+        return os.statvfs(there).f_bavail == 0
+
 
 def file_mistake(error: OSError, words: Sequence[str]) -> str | None:
     """The mistake in words; None for an error that is about no file.
 
-    words: of the command line.
+    words: of the command line. A write that finds no room names no file; then the full disk is looked for.
     """
     remedy = _REMEDIES.get(error.errno or 0)
+    if error.filename is None and error.errno in _NO_ROOM:
+        full = next((f"{one.said}: " for one in _places(words) if one.is_on_a_full_disk), "")
+        return f"{full}{error.strerror}; {remedy}"
     if remedy is None or not isinstance(error.filename, str | bytes):
         return None
     file = Path(_text(error.filename)).absolute()
     named = _naming(file, words)
     if named is None:
         return f"{file}: {error.strerror}; {remedy}"
-    said = f"{named.key} {named.value}".strip()
     where = "" if named.place == file else f"{file}: "
-    return f"{said}: {where}{error.strerror}; {remedy}"
+    return f"{named.said}: {where}{error.strerror}; {remedy}"
 
 
 def encoding_mistake(error: UnicodeDecodeError) -> str:

@@ -162,9 +162,12 @@ def learner(
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from launch.run.rank_processes import beside
         from learner.process.entry import main
+        from penstock.config.configuration_error import ConfigurationError
         from penstock.runtime import metrics
         from penstock.runtime.exit import EXIT_OK
 
+        if run_dir.exists() and not run_dir.is_dir():
+            raise ConfigurationError(f"--run-dir {run_dir}: is a file; name the folder of a run")
         with beside(settings):
             code = main(lifecycle, settings, redis_url=redis_url, run_dir=run_dir, resumption=options)
         if stay:

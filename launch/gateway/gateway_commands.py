@@ -4,13 +4,16 @@ The commands `user` and `token` work on the accounts database itself, whether a 
 can read it and the keys is the operator; the audit names them so.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.config.extras import how_to_install
 from penstock.runtime.command_exit import finish
 from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFile, Insecure, assigned
+from penstock.runtime.exit import EXIT_USAGE
 from penstock.runtime.foreground import in_foreground
 
 if TYPE_CHECKING:
@@ -72,6 +75,7 @@ def gateway(
     insecure: Insecure = False,
 ) -> None:
     """Serve people over HTTP. With a command behind it: look after people and tokens."""
+    _check_extra()
     if context.invoked_subcommand is not None:
         return
 
@@ -191,6 +195,14 @@ def revoke_token(
         return run(_places(state, database, keys), token, project)
 
     finish(body)
+
+
+def _check_extra() -> None:
+    """End with what to install where a package of the extra `gateway` is absent."""
+    absent = [name for name in ("argon2", "fastapi", "jwt", "uvicorn") if find_spec(name) is None]
+    if absent:
+        typer.echo(f"no gateway without {', '.join(absent)}; {how_to_install('gateway')}", err=True)
+        raise typer.Exit(EXIT_USAGE)
 
 
 def _places(state: Path, database: str, keys: Path | None) -> "Places":

@@ -35,6 +35,7 @@ CLIENTS_LEAVE_S: Final = 10.0
 SERVER_STOP_S: Final = 5.0
 LOCK_TIMEOUT_S: Final = 10.0
 PING_INTERVAL_S: Final = 2.0
+_MAX_SOCKET_PATH_BYTES: Final = 107
 SERVER: Final = "redis-server"
 """What health watches."""
 _KEPT_WARNINGS: Final = 2
@@ -86,7 +87,14 @@ def main(lifecycle: Lifecycle, settings: Settings, place: ServerPlace) -> int:
 
 
 def _check_socket(path: Path) -> None:
-    """Refuse a place that is taken by what is no socket: redis-server would remove it."""
+    """Refuse a place that cannot be listened on, and what is no socket: redis-server would remove it."""
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
+        raise ConfigurationError(
+            f"--socket {path}: longer than the {_MAX_SOCKET_PATH_BYTES} bytes that a socket's path may have; "
+            "choose a shorter one"
+        )
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"--socket {path}: {path.parent} is no folder; make it, or choose another")
     if path.exists() and not path.is_socket():
         raise ConfigurationError(f"--socket {path}: is no socket, and is left as it is; choose another path")
 

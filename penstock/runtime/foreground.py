@@ -50,6 +50,7 @@ def in_foreground(
     said = assigned(assignments, insecure=insecure)
 
     def serve(lifecycle: "Lifecycle") -> int:
+        _check_endpoints(endpoints)
         if role == "learner":
             settings = learner_settings(config, said)
         else:
@@ -66,3 +67,15 @@ def in_foreground(
             tracing.end()
 
     leave(run_service(serve, role))
+
+
+def _check_endpoints(file: Path | None) -> None:
+    """Raise ConfigurationError for a place that cannot hold the file, before anything waits or serves."""
+    from penstock.config.configuration_error import ConfigurationError
+
+    if file is None:
+        return
+    if not file.parent.is_dir():
+        raise ConfigurationError(f"--endpoints {file}: {file.parent} is no folder; make it, or name another")
+    if file.is_dir():
+        raise ConfigurationError(f"--endpoints {file}: is a folder; name a file")

@@ -201,7 +201,8 @@ def leave(code: int) -> NoReturn:
 
 def cannot_write(role: str, error: OSError) -> str:
     """Return the message for a file that cannot grow."""
-    return f"{role} cannot write {error.filename or 'its files'}: {error.strerror}; make room, then resume"
+    remedy = "name a place that can be written" if error.errno == errno.EROFS else "make room, then resume"
+    return f"{role} cannot write {error.filename or 'its files'}: {error.strerror}; {remedy}"
 
 
 def in_the_way(role: str, error: OSError) -> str:

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,7 +39,7 @@ def output_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
-        with suppress(FileNotFoundError):
+        if temporary.exists():
             temporary.unlink()
 
 

@@ -176,6 +176,27 @@ def test_a_run_without_a_configuration_is_told_where_its_model_lies(
     assert json.loads(capsys.readouterr().out)["prompt"] == "apple"
 
 
+def test_generate_imports_what_a_foreign_folder_names_only_with_trust(
+    trained: tuple[Path, LanguagePolicy],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A reward that is a function of a module; refused by the module's name, and answered with `--trust`."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run_dir, _ = trained
+    file = run_dir / "config.toml"
+    file.write_text(file.read_text().replace("grpc://x:1", "theirs:score"))
+    options: dict[str, Any] = {
+        "count": 1, "tokens": None, "seed": 3, "deterministic": False, "assignments": (), "as_json": True,
+    }  # fmt: skip
+    with pytest.raises(ConfigurationError, match="names modules to be imported: theirs; say --trust"):
+        generate.main(run_dir, ["apple"], trust=False, **options)
+    assert capsys.readouterr().out == ""
+    assert generate.main(run_dir, ["apple"], trust=True, **options) == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "apple"
+
+
 def test_a_language_model_is_not_served_action_by_action(
     base: Path, trained: tuple[Path, LanguagePolicy]
 ) -> None:

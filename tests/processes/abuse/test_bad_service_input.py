@@ -1,0 +1,77 @@
+"""Bad input of services, as processes: told with key, value and remedy, and all stays as it was.
+
+Each of them is refused before the service waits for anybody, so none hangs where its peers are absent.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from launch.run.child_process import penstock
+
+EARLIER: Final = Path("tests/processes/train/earlier_run").absolute()
+ENDS_S: Final = 120
+"""A service that waits for a peer would do so for longer, or for ever."""
+BROKER: Final = ("broker", "--redis", "unix:///absent/redis.sock")
+LEARNER: Final = ("learner", "--redis", "unix:///absent/redis.sock")
+ACTOR: Final = ("actor", "--broker", "unix:///absent/broker.sock")
+SERVE: Final = ("serve", "--run", "run")
+
+REFUSED: Final = {
+    "redis on a file": (("redis", "--socket", "file", "--dir", "d"), "is no socket, and is left as it is"),
+    "redis in no folder": (("redis", "--socket", "absent/s", "--dir", "d"), "absent is no folder; make it"),
+    "redis at a long path": (("redis", "--socket", "x" * 200, "--dir", "d"), "longer than the 107 bytes"),
+    "a broker on a file": ((*BROKER, "--listen", "unix:file"), "unix:file: is no socket"),
+    "a broker nowhere": ((*BROKER, "--listen", "banana"), "address='banana': write HOST:PORT"),
+    "a broker at no port": ((*BROKER, "--listen", "127.0.0.1:99999"), "write HOST:PORT"),
+    "a broker of no Redis": (("broker", "--redis", "banana"), "broker.redis=banana: write redis://"),
+    "not UTF-8": ((*BROKER, "--config", "latin.toml"), "latin.toml: not UTF-8"),
+    "a folder for TOML": ((*BROKER, "--config", "folder"), "folder: Is a directory"),
+    "endpoints in no folder": ((*BROKER, "--endpoints", "absent/e"), "absent/e: absent is no folder"),
+    "endpoints below a file": ((*BROKER, "--endpoints", "file/e"), "--endpoints file/e: file is no folder"),
+    "endpoints in place of a folder": ((*BROKER, "--endpoints", "folder"), "--endpoints folder: is a folder"),
+    "a learner in a file": ((*LEARNER, "--run-dir", "file", "--config", "run.toml"), "file: is a file"),
+    "an actor of another alphabet": ((*ACTOR, "--actor-id", "Ünï"), "actor_id='Ünï' is not an id"),
+    "an actor of no role": ((*ACTOR, "--role", "banana"), "--role 'banana': use rollout or evaluation"),
+    "a server on a file": ((*SERVE, "--listen", "unix:file"), "unix:file: is no socket"),
+    "a server of a file": (("serve", "--run", "file"), "file/policies/policy.json: "),
+    "a server beyond loopback": ((*SERVE, "--listen", "0.0.0.0:0"), "plaintext beyond loopback"),
+    "a page on a word": (("ui", "run", "--listen", "banana"), "--listen banana: write HOST:PORT"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, somebody's file, a folder, and a configuration that is no UTF-8."""
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "file").write_bytes(b"somebody's")
+    (folder / "folder").mkdir()
+    (folder / "latin.toml").write_bytes(b'run = "gr\xf6\xdfe"\n')
+    (folder / "run.toml").write_text('run = "r"\n[environment]\nid = "CartPole-v1"\n')
+    shutil.copytree(EARLIER, folder / "run")
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes | None]:
+    """Everything below a folder by name; None for what is no file."""
+    found = folder.rglob("*")
+    return {str(one.relative_to(folder)): one.read_bytes() if one.is_file() else None for one in found}
+
+
+@pytest.mark.parametrize(("words", "told"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_service_refuses_bad_input_and_changes_nothing(
+    words: tuple[str, ...], told: str, here: Path
+) -> None:
+    """Exit 2, and every file byte for byte as it was."""
+    before = content(here)
+    done = subprocess.run(
+        penstock(*words), cwd=here, capture_output=True, text=True, timeout=ENDS_S, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert content(here) == before
