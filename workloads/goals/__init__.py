@@ -1,7 +1,10 @@
-"""Goals: learn from logs of tasks, and judge what another policy would have earned on them.
+"""Goals: learn from logs of tasks, and which goal a live system should have next.
 
     traces       lines of a log: read, checked, encoded, rewarded
     off_policy   what a policy would have earned, from what another one did
+    host         a small host with faults, simulated, and its optimum
+    executors    what carries goals out: the simulated host, or commands of this machine
+    tasks        `Goals-v0`
     commands     `penstock traces`
 
 Importing this package imports nothing heavy.
@@ -15,10 +18,11 @@ WORKLOAD = Workload(
     spaces="workloads.control.environment:spaces",
     target="workloads.control.environment:target",
     longest="workloads.control.environment:longest",
-    defaults="workloads.control.defaults:for_environment",
+    defaults="workloads.goals.defaults:for_environment",
     policy="penstock.policy.build:build",
     model="workloads.plugin.learning:make_step_model",
     generator="workloads.plugin.acting:make_step_generator",
     runner="workloads.plugin.acting:make_step_runner",
+    places=("goals",),
     commands={"traces": "workloads.goals.commands.trace_commands:trace_commands"},
 )

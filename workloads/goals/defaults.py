@@ -1,0 +1,35 @@
+"""Settings for the tasks of this workload."""
+
+from typing import Any, Final
+
+_TASK: Final[dict[str, Any]] = {
+    "environment": {"count": 16},
+    "actor": {"count": 1, "unroll_length": 32},
+    "evaluation": {"episodes": 100},
+    "learner": {"total_steps": 300_000},
+}
+_ALGORITHMS: Final[dict[str, dict[str, Any]]] = {
+    "ppo": {
+        "batch_steps": 2048, "epochs": 6, "minibatches": 8, "discount": 0.95, "gae_lambda": 0.9,
+        "entropy_coefficient": 0.005, "learning_rate": 2e-3, "learning_rate_schedule": "linear",
+    },
+    "dqn": {
+        "learning_rate": 1e-3, "batch_size": 64, "replay_ratio": 0.25, "discount": 0.9, "target_period": 200,
+        "epsilon_fraction": 0.2, "epsilon_final": 0.02,
+    },
+}  # fmt: skip
+_REPLAY: Final[dict[str, Any]] = {
+    "environment": {"count": 8},
+    "actor": {"count": 1, "unroll_length": 16},
+    "policy": {"hidden_sizes": [128, 128], "activation": "relu"},
+    "evaluation": {"episodes": 100},
+    "learner": {"total_steps": 150_000},
+}
+
+
+def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
+    """Return a layer of settings; algorithms have their own numbers."""
+    del environment_id
+    task = _REPLAY if algorithm == "dqn" else _TASK
+    numbers = _ALGORITHMS.get(algorithm)
+    return task | ({"algorithm": numbers} if numbers else {})

@@ -1,0 +1,1 @@
+"""What carries a goal out: the simulated host, or commands of this machine."""

@@ -1,0 +1,5 @@
+"""The environments of the workload. A run names one as `workloads.goals.tasks:Goals-v0`."""
+
+import gymnasium
+
+gymnasium.register("Goals-v0", f"{__name__}.goal_task:GoalTask", max_episode_steps=50, reward_threshold=24.5)
