@@ -29,8 +29,10 @@ from typing import Any, Final, Self
 
 from launch.run.child_process import Exit, Folder, ServiceProcess, last_line, penstock
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, Phase
+from tests.support.abuse.poisoner import read_poisons
 from tests.support.fleet.kill_log import Kill, KillLog
 from tests.support.fleet.members import Member, Place, Shape, service_specs
+from tests.support.oracles.poison_books import PoisonBooks
 
 __all__ = ["PATIENCE_S", "ROOT", "Audit", "Fleet", "Member", "Shape"]
 
@@ -71,7 +73,7 @@ class Fleet:
         self._began_s = time.monotonic()
         self._changed = threading.Event()
         self._lifeline, self._lifeline_end = os.pipe()
-        for name in ("logs", "endpoints", "phases", "journals"):
+        for name in ("logs", "endpoints", "phases", "journals", "poisons"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         self.members = {
             spec.name: Member(spec, folder / "phases" / spec.name)
@@ -275,6 +277,16 @@ class Fleet:
         except ValueError:
             report = {}
         return Audit(code=process.returncode, report=report, text=process.stdout + process.stderr)
+
+    def check_poison(self) -> dict[str, int]:
+        """AssertionError unless the books say of what was spoiled, and of all else, what they must.
+
+        Returns the fragments by how they are booked.
+        """
+        books = PoisonBooks(self.folder)
+        poisons = [one for path in (self.folder / "poisons").iterdir() for one in read_poisons(path)]
+        books.check(poisons)
+        return books.counts()
 
     @property
     def redis_url(self) -> str:

@@ -42,7 +42,8 @@ class Member:
 class Shape:
     """What runs.
 
-    settings: `--set` of every process. options: further arguments of the learner and the actors.
+    settings: `--set` of every process. options: further arguments of the learner and the actors. poisoners:
+    more actors, of whose fragments every second is spoiled (see `tests.support.abuse.poisoner`).
     """
 
     actors: int = 4
@@ -51,6 +52,7 @@ class Shape:
     settings: tuple[str, ...] = ()
     learner_options: tuple[str, ...] = ()
     actor_options: tuple[str, ...] = ()
+    poisoners: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,11 @@ class Place:
         """Where Redis listens."""
         return f"unix://{self.sockets / 'redis.sock'}"
 
+    @property
+    def poisons(self) -> Path:
+        """Where poisoners write down what they spoil."""
+        return self.folder / "poisons"
+
 
 def service_specs(place: Place, shape: Shape, through: Callable[[str], str]) -> list[ServiceSpec]:
     """The processes, in the order in which a fragment needs them."""
@@ -75,7 +82,9 @@ def service_specs(place: Place, shape: Shape, through: Callable[[str], str]) -> 
     python = (sys.executable, "-m")
     redis = penstock("redis", "--socket", str(sockets / "redis.sock"), "--dir", str(folder / "redis"), *sets)
     learner = (*python, "tests.support.fleet.one_parameter_learner", "--redis", place.redis_url)
-    actor = (*python, "benchmarks.simulated_actor", "--set", f"actor.ack_journal={folder / 'journals'}")
+    journals = ("--set", f"actor.ack_journal={folder / 'journals'}")
+    actor = (*python, "benchmarks.simulated_actor", *journals)
+    poisoner = (*python, "tests.support.abuse.poisoner", *journals, "--made-up", "--every", "2")
     return [
         ServiceSpec(name="redis", role="redis", command=redis),
         *(
@@ -104,5 +113,18 @@ def service_specs(place: Place, shape: Shape, through: Callable[[str], str]) -> 
                 ),
             )
             for index in range(shape.actors)
+        ),
+        *(
+            ServiceSpec(
+                name=name,
+                role="actor",
+                command=(
+                    *poisoner,
+                    *("--broker", brokers[index % len(brokers)], "--actor-id", name),
+                    *("--poisons", str(place.poisons / f"{name}.jsonl"), *sets),
+                ),
+            )
+            for index in range(shape.actors, shape.actors + shape.poisoners)
+            for name in (f"actor-{index}",)
         ),
     ]

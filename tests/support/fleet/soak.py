@@ -6,9 +6,10 @@
 All four roles are killed with `kill -9`, at fail points and at random moments (Redis also while it rewrites
 its file, and with its last second gone), and frozen with SIGSTOP for a while, some to be killed in their
 sleep. Half of the actors reach their broker through a network that delays, loses replies, resets and holds.
-Every few minutes, and at the end, once with Redis running and once from its files alone, `penstock audit`
-must find nothing. The seed that it prints names every life's end and every fault of the network: `--seed`
-replays them.
+One actor spoils every second fragment, in one way after the other. Every few minutes, and at the end, once
+with Redis running and once from its files alone, `penstock audit` must find nothing, and the books must
+name of the spoiled fragments all that can be known, and nothing honest. The seed that it prints names every
+life's end and every fault of the network: `--seed` replays them.
 
 The other scenarios are flows (see `tests/support/fleet/flow_scenarios.py`): nothing is drawn there, and the
 seed only names the report.
@@ -49,6 +50,7 @@ SHAPE: Final = Shape(
     brokers=2,
     settings=("learner.lease_ttl_s=3", "broker.session_timeout_s=6", "algorithm.batch_steps=256"),
     actor_options=("--count", "2"),
+    poisoners=1,
 )
 NETWORK: Final[tuple[dict[str, Any], ...]] = (
     {},
@@ -83,6 +85,7 @@ class Soak:
             self._under_fire(fleet, campaign)
             self._calm(campaign)
             self._report.audit("at the end", fleet.finish())
+            self._report.figures["booked"] = fleet.check_poison()
             self._report.audit("from the files", fleet.audit(running=False))
         fleet.log.check_busy()
 
@@ -101,6 +104,7 @@ class Soak:
                 audits += 1
                 self._calm(campaign)
                 self._report.audit(f"after {elapsed:.0f} s", fleet.audit())
+                fleet.check_poison()
                 self._say(fleet, elapsed)
             fleet.pause()
 

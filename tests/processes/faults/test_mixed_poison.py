@@ -1,0 +1,124 @@
+"""A real run of which one actor sends poison among honest fragments, in all ways one after the other.
+
+All that can be known is named in the books, and nothing honest is.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from penstock.wire.spaces import Discrete, Space
+from tests.support.abuse.poison import Way
+from tests.support.abuse.poisoner import read_poisons, ways_against
+from tests.support.oracles.poison_books import PoisonBooks
+from tests.support.run.training import OFTEN, Training, trainings
+
+CHOICE: Final = Discrete(2)
+TIMES: Final = 4
+
+
+@dataclass(frozen=True)
+class Course:
+    """A task that a run must solve. max_reward: as a person sets it who knows the task."""
+
+    environment: str
+    algorithm: str
+    target: float
+    action: Space
+    max_reward: float
+    weighs: bool = False
+    settings: tuple[str, ...] = ()
+
+    @property
+    def ways(self) -> list[Way]:
+        """Those that fit."""
+        return ways_against(self.action, weighs=self.weighs)
+
+    def arguments(self) -> list[str]:
+        """Of `penstock train`, for a run that ends when it is asked to."""
+        said = (f"algorithm.name={self.algorithm}", f"broker.max_reward={self.max_reward}", *self.settings)
+        return [
+            *(self.environment, "--seed", "1", "--actors", "2", "--target-return", str(self.target), *OFTEN),
+            *("--total-steps", "100000000", "--set", "learner.stop_at_target=false"),
+            *(part for text in said for part in ("--set", text)),
+        ]
+
+
+PPO = Course("CartPole-v1", "ppo", 475, CHOICE, 10.0, weighs=True)
+
+
+@contextmanager
+def poisoner(training: Training, poisons: Path, course: Course, *, every: int) -> Iterator[None]:
+    """An actor of the run that spoils one of so many fragments; it ends with the block."""
+    training.until(lambda: bool(_broker(training)))
+    weighs = ("--weighs",) if course.weighs else ()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tests.support.abuse.poisoner", "--broker", _broker(training)),
+            *("--actor-id", "poisoner", "--poisons", str(poisons), "--every", str(every), *weighs),
+        ],
+        stderr=(poisons.parent / "poisoner.log").open("ab"),
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0, (poisons.parent / "poisoner.log").read_text()[-2000:]
+
+
+def _broker(training: Training) -> str:
+    path = training.run_dir / "endpoints.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    alive = [one["address"] for name, one in found.items() if name.startswith("broker")]
+    return str(alive[0]) if alive and training.steps() > training.began_steps else ""
+
+
+def unnamed(run_dir: Path, poisons: Path, ways: Sequence[Way]) -> set[str]:
+    """The ways that can be known and were not yet found out."""
+    return PoisonBooks(run_dir).unnamed(read_poisons(poisons), ways)
+
+
+def is_tried(run_dir: Path, poisons: Path, ways: Sequence[Way]) -> bool:
+    """Whether all are found out, or each came several times: the newest lie in no checkpoint yet."""
+    return not unnamed(run_dir, poisons, ways) or len(read_poisons(poisons)) > TIMES * len(ways)
+
+
+def check_books(run_dir: Path, poisons: Path) -> None:
+    """See `PoisonBooks.check`; the summary's books balance."""
+    PoisonBooks(run_dir).check(read_poisons(poisons))
+    assert json.loads((run_dir / "summary.json").read_text())["ledger"]["balanced"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    """Starts trainings in one folder."""
+    with trainings(tmp_path / "run") as starter:
+        yield starter
+
+
+def stop(training: Training) -> None:
+    """Ctrl-C."""
+    training.process.send_signal(signal.SIGINT)
+    code, _, err = training.end()
+    assert code == 130, err
+
+
+def test_every_way_that_can_be_known_is_named_and_nothing_honest(
+    start: Callable[..., Training], tmp_path: Path
+) -> None:
+    """Two honest actors and one that spoils every second fragment."""
+    poisons = tmp_path / "poisons.jsonl"
+    training = start(*PPO.arguments())
+    with poisoner(training, poisons, PPO, every=2):
+        training.until(lambda: is_tried(training.run_dir, poisons, PPO.ways))
+    stop(training)
+    check_books(training.run_dir, poisons)
+    assert not unnamed(training.run_dir, poisons, PPO.ways)
