@@ -4,7 +4,6 @@ from actor.acting.header_fields import HeaderFields
 from actor.rollout.fragment_builder import FragmentBuilder
 from actor.rollout.seeds import action_seed, environment_seeds
 from actor.specification import run as actor_run
-from penstock.policy.weights import load_into
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Episode, Publication
 
@@ -26,7 +25,7 @@ class Experience:
 
     def fragment(self, weights: bytes, update: int) -> Fragment:
         """Return the next unroll, acted with `weights`, those of update number `update`."""
-        load_into(self._policy, weights)
+        self._policy.load(weights)
         while not self._builder.is_full:
             acted = self._policy.act(self._builder.observation())
             stepped = self._stepper.step(self._policy.environment_action(acted.action))

@@ -7,9 +7,8 @@ forward pass that draws the actions, not a number that was passed along.
 import time
 
 from actor.link.session import Session, Weights
-from penstock.policy.distributions import Place
-from penstock.policy.policy import Policy
-from penstock.policy.weights import load_into
+from penstock.policy.acting.acting_policy import ActingPolicy
+from penstock.policy.acting.drawing import Place
 from penstock.runtime import metrics, tracing
 from penstock.runtime.exit import Fatal
 from penstock.wire.messages import Publication
@@ -19,7 +18,7 @@ from penstock.wire.specification import Probe
 class LocalPolicy:
     """A policy and the publication it holds; version 0 before the first."""
 
-    def __init__(self, policy: Policy, probe: Probe) -> None:
+    def __init__(self, policy: ActingPolicy, probe: Probe) -> None:
         self.policy = policy
         self.place = Place()
         """Which of the run's environments it acts in, for exploration that differs between them."""
@@ -31,7 +30,7 @@ class LocalPolicy:
     def apply(self, weights: Weights) -> None:
         """Act with these weights from now on; raises Fatal when they do not fit the policy."""
         try:
-            load_into(self.policy, weights.blob)
+            self.policy.load(weights.blob)
         except ValueError as error:
             raise Fatal(f"weights {weights.publication.version} cannot be applied: {error}") from error
         self.policy.explore(weights.scalars, self.place)

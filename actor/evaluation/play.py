@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from actor.acting.stepper import Stepped, Stepper
-from penstock.policy.memory import begun
-from penstock.policy.policy import Policy
+from penstock.policy.acting.acting_policy import ActingPolicy, begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +22,7 @@ class Played:
 
 def play(
     stepper: Stepper,
-    policy: Policy,
+    policy: ActingPolicy,
     *,
     episodes: int,
     seed: int,

@@ -4,8 +4,6 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
-
 from actor.acting.local_policy import LocalPolicy
 from actor.evaluation.play import Played, play
 from actor.specification import run
@@ -61,7 +59,6 @@ class EnvironmentRunner:
     """Plays in environments of its own (see `EvaluationRunner`)."""
 
     def __init__(self, of: Run, episodes: int | None = None) -> None:
-        torch.set_num_threads(of.actor.threads)
         self.evaluation, self.stall_timeout_s = of.evaluation, float(of.actor.stall_timeout_s)
         # One seed per episode: the environments are made one by one unless there is no such way.
         section = of.environment
@@ -70,6 +67,7 @@ class EnvironmentRunner:
         count = min(episodes or of.evaluation.episodes, MAX_ENVIRONMENTS)
         self._stepper = of.make_environment(section, count, of.evaluation.seed)
         self.local = of.make_policy(of.specification.seed)
+        self.local.policy.use_threads(of.actor.threads)
 
     def play(
         self,

@@ -18,7 +18,7 @@ from actor.acting.header_fields import HeaderFields
 from actor.acting.stepper import Ended, Stepped
 from actor.rollout.episode_tracker import Ends, Episodes
 from penstock.config.settings import ConfigurationError
-from penstock.policy.memory import begun
+from penstock.policy.acting.acting_policy import begun
 from penstock.wire.fragment import Fragment, build
 from penstock.wire.messages import Episode
 from penstock.wire.schema import Axes, FragmentSchema

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 
-import torch
-
 from actor.acting.header_fields import HeaderFields
 from actor.acting.health_watch import ENVIRONMENT, note_lag, watch
 from actor.acting.reward import learner_reward
@@ -32,7 +30,6 @@ class EnvironmentGenerator:
     """Steps N environments with a local policy (see `rollout.FragmentGenerator`)."""
 
     def __init__(self, of: Run, health: Health) -> None:
-        torch.set_num_threads(of.actor.threads)
         watch(health, of.actor.stall_timeout_s)
         self._health, count = health, of.environment.count
         self.specification = of.specification
@@ -47,6 +44,7 @@ class EnvironmentGenerator:
             learner_reward(of.environment),
         )
         self._local = of.make_policy(of.specification.seed)
+        self._local.policy.use_threads(of.actor.threads)
 
     def begin(self, actor_id: str, session: Session) -> None:
         """Reset the environments with the seeds of this session."""

@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 
-from penstock.policy.distributions import Place
+from penstock.policy.acting.drawing import Place
 
 _ACTIONS = 2**32
 """In place of a slot: the stream that actions are drawn from."""

@@ -22,7 +22,7 @@ from actor.specification.sections import (
 from penstock.config.settings import ActorSection, EnvironmentSection, EvaluationSection, PolicySection
 from penstock.config.trusted import check_trusted
 from penstock.config.workload import Workload, find, load
-from penstock.policy.policy import Policy
+from penstock.policy.acting.acting_policy import ActingPolicy
 from penstock.runtime.exit import Fatal
 from penstock.wire.specification import RunSpecification
 
@@ -47,7 +47,7 @@ class Run:
     def make_policy(self, seed: int) -> LocalPolicy:
         """Make a policy that waits for its first weights."""
         specification = self.specification
-        policy: Policy = load(self.workload.policy)(
+        policy: ActingPolicy = load(self.workload.acting or self.workload.policy)(
             specification.observation_space, specification.action_space, self.policy, seed
         )
         return LocalPolicy(policy, specification.probe)

@@ -18,7 +18,6 @@ from learner.publish.final_policy import FinalPolicy, read_final
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
-from penstock.policy.weights import load_into
 from penstock.runtime.exit import EXIT_OK
 
 _NEVER: Final = threading.Event()
@@ -74,7 +73,7 @@ def evaluate(
     runner: EvaluationRunner = make_runner(final.specification, local, episodes)
     count = episodes or runner.evaluation.episodes
     first = runner.evaluation.seed if seed is None else seed
-    load_into(runner.local.policy, final.blob)
+    runner.local.policy.load(final.blob)
     try:
         played = runner.play(episodes=count, seed=first, deterministic=deterministic, stop=_NEVER)
     finally:

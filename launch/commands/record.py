@@ -20,7 +20,7 @@ from learner.publish.final_policy import FinalPolicy, read_final
 from learner.recording.writer import RecordingWriter
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, LearnerSection
-from penstock.policy.weights import load_into, sha256
+from penstock.policy.weight_blob import sha256
 from penstock.runtime.exit import EXIT_OK
 from penstock.wire.messages import Publication
 
@@ -66,7 +66,7 @@ def record(
         learner_reward(section),
     )
     policy = run.make_policy(specification.seed).policy
-    load_into(policy, final.blob)
+    policy.load(final.blob)
     policy.seed_actions(action_seed(seed, _RECORDER, 0))
     weights = Publication(final.version, final.update, sha256(final.blob), len(final.blob))
     writer = RecordingWriter.begin(out, specification, "policy", LearnerSection().record_max_bytes)

@@ -29,7 +29,7 @@ class Workload:
     spaces: str
     """(section: EnvironmentSection) → (observation Space, action Space) of one environment."""
     policy: str
-    """(observation Space, action Space, PolicySection, seed: int) → Policy."""
+    """(observation Space, action Space, PolicySection, seed: int) → Policy: what is trained, and served."""
     defaults: str
     """(environment id: str, algorithm name: str) → dict, a layer for `settings.load`."""
     target: str
@@ -40,6 +40,8 @@ class Workload:
     """(RunSpecification, Settings of this process, Health) → what generates fragments in a rollout worker."""
     runner: str
     """(RunSpecification, Settings of this process, episodes: int or None) → what plays an evaluation."""
+    acting: str = ""
+    """As `policy`, → what rollouts and evaluations act with, once it has weights; "": what `policy` makes."""
     default: bool = False
     """Whether a run is of this workload that names none; one installed workload says so."""
     places: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.policy.networks import is_image
+from penstock.policy.acting.input_layout import is_image
 from penstock.policy.trajectory import Trajectory
 from penstock.wire.spaces import Box, Dict, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, Tuple, leaves
 from penstock.wire.tensor import Array

@@ -150,16 +150,6 @@ class Memory(nn.Module):
         return {path: state[path] for path, _ in self._state if not path.startswith("state/frames/")}
 
 
-def begun(state: Mapping[str, Array], begins: NDArray[np.bool_] | None) -> dict[str, Array]:
-    """Return state [N, ...] with zeros where an episode begins; begins: bool [N], None: nowhere."""
-    if begins is None or not state:
-        return dict(state)
-    fresh = {path: array.copy() for path, array in state.items()}
-    for array in fresh.values():
-        array[begins] = 0
-    return fresh
-
-
 def _behind(first: Inputs, second: Inputs) -> Inputs:
     images = zip(first.images, second.images, strict=True)
     return Inputs(torch.cat([first.vector, second.vector]), tuple(torch.cat(pair) for pair in images))

@@ -4,23 +4,20 @@
 `Inputs` into features. Axes: M = any number of rows, D = width of the vector part, F = features.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.config.settings import PolicySection
+from penstock.policy.acting.input_layout import InputLayout, vector_width
 from penstock.policy.layers import BatchNorm, Dropout
 from penstock.policy.normaliser import Normaliser
 from penstock.policy.recurrent import Unroll
 from penstock.policy.trunks import ImageEncoder, ResidualBlock
-from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
-
-IMAGE_RANKS = (2, 3)
+from penstock.wire.spaces import Discrete, Leaf, MultiDiscrete, Space
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -66,24 +63,6 @@ class Inputs:
         return Inputs(self.vector[rows], images, None if self.forbidden is None else self.forbidden[rows])
 
 
-def is_image(leaf: Leaf) -> bool:
-    """Return whether a leaf is a uint8 Box of rank 2 or 3."""
-    return isinstance(leaf, Box) and leaf.dtype == "uint8" and len(leaf.shape) in IMAGE_RANKS
-
-
-def vector_width(leaf: Leaf) -> int:
-    """Return the number of elements of the vector part that a leaf takes."""
-    match leaf:
-        case Box():
-            return math.prod(leaf.shape)
-        case Discrete():
-            return leaf.n
-        case MultiDiscrete():
-            return sum(leaf.nvec)
-        case MultiBinary():
-            return leaf.n
-
-
 class Reader(nn.Module):
     """Converts observations to `Inputs`.
 
@@ -95,15 +74,9 @@ class Reader(nn.Module):
     def __init__(self, space: Space, section: PolicySection) -> None:
         super().__init__()
         self.space = space
-        every = list(leaves(space, "observation"))
-        for path, leaf in every:
-            _check_observation(path, leaf)
-        self.images = [(path, leaf) for path, leaf in every if is_image(leaf)]
-        plain = [(path, leaf) for path, leaf in every if not is_image(leaf)]
-        self.reals = [(path, leaf) for path, leaf in plain if isinstance(leaf, Box)]
-        self.codes = [(path, leaf) for path, leaf in plain if not isinstance(leaf, Box)]
-        self.reals_width = sum(vector_width(leaf) for _, leaf in self.reals)
-        self.width = self.reals_width + sum(vector_width(leaf) for _, leaf in self.codes)
+        self.layout = InputLayout(space)
+        self.images, self.reals, self.codes = self.layout.images, self.layout.reals, self.layout.codes
+        self.reals_width, self.width = self.layout.reals_width, self.layout.width
         wanted = section.normalise_observations and self.reals_width > 0
         self.normaliser = Normaliser(self.reals_width, section.observation_clip) if wanted else None
 
@@ -113,10 +86,7 @@ class Reader(nn.Module):
 
         Images are not among them; they are listed in `images`.
         """
-        parts = [*self.reals, *self.codes]
-        ends = list(accumulate(vector_width(leaf) for _, leaf in parts))
-        cuts = zip(parts, [0, *ends], ends, strict=False)
-        return {path: slice(start, end) for (path, _), start, end in cuts}
+        return self.layout.columns
 
     def raw_reals(self, observation: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Return the Box leaves side by side, [M, reals_width], not normalised.
@@ -152,15 +122,6 @@ def codes(value: Tensor, leaf: Leaf) -> Tensor:
             return torch.cat([functional.one_hot(rows[:, i], n) for i, n in enumerate(leaf.nvec)], 1)
         case _:
             return value.reshape(-1, vector_width(leaf))
-
-
-def _check_observation(path: str, leaf: Leaf) -> None:
-    if isinstance(leaf, Box) and math.prod(leaf.shape) == 0:
-        raise ValueError(
-            f"observation_space at {path!r}: {leaf!r} is empty; "
-            "a policy reads Box (images: uint8 of rank 2 or 3), Discrete, MultiDiscrete, MultiBinary, "
-            "and Dict or Tuple of them"
-        )
 
 
 class Body(nn.Module):

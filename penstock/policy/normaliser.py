@@ -6,14 +6,10 @@ steps gives the same statistics. Before the first merge they are mean 0 and vari
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-Reals = NDArray[np.floating]
-
-_VARIANCE_FLOOR = 1e-8
+from penstock.policy.acting.forward import VARIANCE_FLOOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,7 @@ class Normaliser(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return rows [..., D] normalised with the current statistics."""
-        scale = (self.variance + _VARIANCE_FLOOR).rsqrt().to(rows.dtype)
+        scale = (self.variance + VARIANCE_FLOOR).rsqrt().to(rows.dtype)
         return ((rows - self.mean.to(rows.dtype)) * scale).clamp(-self.clip, self.clip)
 
     def merge(self, new: Moments) -> None:
@@ -72,20 +68,3 @@ class Normaliser(nn.Module):
         self.count.copy_(both.count)
         self.mean.copy_(both.mean)
         self.variance.copy_(both.spread / both.count.clamp(min=1.0))
-
-
-class NumpyNormaliser:
-    """Computes `Normaliser.forward` in numpy, rounded at the same places; reads the module's own buffers."""
-
-    def __init__(self, module: Normaliser) -> None:
-        self._mean: NDArray[np.float64] = module.mean.numpy()
-        self._variance: NDArray[np.float64] = module.variance.numpy()
-        self._clip = module.clip
-
-    def __call__(self, rows: Reals) -> Reals:
-        """Return rows [N, D] normalised; the argument is not changed."""
-        scale = 1.0 / np.sqrt(self._variance + _VARIANCE_FLOOR)
-        centred: Reals = rows - self._mean.astype(rows.dtype)
-        centred *= scale.astype(rows.dtype)
-        np.maximum(centred, -self._clip, out=centred)
-        return np.minimum(centred, self._clip, out=centred)

@@ -13,7 +13,7 @@ from learner.batch import assemble
 from learner.feed.fragment_check import check_meaning
 from learner.model.model import make_model
 from penstock.config.settings import Settings, load
-from penstock.policy.weights import encode, load_into
+from penstock.policy.weights import encode
 from penstock.wire.fragment import Fragment, check
 from workloads.control.defaults import for_environment
 
@@ -59,7 +59,7 @@ def learned(settings: Settings) -> float:
 
 def _evaluate(run: actor_run.Run, weights: bytes) -> float:
     policy = run.make_policy(0).policy
-    load_into(policy, weights)
+    policy.load(weights)
     stepper = run.make_environment(run.environment, EPISODES, _FIRST_SEED)
     try:
         played = play(

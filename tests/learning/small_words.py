@@ -17,7 +17,7 @@ from learner.batch import assemble
 from learner.feed.fragment_check import check_meaning
 from learner.model.model import make_model
 from penstock.config.settings import Settings, load
-from penstock.policy.weights import encode, load_into
+from penstock.policy.weights import encode
 from penstock.wire.fragment import check
 from penstock.wire.messages import Publication
 from workloads.language.generation.prompt_set import in_random_order
@@ -69,7 +69,7 @@ def learned(settings: Settings, updates: int) -> list[Batch]:
     equipment.backend.seed(settings.seed)
     found = []
     for update in range(updates):
-        load_into(equipment.local.policy, encode(algorithm.published_modules()["default"]))
+        equipment.local.policy.load(encode(algorithm.published_modules()["default"]))
         asked = [next(order) for _ in range(slots)]
         generated = equipment.backend.generate([one.ids for one in asked], section.response_tokens)
         responses = [Response(one.prompt, one.ids, generated.response(row)) for row, one in enumerate(asked)]

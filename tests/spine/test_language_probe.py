@@ -9,7 +9,6 @@ from typing import Final
 
 import pytest
 
-from actor.acting import local_policy
 from learner.probe import Quarantine
 from penstock.policy import weights
 from penstock.wire.messages import Publication
@@ -17,6 +16,7 @@ from tests.support.language.adapter_fault import WRONG, Fault
 from tests.support.language.course import PATIENCE_S, LanguageCourse
 from tests.support.run.actor_run import ActorThread, actors
 from tests.support.run.broker_process import BrokerProcess, eventually
+from workloads.language.policy.language_policy import LanguagePolicy
 
 TRUE: Final = "workloads.rlhf.sentiment:true_rewards"
 
@@ -25,7 +25,7 @@ TRUE: Final = "workloads.rlhf.sentiment:true_rewards"
 def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
     """Between an actor's session and its policy."""
     made = Fault()
-    monkeypatch.setattr(local_policy, "load_into", made)
+    monkeypatch.setattr(LanguagePolicy, "load", lambda policy, blob: made(policy, blob))
     return made
 
 

@@ -8,6 +8,7 @@ WORKLOAD = Workload(
     environment="workloads.control.environment:make",
     spaces="workloads.control.environment:spaces",
     policy="penstock.policy.build:build",
+    acting="penstock.policy.acting_build:build_acting",
     defaults="workloads.control.defaults:for_environment",
     target="workloads.control.environment:target",
     model="workloads.plugin.learning:make_step_model",

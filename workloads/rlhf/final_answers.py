@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.config.settings import ActorSection
-from penstock.policy.weights import load_into
 from penstock.wire.specification import RunSpecification
 from workloads.language.generation.cached_generation import make_backend
 from workloads.language.tokenizer import Encoder, load_tokenizer
@@ -52,7 +51,7 @@ def generate(
     encoder = Encoder(tokenizer, of.specification.unroll_length + 1)
     rows = [encoder.prompt_ids(prompt) for prompt in prompts]
     policy = of.make_policy(specification.seed).policy
-    load_into(policy, blob)
+    policy.load(blob)
     backend = make_backend(policy, tokenizer, section.device)
     backend.seed(seed)
     made = backend.generate(rows, most, deterministic=deterministic)

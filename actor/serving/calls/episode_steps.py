@@ -25,7 +25,7 @@ from actor.serving.experience.served_queue import count_not_learned
 from actor.serving.inference.forward_pass import Answer, Loaded, Question
 from actor.serving.versions.answering import Answered, Asked
 from actor.serving.versions.loaded_versions import Choice
-from penstock.policy.distributions import ActionHead
+from penstock.policy.acting.drawing import Drawing
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.refusal import Reason, Refusal, Refused, invalid
 
@@ -237,7 +237,7 @@ class _Played:
 
 
 def _check_allowed(
-    heads: Sequence[ActionHead], action: Mapping[str, Any], masks: Mapping[str, NDArray[np.bool_]] | None
+    heads: Sequence[Drawing], action: Mapping[str, Any], masks: Mapping[str, NDArray[np.bool_]] | None
 ) -> None:
     """Raise Refused for an action, as drawn, that its own mask forbids."""
     for head in heads:

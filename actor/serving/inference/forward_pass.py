@@ -12,7 +12,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.policy.policy import Acted, Policy
+from penstock.policy.acting.acting_policy import Acted
+from penstock.policy.policy import Policy
 from penstock.wire.tensor import Array, all_finite
 
 Reals = NDArray[np.floating]

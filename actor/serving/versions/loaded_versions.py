@@ -14,7 +14,7 @@ from typing import Final
 
 from actor.serving.inference.forward_pass import Loaded
 from penstock.config.settings import ServingSection
-from penstock.policy.distributions import Place
+from penstock.policy.acting.drawing import Place
 from penstock.policy.policy import Policy
 from penstock.policy.weights import load_into, sha256
 from penstock.registry import routing

@@ -3,16 +3,15 @@
 Each leaf of the action space has a head of its own.
 """
 
-import math
-
-import numpy as np
+from typing import Final
 
 from penstock.config.settings import PolicySection
+from penstock.policy.acting.leaf_heads import Kinds
 from penstock.policy.distributions.discrete import Bernoulli, Categorical, MultiCategorical
 from penstock.policy.distributions.epsilon_greedy import EpsilonGreedy
 from penstock.policy.distributions.gaussian import ConditionalSquashedGaussian, Gaussian, SquashedGaussian
-from penstock.policy.distributions.head import ActionHead, Place, Reals
-from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
+from penstock.policy.distributions.head import ActionHead
+from penstock.wire.spaces import Leaf
 
 __all__ = [
     "ActionHead",
@@ -22,39 +21,21 @@ __all__ = [
     "EpsilonGreedy",
     "Gaussian",
     "MultiCategorical",
-    "Place",
-    "Reals",
     "SquashedGaussian",
     "head_of",
 ]
 
+_HEADS: Final[Kinds[ActionHead]] = Kinds(
+    categorical=Categorical,
+    epsilon_greedy=EpsilonGreedy,
+    multi_categorical=MultiCategorical,
+    bernoulli=Bernoulli,
+    gaussian=Gaussian,
+    squashed=SquashedGaussian,
+    conditional=ConditionalSquashedGaussian,
+)
+
 
 def head_of(path: str, leaf: Leaf, section: PolicySection) -> ActionHead:
     """Return the head of one leaf; raises ValueError that names path and space of a leaf that has none."""
-    match leaf:
-        case Discrete():
-            kind = EpsilonGreedy if section.discrete == "epsilon_greedy" else Categorical
-            return kind(path, leaf)
-        case MultiDiscrete():
-            return MultiCategorical(path, leaf)
-        case MultiBinary():
-            return Bernoulli(path, leaf)
-        case Box():
-            return _box_head(path, leaf, section)
-
-
-def _box_head(path: str, leaf: Box, section: PolicySection) -> Gaussian:
-    if not np.issubdtype(np.dtype(leaf.dtype), np.floating) or math.prod(leaf.shape) == 0:
-        raise ValueError(
-            f"action_space at {path!r}: {leaf!r} cannot be drawn from; "
-            "a Box of actions must hold at least one float, use Discrete or MultiDiscrete for integers"
-        )
-    if section.continuous == "clipped":
-        return Gaussian(path, leaf, section.initial_log_std)
-    if not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all()):
-        raise ValueError(
-            f"action_space at {path!r}: {leaf!r} has no finite bounds to squash into; "
-            "set policy.continuous=clipped, which PPO can learn with"
-        )
-    kind = ConditionalSquashedGaussian if section.state_dependent_std else SquashedGaussian
-    return kind(path, leaf, section.initial_log_std)
+    return _HEADS.of_leaf(path, leaf, section)

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import pytest
 
-from actor.acting import local_policy
 from penstock.config import settings as configuration
 from penstock.config.settings import Settings
 from tests.support.language.adapter_fault import Fault
@@ -15,6 +14,7 @@ from tests.support.language.course import PATIENCE_S, UNROLL
 from tests.support.run.actor_run import ActorThread, actors
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.learner_run import LearnerThread, account, audited
+from workloads.language.policy.language_policy import LanguagePolicy
 
 TRUE: Final = "workloads.rlhf.sentiment:true_rewards"
 
@@ -23,7 +23,7 @@ TRUE: Final = "workloads.rlhf.sentiment:true_rewards"
 def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
     """Between an actor's session and its policy."""
     made = Fault()
-    monkeypatch.setattr(local_policy, "load_into", made)
+    monkeypatch.setattr(LanguagePolicy, "load", lambda policy, blob: made(policy, blob))
     return made
 
 

@@ -22,7 +22,7 @@ class Fault:
         self._before = b""
 
     def __call__(self, module: nn.Module, blob: bytes) -> None:
-        """In place of `load_into`."""
+        """In place of the policy's `load`."""
         self._victim = self._victim or module
         way = self.way if module is self._victim else "applied"
         if way != "never":

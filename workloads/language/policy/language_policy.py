@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from penstock.config.settings import ConfigurationError, PolicySection
-from penstock.policy.distributions import Place
+from penstock.policy.acting.drawing import Place
 from penstock.policy.tokens import TokenOutputs, TokenRows
+from penstock.policy.weights import load_into
 from penstock.wire.spaces import Discrete, Space
 from penstock.wire.tensor import Array
 from workloads.language.policy import adapter_network as networks
@@ -119,6 +120,10 @@ class LanguagePolicy(nn.Module):
             yield self._frozen
 
     # ---- what an actor asks
+
+    def load(self, blob: bytes) -> None:
+        """Generate with these weights from now on, all or none; raises ValueError for those of another."""
+        load_into(self, blob)
 
     def explore(self, scalars: Mapping[str, float], place: Place) -> None:
         """Nothing: tokens are sampled as the policy says."""

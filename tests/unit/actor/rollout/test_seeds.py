@@ -3,7 +3,7 @@
 import pytest
 
 from actor.rollout.seeds import action_seed, environment_seeds, place_of
-from penstock.policy.distributions import Place
+from penstock.policy.acting.drawing import Place
 
 
 def test_equal_runs_draw_equal_seeds() -> None:

@@ -12,6 +12,7 @@ from actor.specification import run
 from actor.specification.policy_maker import policy_maker
 from penstock.config.settings import ActorSection, ConfigurationError, EnvironmentSection
 from penstock.policy.custom_network import CustomBody
+from penstock.policy.policy import Policy
 from penstock.runtime.exit import Fatal
 from penstock.wire.specification import RunSpecification
 from tests.support.run import small_run
@@ -86,4 +87,6 @@ def test_who_only_serves_or_exports_imports_no_network_either(stranger: str) -> 
     assert stranger not in sys.modules
     assert isinstance(policy_maker(asked, ActorSection(allow_modules=(stranger,)))().actor_body, CustomBody)
     allowed = run.read(asked, ActorSection(allow_modules=(stranger,)))
-    assert isinstance(allowed.make_policy(0).policy.actor_body, CustomBody)
+    acting = allowed.make_policy(0).policy
+    assert isinstance(acting, Policy)
+    assert isinstance(acting.actor_body, CustomBody)

@@ -9,8 +9,8 @@ import torch
 from gymnasium.wrappers import FrameStackObservation
 
 from learner.algorithms.shared.seen_batch import see
+from penstock.policy.acting.acting_policy import begun
 from penstock.policy.frames import FrameStack
-from penstock.policy.memory import begun
 from penstock.wire.schema import fragment_schema, state_rules
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
 from tests.support.experience.experience import box

@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from penstock.policy.normaliser import Normaliser, NumpyNormaliser, moments
+from penstock.policy.acting.forward import NumpyNormaliser
+from penstock.policy.normaliser import Normaliser, moments
 
 
 def rows(count: int = 1000) -> torch.Tensor:
@@ -42,7 +43,7 @@ def test_identity_before_the_first_merge() -> None:
 def test_numpy_rounds_like_torch() -> None:
     """In both precisions, and it sees a merge at once."""
     normaliser = Normaliser(3, 10.0)
-    fast = NumpyNormaliser(normaliser)
+    fast = NumpyNormaliser(normaliser.mean.numpy(), normaliser.variance.numpy(), normaliser.clip)
     normaliser.merge(moments(rows()))
     for dtype in (torch.float32, torch.float64):
         data = rows().to(dtype)

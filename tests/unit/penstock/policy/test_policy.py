@@ -10,8 +10,9 @@ import torch
 
 from penstock.config.settings import PolicySection
 from penstock.policy import weights
+from penstock.policy.acting.acting_policy import Step
 from penstock.policy.build import build
-from penstock.policy.policy import Policy, Step
+from penstock.policy.policy import Policy
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, leaves
 from penstock.wire.tensor import Array
 from tests.support.experience.experience import box, small_policy

@@ -12,6 +12,7 @@ import torch
 from torch import distributions as torch_distributions
 
 from penstock.config.settings import PolicySection
+from penstock.policy.acting.drawing import Place
 from penstock.policy.build import build
 from penstock.policy.distributions import (
     ActionHead,
@@ -21,7 +22,6 @@ from penstock.policy.distributions import (
     EpsilonGreedy,
     Gaussian,
     MultiCategorical,
-    Place,
     SquashedGaussian,
 )
 from penstock.policy.policy import Policy

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from penstock.policy import weights
+from penstock.policy.weight_blob import MAX_HEADER_BYTES
 from tests.support.experience.experience import small_policy
 
 
@@ -43,7 +44,7 @@ def test_a_snapshot_does_not_follow_later_updates() -> None:
     [
         (b"", "0 bytes"),
         (b"short", "5 bytes"),
-        ((weights.MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b" " * 64, "header of 262145"),
+        ((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b" " * 64, "header of 262145"),
         ((1 << 63).to_bytes(8, "little"), "header of"),
         (b"\x10\x00\x00\x00\x00\x00\x00\x00{not json", "not a whole safetensors"),
         (blob_of({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, b"\0" * 8), "not a whole"),

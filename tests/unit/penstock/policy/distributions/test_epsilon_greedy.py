@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from penstock.config.settings import DQNSection, PolicySection
+from penstock.policy.acting.drawing import Place
 from penstock.policy.build import build
-from penstock.policy.distributions import EpsilonGreedy, Place
+from penstock.policy.distributions import EpsilonGreedy
 from penstock.policy.policy import Policy
 from penstock.policy.q_policy import QPolicy
 from penstock.wire.spaces import Discrete

@@ -1,0 +1,1 @@
+"""Acting without torch: how actions are drawn, forward passes in numpy, and the policy made of both."""
