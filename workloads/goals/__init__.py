@@ -20,6 +20,7 @@ WORKLOAD = Workload(
     longest="workloads.control.environment:longest",
     defaults="workloads.goals.defaults:for_environment",
     policy="penstock.policy.build:build",
+    acting="penstock.policy.acting_build:build_acting",
     model="workloads.plugin.learning:make_step_model",
     generator="workloads.plugin.acting:make_step_generator",
     runner="workloads.plugin.acting:make_step_runner",

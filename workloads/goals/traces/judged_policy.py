@@ -78,7 +78,6 @@ def read_policy(
 
 def _of_run(run: Path, log: Encoding, local: Any, *, deterministic: bool) -> tuple[JudgedPolicy, Encoding]:
     # They load torch, which the other policies do without.
-    from penstock.policy.weights import load_into  # noqa: PLC0415
     from workloads.plugin.acting import read  # noqa: PLC0415
     from workloads.plugin.serving import read_final  # noqa: PLC0415
 
@@ -92,7 +91,7 @@ def _of_run(run: Path, log: Encoding, local: Any, *, deterministic: bool) -> tup
     encoding = Encoding(tuple(kwargs.get("numbers", log.numbers)), tuple(kwargs.get("actions", log.actions)))
     _check_spaces(run, final.specification, encoding, log)
     policy = read(final.specification, local).make_policy(final.specification.seed).policy
-    load_into(policy, final.blob)
+    policy.load(final.blob)
     return Learned(policy, deterministic), encoding
 
 
