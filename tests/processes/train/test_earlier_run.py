@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -20,12 +21,14 @@ from launch.run.request import Request
 from launch.ui.catalogue import Catalogue
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import CheckpointStore
+from penstock.client import Arm, PolicyClient
 from penstock.config.moved_keys import MOVED
 from penstock.config.service_settings import service_settings
 from penstock.config.settings import ConfigurationError, load, parse_assignment, parse_toml
 from penstock.registry.records import Origin
 from penstock.registry.registry import Registry
 from tests.support.run.learner_run import LearnerThread
+from tests.support.run.serving_run import serving
 
 WRITTEN: Final = Path(__file__).parent / "earlier_run"
 RUN: Final = "cartpole-v1-10829c"
@@ -80,6 +83,18 @@ def test_its_policy_plays(folder: Path) -> None:
     """As well as it was evaluated."""
     reply = penstock("evaluate", str(folder), "--episodes", "1", "--json")
     assert json.loads(reply.stdout)["mean"] == 500.0
+
+
+def test_it_is_served(folder: Path, tmp_path: Path) -> None:
+    """Its one version answers as the active one."""
+    with serving(tmp_path, folder) as server, PolicyClient(server.address) as client:
+        action = client.act(np.zeros(4, np.float32))
+    assert (action.version, action.arm, action.fallback) == (22, Arm.ACTIVE, None)
+
+
+def test_it_is_audited(folder: Path) -> None:
+    """Without its Redis: what its checkpoint says of each fragment balances."""
+    assert "40 trained" in penstock("audit", str(folder)).output
 
 
 def test_it_is_gone_on_with(folder: Path, redis_url: str) -> None:

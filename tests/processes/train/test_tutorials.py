@@ -9,6 +9,8 @@ The word behind the language of a block, which a reader of the page does not see
     sh                   runs to its end with exit status 0
     sh server            goes on until the next server starts or the page ends; then Ctrl-C stops it
     sh interrupt         Ctrl-C stops it as soon as it trains; exit status 130
+    sh solved            trains CartPole-v1 as the first page does, where it is tried; here a run that was
+                         solved is laid into its folder
     sh setup             the installation, which the tests have behind them
 
 The tutorial of an algorithm changes the source, so it runs in a copy of it.
@@ -34,6 +36,8 @@ from tests.support.run.training import PATIENCE_S
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 PACKAGES: Final = ("penstock", "broker", "actor", "learner", "workloads", "launch")
+TUTORIALS: Final = ROOT / "docs" / "tutorials"
+SOLVED: Final = Path(__file__).parent / "earlier_run"
 ADDRESS: Final = "127.0.0.1:50052"
 """Where the pages serve.
 
@@ -79,6 +83,8 @@ class Reader:
                     self._change(text)
                 case "sh", "":
                     self.output += self._run(text)
+                case "sh", "solved":
+                    self._take_solved_run(text)
                 case "sh", "server":
                     self._serve(text)
                 case "sh", "interrupt":
@@ -140,6 +146,10 @@ class Reader:
             source = source.replace(old, "".join(line[1:] for line in lines if line[0] != "-"))
         path.write_text(source)
 
+    def _take_solved_run(self, command: str) -> None:
+        assert command in (TUTORIALS / "train.md").read_text()
+        shutil.copytree(SOLVED, self._folder / "runs" / "first")
+
     def _run(self, command: str) -> str:
         done = subprocess.run(
             ["bash", "-euc", command],
@@ -199,7 +209,7 @@ def reader(short_folder: Path) -> Iterator[Reader]:
 @pytest.mark.timeout(900)
 def test_train(reader: Reader) -> None:
     """The first run is solved; one that was stopped by Ctrl-C goes on to its last step."""
-    reader.follow(ROOT / "docs" / "tutorials" / "train.md")
+    reader.follow(TUTORIALS / "train.md")
     assert reader.summary("first")["solved"]
     assert reader.summary("pendulum")["env_steps"] >= 20_000
     assert reader.summary("pendulum")["ledger"]["balanced"]
@@ -208,14 +218,14 @@ def test_train(reader: Reader) -> None:
 @pytest.mark.timeout(900)
 def test_your_own_environment(reader: Reader) -> None:
     """The corridor is solved at both lengths."""
-    reader.follow(ROOT / "docs" / "tutorials" / "your-own-environment.md")
+    reader.follow(TUTORIALS / "your-own-environment.md")
     assert [reader.summary(run)["solved"] for run in ("corridor", "longer")] == [True, True]
 
 
 @pytest.mark.timeout(900)
 def test_ask_for_actions(reader: Reader) -> None:
     """A served policy answers; a run without actors learns from the episodes that were played."""
-    reader.follow(ROOT / "docs" / "tutorials" / "ask-for-actions.md")
+    reader.follow(TUTORIALS / "ask-for-actions.md")
     assert re.search(r"^action [01] of version \d+$", reader.output, flags=re.MULTILINE)
     assert "actions (64,)" in reader.output
     versions = [
@@ -233,7 +243,7 @@ def test_add_an_algorithm(reader: Reader, short_folder: Path) -> None:
     """A2C trains in a copy of the source: its steps are booked, its metrics are in the lines."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, short_folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    reader.follow(ROOT / "docs" / "tutorials" / "add-an-algorithm.md")
+    reader.follow(TUTORIALS / "add-an-algorithm.md")
     summary = reader.summary("a2c")
     assert summary["ledger"]["balanced"]
     assert summary["updates"] > 1
@@ -244,7 +254,7 @@ def test_add_an_algorithm(reader: Reader, short_folder: Path) -> None:
 @pytest.mark.timeout(900)
 def test_add_a_workload(reader: Reader) -> None:
     """A package outside the tree, found by its entry point, is solved; its books balance."""
-    reader.follow(ROOT / "docs" / "tutorials" / "add-a-workload.md")
+    reader.follow(TUTORIALS / "add-a-workload.md")
     summary = reader.summary("signals")
     assert summary["solved"]
     assert summary["mean_return"] > 0.5 * 64  # one in four signals is named by chance

@@ -1,0 +1,51 @@
+"""From which checkpoint a learner begins: that which Redis says was committed, or else the newest on disk."""
+
+from pathlib import Path
+
+import pytest
+
+from broker.log.records import Commit, Lease
+from learner.checkpoint.resume import choose
+from learner.checkpoint.resume_options import ResumeOptions
+from learner.checkpoint.store import CheckpointStore
+from learner.progress import Progress
+
+COMMITTED, WRITTEN = "000001-1", "000001-2"
+RESUME = ResumeOptions(resume=True)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    """Two checkpoints, of which the learner died before it committed the newer one."""
+    made = CheckpointStore(tmp_path / "checkpoints", keep=3)
+    for position, name in ((4, COMMITTED), (8, WRITTEN)):
+        made.write(name, {}, Progress(run="r", sections={}, position=position).to_json())
+    return made
+
+
+def committed(store: CheckpointStore) -> Commit:
+    """The commit of the older one."""
+    digest = store.read(COMMITTED).manifest_sha256
+    return Commit(checkpoint_id=COMMITTED, manifest_sha256=digest, position=4, trim=0)
+
+
+def test_a_checkpoint_that_was_written_and_never_committed_does_not_count(store: CheckpointStore) -> None:
+    """Newer and whole as it is: actors act with what was committed, and the log still holds the rest."""
+    lease = Lease(epoch=2, fresh=False, closed=False, committed=(committed(store),), head=9)
+    beginning = choose(lease, store, RESUME)
+    assert beginning.checkpoint is not None
+    assert (beginning.checkpoint.id, beginning.ledger.position) == (COMMITTED, 4)
+    assert [commit.checkpoint_id for commit in beginning.lineage] == [COMMITTED]
+
+
+def test_nothing_was_committed_so_a_run_begins_at_its_first_entry(store: CheckpointStore) -> None:
+    """Redis knows the run; a checkpoint that it does not know is none."""
+    beginning = choose(Lease(epoch=2, fresh=False, closed=False, head=9), store, RESUME)
+    assert (beginning.checkpoint, beginning.ledger.position) == (None, 0)
+
+
+def test_the_newest_on_disk_counts_where_redis_holds_no_run(store: CheckpointStore) -> None:
+    """It has lost everything: the disk is all there is."""
+    beginning = choose(Lease(epoch=2, fresh=True, closed=True), store, RESUME)
+    assert beginning.checkpoint is not None
+    assert (beginning.checkpoint.id, beginning.ledger.position) == (WRITTEN, 8)
