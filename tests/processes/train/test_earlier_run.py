@@ -86,10 +86,10 @@ def test_its_policy_plays(folder: Path) -> None:
 
 
 def test_it_is_served(folder: Path, tmp_path: Path) -> None:
-    """Its one version answers as the active one."""
+    """By its one version, which was kept and never activated: the newest answers."""
     with serving(tmp_path, folder) as server, PolicyClient(server.address) as client:
         action = client.act(np.zeros(4, np.float32))
-    assert (action.version, action.arm, action.fallback) == (22, Arm.ACTIVE, None)
+    assert (action.version, action.arm, action.fallback) == (22, Arm.LATEST, None)
 
 
 def test_it_is_audited(folder: Path) -> None:
