@@ -4,7 +4,7 @@
     off_policy   what a policy would have earned, from what another one did
     host         a small host with faults, simulated, and its optimum
     executors    what carries goals out: the simulated host, or commands of this machine
-    tasks        `Goals-v0`
+    tasks        `Goals-v0`, `Traces-v0`
     commands     `penstock traces`
 
 Importing this package imports nothing heavy.
@@ -24,6 +24,6 @@ WORKLOAD = Workload(
     model="workloads.plugin.learning:make_step_model",
     generator="workloads.plugin.acting:make_step_generator",
     runner="workloads.plugin.acting:make_step_runner",
-    places=("goals",),
+    places=("goals", "trace_file"),
     commands={"traces": "workloads.goals.commands.trace_commands:trace_commands"},
 )

@@ -26,10 +26,26 @@ _REPLAY: Final[dict[str, Any]] = {
     "learner": {"total_steps": 150_000},
 }
 
+_TRACES: Final[dict[str, Any]] = {
+    "environment": {"count": 16},
+    "actor": {"count": 1, "unroll_length": 32},
+    "policy": {"normalise_observations": True},
+    "evaluation": {"episodes": 200},
+    "learner": {"total_steps": 200_000},
+}
+_REPLAYED: Final[dict[str, dict[str, Any]]] = {
+    "dqn": {
+        **_TRACES,
+        "policy": {"hidden_sizes": [128, 128], "activation": "relu", "normalise_observations": True},
+        "algorithm": {"learning_rate": 1e-3, "batch_size": 128, "replay_ratio": 1.0, "target_period": 200},
+    }
+}
+
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
     """Return a layer of settings; algorithms have their own numbers."""
-    del environment_id
+    if environment_id.endswith("Traces-v0"):
+        return _REPLAYED.get(algorithm, _TRACES)
     task = _REPLAY if algorithm == "dqn" else _TASK
     numbers = _ALGORITHMS.get(algorithm)
     return task | ({"algorithm": numbers} if numbers else {})

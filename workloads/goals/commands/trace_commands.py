@@ -8,7 +8,9 @@ import typer
 from penstock.runtime.command_exit import finish
 from penstock.runtime.command_options import AsJson, Trust
 
-trace_commands = typer.Typer(help="Logs of tasks: check, evaluate policies on them.", no_args_is_help=True)
+trace_commands = typer.Typer(
+    help="Logs of tasks: check, import, evaluate policies on them.", no_args_is_help=True
+)
 
 LogFile = Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines, one for each decision.")]
 RewardOption = Annotated[
@@ -29,6 +31,23 @@ def check(file: LogFile, as_json: AsJson = False) -> None:
         from workloads.goals.commands.trace_check import main
 
         return main(file, as_json=as_json)
+
+    finish(body)
+
+
+@trace_commands.command("import")
+def import_log(
+    file: LogFile,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the recording, a new one.")],
+    reward: RewardOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a recording of a log, for `penstock train --from`."""
+
+    def body() -> int:
+        from workloads.goals.commands.trace_import import main
+
+        return main(file, out, reward=tuple(reward or ()), as_json=as_json)
 
     finish(body)
 

@@ -47,12 +47,15 @@ def cross_fitted(
         inputs = np.clip((seen - mean) / scale, -10, 10).astype(np.float64)
         for one in range(actions):
             rows = fit & (action == one)
-            predicted[use, one] = _ridge(inputs[rows], returns[rows], inputs[use], float(returns[fit].mean()))
+            predicted[use, one] = ridge(inputs[rows], returns[rows], inputs[use], float(returns[fit].mean()))
     return predicted
 
 
-def _ridge(inputs: Floats, wanted: Floats, asked: Floats, otherwise: float) -> Floats:
-    """Return the regression's values at `asked`; `otherwise` where there is nothing to fit."""
+def ridge(inputs: Floats, wanted: Floats, asked: Floats, otherwise: float) -> Floats:
+    """Return the regression's values at `asked` [m, d], float64 [m].
+
+    inputs: float64 [n, d]. wanted: float64 [n]. otherwise: the value where there is nothing to fit.
+    """
     if not len(inputs):
         return np.full(len(asked), otherwise)
     centre, level = inputs.mean(0), wanted.mean()

@@ -2,39 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from typer.testing import CliRunner
 
 from penstock.registry.registry import Registry
+from tests.support.experience.bandit_log import line, written
 from tests.support.oracles import off_policy_truth as truth
 from workloads.goals.commands.trace_commands import trace_commands
 
 PLAIN: Final = ("--reward", "failure=0", "--reward", "step=0", "--reward", "fast=0")
 """A success earns 1, and nothing else counts."""
-
-
-def line(number: int, event: truth.Event, **changes: Any) -> str:
-    """An event of the bandit as a line: its context one-hot."""
-    seen = {f"context{index}": float(event.context == index) for index in range(3)}
-    good = {
-        "time": float(number),
-        "episode": f"e{number}",
-        "step": 0,
-        "observation": seen,
-        "action": f"action{event.action}",
-        "propensity": event.logged,
-        "result": {"success": event.reward > 0},
-    }
-    return json.dumps({name: one for name, one in (good | changes).items() if one is not None})
-
-
-def written(folder: Path, lines: list[str]) -> Path:
-    """A log."""
-    path = folder / "tasks.jsonl"
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 def call(*words: object) -> tuple[int, str]:

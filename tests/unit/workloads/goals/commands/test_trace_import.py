@@ -1,0 +1,60 @@
+"""`penstock traces import`: the recording holds what the log holds, step by step."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from learner.recording.reader import Recording
+from tests.support.experience.bandit_log import bandit_log
+from tests.support.oracles import off_policy_truth as truth
+from workloads.goals.commands.trace_commands import trace_commands
+
+COUNT = 500
+
+
+def imported(path: Path, out: Path) -> tuple[dict[str, object], dict[str, np.ndarray]]:
+    """What the command says, and what the recording holds, row by row."""
+    reply = CliRunner().invoke(trace_commands, ["import", str(path), "--out", str(out), "--json"])
+    assert reply.exit_code == 0, reply.output
+    recording = Recording(out)
+    loaded = recording.load(recording.fragments)
+    names = ("observation", "action", "reward", "terminated", "log_prob")
+    rows = {
+        name: np.concatenate([arrays[name][: header.steps, 0] for header, arrays in loaded]) for name in names
+    }
+    return json.loads(reply.output), rows
+
+
+def test_a_recording_holds_every_decision(tmp_path: Path) -> None:
+    """Context, action, reward, end and propensity, in the order of the log; and the settings of a run."""
+    account, rows = imported(bandit_log(tmp_path, 0, COUNT), tmp_path / "out")
+    events = truth.bandit_log(0, COUNT)
+    assert (account["episodes"], account["propensities"]) == (COUNT, "logged")
+    assert rows["observation"][:, :3].argmax(1).tolist() == [event.context for event in events]
+    assert rows["action"].tolist() == [event.action for event in events]
+    assert rows["reward"] == pytest.approx([0.99 if event.reward else -0.51 for event in events])
+    assert rows["terminated"].all()
+    assert np.exp(rows["log_prob"]) == pytest.approx([event.logged for event in events], rel=1e-5)
+    told = tomllib.loads((tmp_path / "out" / "run.toml").read_text())
+    assert told["environment"]["kwargs"]["actions"] == ["action0", "action1", "action2"]
+
+
+def test_propensities_that_are_absent_are_estimated_and_marked(tmp_path: Path) -> None:
+    """By imitation: near the true ones, where there are enough lines."""
+    account, rows = imported(bandit_log(tmp_path, 0, 4000, propensity=None), tmp_path / "out")
+    assert account["propensities"] == "estimated"
+    assert "propensities: estimated" in (tmp_path / "out" / "run.toml").read_text()
+    true = np.array([event.logged for event in truth.bandit_log(0, 4000)])
+    assert np.abs(np.exp(rows["log_prob"]) - true).max() < 0.06
+
+
+def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
+    """Nothing is written over."""
+    path = bandit_log(tmp_path, 0, 60)
+    reply = CliRunner().invoke(trace_commands, ["import", str(path), "--out", str(tmp_path)])
+    assert reply.exit_code == 2
+    assert "holds something already" in reply.output

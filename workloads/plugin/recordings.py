@@ -1,0 +1,21 @@
+"""Making a recording of experience that no actor generated, for `penstock train --from`.
+
+RecordingWriter   writes a recording, fragment by fragment
+FragmentBuilder   collects steps of N slots and cuts them into fragments
+Stepped, Ended    one step of N slots, and the episodes that ended in it
+HeaderFields      what a fragment's header says beside its content
+single_rank       the group of a process that learns alone, as `make_step_model` takes it
+"""
+
+from actor.acting.header_fields import HeaderFields
+from actor.acting.stepper import Ended, Stepped
+from actor.rollout.fragment_builder import FragmentBuilder
+from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
+from learner.recording.writer import RecordingWriter
+
+__all__ = ["Ended", "FragmentBuilder", "HeaderFields", "RecordingWriter", "Stepped", "single_rank"]
+
+
+def single_rank() -> RankGroup:
+    """Return the group of one rank."""
+    return SingleRankGroup()
