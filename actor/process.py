@@ -5,6 +5,7 @@ import socket
 import sys
 from functools import partial
 
+from actor.acting.health_watch import BEING_MADE, ENVIRONMENT, watch_broker
 from actor.evaluation.evaluator import Evaluator
 from actor.link.connect import SWITCH_INTERVAL_S, connect
 from actor.rollout.loop import FragmentGenerator
@@ -29,7 +30,8 @@ def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role,
     _, port = serve_http(health, settings.metrics.host, settings.metrics.port)
     announce(lifecycle.role, metrics_port=port)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    broker_client = connect(broker, settings)
+    on_answer = watch_broker(health, settings.actor.stall_timeout_s)
+    broker_client = connect(broker, settings, on_answer)
     try:
         name = check_id("actor_id", actor_id or to_id(f"{socket.gethostname()}-{os.getpid()}"))
         if role is Role.EVALUATION:
@@ -45,8 +47,11 @@ def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role,
 
 
 def make_generator(specification: RunSpecification, settings: Settings, health: Health) -> FragmentGenerator:
-    """What the run's workload acts with."""
+    """What the run's workload acts with; health expects it within this process's `actor.stall_timeout_s`."""
+    health.watch(ENVIRONMENT, settings.actor.stall_timeout_s)
+    health.expect(ENVIRONMENT, BEING_MADE)
     generator: FragmentGenerator = load(find(specification.workload).generator)(
         specification, settings, health
     )
+    health.suspend(ENVIRONMENT)
     return generator

@@ -8,6 +8,7 @@ waits.
 """
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -29,18 +30,33 @@ _CLOSED_WAIT_S: Final = 0.1
 log = logging.getLogger(__name__)
 
 
-def acquire(learner_log: LearnerLog, run: str, holder: str, ttl_s: float, stopped: threading.Event) -> Lease:
-    """Take the lease, waiting while another learner holds it; raises Interrupted when `stopped`."""
+def acquire(
+    learner_log: LearnerLog,
+    run: str,
+    holder: str,
+    ttl_s: float,
+    stopped: threading.Event,
+    *,
+    is_patient: bool = True,
+) -> Lease:
+    """Take the lease, waiting while another learner holds it.
+
+    is_patient: False: wait for the end of the lease that is held now, and no longer.
+
+    Raises Interrupted when `stopped`, Refused(FENCED) when the holder has renewed and it is not patient.
+    """
+    longest_s, waited = ttl_s if is_patient else math.inf, False
     while not stopped.is_set():
         try:
             return learner_log.acquire(run, holder, int(ttl_s * 1000))
         except Refused as error:
-            if error.refusal.reason is not Reason.FENCED:
+            if error.refusal.reason is not Reason.FENCED or (waited and not is_patient):
                 raise
             log.warning(
                 "waiting for the lease: another learner holds it", extra={"why": error.refusal.detail}
             )
-            stopped.wait(min(max(error.refusal.retry_after_ms / 1000, _CLOSED_WAIT_S), ttl_s))
+            waited = True
+            stopped.wait(min(max(error.refusal.retry_after_ms / 1000, _CLOSED_WAIT_S), longest_s))
     raise Interrupted
 
 

@@ -129,9 +129,14 @@ class _Line:
 class BrokerClient:
     """Calls to one broker."""
 
-    def __init__(self, address: str, credentials: Credentials) -> None:
-        """Raise ValueError for a malformed address or plaintext that was not asked for."""
-        self.address = address
+    def __init__(
+        self, address: str, credentials: Credentials, on_answer: Callable[[], None] = lambda: None
+    ) -> None:
+        """Raise ValueError for a malformed address or plaintext that was not asked for.
+
+        on_answer: called after every answer, a refusal included, in the thread that asked.
+        """
+        self.address, self._on_answer = address, on_answer
         self._credentials = credentials
         self._line = _Line(address, credentials)
         self._changing = threading.Lock()
@@ -272,6 +277,7 @@ class BrokerClient:
                 self._replace(line)
             raise
         line.heard_s = time.monotonic()
+        self._on_answer()
         return reply
 
     def _replace(self, line: _Line) -> None:

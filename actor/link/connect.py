@@ -1,5 +1,6 @@
 """How a process of the actor opens its link to the broker."""
 
+from collections.abc import Callable
 from typing import Final
 
 from actor.link.broker_client import BrokerClient
@@ -10,12 +11,12 @@ SWITCH_INTERVAL_S: Final = 0.0005
 """The sender must not wait the default 5 ms for the interpreter while environments step."""
 
 
-def connect(broker: str, settings: Settings) -> BrokerClient:
-    """Return a client of the broker at that address.
+def connect(broker: str, settings: Settings, on_answer: Callable[[], None] = lambda: None) -> BrokerClient:
+    """Return a client of the broker at that address; `on_answer` is called after every answer.
 
     Raises ConfigurationError for an address or files that cannot be used.
     """
     try:
-        return BrokerClient(broker, credentials(settings.security))
+        return BrokerClient(broker, credentials(settings.security), on_answer)
     except ValueError as error:
         raise ConfigurationError(f"--broker: {error}") from error

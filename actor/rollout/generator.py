@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from actor.acting.header_fields import HeaderFields
-from actor.acting.health_watch import ENVIRONMENT, note_lag, watch
+from actor.acting.health_watch import BEING_MADE, ENVIRONMENT, note_lag, watch
 from actor.acting.reward import learner_reward
 from actor.link.session import Session
 from actor.rollout.fragment_builder import FragmentBuilder
@@ -31,6 +31,7 @@ class EnvironmentGenerator:
 
     def __init__(self, of: Run, health: Health) -> None:
         watch(health, of.actor.stall_timeout_s)
+        health.expect(ENVIRONMENT, BEING_MADE)
         self._health, count = health, of.environment.count
         self.specification = of.specification
         self.outbox_fragments = of.actor.outbox_fragments

@@ -72,11 +72,18 @@ class Rollout:
     def run(self, actor_id: str) -> None:
         """Act until the session is over, the run stops or the process drains."""
         with self._lifecycle.calling_on_drain(self._session.notify_waiters):
-            self._act(actor_id)
+            try:
+                self._act(actor_id)
+            finally:
+                self._health.suspend(ENVIRONMENT)
 
     def _act(self, actor_id: str) -> None:
         generator, session = self._generator, self._session
+        self._health.expect(ENVIRONMENT, "environments are being reset")
         generator.begin(actor_id, session)
+        # From here on a step is expected whenever a fragment may begin, the first one included.
+        self._health.progress(ENVIRONMENT)
+        self._health.expect(ENVIRONMENT, "environments are being stepped")
         sequence = 1
         while self._await_credit(sequence):
             with tracing.trace("actor.unroll"):

@@ -10,13 +10,16 @@ Under torchrun it is one rank of several: rank 0 is the learner, the others comp
 
 import logging
 import os
+import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from broker.log.learner_log import LearnerLog
 from broker.log.records import Lease, LogState
@@ -47,6 +50,9 @@ from penstock.runtime.retry import Interrupted
 from penstock.wire.refusal import Refused
 
 log = logging.getLogger(__name__)
+
+_FOLDER_WAIT_S: Final = 5.0
+_FOLDER_LOOK_S: Final = 0.05
 
 
 def main(
@@ -81,27 +87,29 @@ def main(
     ranks: Ranks = SingleRank() if meeting is None else LeadingRank(meeting, lifecycle.drain)
     with _others_ended(ranks):
         model = make(settings)
-        try:
-            learner_log, lease = _take_lease(settings, model, connect, run_dir, lifecycle.draining)
-        except Interrupted:
-            return EXIT_OK
-        store = CheckpointStore(run_dir / "checkpoints", settings.learner.keep_checkpoints)
-        beginning = choose(lease, store, resumption)
-        _restore(model, beginning, settings)
-        write_specification(run_dir, model.specification)
-        _open(learner_log, lease, model, beginning)
-        foundation = Foundation(
-            settings=settings,
-            model=model,
-            learner_log=learner_log,
-            store=store,
-            beginning=beginning,
-            run_dir=run_dir,
-            health=health,
-            draining=lifecycle.draining,
-            ranks=ranks,
-        )
-        with held_files(run_dir):
+        with held_folder(run_dir, lifecycle.draining) as is_held:
+            try:
+                learner_log, lease = _take_lease(
+                    settings, model, connect, run_dir, lifecycle.draining, is_held=is_held
+                )
+            except Interrupted:
+                return EXIT_OK
+            store = CheckpointStore(run_dir / "checkpoints", settings.learner.keep_checkpoints)
+            beginning = choose(lease, store, resumption)
+            _restore(model, beginning, settings)
+            write_specification(run_dir, model.specification)
+            _open(learner_log, lease, model, beginning)
+            foundation = Foundation(
+                settings=settings,
+                model=model,
+                learner_log=learner_log,
+                store=store,
+                beginning=beginning,
+                run_dir=run_dir,
+                health=health,
+                draining=lifecycle.draining,
+                ranks=ranks,
+            )
             Learner(foundation).run()
     return EXIT_OK
 
@@ -112,12 +120,26 @@ def _take_lease(
     connect: Callable[[], LearnerLog],
     run_dir: Path,
     draining: threading.Event,
+    *,
+    is_held: bool,
 ) -> tuple[LearnerLog, Lease]:
-    """Wait for Redis, then for the lease; raises Interrupted where the process is asked to end meanwhile."""
+    """Wait for Redis, then for the lease; raises Interrupted where the process is asked to end meanwhile.
+
+    Where the folder is held by another learner (`is_held` False), that one may be frozen: it has lost its
+    lease then, and is fenced. Under one name the two would fence each other off in turn, so this one takes
+    another name. Raises ConfigurationError when the other one renews its lease.
+    """
     learner_log = connect()
     check_memory(settings, model.weight_bytes, learner_log.max_memory_bytes())
-    holder = _holder(run_dir)
-    lease = acquire(learner_log, settings.run, holder, settings.learner.lease_ttl_s, draining)
+    holder = _holder(run_dir) if is_held else f"{_holder(run_dir)}:{secrets.token_hex(4)}"
+    ttl_s = settings.learner.lease_ttl_s
+    try:
+        lease = acquire(learner_log, settings.run, holder, ttl_s, draining, is_patient=is_held)
+    except Refused as error:
+        raise ConfigurationError(
+            f"run_dir={run_dir}: another learner has this run in hand ({error.refusal.detail}); "
+            "stop it first, or give this one a folder of its own"
+        ) from error
     failpoint("lease.acquired", lease.epoch)
     metrics.LEASE_EPOCH.set(lease.epoch)
     log.info("lease taken", extra={"epoch": lease.epoch, "holder": holder})
@@ -149,13 +171,19 @@ def _others_ended(ranks: Ranks) -> Iterator[None]:
 
 
 @contextmanager
-def held_files(run_dir: Path) -> Iterator[None]:
-    """Tell `penstock policy` that a learner of the run lives, which draws the numbers of its versions."""
-    file = hold(run_dir)
-    if file is None:
-        log.warning("another process holds the folder of versions", extra={"folder": str(run_dir)})
+def held_folder(run_dir: Path, draining: threading.Event) -> Iterator[bool]:
+    """Hold the run's folder, so that `penstock policy` knows that a learner of the run lives.
+
+    Yields whether it is held here. A command that draws a version's number holds it for a moment, which is
+    waited for; another learner holds it for its life.
+    """
+    until_s = time.monotonic() + _FOLDER_WAIT_S
+    while (file := hold(run_dir)) is None:
+        if time.monotonic() > until_s or draining.wait(_FOLDER_LOOK_S):
+            log.warning("another process holds the run's folder", extra={"folder": str(run_dir)})
+            break
     try:
-        yield
+        yield file is not None
     finally:
         if file is not None:
             file.close()

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,19 @@ PATIENCE_S = 60.0
 SLEEPS = """
 import os, time, gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
-class Sleeps(CartPoleEnv):
-    def step(self, action):
+def sleep(where):
+    if where == os.environ.get("SLEEP_IN", "step"):
         while os.path.exists(os.environ.get("SLEEP_WHILE", "never")):
             time.sleep(0.01)
+class Sleeps(CartPoleEnv):
+    def __init__(self, **words):
+        sleep("make")
+        super().__init__(**words)
+    def reset(self, **words):
+        sleep("reset")
+        return super().reset(**words)
+    def step(self, action):
+        sleep("step")
         return super().step(action)
 gymnasium.register("Sleeps-v0", Sleeps, max_episode_steps=500)
 """
@@ -95,6 +105,36 @@ def test_an_actor_whose_environment_hangs(
     assert actor.get("/healthz")[1].startswith("environment: no progress for ")
     asleep.unlink()
     becomes(actor, 200)
+
+
+def _has_come(course: Course, known: int) -> bool:
+    return course.learn() > known
+
+
+def test_an_actor_whose_environment_never_gets_going(
+    redis_url: str, broker: BrokerProcess, start: Start, tmp_path: Path
+) -> None:
+    """Its making, its reset or its first step hangs, though weights and leave are there already."""
+    (tmp_path / "sleeping.py").write_text(SLEEPS)
+    asleep = tmp_path / "asleep"
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        course = Course(redis_url, Plan(environment={"id": "sleeping:Sleeps-v0", "count": 1}))
+    course.publish()
+    told = ("--set", "actor.stall_timeout_s=1", "--set", 'actor.allow_modules=["sleeping"]')
+    for where in ("make", "reset", "step"):
+        asleep.touch()
+        before = course.learn()
+        environment = {"PYTHONPATH": path, "SLEEP_WHILE": str(asleep), "SLEEP_IN": where}
+        actor = start("actor", "--broker", broker.address, "--actor-id", "a", *told, **environment)
+        eventually(actor.endpoint_file.exists, "the actor", PATIENCE_S)
+        assert becomes(actor, 503).startswith("environment: no progress for ")
+        assert course.learn() == before
+        asleep.unlink()
+        becomes(actor, 200)
+        eventually(partial(_has_come, course, before), "experience", PATIENCE_S)
+        actor.process.kill()
 
 
 def test_an_actor_that_published_weights_do_not_reach(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.settings import Settings
+from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, read_phases
 from tests.support.run.learner_run import (
     BATCH,
@@ -94,6 +94,21 @@ def test_another_holder_waits_for_the_lease_to_expire(redis_url: str, tmp_path: 
             first.drain()
             until(lambda: producer.status().epoch > epoch, "the second learner to take over")
             second.drain()
+
+
+def test_a_second_learner_on_the_folder_is_refused(redis_url: str, tmp_path: Path) -> None:
+    """Under one name they would fence each other off in turn; the first one goes on."""
+    with LearnerThread(redis_url, tmp_path, endless()) as first, Producer(redis_url) as producer:
+        session = producer.open()
+        epoch = producer.status().epoch
+        with (
+            LearnerThread(redis_url, tmp_path, endless(), resume=True) as second,
+            pytest.raises(ConfigurationError, match="another learner has this run in hand"),
+        ):
+            second.finish()
+        producer.drive([session], lambda: producer.status().latest.update >= 2)
+        assert producer.status().epoch == epoch
+        first.drain()
 
 
 def test_a_restarted_redis_is_opened_again(redis_server: RedisServer, tmp_path: Path) -> None:

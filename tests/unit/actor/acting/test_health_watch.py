@@ -1,7 +1,8 @@
-"""Health watches that published weights arrive."""
+"""Health watches that published weights arrive and that the broker answers."""
 
-from actor.acting.health_watch import note_lag, watch
+from actor.acting.health_watch import note_lag, watch, watch_broker
 from penstock.runtime.health import Health
+from penstock.wire.limits import MAX_WATCH_WAIT_MS, WATCH_GRACE_S
 
 
 class Clock:
@@ -28,4 +29,20 @@ def test_weights_that_arrive_slowly_are_progress_and_those_that_stand_still_are_
     clock.now_s += 60.0
     assert health.problem() is not None
     note_lag(health, 2, 2, 0)
+    assert health.problem() is None
+
+
+def test_a_broker_that_answers_nothing_is_told_from_one_that_holds_a_call() -> None:
+    """A wait for news may take as long as it asked for; the limit counts behind it."""
+    clock = Clock()
+    health = Health("actor", clock)
+    answered = watch_broker(health, stall_timeout_s=10.0)
+    clock.now_s += MAX_WATCH_WAIT_MS / 1000 + WATCH_GRACE_S + 5.0
+    assert health.problem() is None
+    answered()
+    clock.now_s += MAX_WATCH_WAIT_MS / 1000 + WATCH_GRACE_S + 15.0
+    problem = health.problem()
+    assert problem is not None
+    assert problem.startswith("broker: no progress for ")
+    answered()
     assert health.problem() is None

@@ -61,7 +61,9 @@ def test_a_deadline_leaves_time_for_the_bytes_of_a_thin_line() -> None:
     server = grpc.server(futures.ThreadPoolExecutor(1), options=CHANNEL_OPTIONS)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(clock, server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(clock, server)
-    broker_client = BrokerClient(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", Credentials())
+    answers: list[str] = []
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    broker_client = BrokerClient(address, Credentials(), lambda: answers.append("answer"))
     server.start()
     large = replace(small_run.fragment(1), payload=b"\0" * (2 * MIB))
     broker_client.append(1, 0, [], stop)
@@ -69,6 +71,7 @@ def test_a_deadline_leaves_time_for_the_bytes_of_a_thin_line() -> None:
     broker_client.weights(1, 1, 0, stop)
     broker_client.close()
     server.stop(0)
+    assert len(answers) == 3
     assert clock.given_s["append 0"] <= APPEND_DEADLINE_S
     assert clock.given_s["append 3"] >= 6 * MIB / MEGABIT
     assert clock.given_s["weights"] >= WEIGHT_CHUNK_BYTES / MEGABIT
