@@ -16,6 +16,7 @@ from redis.exceptions import NoScriptError
 from benchmarks.crowd import Actor, Crowd, Outcome
 from benchmarks.virtual_time import Clock
 from broker.log import keys, replies
+from broker.log.envelope import unpack
 from broker.log.learner_log import LearnerLog
 from broker.log.records import Pacing, Scope
 from broker.log.script import load
@@ -104,10 +105,12 @@ class Stand:
 
     def _script(self, name: str, *arguments: Any, staged: tuple[str, ...] = ()) -> Any:
         script = load(name)
+        given = (len(staged), *staged, *arguments, "")
         try:
-            return self._redis.evalsha(script.sha1, len(staged), *staged, *arguments)
+            answer = self._redis.evalsha(script.sha1, *given)
         except NoScriptError:
-            return self._redis.eval(script.source, len(staged), *staged, *arguments)
+            answer = self._redis.eval(script.source, *given)
+        return unpack(answer)[1]
 
     # ---- actors
 

@@ -54,8 +54,10 @@ class Appends:
         self._under_way = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def append(self, session: int, acked_through: int, items: Sequence[AppendItem]) -> Any:
-        """Append fragments of a session and return the script's raw reply.
+    async def append(
+        self, session: int, acked_through: int, items: Sequence[AppendItem], incarnation: str
+    ) -> Any:
+        """Append fragments of a session and return the script's raw answer.
 
         Raises what the Redis client raises.
 
@@ -66,12 +68,14 @@ class Appends:
             session: number of the session.
             acked_through: highest sequence number that the actor knows to be acknowledged.
             items: checked fragments with consecutive sequence numbers.
+            incarnation: of the run for which they were checked; "": any.
         """
         arguments: list[Any] = [session, acked_through]
         for item in items:
             header = item.header
             arguments += (header.sequence, header.charge, header.kind.value, len(item.payload))
             arguments += (item.header_bytes, header.newest_version)
+        arguments.append(incarnation)
         reply = asyncio.get_running_loop().create_future()
         staged = [self._staging_key() for _ in items]
         self._waiting.append(_Waiting(staged, [item.payload for item in items], arguments, reply))

@@ -110,13 +110,13 @@ def connect_async(url: str, password: str | None, tls: TlsFiles | None = None) -
 
 def _greet(connection: Any) -> None:
     connection.on_connect()
-    connection.send_command("EVAL", load("greet").source, 0)
+    connection.send_command("EVAL", load("greet").source, 0, "")
     connection.read_response()
 
 
 async def _greet_async(connection: Any) -> None:
     await connection.on_connect()
-    await connection.send_command("EVAL", load("greet").source, 0)
+    await connection.send_command("EVAL", load("greet").source, 0, "")
     await connection.read_response()
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from broker.log.connection import is_unavailable, without_password
+from broker.log.envelope import OtherLayout, unpack
 from broker.log.log_memory import LogMemory
 from broker.log.script import load
 from penstock.config.settings import ConfigurationError
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_ANY_INCARNATION: Final = ""
+"""A learner's writes are fenced by its epoch, which rises with every incarnation."""
 DRAIN_WAIT_S: Final = 5.0
 """Seconds that a call waits for Redis once the process drains."""
 
@@ -63,16 +66,19 @@ class LearnerCalls:
         return self._waited(call, threading.Event(), wait_s)
 
     def run(self, name: str, *arguments: Any) -> Any:
-        """Return the reply of the script `name`."""
+        """Return the reply of the script `name`; raises Fatal where the run has another layout."""
         script = load(name)
 
         def evaluate() -> Any:
             try:
-                return self.client.execute_command("EVALSHA", script.sha1, 0, *arguments)
+                return self.client.execute_command("EVALSHA", script.sha1, 0, *arguments, _ANY_INCARNATION)
             except NoScriptError:
-                return self.client.execute_command("EVAL", script.source, 0, *arguments)
+                return self.client.execute_command("EVAL", script.source, 0, *arguments, _ANY_INCARNATION)
 
-        return self.patient(evaluate)
+        try:
+            return unpack(self.patient(evaluate))[1]
+        except OtherLayout as error:
+            raise Fatal(str(error)) from error
 
     def fenced(self, name: str, *arguments: Any) -> Any:
         """Return the reply of a script whose first argument is the epoch.

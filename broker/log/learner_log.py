@@ -138,7 +138,8 @@ class LearnerLog:
 
         Raises Refused(FENCED).
         """
-        renewal = replies.renewal(self._calls.fenced("renew", self._memory.holder.ttl_ms))
+        ttl_ms, newest = self._memory.holder.ttl_ms, self._memory.state.number
+        renewal = replies.renewal(self._calls.fenced("renew", ttl_ms, newest))
         if not renewal.closed:
             self._memory.raise_to(log_lost=renewal.log_lost, revision=renewal.revision)
         return renewal

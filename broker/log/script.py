@@ -1,8 +1,9 @@
 """The Lua scripts of the run: read from `broker/log/scripts`, one atomic step each.
 
 A script is its file behind the constants of `broker.log.keys`, the files that its `-- uses:` line names
-and what those need. Each file's header documents KEYS, ARGV and reply. Every script that writes begins with
-`DEL ABSENT`, so that it also works at `maxmemory`.
+and what those need. Each file's header documents KEYS, ARGV and reply, which comes in an envelope
+(`broker.log.envelope`). Every script that writes begins with `DEL ABSENT`, so that it also works at
+`maxmemory`.
 """
 
 import hashlib
@@ -15,6 +16,12 @@ from typing import Final
 from broker.log import keys
 from penstock.wire import limits
 
+FIRST_LAYOUT: Final = 1
+"""Of a run whose state does not say which layout its keys have."""
+LAYOUT: Final = 1
+"""Rises with every change after which scripts of before and after must not meet the same keys."""
+READ_EARLIER_LAYOUTS: Final = ("greet", "acquire", "open_log")
+"""Scripts with which a learner takes over a run of an earlier layout; `open_log` brings it up to date."""
 JUMP: Final = 2**20
 """Least amount by which the allocators advance when a log is opened again.
 
@@ -48,6 +55,8 @@ MAX_REPORT_ENTRIES: Final = 4096
 MAX_REPORT_BYTES: Final = 8 * 2**20
 
 _LIMITS: Final = (
+    "FIRST_LAYOUT",
+    "LAYOUT",
     "JUMP",
     "KEPT_COMMITS",
     "KEPT_SUPERSEDED",
@@ -80,9 +89,11 @@ class Script:
 @cache
 def load(name: str) -> Script:
     """Return the script of `broker/log/scripts/NAME.lua`."""
-    body = read_source(name)
-    parts = "\n".join([*(read_source(part) for part in _parts(body)), body])
-    source = f"{_constants(parts)}\n{parts}"
+    body = f"local function script()\n{read_source(name)}\nend\nreturn answer_in_envelope(script)\n"
+    shared = dict.fromkeys([*_parts(read_source("_envelope")), "_envelope", *_parts(body)])
+    parts = "\n".join([*map(read_source, shared), body])
+    earlier = f"local READS_EARLIER = {int(name in READ_EARLIER_LAYOUTS)}"
+    source = f"{earlier}\n{_constants(parts)}\n{parts}"
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 

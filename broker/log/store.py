@@ -2,7 +2,8 @@
 
 Every method is one round trip of one script (`broker.log.appends`: several in one). A method either returns
 a reply, refusals included, or raises `StoreUnavailable`: then it is unknown whether the call took effect, and
-repeating it is safe. The process keeps no state: any number of stores share one Redis.
+repeating it is safe. The process keeps no state but which incarnation of the run it has met: what was asked
+with knowledge of another one is not done. Any number of stores share one Redis.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from broker.log import keys, replies
 from broker.log.appends import Appends
 from broker.log.commands import Command, CommandAction
 from broker.log.connection import connect_async, is_unavailable
+from broker.log.envelope import OtherIncarnation, OtherLayout, unpack
 from broker.log.records import Appended, AppendItem, Change, ControlAction, Opened, Status, Watched
 from broker.log.script import Script, load
 from penstock.rpc.tls_files import TlsFiles
@@ -29,7 +31,14 @@ _RESUBSCRIBE_S: Final = 0.2
 
 
 class StoreUnavailable(Exception):
-    """Reports that Redis did not answer, is loading, or refused a write; the message says which."""
+    """Reports why a call was not done, in its message.
+
+    Redis did not answer, is loading, refused a write, or holds another incarnation of the run.
+    """
+
+
+class OtherRelease(StoreUnavailable):
+    """Reports that the run in Redis has keys of another layout: this process must not go on."""
 
 
 class Store:
@@ -41,6 +50,8 @@ class Store:
     def __init__(self, client: Any, staging_expiry_s: float) -> None:
         self._redis = client
         self._appends = Appends(client, staging_expiry_s)
+        self._incarnation = ""
+        self._forget: list[Callable[[], None]] = []
 
     @classmethod
     def connect(
@@ -77,6 +88,17 @@ class Store:
         """
         return replies.opened(await self._run("open_session", actor_id, role.value, owner))
 
+    def on_incarnation(self, forget: Callable[[], None]) -> None:
+        """Call `forget` when Redis turns out to hold another incarnation of the run than before."""
+        self._forget.append(forget)
+
+    async def confirm(self) -> None:
+        """Return when Redis holds the incarnation that is known here.
+
+        Raises StoreUnavailable when it does not: then nothing that is remembered holds.
+        """
+        await self._run("confirm")
+
     async def owner_of(self, session: int) -> str | None:
         """Return the owner of an open session, None when no such session is open."""
         key = f"{keys.SESSION}{session}"
@@ -96,9 +118,10 @@ class Store:
         """
         last = items[-1].header.sequence if items else 0
         failpoint("append.sending", last)
-        reply = await self._guarded(lambda: self._appends.append(session, acked_through, items))
+        known = self._incarnation
+        answer = await self._guarded(lambda: self._appends.append(session, acked_through, items, known))
         failpoint("append.stored", last)
-        return replies.appended(reply)
+        return replies.appended(self._open(answer))
 
     async def close_session(self, session: int) -> None:
         """End a session; its credit returns to the budget. Safe to repeat."""
@@ -217,8 +240,27 @@ class Store:
             await asyncio.sleep(_RESUBSCRIBE_S)
 
     async def _run(self, name: str, *arguments: Any) -> Any:
-        script = load(name)
-        return await self._guarded(lambda: self._evaluate(script, arguments))
+        script, known = load(name), self._incarnation
+        return self._open(await self._guarded(lambda: self._evaluate(script, (*arguments, known))))
+
+    def _open(self, answer: Sequence[Any]) -> Any:
+        try:
+            incarnation, reply = unpack(answer)
+        except OtherIncarnation as error:
+            self._meet(error.incarnation)
+            raise StoreUnavailable(str(error)) from error
+        except OtherLayout as error:
+            raise OtherRelease(str(error)) from error
+        if not self._incarnation:
+            self._meet(incarnation)
+        return reply
+
+    def _meet(self, incarnation: str) -> None:
+        if incarnation == self._incarnation:
+            return
+        self._incarnation = incarnation
+        for forget in self._forget:
+            forget()
 
     async def _evaluate(self, script: Script, arguments: Sequence[Any]) -> Any:
         try:

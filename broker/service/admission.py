@@ -1,11 +1,12 @@
 """What of an Append may go to the log: its fragments held against the run's specification.
 
-The specification is read from Redis once and again when a fragment names another run, at most once a
-second. Fragments are checked in order up to the first that breaks the contract; a large request is
-checked on a thread, so that other calls go on.
+The specification is read from Redis once for each incarnation of the run, and again when a fragment names
+another run, at most once a second. Fragments are checked in order up to the first that breaks the contract; a
+large request is checked on a thread, so that other calls go on.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -36,13 +37,20 @@ class Admitted:
 
 
 class Admission:
-    """`read_specification()` answers the encoded specification, None before the learner wrote one."""
+    """`read_specification()` answers the encoded specification, None before the learner wrote one.
 
-    def __init__(self, read_specification: Callable[[], Awaitable[bytes | None]]) -> None:
-        self._read = read_specification
+    `confirm()` raises where the run is another incarnation than the one whose specification was read.
+    """
+
+    def __init__(
+        self,
+        read_specification: Callable[[], Awaitable[bytes | None]],
+        confirm: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._read, self._confirm = read_specification, confirm
         self._encoded: bytes | None = None
         self._specification: RunSpecification | None = None
-        self._read_at = -REFRESH_INTERVAL_S
+        self._read_at = -math.inf
 
     async def admit(self, session: int, messages: Sequence[SentFragment]) -> Admitted:
         """Check the fragments of one Append of `session`."""
@@ -53,8 +61,17 @@ class Admission:
                 (), Refusal(reason=Reason.NOT_READY, detail=detail, retry_after_ms=NOT_READY_RETRY_MS)
             )
         if len(messages) > CHECKED_ON_LOOP or _rows(messages) > ROWS_ON_LOOP:
-            return await asyncio.to_thread(check_all, session, messages, specification)
-        return check_all(session, messages, specification)
+            admitted = await asyncio.to_thread(check_all, session, messages, specification)
+        else:
+            admitted = check_all(session, messages, specification)
+        if admitted.refusal is not None:
+            await self._confirm()
+        return admitted
+
+    def forget(self) -> None:
+        """Read the specification anew: the run is another incarnation."""
+        self._encoded = self._specification = None
+        self._read_at = -math.inf
 
     async def _specification_for(self, run: str) -> RunSpecification | None:
         known = self._specification

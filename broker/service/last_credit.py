@@ -29,3 +29,7 @@ class LastCredit:
         self._numbers.move_to_end(session)
         if len(self._numbers) > MAX_REMEMBERED_SESSIONS:
             self._numbers.popitem(last=False)
+
+    def forget(self) -> None:
+        """Nothing was said to the sessions of another incarnation of the run."""
+        self._numbers.clear()

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from broker.log import guard
 from broker.log.records import Status
-from broker.log.store import Store, StoreUnavailable
+from broker.log.store import OtherRelease, Store, StoreUnavailable
 from penstock.config.settings import BrokerSection
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
@@ -65,6 +65,8 @@ class Monitor:
             status = await self._store.status()
         except guard.UnsuitableRedis as error:
             raise Fatal(f"redis has become unsuitable: {error}") from error
+        except OtherRelease as error:
+            raise Fatal(str(error)) from error
         except (StoreUnavailable, RedisError) as error:
             self._note_away(error)
         else:

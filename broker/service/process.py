@@ -161,10 +161,12 @@ def assemble(frame: ServerFrame, settings: Settings, redis_url: str, facts: guar
     store = Store.connect(
         redis_url, password=redis_password(settings.security), tls=tls_files(settings.security)
     )
-    changes, owners, last_credit = Changes(), SessionOwners(store.owner_of), LastCredit()
+    changes, last_credit = Changes(), LastCredit()
+    owners = SessionOwners(store.owner_of, store.confirm)
+    admission = Admission(store.specification, store.confirm)
     experience = ExperienceService(
         store,
-        Admission(store.specification),
+        admission,
         StagingBudget(section.max_staged_bytes),
         facts,
         owners,
@@ -172,6 +174,8 @@ def assemble(frame: ServerFrame, settings: Settings, redis_url: str, facts: guar
         changes,
     )
     weights = WeightService(store, WeightCache(store.weights_chunk), changes, owners, last_credit)
+    for remembered in (admission, owners, last_credit, weights):
+        store.on_incarnation(remembered.forget)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(experience, frame.server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(weights, frame.server)
     versions = Versions(registry_with_password(settings.registry), settings.serving.policy)

@@ -2,8 +2,8 @@
 
 Session numbers can be guessed, and a certificate of the run lets its holder call; so the row of a session
 keeps who opened it, and every call that names a session is held against that. A session's owner never
-changes, so it is asked of Redis once and remembered. Sessions of callers that proved nothing (plaintext)
-belong to anybody.
+changes within an incarnation of the run, so it is asked of Redis once and remembered. Sessions of callers
+that proved nothing (plaintext) belong to anybody.
 """
 
 from collections import OrderedDict
@@ -27,10 +27,15 @@ def caller_name() -> str:
 
 
 class SessionOwners:
-    """`read(session)` answers the owner of an open session, None where there is none."""
+    """`read(session)` answers the owner of an open session, None where there is none.
 
-    def __init__(self, read: Callable[[int], Awaitable[str | None]]) -> None:
-        self._read = read
+    `confirm()` raises where the run is another incarnation than the one whose owners are remembered.
+    """
+
+    def __init__(
+        self, read: Callable[[int], Awaitable[str | None]], confirm: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._read, self._confirm = read, confirm
         self._owners: OrderedDict[int, str] = OrderedDict()
 
     async def check_name(self, actor_id: str, context: Context) -> None:
@@ -47,8 +52,13 @@ class SessionOwners:
             return
         owner = await self._owner(session)
         if owner and owner != caller:
+            await self._confirm()
             text = f"session={session}: {caller} did not open it; open one of your own"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+
+    def forget(self) -> None:
+        """Ask again: in another incarnation of the run the numbers are those of other sessions."""
+        self._owners.clear()
 
     async def _owner(self, session: int) -> str | None:
         known = self._owners.get(session)

@@ -54,6 +54,10 @@ class WeightService(WeightServiceServicer):
         self._store, self._cache, self._changes, self._owners = store, cache, changes, owners
         self._last_credit, self._last_evaluations = last_credit, LastCredit()
 
+    def forget(self) -> None:
+        """No evaluation was asked of the sessions of another incarnation of the run."""
+        self._last_evaluations.forget()
+
     async def WatchLatest(  # type: ignore[override]  # noqa: N802 - written here
         self, request: pb.WatchLatestRequest, context: Context
     ) -> bytes:

@@ -25,7 +25,7 @@ COMMIT = Commit(
     checkpoint_id="000000000001-00000009", manifest_sha256="0" * 64, position=2, trim=2, totals=Totals()
 )
 WRITES: dict[str, tuple[Any, ...]] = {
-    "renew": (TTL_MS,),
+    "renew": (TTL_MS, 0),
     "allocate_version": (1,),
     "store_chunk": (3, 0, BLOB),
     "publish": (3, 9, "0" * 64, len(BLOB), 1, 2, "{}", "", 0),

@@ -227,8 +227,9 @@ async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: 
             9,
             header.header_bytes,
             1,
+            "",
         )
-    assert reply[:4] == [b"FULL", b"staging", 0, 0]
+    assert reply[2][:4] == [b"FULL", b"staging", 0, 0]
     assert (await actor.append()).refusal is None
     await actor.store.aclose()
 

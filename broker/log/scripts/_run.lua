@@ -38,14 +38,13 @@ local function is_closed()
   return not opened[1] or opened[2] == '1'
 end
 
--- Returns why a learner with this epoch may not write; nil when it may. A Redis that went back in time may
--- hold an older epoch than the true lease holder's: that is CLOSED, not FENCED.
+-- Returns why a learner with this epoch may not write; nil when it may. A Redis that went back in time holds
+-- an older epoch than the true lease holder's: that is CLOSED, not FENCED.
 local function fence(epoch)
   local stored = numbers(STATE, 'epoch')
   local mine = tonumber(epoch)
   if mine < stored then return 'FENCED' end
-  if is_closed() then return 'CLOSED' end
-  if mine ~= stored then return 'FENCED' end
+  if mine > stored or is_closed() then return 'CLOSED' end
 end
 
 -- Records for audits what a Redis that went back in time has lost, unless the lineage or the log has it:

@@ -17,5 +17,6 @@ epoch = epoch + 1
 if run and closed then epoch = epoch + leap() end
 redis.call('HSET', STATE, 'run', run or ARGV[1], 'holder', ARGV[2], 'epoch', epoch,
   'lease_expires_ms', now + ARGV[3])
+if not run then redis.call('HSET', STATE, 'layout', LAYOUT) end
 return {'OK', epoch, run and 0 or 1, closed and 1 or 0, floor, version, number,
   redis.call('LRANGE', COMMITS, 0, -1)}

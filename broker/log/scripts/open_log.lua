@@ -10,12 +10,14 @@ local mine, position = tonumber(ARGV[1]), tonumber(ARGV[9])
 local stored = numbers(STATE, 'epoch')
 if redis.call('HGET', STATE, 'opened_by') == ARGV[2] then return {'OK', stored} end
 local closed = is_closed()
-if mine < stored or (mine ~= stored and not closed) then return {'FENCED'} end
-local floor = numbers(STATE, 'trim_floor')
+if mine < stored then return {'FENCED'} end
+local floor, newest = numbers(STATE, 'trim_floor', 'number')
 if position and position < floor then return {'TRIMMED', floor} end
 local state = ARGV[8] ~= '' and cjson.decode(ARGV[8]) or nil
 local opened_before = redis.call('HEXISTS', STATE, 'redis_run_id') == 1
-local rewound = closed and (opened_before or state ~= nil)
+-- A Redis that was filled from a snapshot without being restarted knows less than the learner.
+local behind = mine > stored or state ~= nil and state.number > newest
+local rewound = (closed or behind) and (opened_before or state ~= nil)
 local drawn = numbers(STATE, 'session')
 
 local function raise(field, value)
@@ -126,7 +128,9 @@ if desired == 0 or (desired == 3 and position and stop_done == 1) then
 end
 if position then redis.call('HDEL', STATE, 'stop_done') end
 redis.call('HSETNX', STATE, 'round', 0)
-redis.call('HSET', STATE, 'run', ARGV[3], 'holder', ARGV[4], 'epoch', epoch,
+if rewound then redis.call('HSET', STATE, 'incarnation', ARGV[2]) end
+redis.call('HSETNX', STATE, 'incarnation', ARGV[2])
+redis.call('HSET', STATE, 'layout', LAYOUT, 'run', ARGV[3], 'holder', ARGV[4], 'epoch', epoch,
   'lease_expires_ms', now + ARGV[5], 'opened_ms', now, 'calm_ms', now, 'opened_by', ARGV[2],
   'redis_run_id', redis_run_id(), 'closed', 0)
 if position then

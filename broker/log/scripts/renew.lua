@@ -1,5 +1,5 @@
 -- Keeps the lease, closes expired sessions, and gives to others what is held in silence.
--- ARGV: epoch, time to live in ms.
+-- ARGV: epoch, time to live in ms, newest entry that the learner has read.
 -- Reply: {'OK', closed, desired, revision, checkpoint revision, bytes, entries, head, outstanding, settled,
 --         settled steps, acked, log_lost, evaluate version, rollout sessions, expired,
 --         {session, actor, probe JSON, ...}} or {'FENCED'}.
@@ -7,6 +7,11 @@
 redis.call('DEL', ABSENT)
 local refused = fence(ARGV[1])
 if refused == 'FENCED' then return {'FENCED'} end
+-- Redis was filled from a snapshot without being restarted.
+if not refused and (numbers(STATE, 'number')) < tonumber(ARGV[3]) then
+  redis.call('HSET', STATE, 'closed', 1)
+  refused = 'CLOSED'
+end
 local now, expired = now_ms(), 0
 if not refused then
   redis.call('HSET', STATE, 'lease_expires_ms', now + ARGV[2])

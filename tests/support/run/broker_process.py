@@ -15,7 +15,7 @@ from typing import Any, Final
 from broker.log.learner_log import LearnerLog
 from broker.log.records import Pacing
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
-from tests.support.run.small_run import CHARGE, RUN, specification
+from tests.support.run.small_run import CHARGE, RUN, STEPS, specification
 
 PROGRAM: Final = """
 import json, sys
@@ -115,6 +115,7 @@ def open_run(
     weights: bytes = b"weights-1",
     wait_s: float = PATIENCE_S,
     max_log_entries: int = 10_000,
+    unroll_length: int = STEPS,
 ) -> LearnerLog:
     """A learner that has taken the lease, opened the run and published once."""
     log = LearnerLog.connect(redis_url, wait_s=wait_s)
@@ -128,6 +129,7 @@ def open_run(
         max_log_bytes=2**28,
         max_log_entries=max_log_entries,
     )
-    log.start(specification(session_timeout_ms=session_timeout_ms).encode(), pacing)
+    given = specification(session_timeout_ms=session_timeout_ms, unroll_length=unroll_length)
+    log.start(given.encode(), pacing)
     log.publish(weights, update=0, settled=0, scalars={})
     return log

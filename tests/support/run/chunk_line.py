@@ -27,7 +27,11 @@ _MOST_FRESH_STARTS: Final = 8
 def weight_service(store: Store) -> WeightService:
     """The service of a broker with this store, its cache empty."""
     return WeightService(
-        store, WeightCache(store.weights_chunk), Changes(), SessionOwners(store.owner_of), LastCredit()
+        store,
+        WeightCache(store.weights_chunk),
+        Changes(),
+        SessionOwners(store.owner_of, store.confirm),
+        LastCredit(),
     )
 
 

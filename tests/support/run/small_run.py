@@ -17,7 +17,11 @@ SCHEMA = fragment_schema(OBSERVATION, Discrete(2))
 
 
 def specification(
-    run: str = RUN, *, session_timeout_ms: int = 30_000, lock_step: bool = False
+    run: str = RUN,
+    *,
+    session_timeout_ms: int = 30_000,
+    lock_step: bool = False,
+    unroll_length: int = STEPS,
 ) -> RunSpecification:
     """A run with three-number observations and two actions."""
     return RunSpecification(
@@ -32,7 +36,7 @@ def specification(
         action_space=Discrete(2),
         schema=SCHEMA,
         probe=Probe({}, {}),
-        unroll_length=STEPS,
+        unroll_length=unroll_length,
         lock_step=lock_step,
         session_timeout_ms=session_timeout_ms,
     )

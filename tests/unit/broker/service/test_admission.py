@@ -70,9 +70,13 @@ class Shelf:
         return self.encoded
 
 
+async def confirmed() -> None:
+    """The run is the incarnation that was read."""
+
+
 async def test_before_the_learner_wrote_the_run_an_append_is_not_ready() -> None:
     """With a time to wait."""
-    admitted = await Admission(Shelf(None).read).admit(SESSION, [sent(fragment(SESSION))])
+    admitted = await Admission(Shelf(None).read, confirmed).admit(SESSION, [sent(fragment(SESSION))])
     assert admitted.refusal is not None
     assert admitted.refusal.reason is Reason.NOT_READY
     assert admitted.refusal.retry_after_ms > 0
@@ -81,7 +85,7 @@ async def test_before_the_learner_wrote_the_run_an_append_is_not_ready() -> None
 async def test_the_specification_is_read_once() -> None:
     """Not for every Append, and a foreign run's fragments do not make the broker read every time."""
     shelf = Shelf(specification().encode())
-    admission = Admission(shelf.read)
+    admission = Admission(shelf.read, confirmed)
     for _ in range(3):
         assert not (await admission.admit(SESSION, [sent(fragment(SESSION))])).refusal
         foreign = await admission.admit(SESSION, [sent(fragment(SESSION, run="run-b"))])
@@ -94,7 +98,7 @@ async def test_a_large_append_is_checked_on_a_thread_with_the_same_result() -> N
     """Forty fragments, the last one bad."""
     messages = [sent(fragment(SESSION, sequence)) for sequence in range(1, 40)]
     messages.append(sent(fragment(SESSION, reward=NAN)))
-    admitted = await Admission(Shelf(specification().encode()).read).admit(SESSION, messages)
+    admitted = await Admission(Shelf(specification().encode()).read, confirmed).admit(SESSION, messages)
     assert len(admitted.items) == 39
     assert admitted.refusal is not None
     assert "fragments[39]" in admitted.refusal.detail

@@ -1,0 +1,15 @@
+-- What every script answers: {layout, incarnation, its own reply}. Without the third it has not run: the keys
+-- have another layout, or the caller knows another incarnation, which is the last of the arguments ('': any).
+-- Needs: run.
+
+local function answer_in_envelope(script)
+  local known = table.remove(ARGV)
+  local run, stored, incarnation = unpack(redis.call('HMGET', STATE, 'run', 'layout', 'incarnation'))
+  local layout = tonumber(stored or run and FIRST_LAYOUT or LAYOUT)
+  local is_readable = layout == LAYOUT or layout < LAYOUT and READS_EARLIER == 1
+  if not is_readable or known ~= '' and known ~= (incarnation or '') then
+    return {layout, incarnation or ''}
+  end
+  local reply = script()
+  return {LAYOUT, incarnation or '', reply or false}
+end
