@@ -25,7 +25,7 @@ CHARGE: Final = 10
 """Steps of a fragment."""
 RETRY_MS: Final = 50
 LOOK_MS: Final = 10_000
-RENEW_MS: Final = 3_000
+RENEW_MS: Final = 1_000
 START_MS: Final = 1_000_000
 TIMEOUT_MS: Final = 30_000
 _NEVER_MS: Final = 10**15

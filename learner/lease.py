@@ -8,7 +8,6 @@ waits.
 """
 
 import logging
-import math
 import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -26,6 +25,11 @@ T = TypeVar("T")
 
 _MAX_INTERVAL_S: Final = 1.0
 _CLOSED_WAIT_S: Final = 0.1
+_LOOK: Final = 0.7
+"""Of the time between two renewals: who waits looks as often, and so sees each renewal.
+
+The run's time goes on by a bound from script to script (`broker/log/scripts/_run.lua`): it needs the looks.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +49,26 @@ def acquire(
 
     Raises Interrupted when `stopped`, Refused(FENCED) when the holder has renewed and it is not patient.
     """
-    longest_s, waited = ttl_s if is_patient else math.inf, False
+    left_ms = 0
     while not stopped.is_set():
         try:
             return learner_log.acquire(run, holder, int(ttl_s * 1000))
         except Refused as error:
-            if error.refusal.reason is not Reason.FENCED or (waited and not is_patient):
+            was_left_ms, left_ms = left_ms, error.refusal.retry_after_ms
+            is_renewed = 0 < was_left_ms < left_ms
+            if error.refusal.reason is not Reason.FENCED or (is_renewed and not is_patient):
                 raise
-            log.warning(
-                "waiting for the lease: another learner holds it", extra={"why": error.refusal.detail}
-            )
-            waited = True
-            stopped.wait(min(max(error.refusal.retry_after_ms / 1000, _CLOSED_WAIT_S), longest_s))
+            if not was_left_ms:
+                log.warning(
+                    "waiting for the lease: another learner holds it", extra={"why": error.refusal.detail}
+                )
+            stopped.wait(min(max(left_ms / 1000, _CLOSED_WAIT_S), _LOOK * renewal_interval_s(ttl_s)))
     raise Interrupted
+
+
+def renewal_interval_s(ttl_s: float) -> float:
+    """Return the seconds between two renewals of a lease of that time."""
+    return min(ttl_s / 3, _MAX_INTERVAL_S)
 
 
 class LeaseKeeper:
@@ -74,7 +85,7 @@ class LeaseKeeper:
         description: Callable[[], str],
     ) -> None:
         self._log = learner_log
-        self._interval_s = min(ttl_s / 3, _MAX_INTERVAL_S)
+        self._interval_s = renewal_interval_s(ttl_s)
         self._stop = stop
         self._quarantine = quarantine
         self._on_reopened = on_reopened

@@ -43,6 +43,10 @@ one another, and of more than two only the slowest is sure to keep what it fetch
 """
 KEPT_COMMANDS: Final = 64
 MAX_PENDING_COMMANDS: Final = 16
+MOST_STEP_MS: Final = 2_000
+"""The run's time goes on by this at most from one script to the next: a step of a clock is no time."""
+CLOCK_NOTE_MS: Final = 100
+"""So often the run's time is written down at most."""
 PATIENCE: Final = 4
 """Credit comes back from a session that appends nothing for so many times its median fragment time."""
 LEAST_PATIENCE_MS: Final = 1000
@@ -68,6 +72,8 @@ _LIMITS: Final = (
     "MOST_FETCHED",
     "KEPT_COMMANDS",
     "MAX_PENDING_COMMANDS",
+    "MOST_STEP_MS",
+    "CLOCK_NOTE_MS",
     "PATIENCE",
     "LEAST_PATIENCE_MS",
     "MOST_TURNS",

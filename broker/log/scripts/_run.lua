@@ -5,16 +5,36 @@ local function int(n)
   return string.format('%.0f', n)
 end
 
-local function now_ms()
+-- The clock of Redis's host, which may step: an operator sets it, or a time service does.
+local function wall_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- The run's own time in milliseconds, and the host's: leases, deadlines and rates are measured in the first. It
+-- goes on as the host's clock does, but from one script to the next by MOST_STEP_MS at most and never back. A
+-- learner renews its lease more often than that.
+local function run_ms()
+  local known, then_ms = unpack(redis.call('HMGET', STATE, 'clock_ms', 'wall_ms'))
+  local wall = wall_ms()
+  if not known then return wall, wall, 0 end
+  return known + math.max(0, math.min(wall - then_ms, MOST_STEP_MS)), wall, tonumber(then_ms)
+end
+
+-- The run's time, noted as it passes. For scripts that write; others ask `run_ms`.
+local function now_ms()
+  local now, wall, then_ms = run_ms()
+  if math.abs(wall - then_ms) >= CLOCK_NOTE_MS then
+    redis.call('HSET', STATE, 'clock_ms', now, 'wall_ms', wall)
+  end
+  return now
 end
 
 -- Returns the distance by which allocators leap past the numbers drawn in the seconds that a Redis has lost.
 -- It may lose the leap as well, and the learner with it: the next leap begins at the same number and must not
 -- meet the first one, so it depends on the time. 64 in a millisecond are more than can be drawn in it.
 local function leap()
-  return JUMP + (now_ms() % 2 ^ 20) * 64
+  return JUMP + (wall_ms() % 2 ^ 20) * 64
 end
 
 -- Numeric fields of a hash, 0 where absent.

@@ -2,7 +2,7 @@
 -- Reply: {closed, outstanding, entries, learner JSON, state as field, value, ..., then
 --         {session, actor, role, sequence, begin_through, applied, idle ms} per open session}.
 -- uses: run, credit
-local sessions, now = {}, now_ms()
+local sessions, now = {}, (run_ms())
 local open = redis.call('ZRANGE', OPEN, 0, -1, 'WITHSCORES')
 for i = 1, #open, 2 do
   local row = SESSION .. open[i]
