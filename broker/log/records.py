@@ -143,8 +143,8 @@ class LogEntry:
 
     number: position. header: None where the entry itself was lost with a Redis that went back in time
     (see `LearnerLog.missing`). steps_total: charges of all entries up to and with this one, in environment
-    steps. size: bytes of the payload. round: lock-step round, 0 outside lock-step. actor_id: the actor that
-    appended it (a round is trained in order of actor id).
+    steps. size: bytes of the payload. held_bytes: what Redis holds for the entry. round: lock-step round, 0
+    outside lock-step. actor_id: the actor that appended it (a round is trained in order of actor id).
     """
 
     number: int
@@ -153,6 +153,7 @@ class LogEntry:
     size: int
     round: int
     actor_id: str = ""
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from broker.log.entry_memory import entry_bytes
 from broker.log.records import (
     Appended,
     Change,
@@ -39,7 +40,7 @@ _NOT_READY_RETRY_MS: Final = 100
 _BUSY_RETRY_MS: Final = 1000
 _DETAILS: Final = {
     "closed": "closed: the log waits for the learner to re-open it",
-    "log_bytes": "log_bytes: the log is at its ceiling of payload bytes until the learner commits",
+    "log_bytes": "log_bytes: the log is at its ceiling of bytes until the learner commits",
     "log_entries": "log_entries: the log is at its ceiling of entries until the learner commits",
     "staging": "staging: the payload could not be staged (Redis at maxmemory, or it took too long)",
     "sessions": "sessions: as many are open as one run may have; those that say nothing are closed in time",
@@ -240,6 +241,7 @@ def log_entry(entry_id: bytes, values: Mapping[bytes, bytes]) -> LogEntry:
         header=parse_header(values[b"h"]) if values[b"h"] else None,
         steps_total=int(values[b"t"]),
         size=int(values[b"z"]),
+        held_bytes=entry_bytes(int(values[b"z"]), len(values[b"h"])),
         round=int(values[b"r"]),
         actor_id=_text(values.get(b"a", b"")),
     )

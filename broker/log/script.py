@@ -14,12 +14,15 @@ from importlib.resources import files
 from typing import Final
 
 from broker.log import keys
+from broker.log.entry_memory import ENTRY_OVERHEAD_BYTES
 from penstock.wire import limits
 
 FIRST_LAYOUT: Final = 1
 """Of a run whose state does not say which layout its keys have."""
-LAYOUT: Final = 1
-"""Rises with every change after which scripts of before and after must not meet the same keys."""
+LAYOUT: Final = 2
+"""2: `log_bytes` counts what entries take in Redis, before it counted payloads.
+
+Rises with every change after which scripts of before and after must not meet the same keys."""
 READ_EARLIER_LAYOUTS: Final = ("greet", "acquire", "open_log")
 """Scripts with which a learner takes over a run of an earlier layout; `open_log` brings it up to date."""
 JUMP: Final = 2**20
@@ -124,6 +127,7 @@ def _parts(body: str) -> list[str]:
 
 def _constants(source: str) -> str:
     values: dict[str, str | int] = {name: globals()[name] for name in _LIMITS}
+    values["ENTRY_OVERHEAD_BYTES"] = ENTRY_OVERHEAD_BYTES
     values |= {name: value for name, value in vars(keys).items() if name.isupper()}
     used = (name for name in sorted(values) if re.search(rf"\b{name}\b", source))
     return "\n".join(f"local {name} = {_literal(values[name])}" for name in used)

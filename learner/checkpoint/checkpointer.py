@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Room of the log beside the budget and what the algorithm retains, in payload bytes and entries."""
+    """Room of the log beside the budget and what the algorithm retains, in bytes and entries."""
 
     size: int
     entries: int

@@ -18,7 +18,7 @@ class LogBatch:
 
     trained: numbers in `batch`, in its order; with several ranks the batch of this one is a part of it.
     dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment.
-    batch: None when everything was dropped. round: of lock-step. size: payload bytes of all entries.
+    batch: None when everything was dropped. round: of lock-step. size: bytes that the log holds of them.
     created_us: oldest creation time, 0 without a fragment. assemble_s: seconds that putting it together took.
     origins: number → who sent it, of trained and dropped. traces: of the fragments that are traced, for
     links. reward: sum over the batch's steps. fragments: of the batch as they came, where the learner

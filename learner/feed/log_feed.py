@@ -282,7 +282,7 @@ class LogFeed:
             batch=None if staged is None else staged.batch,
             arrive=in_place if staged is None else staged.arrive,
             round=self._round if self._algorithm.lock_step else None,
-            size=sum(self._undelivered[number].size for number in numbers),
+            size=sum(self._undelivered[number].held_bytes for number in numbers),
             created_us=min((header.created_us for header in headers), default=0),
             assemble_s=time.perf_counter() - started,
             origins={number: origin for number in numbers if (origin := self._origin(number)) is not None},

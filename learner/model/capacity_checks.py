@@ -5,8 +5,10 @@ Its fragments, specification, log and weights must fit into messages, ceilings a
 Each check raises a ConfigurationError that names the setting, the figure and what would fit.
 """
 
+from dataclasses import replace
 from typing import Final
 
+from broker.log.entry_memory import entry_bytes
 from broker.log.guard import READ_BYTES
 from broker.log.records import Pacing
 from broker.log.script import MOST_FETCHED
@@ -19,6 +21,7 @@ from penstock.wire.limits import (
     MAX_TENSORS,
     MESSAGE_OVERHEAD_BYTES,
     MIB,
+    SLOT_BYTES,
     WEIGHT_CHUNK_BYTES,
 )
 from penstock.wire.schema import FragmentSchema, payload_room
@@ -29,6 +32,8 @@ _PINS: Final = 2 + MAX_PINNED + 1
 """Evaluated ones; those that the registry keeps, and a copy that takes the place of one of them."""
 _MEMORY_RESERVE_BYTES: Final = 64 * MIB
 _INTERVALS: Final = 2
+_HEADER_BYTES: Final = 256
+"""Of a fragment beside its slots, about."""
 
 
 def check_schema(schema: FragmentSchema) -> FragmentSchema:
@@ -76,8 +81,10 @@ def room_of(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorith
     count = settings.environment.count
     fragment = schema.fragment_bytes(settings.actor.unroll_length, count, count)
     fragments = -(-pacing.budget // pacing.fragment_charge) + settings.actor.count
-    in_flight = fragments * fragment
+    held = entry_bytes(fragment, _HEADER_BYTES + count * SLOT_BYTES)
+    in_flight = fragments * held
     retained = _retained(algorithm, fragment)
+    retained = replace(retained, size=retained.size * held // fragment)
     size = pacing.max_log_bytes - in_flight - retained.size
     entries = pacing.max_log_entries - fragments - retained.entries
     if size < _INTERVALS * in_flight or entries < _INTERVALS * fragments:

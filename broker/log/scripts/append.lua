@@ -6,7 +6,7 @@
 --         outstanding, settled steps, entries, bytes, 1 when it waits for credit else 0};
 --         status OK, FULL, GAP, INVALID, EXPIRED or FENCED for the first fragment not taken (GAP expects
 --         acked_through + 1).
--- uses: run, sessions, credit, turns, rounds
+-- uses: run, sessions, credit, turns, rounds, memory
 redis.call('DEL', ABSENT)
 local session, actor_acked, now = ARGV[1], tonumber(ARGV[2]), now_ms()
 local r, p = credit_row(session), pacing()
@@ -64,7 +64,7 @@ local function lacks_credit(given)
   return false
 end
 
-local function refusal_of_fragment(i, given, kind, size, version)
+local function refusal_of_fragment(i, given, kind, taken, version)
   if given > r.sequence + 1 then return 'GAP', '' end
   if r.role == 1 and given > math.max(r.through, r.lenient) then
     return 'INVALID', 'sequence ' .. int(given) .. ' was begun without credit'
@@ -75,7 +75,7 @@ local function refusal_of_fragment(i, given, kind, size, version)
   end
   if kind == 1 then
     if entries >= max_entries then return 'FULL', 'log_entries' end
-    if bytes + size > max_bytes then return 'FULL', 'log_bytes' end
+    if bytes + taken > max_bytes then return 'FULL', 'log_bytes' end
     if r.role == 2 and p.steps >= p.budget then return 'FULL', 'pacing' end
   end
   if redis.call('EXISTS', KEYS[i]) == 0 then return 'FULL', 'staging' end
@@ -94,7 +94,7 @@ end
 
 -- RENAME first among the writes (a script does not roll back); it keeps the staging expiry: PERSIST.
 local function store(i, size, header, charge)
-  number, bytes, entries, acked = number + 1, bytes + size, entries + 1, acked + 1
+  number, bytes, entries, acked = number + 1, bytes + entry_bytes(size, #header), entries + 1, acked + 1
   redis.call('RENAME', KEYS[i], PAYLOAD .. int(number))
   redis.call('PERSIST', PAYLOAD .. int(number))
   redis.call('XADD', LOG, int(number) .. '-0', 'h', header, 't', int(total + charge), 'z', size, 'r', stamp,
@@ -125,7 +125,8 @@ while not status and first_left <= #KEYS do
   if given <= r.sequence then
     redis.call('UNLINK', KEYS[i])
   else
-    status, detail = refusal_of_fragment(i, given, kind, size, tonumber(ARGV[at + 5]))
+    local taken = entry_bytes(size, #ARGV[at + 4])
+    status, detail = refusal_of_fragment(i, given, kind, taken, tonumber(ARGV[at + 5]))
     if not status then
       if kind == 1 then store(i, size, ARGV[at + 4], charge) else store_shadow(i, size, ARGV[at + 4]) end
       note_appended(given, kind == 1 and charge or 0)

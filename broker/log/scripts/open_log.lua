@@ -4,7 +4,7 @@
 -- ARGV: epoch, nonce, run, holder, time to live in ms, specification, pacing (JSON), state of the learner
 --       (JSON, '' for none), position to set settled back to ('' when re-opening).
 -- Reply: {'OK', epoch} or {'FENCED'} or {'TRIMMED', trim floor}.
--- uses: run, sessions, credit, turns, settled, rounds
+-- uses: run, sessions, credit, turns, settled, rounds, memory
 redis.call('DEL', ABSENT)
 local mine, position = tonumber(ARGV[1]), tonumber(ARGV[9])
 local stored = numbers(STATE, 'epoch')
@@ -70,6 +70,19 @@ local function raise_commits()
   for i = math.max(1, #ids - KEPT_COMMITS + 1), #ids do redis.call('RPUSH', COMMITS, texts[ids[i]]) end
 end
 
+-- Counts what the entries take, once for a run of an earlier layout.
+local function recount_bytes()
+  local bytes, from = 0, '-'
+  repeat
+    local entries = redis.call('XRANGE', LOG, from, '+', 'COUNT', 512)
+    for _, entry in ipairs(entries) do
+      bytes, from = bytes + held_bytes(entry), '(' .. entry[1]
+    end
+  until #entries == 0
+  redis.call('HSET', STATE, 'log_bytes', bytes)
+end
+
+if (numbers(STATE, 'layout')) < LAYOUT then recount_bytes() end
 if rewound and state then
   raise_number()
   raise_log_lost()

@@ -27,7 +27,7 @@ class BrokerSection(Section):
     max_log_prob: Annotated[PositiveReal, ADVANCED] = 1e4
     """Fragments with a |log-probability| of a step above this are refused, in nats."""
     max_log_bytes: Positive = 512 * 1024 * 1024
-    """Ceiling of the payload bytes in the log."""
+    """Ceiling of the bytes that the log's entries take in Redis, headers and overhead included."""
     max_log_entries: Positive = 1_000_000
     """Ceiling of the entries in the log."""
     max_memory_bytes: Positive = 2 * 1024 * 1024 * 1024

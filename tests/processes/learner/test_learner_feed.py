@@ -234,7 +234,7 @@ def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkp
 def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tmp_path: Path) -> None:
     """Long before the interval: what two checkpoints have consumed is trimmed, and the run goes on."""
     given = settings(
-        broker={"max_log_bytes": 20_000},
+        broker={"max_log_bytes": 40_000},
         learner={"total_steps": 60 * BATCH, "checkpoint_interval_s": 3600, "stop_at_target": False},
     )
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:

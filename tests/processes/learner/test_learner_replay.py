@@ -141,7 +141,7 @@ def test_a_log_that_fills_up_is_trimmed_behind_what_replay_holds(redis_url: str,
     """
     given = replaying(
         algorithm={"capacity_bytes": 6_000, "replay_ratio": 0.1},
-        broker={"max_log_bytes": 30_000},
+        broker={"max_log_bytes": 60_000},
         learner={"total_steps": 200 * CHARGE, "checkpoint_interval_s": 3600},
     )
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:

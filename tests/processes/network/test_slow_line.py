@@ -43,6 +43,7 @@ def test_each_actor_gets_newer_weights_over_a_slow_line(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mib", [7, 25, 100])
 def test_weights_of_any_size_arrive_for_minutes(
     redis_server: RedisServer, tmp_path: Path, mib: float

