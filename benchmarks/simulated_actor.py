@@ -1,6 +1,7 @@
 """Rollout workers without environment and policy, to load a broker with many of them: no torch, no Gymnasium.
 
-`python -m benchmarks.simulated_actor --broker ADDRESS --actor-id NAME [--count K] [--rate F] [--fragments N]`
+`python -m benchmarks.simulated_actor --broker ADDRESS --actor-id NAME [--count K] [--rate F] [--fragments N]
+[--hangs F]`
 
 Only the generator of fragments is made up: sessions, credit, outbox, retries, drain, metrics and health are
 those of a shipped rollout worker, one channel per actor. Its fragments fit the schema of the run that the
@@ -41,6 +42,7 @@ from penstock.config.settings import (
 )
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import ENDPOINT_VARIABLE, Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle, leave, run_service
 from penstock.wire.fragment import Fragment, FragmentHeader, WeightSpan, build
@@ -64,12 +66,13 @@ class Load:
 
     rate: fragments per second; none: as fast as there is credit. fragments: it drains when it has made so
     many, over all its sessions; none: it goes on. slots: columns of a fragment; none: the run's environment
-    count.
+    count. hangs: chance that a fragment never ends, until the process drains: its environment hangs.
     """
 
     rate: float | None = None
     fragments: int | None = None
     slots: int | None = None
+    hangs: float = 0.0
 
 
 class SyntheticGenerator:
@@ -106,6 +109,9 @@ class SyntheticGenerator:
 
     def unroll(self, is_over: Callable[[], bool]) -> None:
         """Wait until the next fragment is due; one that comes late is not made up for by haste."""
+        if random.random() < self._amount.hangs:
+            failpoint("unroll.hanging")
+            self._lifecycle.draining.wait()
         if self._amount.rate is None:
             return
         period_s = 1 / self._amount.rate
@@ -257,7 +263,7 @@ def names(actor_id: str, count: int) -> list[str]:
 def main(lifecycle: Lifecycle, options: argparse.Namespace) -> int:
     """Act with `--count` actors until all have ended or the process drains; returns the exit code."""
     settings = load([from_environment(), *map(parse_assignment, options.assignments)])
-    amount = Load(rate=options.rate, fragments=options.fragments, slots=options.slots)
+    amount = Load(rate=options.rate, fragments=options.fragments, slots=options.slots, hangs=options.hangs)
     health = Health(lifecycle.role)
     _, port = serve_http(health, settings.metrics.host, settings.metrics.port)
     announce(lifecycle.role, metrics_port=port)
@@ -315,6 +321,7 @@ def _parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, help="fragments per second of each; default: as fast as it may")
     parser.add_argument("--fragments", type=int, help="each ends after so many; default: at SIGTERM")
     parser.add_argument("--slots", type=int, help="columns of a fragment; default: the run's")
+    parser.add_argument("--hangs", type=float, default=0.0, help="chance that a fragment never ends")
     parser.add_argument("--endpoints", type=Path, help="write pid and port to this file")
     parser.add_argument(
         "--report", type=Path, help="write counts and latencies (JSON) to this file at the end"

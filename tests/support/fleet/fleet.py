@@ -39,6 +39,8 @@ __all__ = ["PATIENCE_S", "ROOT", "Audit", "Fleet", "Member", "Shape"]
 ROOT: Final = Path(__file__).resolve().parents[3]
 PATIENCE_S: Final = 60.0
 PAUSE_S: Final = 0.01
+HANGING: Final = "unroll.hanging"
+"""The phase of an actor that ends no fragment any more."""
 AT_REDIS: Final = (
     *(".sending", "session.opening", "lease.renewing"),
     *("commit.before", "commit.trimming", "publish.before", "publish.allocated"),
@@ -165,6 +167,7 @@ class Fleet:
             phase=phase.name if phase else "nothing.waiting" if name == "redis" else "starting",
             sequence=phase.sequence if phase else 0,
             idle=phase is None or phase.is_idle,
+            hung=sum(each.name == HANGING for each in member.phases()),
         )
         member.process = None
         self.log.add(kill)

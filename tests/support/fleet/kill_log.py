@@ -15,7 +15,8 @@ MOST_IDLE: Final = 0.5
 class Kill:
     """how: "fail point" (it killed itself at the phase), "moment" (random) or what else was done to it.
 
-    phase, sequence: the last place that a working thread had reached, and what it worked on.
+    phase, sequence: the last place that a working thread had reached, and what it worked on. hung: actors of
+    the process that ended no fragment any more.
     """
 
     at_s: float
@@ -24,6 +25,7 @@ class Kill:
     phase: str
     sequence: int
     idle: bool
+    hung: int = 0
 
     @property
     def role(self) -> str:

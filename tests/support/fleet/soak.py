@@ -5,7 +5,8 @@
 
 All four roles are killed with `kill -9`, at fail points and at random moments (Redis also while it rewrites
 its file, and with its last second gone), and frozen with SIGSTOP for a while, some to be killed in their
-sleep. Half of the actors reach their broker through a network that delays, loses replies, resets and holds.
+sleep. Actors hang now and then, until they are killed: they keep their session and end no fragment. Half of
+the actors reach their broker through a network that delays, loses replies, resets, holds, or is very slow.
 One actor spoils every second fragment, in one way after the other. Every few minutes, and at the end, once
 with Redis running and once from its files alone, `penstock audit` must find nothing, and the books must
 name of the spoiled fragments all that can be known, and nothing honest. The seed that it prints names every
@@ -49,18 +50,19 @@ SHAPE: Final = Shape(
     actors=4,
     brokers=2,
     settings=("learner.lease_ttl_s=3", "broker.session_timeout_s=6", "algorithm.batch_steps=256"),
-    actor_options=("--count", "2"),
+    actor_options=("--count", "2", "--hangs", "0.005"),
     poisoners=1,
 )
-NETWORK: Final[tuple[dict[str, Any], ...]] = (
-    {},
-    {"lose_replies": 0.3},
-    {"delay_s": 0.2, "jitter_s": 0.1},
-    {"reset": 0.01},
-    {"bytes_per_s": 125_000.0},
-    {"blackhole": True},
-    {"refuse": True},
-)
+NETWORK: Final[dict[str, dict[str, Any]]] = {
+    "calm": {},
+    "lost replies": {"lose_replies": 0.3},
+    "delay": {"delay_s": 0.2, "jitter_s": 0.1},
+    "resets": {"reset": 0.01},
+    "thin line": {"bytes_per_s": 125_000.0},
+    "slow line": {"bytes_per_s": 8_000.0, "delay_s": 0.1},
+    "black hole": {"blackhole": True},
+    "refused": {"refuse": True},
+}
 KILLS_PER_MINUTE: Final = 18
 """At least; lives are cut short when there were fewer."""
 NETWORK_EVERY_S: Final = 7.0
@@ -116,7 +118,9 @@ class Soak:
     def _change(self, weather: random.Random) -> None:
         for proxy in self._proxies:
             proxy.heal()
-            proxy.set(**weather.choice(NETWORK))
+            name = weather.choice(tuple(NETWORK))
+            proxy.set(**NETWORK[name])
+            self._report.note_weather(name)
             if weather.random() < 0.1:
                 weather.choice((proxy.reset, proxy.half_open))()
 

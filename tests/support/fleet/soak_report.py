@@ -1,6 +1,7 @@
 """What a soak did and found, as JSON and as a table for people."""
 
 import time
+from collections import Counter
 from typing import Any
 
 from tests.support.fleet.fleet import Audit, Fleet
@@ -17,12 +18,17 @@ class Report:
         self._began_s = time.monotonic()
         self._fleet: Fleet | None = None
         self._audits: list[dict[str, Any]] = []
+        self._weather: Counter[str] = Counter()
         self.figures: dict[str, Any] = {}
         self.failure = "it did not come to its end"
 
     def follow(self, fleet: Fleet) -> None:
         """Its kills and restarts are what is reported."""
         self._fleet = fleet
+
+    def note_weather(self, name: str) -> None:
+        """The network of a proxy is so from now on."""
+        self._weather[name] += 1
 
     def audit(self, when: str, audit: Audit) -> None:
         """One more; AssertionError when its books do not balance."""
@@ -43,6 +49,8 @@ class Report:
             "passed": not self.failure and bool(self._audits),
             "figures": self.figures,
             **(fleet.log.summary() if fleet else {}),
+            "network": dict(self._weather),
+            "hung": sum(kill.hung for kill in fleet.log.kills) if fleet else 0,
             "freezes": dict(fleet.log.freezes) if fleet else {},
             "restarts": fleet.restarts() if fleet else {},
             "acknowledged": (last.get("counters") or {}).get("acked", 0),
@@ -72,6 +80,8 @@ def _kills(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("how", _each(found["by_kind"])),
         ("share that hit an idle process", f"{found['share_idle']:.0%}"),
         ("the same of those at random moments", f"{found['share_idle_at_random_moments']:.0%}"),
+        ("actors killed while they hung", found["hung"]),
+        ("states of the network", _each(found["network"])),
         ("freezes", _each(found["freezes"])),
         ("restarts", _each(found["restarts"])),
     ]
