@@ -10,7 +10,7 @@ import logging
 import time
 from functools import partial
 
-from actor.acting.health_watch import ENVIRONMENT
+from actor.acting.health_watch import BEING_MADE, ENVIRONMENT
 from actor.evaluation.play import Played
 from actor.evaluation.runner import EvaluationRunner
 from actor.link.broker_client import BrokerClient
@@ -87,6 +87,8 @@ class Evaluator:
         if self._runner is not None and self._run != specification.run:
             raise Fatal(f"the broker serves run {specification.run} now; start this actor again")
         if self._runner is None:
+            self._health.watch(ENVIRONMENT, self._settings.actor.stall_timeout_s)
+            self._health.expect(ENVIRONMENT, BEING_MADE)
             make_runner = load(find(specification.workload).runner)
             self._runner = made = make_runner(specification, self._settings)
             self._run = specification.run

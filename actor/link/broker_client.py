@@ -144,10 +144,14 @@ class BrokerClient:
         self._complained_s = -_COMPLAIN_EVERY_S
 
     @_understood
-    def open_session(self, actor_id: str, role: Role, stop: threading.Event) -> Opened | Refusal:
-        """OpenSession."""
+    def open_session(
+        self, actor_id: str, role: Role, stop: threading.Event, *, describe_only: bool = False
+    ) -> Opened | Refusal:
+        """OpenSession; with `describe_only` it tells the run and opens none."""
         request = experience_pb2.OpenSessionRequest(
-            actor_id=actor_id, role=experience_pb2.Role.ValueType(role.value)
+            actor_id=actor_id,
+            role=experience_pb2.Role.ValueType(role.value),
+            describe_only=describe_only,
         )
         reply = self._call(lambda line: line.experience.OpenSession, request, CALL_DEADLINE_S, stop)
         refusal = Refusal.from_proto(reply.refusal)

@@ -406,19 +406,41 @@ def open_session(
 
     Waits, with a message, while no learner has written the run specification. Raises Fatal when refused.
     """
+    opened = _ask(broker_client, actor_id, role, lifecycle, describe_only=False)
+    if opened is None:
+        return None
+    failpoint("session.opened", opened.session)
+    metrics.SESSIONS_OPENED.inc()
+    log.info("session open", extra={"session": opened.session, "run_name": opened.specification.run})
+    return Session(broker_client, opened, follows_weights=role is not Role.EVALUATION)
+
+
+def describe_run(
+    broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle
+) -> RunSpecification | None:
+    """What a session would be for, without one: waits, raises and is None as `open_session`.
+
+    A broker of an earlier release opens a session, which the actor's next one closes.
+    """
+    described = _ask(broker_client, actor_id, role, lifecycle, describe_only=True)
+    return None if described is None else described.specification
+
+
+def _ask(
+    broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle, *, describe_only: bool
+) -> Opened | None:
     said = False
     while not lifecycle.draining.is_set():
         failpoint("session.opening")
         try:
-            reply = broker_client.open_session(actor_id, role, lifecycle.draining)
+            reply = broker_client.open_session(
+                actor_id, role, lifecycle.draining, describe_only=describe_only
+            )
         except Interrupted:
             break
         if isinstance(reply, Opened):
-            failpoint("session.opened", reply.session)
-            metrics.SESSIONS_OPENED.inc()
             logs.name_run(reply.specification.run)
-            log.info("session open", extra={"session": reply.session, "run_name": reply.specification.run})
-            return Session(broker_client, reply, follows_weights=role is not Role.EVALUATION)
+            return reply
         if reply.reason is Reason.RUN_CLOSED:
             log.info("the run has ended")
             break

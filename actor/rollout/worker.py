@@ -1,10 +1,10 @@
 """Rollout worker: steps N environments with a local policy and sends what happened as fragments.
 
-In: the broker's address; all else comes with the session.  Out: fragments and finished episodes.
+In: the broker's address; all else the broker tells.  Out: fragments and finished episodes.
 
-  opening ─► rollout (see `actor.rollout`) ─► flushing ─► closed
-     ▲           │ the broker ends the session: drop the outbox, count it
-     └───────────┘
+  making environments ─► opening ─► rollout (see `actor.rollout`) ─► flushing ─► closed
+                            ▲           │ the broker ends the session: drop the outbox, count it
+                            └───────────┘
 
 On a drain or a stopped run the outbox is flushed and the session closed. When the broker ends the session it
 drops the outbox, counts it and opens another with new seeds; INVALID or GAP three times without an
@@ -20,7 +20,7 @@ from actor.link.ack_journal import AckJournal
 from actor.link.broker_client import BrokerClient
 from actor.link.fragment_queue import RolloutQueue
 from actor.link.outbox import Outbox
-from actor.link.session import Session, count_strikes, open_session
+from actor.link.session import Session, count_strikes, describe_run, open_session
 from actor.rollout.loop import FragmentGenerator, Rollout
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health
@@ -52,27 +52,41 @@ class Worker:
         self._health, self._make_generator = health, make_generator
         self._journal_folder = ack_journal
         self._journal: AckJournal | None = None
-        self._generator: FragmentGenerator | None = None
         self._strikes = 0
 
     def run(self) -> int:
-        """Open sessions and serve them until there is no more to do."""
+        """Make environments, then open sessions and serve them until there is no more to do."""
+        generator = None
         try:
-            while True:
+            generator = self._prepare()
+            while generator is not None:
                 session = open_session(self._broker_client, self._actor_id, Role.ROLLOUT, self._lifecycle)
-                if session is None or self._serve(session):
-                    return EXIT_OK
+                if session is None or self._serve(session, generator):
+                    break
+            return EXIT_OK
         finally:
-            if self._generator is not None:
-                self._generator.close()
+            if generator is not None:
+                generator.close()
             if self._journal is not None:
                 self._journal.close()
 
-    def _serve(self, session: Session) -> bool:
+    def _prepare(self) -> FragmentGenerator | None:
+        """Make environments and policy while there is no session yet, so that nothing waits for them.
+
+        None when the process drains or the run has ended.
+        """
+        specification = describe_run(self._broker_client, self._actor_id, Role.ROLLOUT, self._lifecycle)
+        if specification is None:
+            return None
+        if self._journal_folder is not None:
+            self._journal = AckJournal(self._journal_folder, specification.run, self._actor_id)
+        return self._make_generator(specification)
+
+    def _serve(self, session: Session, generator: FragmentGenerator) -> bool:
         """Act in one session; True when the worker's work is done, False when another one is needed."""
         session.start()
         try:
-            generator = self._generator = self._generator_for(session)
+            _check_run(generator, session)
             outbox = Outbox(session, RolloutQueue(generator.outbox_fragments), self._journal)
             outbox.start()
             self._health.set_ready(True)
@@ -82,19 +96,6 @@ class Worker:
         finally:
             session.close(politely=not session.is_over)
             log.info("session closed", extra={"session": session.number})
-
-    def _generator_for(self, session: Session) -> FragmentGenerator:
-        specification = session.specification
-        if self._generator is None:
-            if self._journal_folder is not None:
-                self._journal = AckJournal(self._journal_folder, specification.run, self._actor_id)
-            return self._make_generator(specification)
-        known = self._generator.specification.run
-        if known != specification.run:
-            raise Fatal(
-                f"the broker serves run {specification.run} now, this actor works for {known}; start it again"
-            )
-        return self._generator
 
     def _is_done(self, session: Session, outbox: Outbox) -> bool:
         if session.ended is None:
@@ -110,3 +111,9 @@ class Worker:
             return True
         self._strikes = count_strikes(self._strikes, session.ended, acknowledged=outbox.acked_through > 0)
         return False
+
+
+def _check_run(generator: FragmentGenerator, session: Session) -> None:
+    known, served = generator.specification.run, session.specification.run
+    if known != served:
+        raise Fatal(f"the broker serves run {served} now, this actor works for {known}; start it again")

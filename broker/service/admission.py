@@ -25,7 +25,11 @@ CHECKED_ON_LOOP: Final = 16
 ROWS_ON_LOOP: Final = 1024
 """More fragments, or more slots and spans in them, than this in one request are checked on a thread."""
 REFRESH_INTERVAL_S: Final = 1.0
-NOT_READY_RETRY_MS: Final = 500
+NOT_WRITTEN: Final = Refusal(
+    reason=Reason.NOT_READY,
+    detail="the learner has not written the run specification yet",
+    retry_after_ms=500,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +60,7 @@ class Admission:
         """Check the fragments of one Append of `session`."""
         specification = await self._specification_for(messages[0].header.run)
         if specification is None:
-            detail = "the learner has not written the run specification yet"
-            return Admitted(
-                (), Refusal(reason=Reason.NOT_READY, detail=detail, retry_after_ms=NOT_READY_RETRY_MS)
-            )
+            return Admitted((), NOT_WRITTEN)
         if len(messages) > CHECKED_ON_LOOP or _rows(messages) > ROWS_ON_LOOP:
             admitted = await asyncio.to_thread(check_all, session, messages, specification)
         else:

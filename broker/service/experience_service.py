@@ -16,7 +16,7 @@ from typing import Any
 from broker.log.guard import ServerFacts
 from broker.log.records import Appended, AppendItem
 from broker.log.store import Store, StoreUnavailable
-from broker.service.admission import Admission, Admitted
+from broker.service.admission import NOT_WRITTEN, Admission, Admitted
 from broker.service.call_rules import check_number, redis_down
 from broker.service.changes import Changes
 from broker.service.last_credit import LastCredit
@@ -69,6 +69,8 @@ class ExperienceService(ExperienceServiceServicer):
         """See experience.proto."""
         actor_id, role = read_opening(request)
         await self._owners.check_name(actor_id, context)
+        if request.describe_only:
+            return await self._describe()
         failpoint("session.opening")
         try:
             opened = await self._store.open_session(actor_id, role, caller_name())
@@ -87,6 +89,15 @@ class ExperienceService(ExperienceServiceServicer):
             seed_salt=opened.seed_salt,
             leave=opened.credit.to_proto(),
         )
+
+    async def _describe(self) -> pb.OpenSessionReply:
+        try:
+            encoded = await self._store.specification()
+        except StoreUnavailable as error:
+            return pb.OpenSessionReply(refusal=redis_down(Reason.NOT_READY, error).to_proto())
+        if encoded is None:
+            return pb.OpenSessionReply(refusal=NOT_WRITTEN.to_proto())
+        return pb.OpenSessionReply(specification=specification_pb2.RunSpecification.FromString(encoded))
 
     async def Append(  # type: ignore[override]  # noqa: N802 - parsed by `penstock.wire.append`
         self, request: AppendCall, context: Context

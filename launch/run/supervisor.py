@@ -7,7 +7,8 @@ Exit 0 of a service that does not say that it ends in order is a death like othe
 
 After MAX_FAILURES deaths in a row the supervisor raises `GaveUp` with the service's last line. The row begins
 anew when the service was ready for HEALTHY_S (SOUND_S, where it was killed because it made no progress), and
-where it was killed from outside when it was ready and the run has come further since. `GaveUp` is raised at
+where it was killed when it was ready and the run has come further since: from outside, or an actor that made
+no progress. `GaveUp` is raised at
 once after exit 2 (its configuration will not get better), after exit 3 (the run has failed) and after it has
 itself waited in vain for longer than HEALTHY_S. All methods belong to one thread; children's deaths arrive
 through a queue.
@@ -90,9 +91,11 @@ class _Service:
     def is_sound_after(self, death: Exit) -> bool:
         """Whether the deaths before this one count no more.
 
-        A `kill -9` says nothing about a service that has helped the run on.
+        A `kill -9` says nothing about a service that has helped the run on. Nor does one for standing still
+        about an actor: its environment hangs now and then, and starting it again is the remedy.
         """
-        if death.code == -signal.SIGKILL and self.has_helped and not self.red_reason:
+        may_stand_still = not self.red_reason or self.spec.role == "actor"
+        if death.code == -signal.SIGKILL and self.has_helped and may_stand_still:
             return True
         return self.was_ready and self.lived_s > (SOUND_S if self.red_reason else HEALTHY_S)
 

@@ -27,37 +27,37 @@ from penstock.v1 import refusal_pb2 as penstock_dot_v1_dot_refusal__pb2
 from penstock.v1 import specification_pb2 as penstock_dot_v1_dot_specification__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpenstock/v1/experience.proto\x12\x0bpenstock.v1\x1a\x1apenstock/v1/fragment.proto\x1a\x19penstock/v1/refusal.proto\x1a\x1fpenstock/v1/specification.proto\"B\n\x05Leave\x12\x15\n\rbegin_through\x18\x01 \x01(\x04\x12\x13\n\x0bmin_version\x18\x02 \x01(\x04\x12\r\n\x05round\x18\x03 \x01(\x04\"G\n\x12OpenSessionRequest\x12\x10\n\x08\x61\x63tor_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.penstock.v1.Role\"\xb6\x01\n\x10OpenSessionReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x0f\n\x07session\x18\x02 \x01(\x04\x12\x34\n\rspecification\x18\x03 \x01(\x0b\x32\x1d.penstock.v1.RunSpecification\x12\x11\n\tseed_salt\x18\x04 \x01(\x04\x12!\n\x05leave\x18\x05 \x01(\x0b\x32\x12.penstock.v1.Leave\"a\n\rAppendRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x15\n\racked_through\x18\x02 \x01(\x04\x12(\n\tfragments\x18\x03 \x03(\x0b\x32\x15.penstock.v1.Fragment\"\x9b\x01\n\x0b\x41ppendReply\x12\x15\n\racked_through\x18\x01 \x01(\x04\x12+\n\ndurability\x18\x02 \x01(\x0e\x32\x17.penstock.v1.Durability\x12%\n\x07refusal\x18\x03 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12!\n\x05leave\x18\x04 \x01(\x0b\x32\x12.penstock.v1.Leave\"&\n\x13\x43loseSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\"\x13\n\x11\x43loseSessionReply\"{\n\x07\x45pisode\x12\x0f\n\x07slot_id\x18\x01 \x01(\r\x12\x12\n\nepisode_id\x18\x02 \x01(\x04\x12\x16\n\x0e\x65pisode_return\x18\x03 \x01(\x01\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12\x12\n\nterminated\x18\x05 \x01(\x08\x12\x0f\n\x07version\x18\x06 \x01(\x04\"\x8d\x01\n\x15ReportEpisodesRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12&\n\x08\x65pisodes\x18\x03 \x03(\x0b\x32\x14.penstock.v1.Episode\x12\x12\n\nevaluation\x18\x04 \x01(\x08\x12\x15\n\rdeterministic\x18\x05 \x01(\x08\"S\n\x13ReportEpisodesReply\x12\x15\n\racked_through\x18\x01 \x01(\x04\x12%\n\x07refusal\x18\x02 \x01(\x0b\x32\x14.penstock.v1.Refusal*T\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_ROLLOUT\x10\x01\x12\x0f\n\x0bROLE_SERVER\x10\x02\x12\x13\n\x0fROLE_EVALUATION\x10\x03*n\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44URABILITY_MEMORY\x10\x01\x12\x17\n\x13\x44URABILITY_FSYNC_1S\x10\x02\x12\x14\n\x10\x44URABILITY_FSYNC\x10\x03\x32\xcc\x02\n\x11\x45xperienceService\x12M\n\x0bOpenSession\x12\x1f.penstock.v1.OpenSessionRequest\x1a\x1d.penstock.v1.OpenSessionReply\x12>\n\x06\x41ppend\x12\x1a.penstock.v1.AppendRequest\x1a\x18.penstock.v1.AppendReply\x12P\n\x0c\x43loseSession\x12 .penstock.v1.CloseSessionRequest\x1a\x1e.penstock.v1.CloseSessionReply\x12V\n\x0eReportEpisodes\x12\".penstock.v1.ReportEpisodesRequest\x1a .penstock.v1.ReportEpisodesReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpenstock/v1/experience.proto\x12\x0bpenstock.v1\x1a\x1apenstock/v1/fragment.proto\x1a\x19penstock/v1/refusal.proto\x1a\x1fpenstock/v1/specification.proto\"B\n\x05Leave\x12\x15\n\rbegin_through\x18\x01 \x01(\x04\x12\x13\n\x0bmin_version\x18\x02 \x01(\x04\x12\r\n\x05round\x18\x03 \x01(\x04\"^\n\x12OpenSessionRequest\x12\x10\n\x08\x61\x63tor_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.penstock.v1.Role\x12\x15\n\rdescribe_only\x18\x03 \x01(\x08\"\xb6\x01\n\x10OpenSessionReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x0f\n\x07session\x18\x02 \x01(\x04\x12\x34\n\rspecification\x18\x03 \x01(\x0b\x32\x1d.penstock.v1.RunSpecification\x12\x11\n\tseed_salt\x18\x04 \x01(\x04\x12!\n\x05leave\x18\x05 \x01(\x0b\x32\x12.penstock.v1.Leave\"a\n\rAppendRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x15\n\racked_through\x18\x02 \x01(\x04\x12(\n\tfragments\x18\x03 \x03(\x0b\x32\x15.penstock.v1.Fragment\"\x9b\x01\n\x0b\x41ppendReply\x12\x15\n\racked_through\x18\x01 \x01(\x04\x12+\n\ndurability\x18\x02 \x01(\x0e\x32\x17.penstock.v1.Durability\x12%\n\x07refusal\x18\x03 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12!\n\x05leave\x18\x04 \x01(\x0b\x32\x12.penstock.v1.Leave\"&\n\x13\x43loseSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\"\x13\n\x11\x43loseSessionReply\"{\n\x07\x45pisode\x12\x0f\n\x07slot_id\x18\x01 \x01(\r\x12\x12\n\nepisode_id\x18\x02 \x01(\x04\x12\x16\n\x0e\x65pisode_return\x18\x03 \x01(\x01\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12\x12\n\nterminated\x18\x05 \x01(\x08\x12\x0f\n\x07version\x18\x06 \x01(\x04\"\x8d\x01\n\x15ReportEpisodesRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12&\n\x08\x65pisodes\x18\x03 \x03(\x0b\x32\x14.penstock.v1.Episode\x12\x12\n\nevaluation\x18\x04 \x01(\x08\x12\x15\n\rdeterministic\x18\x05 \x01(\x08\"S\n\x13ReportEpisodesReply\x12\x15\n\racked_through\x18\x01 \x01(\x04\x12%\n\x07refusal\x18\x02 \x01(\x0b\x32\x14.penstock.v1.Refusal*T\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_ROLLOUT\x10\x01\x12\x0f\n\x0bROLE_SERVER\x10\x02\x12\x13\n\x0fROLE_EVALUATION\x10\x03*n\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44URABILITY_MEMORY\x10\x01\x12\x17\n\x13\x44URABILITY_FSYNC_1S\x10\x02\x12\x14\n\x10\x44URABILITY_FSYNC\x10\x03\x32\xcc\x02\n\x11\x45xperienceService\x12M\n\x0bOpenSession\x12\x1f.penstock.v1.OpenSessionRequest\x1a\x1d.penstock.v1.OpenSessionReply\x12>\n\x06\x41ppend\x12\x1a.penstock.v1.AppendRequest\x1a\x18.penstock.v1.AppendReply\x12P\n\x0c\x43loseSession\x12 .penstock.v1.CloseSessionRequest\x1a\x1e.penstock.v1.CloseSessionReply\x12V\n\x0eReportEpisodes\x12\".penstock.v1.ReportEpisodesRequest\x1a .penstock.v1.ReportEpisodesReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.experience_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1131
-  _globals['_ROLE']._serialized_end=1215
-  _globals['_DURABILITY']._serialized_start=1217
-  _globals['_DURABILITY']._serialized_end=1327
+  _globals['_ROLE']._serialized_start=1154
+  _globals['_ROLE']._serialized_end=1238
+  _globals['_DURABILITY']._serialized_start=1240
+  _globals['_DURABILITY']._serialized_end=1350
   _globals['_LEAVE']._serialized_start=133
   _globals['_LEAVE']._serialized_end=199
   _globals['_OPENSESSIONREQUEST']._serialized_start=201
-  _globals['_OPENSESSIONREQUEST']._serialized_end=272
-  _globals['_OPENSESSIONREPLY']._serialized_start=275
-  _globals['_OPENSESSIONREPLY']._serialized_end=457
-  _globals['_APPENDREQUEST']._serialized_start=459
-  _globals['_APPENDREQUEST']._serialized_end=556
-  _globals['_APPENDREPLY']._serialized_start=559
-  _globals['_APPENDREPLY']._serialized_end=714
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=716
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=754
-  _globals['_CLOSESESSIONREPLY']._serialized_start=756
-  _globals['_CLOSESESSIONREPLY']._serialized_end=775
-  _globals['_EPISODE']._serialized_start=777
-  _globals['_EPISODE']._serialized_end=900
-  _globals['_REPORTEPISODESREQUEST']._serialized_start=903
-  _globals['_REPORTEPISODESREQUEST']._serialized_end=1044
-  _globals['_REPORTEPISODESREPLY']._serialized_start=1046
-  _globals['_REPORTEPISODESREPLY']._serialized_end=1129
-  _globals['_EXPERIENCESERVICE']._serialized_start=1330
-  _globals['_EXPERIENCESERVICE']._serialized_end=1662
+  _globals['_OPENSESSIONREQUEST']._serialized_end=295
+  _globals['_OPENSESSIONREPLY']._serialized_start=298
+  _globals['_OPENSESSIONREPLY']._serialized_end=480
+  _globals['_APPENDREQUEST']._serialized_start=482
+  _globals['_APPENDREQUEST']._serialized_end=579
+  _globals['_APPENDREPLY']._serialized_start=582
+  _globals['_APPENDREPLY']._serialized_end=737
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=739
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=777
+  _globals['_CLOSESESSIONREPLY']._serialized_start=779
+  _globals['_CLOSESESSIONREPLY']._serialized_end=798
+  _globals['_EPISODE']._serialized_start=800
+  _globals['_EPISODE']._serialized_end=923
+  _globals['_REPORTEPISODESREQUEST']._serialized_start=926
+  _globals['_REPORTEPISODESREQUEST']._serialized_end=1067
+  _globals['_REPORTEPISODESREPLY']._serialized_start=1069
+  _globals['_REPORTEPISODESREPLY']._serialized_end=1152
+  _globals['_EXPERIENCESERVICE']._serialized_start=1353
+  _globals['_EXPERIENCESERVICE']._serialized_end=1685
 # @@protoc_insertion_point(module_scope)

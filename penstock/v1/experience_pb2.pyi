@@ -116,19 +116,23 @@ class OpenSessionRequest(_message.Message):
 
     ACTOR_ID_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    DESCRIBE_ONLY_FIELD_NUMBER: _builtins.int
     actor_id: _builtins.str
     """Name of the actor, by the id grammar, constant over its restarts."""
     role: Global___Role.ValueType
     """What kind of actor."""
+    describe_only: _builtins.bool
+    """Tells the run and opens nothing: an actor makes its environments before it has a session."""
     def __init__(
         self,
         *,
         actor_id: _builtins.str = ...,
         role: Global___Role.ValueType = ...,
+        describe_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_id", b"actor_id", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_id", b"actor_id", "describe_only", b"describe_only", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -146,7 +150,7 @@ class OpenSessionReply(_message.Message):
     SEED_SALT_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
     session: _builtins.int
-    """Number of the session, unique in the run."""
+    """Number of the session, unique in the run; 0 where none was asked for."""
     seed_salt: _builtins.int
     """Part of every seed of this session: 0 for an actor's first session in a run that holds no
     experience yet (so that equal runs draw equal seeds), else the session number.

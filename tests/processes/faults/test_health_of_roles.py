@@ -131,6 +131,8 @@ def test_an_actor_whose_environment_never_gets_going(
         eventually(actor.endpoint_file.exists, "the actor", PATIENCE_S)
         assert becomes(actor, 503).startswith("environment: no progress for ")
         assert course.learn() == before
+        with redis.Redis.from_url(redis_url) as client:
+            assert (client.zcard(keys.OPEN) == 0) == (where == "make")
         asleep.unlink()
         becomes(actor, 200)
         eventually(partial(_has_come, course, before), "experience", PATIENCE_S)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,42 @@ def test_a_kill_of_a_service_that_helped_the_run_on_is_not_counted(
     assert harness.events == ["worker died (signal 9), restarting"] * 3
     with pytest.raises(GaveUp, match=r"worker failed 2 times in a row \(signal 9\)"):
         kill_when_ready(harness, after_progress=False)
+
+
+HANGS = SERVES.replace(
+    "threading.Event().wait()",
+    "health.watch('environment', 0.2); health.expect('environment', ''); threading.Event().wait()",
+)
+
+
+@pytest.mark.parametrize(("role", "ends"), [("actor", False), ("broker", True)])
+def test_an_actor_that_hangs_now_and_then_is_started_again_while_the_run_goes_on(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, role: str, ends: bool
+) -> None:
+    """However often; any other service that stands still again and again fails the run."""
+    monkeypatch.setattr(module, "MAX_FAILURES", 2)
+    monkeypatch.setattr(module, "RED_LIMIT_S", 0.1)
+    supervisor = harness.supervisor
+    supervisor.start(replace(python(HANGS), role=role))
+
+    def hangs_again() -> None:
+        deaths = len(harness.events)
+        harness.until(lambda: supervisor.is_ready("worker"))
+        supervisor.note_progress()
+
+        def is_killed() -> bool:
+            supervisor.check_health()
+            return sum("died" in event for event in harness.events[deaths:]) > 0
+
+        harness.until(is_killed)
+
+    hangs_again()
+    if ends:
+        with pytest.raises(GaveUp, match="unhealthy: environment"):
+            hangs_again()
+    else:
+        hangs_again()
+        hangs_again()
 
 
 def test_stop_drains_and_names_who_did_not(harness: Harness) -> None:
