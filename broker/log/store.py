@@ -89,7 +89,10 @@ class Store:
         return replies.opened(await self._run("open_session", actor_id, role.value, owner))
 
     def on_incarnation(self, forget: Callable[[], None]) -> None:
-        """Call `forget` when Redis turns out to hold another incarnation of the run than before."""
+        """Call `forget` when Redis turns out to hold another incarnation of the run than before.
+
+        Calls are made with knowledge of the incarnation then; where nothing is remembered any will do.
+        """
         self._forget.append(forget)
 
     async def confirm(self) -> None:
@@ -118,7 +121,7 @@ class Store:
         """
         last = items[-1].header.sequence if items else 0
         failpoint("append.sending", last)
-        known = self._incarnation
+        known = self._remembered()
         answer = await self._guarded(lambda: self._appends.append(session, acked_through, items, known))
         failpoint("append.stored", last)
         return replies.appended(self._open(answer))
@@ -240,8 +243,11 @@ class Store:
             await asyncio.sleep(_RESUBSCRIBE_S)
 
     async def _run(self, name: str, *arguments: Any) -> Any:
-        script, known = load(name), self._incarnation
+        script, known = load(name), self._remembered()
         return self._open(await self._guarded(lambda: self._evaluate(script, (*arguments, known))))
+
+    def _remembered(self) -> str:
+        return self._incarnation if self._forget else ""
 
     def _open(self, answer: Sequence[Any]) -> Any:
         try:

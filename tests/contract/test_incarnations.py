@@ -69,8 +69,9 @@ class Context:
 
 @pytest.fixture
 async def store(redis_url: str) -> AsyncIterator[Store]:
-    """A broker's store."""
+    """A broker's store, beside which something is remembered."""
     made = Store.connect(redis_url)
+    made.on_incarnation(LastCredit().forget)
     yield made
     await made.aclose()
 
