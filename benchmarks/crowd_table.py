@@ -67,9 +67,13 @@ def crowd(actors: int, kind: str, part: float, *, weights_first: bool) -> Crowd 
     if part and not 0 < others < actors:
         return None
     budget = max(2, actors // 2)
-    counts = {"slow": others * (kind == "slow"), "hung": others * (kind == "hung")}
     return Crowd(
-        actors=actors, budget=budget, batch=max(1, budget // 2), weights_first=weights_first, **counts
+        actors=actors,
+        budget=budget,
+        batch=max(1, budget // 2),
+        slow=others * (kind == "slow"),
+        hung=others * (kind == "hung"),
+        weights_first=weights_first,
     )
 
 
