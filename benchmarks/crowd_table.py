@@ -132,9 +132,9 @@ def draw(found: Iterable[Cell], path: Path) -> None:
             colour = "0.93" if cell is None else "#b7e1cd" if cell.share >= LEAST_SHARE else "#f4c7c3"
             axis.add_patch(_tile(column, row, colour))
             axis.text(column, row, _words(cell), ha="center", va="center", fontsize=9)
-    axis.set_xticks(range(len(ACTORS)), [f"{actors:,} actors" for actors in ACTORS])
+    axis.set_xticks(range(len(ACTORS)), [f"{actors:,}" for actors in ACTORS])
     axis.set_yticks(range(len(KINDS)), [f"{part:.0%} {kind}" if part else kind for kind, part in KINDS])
-    axis.set(xlim=(-0.5, len(ACTORS) - 0.5), ylim=(len(KINDS) - 0.5, -0.5))
+    axis.set(xlabel="actors", xlim=(-0.5, len(ACTORS) - 0.5), ylim=(len(KINDS) - 0.5, -0.5))
     axis.tick_params(length=0)
     axis.set_title("Work of the other actors, beside a crowd in which all are like them")
     figure.savefig(path, dpi=110)

@@ -17,7 +17,10 @@ from tests.support.storage.redis_scenario import clear, play
 from tests.support.storage.redis_server import Binary
 
 BROKER_SCRIPTS: Final = frozenset(
-    {"greet", "open_session", "append", "close_session", "report", "watch", "status", "control", "command"}
+    {
+        *("greet", "confirm", "open_session", "append", "close_session", "report", "watch"),
+        *("status", "control", "command"),
+    }
 )
 SOURCES: Final = {
     "broker": ("store.py", "appends.py", "guard.py"),

@@ -79,7 +79,13 @@ def test_memory_of_sequences_is_bounded() -> None:
 
 def test_every_writing_script_begins_with_the_delete() -> None:
     """The `DEL` of an absent key lifts the refusal of writes at `maxmemory`."""
-    reading = {"status", "missing", "commands", "greet"}  # greet writes only when Redis was restarted
+    reading = {
+        "status",
+        "missing",
+        "commands",
+        "confirm",
+        "greet",
+    }  # greet writes only when Redis was restarted
     for name in set(names()) - reading:
         code = [
             line
