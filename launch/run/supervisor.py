@@ -94,8 +94,8 @@ class _Service:
         A `kill -9` says nothing about a service that has helped the run on. Nor does one for standing still
         about an actor: its environment hangs now and then, and starting it again is the remedy.
         """
-        may_stand_still = not self.red_reason or self.spec.role == "actor"
-        if death.code == -signal.SIGKILL and self.has_helped and may_stand_still:
+        is_excused = self.spec.role == "actor" if self.red_reason else death.code == -signal.SIGKILL
+        if self.has_helped and is_excused:
             return True
         return self.was_ready and self.lived_s > (SOUND_S if self.red_reason else HEALTHY_S)
 

@@ -61,9 +61,7 @@ async def test_sessions_live_on_and_end_when_they_are_silent(
 
 
 @FORTH_AND_BACK
-async def test_a_lease_is_held_and_ends_as_without_the_step(
-    redis_url: str, clock: Clock, step_ms: int
-) -> None:
+async def test_a_lease_is_held_and_ends_as_without_it(redis_url: str, clock: Clock, step_ms: int) -> None:
     """Another learner neither gets the lease of one that lives nor waits longer for that of a dead one."""
     log, other = open_run(redis_url), LearnerLog.connect(redis_url, wait_s=5.0)
     clock.advance(step_ms)
