@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.feed.ranges import UNKNOWN, Range, Ranges
 from penstock.runtime import metrics
 from penstock.wire.header import FragmentHeader
+from penstock.wire.ranges import UNKNOWN, Range, Ranges
 from penstock.wire.tensor import Array
 
 _FINAL: Final = "final/"

@@ -20,13 +20,13 @@ from broker.log.records import LogEntry
 from learner.batch import assemble, nothing
 from learner.feed.fragment_check import check_meaning
 from learner.feed.log_batch import reward_of
-from learner.feed.ranges import Ranges
 from learner.feed.upload import Staged, Upload, upload_to
 from learner.ledger import DIGEST_BYTES
 from penstock.config.settings import Settings
 from penstock.runtime.exit import Fatal
 from penstock.wire import fragment as wire
 from penstock.wire.header import FragmentHeader
+from penstock.wire.ranges import Ranges
 from penstock.wire.schema import FragmentSchema
 from penstock.wire.tensor import Array
 

@@ -15,7 +15,6 @@ from learner.algorithms.registry import check_hardware
 from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
 from learner.checkpoint.checkpointer import Room
 from learner.evaluation.early_stopping import check_patience
-from learner.feed.ranges import Ranges
 from learner.model.capacity_checks import check_fragment, check_schema, check_specification, room_of
 from learner.model.device import device_of
 from learner.probe import Quarantine, Replica
@@ -24,6 +23,7 @@ from penstock.config.settings import ConfigurationError, EnvironmentSection, Pol
 from penstock.config.trusted import without_places
 from penstock.config.workload import Workload, find, load
 from penstock.policy import weights
+from penstock.wire.ranges import Ranges
 from penstock.wire.schema import (
     FragmentSchema,
     TensorRule,

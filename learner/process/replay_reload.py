@@ -16,9 +16,9 @@ from broker.log.records import LogEntry
 from learner.algorithms.algorithm import Algorithm
 from learner.batch import assemble
 from learner.feed.payloads import opened
-from learner.feed.ranges import Ranges
 from learner.lease import LeaseKeeper
 from penstock.runtime.failpoint import failpoint
+from penstock.wire.ranges import Ranges
 from penstock.wire.schema import FragmentSchema
 
 _READ: Final = 64

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 
 from learner.feed.fragment_check import check_meaning
-from learner.feed.ranges import Ranges
 from learner.feed.recorded_event import RecordedEvent
 from learner.recording.frames import Kind, Torn, read_frame
 from learner.recording.recording_index import DESCRIPTION, FORMAT, Place, find_places, frames_file
@@ -20,6 +19,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
 from penstock.wire import fragment as wire
 from penstock.wire.fragment import Fragment, FragmentHeader
+from penstock.wire.ranges import Ranges
 from penstock.wire.spaces import Dict
 from penstock.wire.specification import RunSpecification
 from penstock.wire.tensor import Array

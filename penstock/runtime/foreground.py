@@ -33,6 +33,8 @@ def in_foreground(
     config, assignments, endpoints, insecure: as the options of `command_options` say.
     run_dir: of the run that a policy server serves; trust: it although it was not made here.
     """
+    # gRPC reads it as it is loaded; it would write a line for each call that it refuses itself, for ever.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Before what a service is made of is imported; until it is ready (`Health.set_ready`).
     from penstock.runtime.garbage_collection import collect_seldom
 

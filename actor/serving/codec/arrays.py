@@ -14,17 +14,21 @@ from numpy.typing import NDArray
 
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1 import tensor_pb2
-from penstock.wire.refusal import invalid
+from penstock.wire.ranges import Range, drawn, observed
+from penstock.wire.refusal import Refused, invalid
 from penstock.wire.schema import choices
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
-from penstock.wire.tensor import DTYPES, Array, all_finite, from_tensor
+from penstock.wire.tensor import DTYPES, Array, from_tensor
 
 Parts = Sequence[pb.Part]
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """One leaf. path: as clients write it.   name: of the tensor, "observation/camera"."""
+    """One leaf. path: as clients write it.   name: of the tensor, "observation/camera".
+
+    range: of a Box, what a learner would take; None where its dtype holds no other number.
+    """
 
     path: str
     name: str
@@ -32,6 +36,7 @@ class _Wanted:
     dtype: str
     shape: tuple[int, ...]
     row_bytes: int
+    range: Range | None
 
 
 class Layout:
@@ -100,7 +105,10 @@ class Layout:
 
 def _wanted(root: str, name: str, leaf: Leaf) -> _Wanted:
     path, dtype, shape = name.removeprefix(root).removeprefix("/"), leaf.dtype, leaf.shape
-    return _Wanted(path, name, leaf, dtype, shape, math.prod(shape) * DTYPES[dtype].itemsize)
+    row_bytes = math.prod(shape) * DTYPES[dtype].itemsize
+    return _Wanted(
+        path, name, leaf, dtype, shape, row_bytes, drawn(leaf) if root == "action" else observed(leaf)
+    )
 
 
 def _lead(batch: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -140,14 +148,24 @@ def _check_values(field: str, rows: Array, wanted: _Wanted) -> None:
     leaf = wanted.leaf
     match leaf:
         case Box():
-            if rows.dtype.kind == "f" and not all_finite(rows):
-                raise invalid(f"{field}/{wanted.path}: holds NaN or infinity; send finite numbers")
+            if wanted.range is not None and not wanted.range.holds(rows):
+                raise _outside(f"{field}/{wanted.path}", rows, wanted.range)
         case Discrete():
             _check_range(f"{field}/{wanted.path}", rows, leaf.start, leaf.start + leaf.n)
         case MultiDiscrete():
             _check_range(f"{field}/{wanted.path}", rows, 0, leaf.nvec)
         case MultiBinary():
             _check_range(f"{field}/{wanted.path}", rows, 0, 2)
+
+
+def _outside(field: str, rows: Array, known: Range) -> Refused:
+    place = known.first_outside(rows)
+    value: Any = rows[place]
+    if not math.isfinite(value):
+        return invalid(f"{field}: holds NaN or infinity; send finite numbers")
+    return invalid(
+        f"{field}: holds {value:g}, outside {known.around(rows, place)}; send what the space holds"
+    )
 
 
 def _check_range(field: str, rows: Any, low: int, high: int | Iterable[int]) -> None:

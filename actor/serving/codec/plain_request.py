@@ -7,7 +7,6 @@ written in another order or holds numbers that are not finite is not plain: it i
 says what is wrong with it. docs/history/performance.md has what this saves over a stream.
 """
 
-import math
 import struct
 from typing import Final
 
@@ -17,8 +16,9 @@ from actor.serving.codec.arrays import Layout
 from actor.serving.codec.replies import before
 from actor.serving.inference.forward_pass import Question
 from penstock.v1 import policy_pb2 as pb
+from penstock.wire.ranges import observed
 from penstock.wire.spaces import Box, Leaf, Space, leaves, zeros
-from penstock.wire.tensor import DTYPES, FEW, Array, all_finite
+from penstock.wire.tensor import DTYPES, FEW, Array
 
 _ID: Final = pb.ActRequest(request_id="?").SerializeToString()[0]
 """The byte in front of an id and its length."""
@@ -62,7 +62,7 @@ class PlainRequests:
 class _Leaf:
     """One leaf of the observation. Places are counted from the end of a request.
 
-    is_free: any number will do, if it is finite.
+    is_free: any number will do; of reals those that are not too far from 0.
     """
 
     def __init__(self, name: str, leaf: Leaf, part: pb.Part, begin: int) -> None:
@@ -71,19 +71,22 @@ class _Leaf:
         self._begin, self._at = begin, begin + len(self._before)
         self.end = self._at + size
         self._dtype, self._shape = DTYPES[leaf.dtype], (1, *leaf.shape)
-        self.is_free = isinstance(leaf, Box) and leaf.dtype != "bool" and size > 0
-        self._is_real = leaf.dtype in _FORMATS
+        self._is_real, known = leaf.dtype in _FORMATS, observed(leaf)
+        self._most = 0.0 if known is None else float(np.min(known.high))
+        is_any = self._is_real or known is None
+        self.is_free = isinstance(leaf, Box) and leaf.dtype != "bool" and size > 0 and is_any
         count = size // self._dtype.itemsize
         few = f"<{count}{_FORMATS[leaf.dtype]}" if self._is_real and count <= FEW else ""
         self._unpack = struct.Struct(few).unpack_from if few else None
 
     def fits(self, data: bytes) -> bool:
-        """Whether a request holds finite numbers of this leaf; in doubt not."""
+        """Whether a request holds numbers that the leaf's range has; in doubt not."""
         if data[self._begin : self._at] != self._before:
             return False
         if self._unpack is not None:
-            return math.isfinite(sum(self._unpack(data, self._at)))
-        return not self._is_real or all_finite(self.row(data))
+            # NaN is in no order, so its sum is not below the limit either.
+            return bool(sum(map(abs, self._unpack(data, self._at))) <= self._most)
+        return not self._is_real or bool(np.abs(self.row(data)).max() <= self._most)
 
     def row(self, data: bytes) -> Array:
         """The observation of a request that fits, [1, *shape]."""

@@ -6,8 +6,7 @@ reason:
     arm         the client follows a version that is not the learner's newest
     unasked     the client does not want it
     full        the outbox, or the memory for open episodes, is full
-    too_large   its observation would overflow the learner's arithmetic, or a reward or log-probability lies
-                beyond what the run's broker takes
+    too_large   a reward or log-probability lies beyond what the run's broker takes
     stale       it waited until the learner had gone too far
     abandoned   the client never said what came of it
     lost        the session ended while it was under way
@@ -31,12 +30,8 @@ from penstock.runtime import metrics, tracing
 from penstock.wire.conformance import MOST
 from penstock.wire.messages import Episode as Played
 from penstock.wire.specification import RunSpecification
-from penstock.wire.tensor import FEW
 
 REASONS: Final = ("arm", "unasked", "full", "too_large", "stale", "abandoned", "lost", "reward")
-
-MOST_OBSERVED: Final = 1e15
-"""Whose square, summed over a batch, float32 can hold."""
 
 STEP_BYTES: Final = 512
 """What a step takes beside its arrays: tables of names, places in lists."""
@@ -86,9 +81,6 @@ class Learning:
             state = {name: observation[name] for name in self._state}
             rest = {name: row for name, row in observation.items() if name not in state}
             observation = rest | self._masks_of(question)
-        if any(_is_too_large(array) for array in observation.values()):
-            self.stop(episode, "too_large", now_s)
-            return
         sizes = [array.nbytes for row in (observation, action) for array in row.values()]
         size = STEP_BYTES + ARRAY_BYTES * len(sizes) + sum(sizes)
         if self._buffered + size > self._section.max_buffered_bytes:
@@ -217,12 +209,3 @@ class Learning:
         given = {"reward": segment.rewards, "log_prob": segment.log_probs}
         # What leaves the range of float32 is sent as its largest number.
         return any(min(max(map(abs, numbers)), MOST) > bounds[name] for name, numbers in given.items())
-
-
-def _is_too_large(array: Any) -> bool:
-    if array.dtype.kind != "f":
-        return False
-    if array.size <= FEW:
-        numbers: list[float] = array.ravel().tolist()
-        return max(map(abs, numbers), default=0.0) > MOST_OBSERVED
-    return bool(np.abs(array).max() > MOST_OBSERVED)

@@ -157,6 +157,16 @@ def test_a_message_beyond_the_limit_is_refused_by_the_transport(server: BrokerPr
         assert refusal_of(reply).reason is Reason.INVALID
 
 
+def test_calls_that_grpc_itself_refuses_write_no_lines(server: BrokerProcess) -> None:
+    """However often a peer sends what comes compressed, it does not fill the disk of the log."""
+    size = server.log.stat().st_size
+    with unharmed(server), RawChannel(server.address) as channel:
+        for _ in range(100):
+            answer = channel.send("/penstock.v1.PolicyService/Act", b"", compression=grpc.Compression.Gzip)
+            assert answer.code is grpc.StatusCode.UNIMPLEMENTED, answer
+    assert server.log.stat().st_size - size < 100 * len("Compression algorithm 'gzip' is disabled")
+
+
 def test_a_call_that_is_replayed_a_thousand_times_counts_once(server: BrokerProcess) -> None:
     """Start, Act, Reward and End; a replay of an earlier step is refused."""
     with unharmed(server), stub_of(server) as stub:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from learner.feed.fragment_check import check_meaning
-from learner.feed.ranges import Ranges
 from penstock.policy.policy import Policy
 from penstock.runtime import metrics
+from penstock.wire.ranges import Ranges
 from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy
 from tests.support.experience.remembering import Actor, remembering

@@ -18,7 +18,6 @@ from learner.algorithms.on_policy.ppo import PPO
 from learner.algorithms.on_policy.reinforce import Reinforce
 from learner.batch import Batch, assemble
 from learner.feed.fragment_check import check_meaning
-from learner.feed.ranges import Ranges
 from penstock.config.settings import (
     CloneSection,
     DQNSection,
@@ -32,6 +31,7 @@ from penstock.policy import build as building
 from penstock.policy.policy import Policy
 from penstock.wire.conformance import check_content
 from penstock.wire.fragment import build
+from penstock.wire.ranges import Ranges
 from tests.support.abuse.poison import (
     OF_BOXES,
     OF_CHOICES,

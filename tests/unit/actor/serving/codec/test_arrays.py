@@ -72,6 +72,11 @@ def test_every_kind_of_leaf_is_read_and_written_back(batch: int) -> None:
         ("real", np.zeros((1, 2), np.float32), "float32(1, 2) came, float32(2,) is wanted"),
         ("real", np.array([0, np.nan], np.float32), "observation/real: holds NaN or infinity"),
         ("real", np.array([-np.inf, 0], np.float32), "observation/real: holds NaN or infinity"),
+        (
+            "real",
+            np.array([0, -1001], np.float32),
+            "observation/real: holds -1001, outside ±1000",
+        ),
         ("real", Tensor(dtype="float32", shape=[2], data=bytes(7)), "8 bytes at 0 are needed, 7 are there"),
         ("real", Tensor(dtype="float32", shape=[2], data=bytes(9)), "9 bytes for 8 of content"),
         ("real", Tensor(dtype="object", shape=[2], data=bytes(8)), "observation/real: dtype 'object'"),

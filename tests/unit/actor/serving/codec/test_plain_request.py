@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from actor.serving.calls.act_stream import ActStream
 from actor.serving.codec.arrays import Layout
@@ -131,6 +133,7 @@ WRONG: Final[dict[str, Tensor]] = {
     "too little": Tensor(dtype="float32", shape=[4], data=bytes(12)),
     "NaN": to_tensor(np.array([0, np.nan, 0, 0], np.float32)),
     "infinity": to_tensor(np.array([0, 0, 0, -np.inf], np.float32)),
+    "too far": to_tensor(np.array([0, -20_000, 0, 0], np.float32)),
     "both infinities": to_tensor(np.array([0, 0, np.inf, -np.inf], np.float32)),
 }
 
@@ -241,9 +244,12 @@ async def test_what_is_counted_is_the_same(wrong: bool) -> None:
 async def test_who_cannot_be_answered_costs_his_neighbours_nothing() -> None:
     """He gets the fallback, they get the version's answers."""
     stand, told = Stand(specification(activation="relu"), learns=False), list[Answered]()
-    await stand.publish(1)
+    policy = policy_of(stand.specification, 1)
+    with torch.no_grad():
+        next(part for part in policy.modules() if isinstance(part, nn.Linear)).weight[:, 0] *= 1e36
+    await stand.publish(1, policy=policy)
     stand.batcher._expected = 64
-    huge = np.full(4, 3e38, np.float32)
+    huge = np.full(4, 1e4, np.float32)
     replies = await asked(stand, *(stand.asking(value) for value in (seen(0), huge, seen(1))), told=told)
     assert [reply.fallback for reply in replies] == [0, pb.FALLBACK_UNIFORM, 0]
     assert [reply.version for reply in replies] == [1, 0, 1]

@@ -20,7 +20,8 @@ from actor.acting.header_fields import HeaderFields
 from actor.acting.reward import LearnerReward
 from actor.acting.stepper import Ended, Stepped
 from actor.rollout.fragment_builder import FragmentBuilder
-from actor.serving.experience.recorder import ARRAY_BYTES, MOST_OBSERVED, STEP_BYTES, _is_too_large
+from actor.serving.experience.recorder import ARRAY_BYTES, STEP_BYTES
+from learner.feed.fragment_check import check_meaning
 from penstock.config.sections.environment import RewardWrapper
 from penstock.config.settings import load
 from penstock.runtime import metrics, tracing
@@ -28,6 +29,9 @@ from penstock.v1 import policy_pb2 as pb
 from penstock.wire.fragment import Fragment
 from penstock.wire.header import Slot
 from penstock.wire.messages import Episode, Publication
+from penstock.wire.ranges import Ranges
+from penstock.wire.refusal import Refused
+from penstock.wire.spaces import Dict
 from tests.support.serving.server_parts import (
     RUN,
     Stand,
@@ -300,30 +304,20 @@ async def test_rewards_beyond_what_the_broker_takes_are_not_sent() -> None:
     assert [column(fragment, "reward") for fragment in stand.fragments()] == [[99.0]]
 
 
-@pytest.mark.parametrize("size", [4, 64])
-@pytest.mark.parametrize(
-    ("number", "is_learned"),
-    [(1e8, True), (0.99 * MOST_OBSERVED, True), (1.01 * MOST_OBSERVED, False), (-3e38, False)],
-)
-def test_observations_that_would_overflow_the_learner_are_known(
-    number: float, is_learned: bool, size: int
-) -> None:
-    """Whatever their sign, among few numbers and many."""
-    observation = np.zeros((1, size), np.float32)
-    observation[0, -1] = number
-    assert _is_too_large(observation) is not is_learned
-
-
-async def test_an_observation_that_would_overflow_the_learner_is_only_answered() -> None:
-    """It and what follows it; the step before has no end that could be learned from."""
+async def test_nothing_that_a_client_observes_has_the_session_quarantined() -> None:
+    """What the learner would convict it for is refused before it is recorded: clients share the session."""
     stand, episode = await begun()
-    before = not_learned("too_large")
+    far = np.full_like(seen(0), 20_000.0)
     await stand.play(episode, 2)
-    for step in (2, 3):
-        await stand.act(episode, np.full_like(seen(step), 2 * MOST_OBSERVED), reward=1.0)
-    stand.end(episode, TERMINATED)
-    assert steps_seen(stand.fragments()) == [[0, 1]]
-    assert not_learned("too_large") - before == 2
+    with pytest.raises(Refused, match="observation/: holds 20000, outside ±10000"):
+        await stand.act(episode, far, reward=1.0)
+    with pytest.raises(Refused, match="final_observation/: holds 20000, outside ±10000"):
+        stand.end(episode, TRUNCATED, final=far)
+    stand.end(episode, TRUNCATED, final=np.full_like(far, 10_000.0), reward=1.0)
+    run = stand.specification
+    ranges = Ranges.of_run(run.observation_space, run.action_space, Dict(()))
+    for fragment in stand.fragments():
+        check_meaning(fragment.header, fragment.arrays(), ranges)
 
 
 async def test_the_learner_is_given_the_rewards_of_the_runs_wrappers() -> None:

@@ -4,6 +4,9 @@ A tensor that breaks its range is no experience, in rows that are not valid too:
 indices before anything masks it. Integers must lie in their space. Reals must be finite; an element whose
 bounds the space states may lie `SLACK` times as far from 0 as these, since many environments step a little
 outside of what they state, and any other no further than `MOST`.
+
+The learner holds fragments against them, and a policy server what its clients send: or one client could have
+the session quarantined that all of a server's clients share.
 """
 
 import math
@@ -58,11 +61,21 @@ class Range:
         """Raise ValueError that names tensor, value, place and space where a value lies outside."""
         if self.holds(array):
             return
-        place = tuple(int(index) for index in np.argwhere(~self.inside(array))[0])
+        place = self.first_outside(array)
         value: Any = array[place]
         if self.is_real and not math.isfinite(value):
             raise ValueError(f"{name}: holds NaN or infinity; the environment or the policy diverged")
-        raise ValueError(f"{name}: holds {value:g} at {list(place)}, outside {self.stated}")
+        raise ValueError(f"{name}: holds {value:g} at {list(place)}, outside {self.around(array, place)}")
+
+    def first_outside(self, array: Array) -> tuple[int, ...]:
+        """Return the place of the first value outside; there is one."""
+        return tuple(int(index) for index in np.argwhere(~self.inside(array))[0])
+
+    def around(self, array: Array, place: tuple[int, ...]) -> str:
+        """Return what the element at a place may be, for messages."""
+        if not self.is_real:
+            return self.stated
+        return f"±{np.broadcast_to(self.high, array.shape)[place]:g}, which is far from {self.stated}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +90,11 @@ class Ranges:
         """Return those of a run with these spaces; state: of the policy, `Dict(())` where it has none."""
         found: dict[str, Range | None] = {}
         for path, leaf in leaves(observation, _OBSERVATION):
-            found[path] = found[f"{_FINAL}{path}"] = _range(leaf)
+            found[path] = found[f"{_FINAL}{path}"] = observed(leaf)
         choices: dict[str, tuple[int, ...]] = {}
         for path, leaf in leaves(action, _ACTION):
             # Fragments hold actions as they were drawn: choices count from 0, whatever the space begins at.
-            found[path] = _drawn(leaf)
+            found[path] = drawn(leaf)
             if isinstance(leaf, Discrete | MultiDiscrete):
                 choices[f"mask/{path}"] = (leaf.n,) if isinstance(leaf, Discrete) else leaf.nvec
         for path, leaf in leaves(state, _STATE):
@@ -93,7 +106,7 @@ UNKNOWN: Final = Ranges(of={}, parts={})
 """Of a fragment whose spaces are not known: every real number is finite."""
 
 
-def _range(leaf: Leaf) -> Range | None:
+def observed(leaf: Leaf) -> Range | None:
     """Return the range of an observation; None where its dtype holds no other number."""
     match leaf:
         case Discrete():
@@ -118,7 +131,7 @@ def _box(leaf: Box) -> Range | None:
     far = np.maximum(np.abs(leaf.low.astype(np.float64)), np.abs(leaf.high.astype(np.float64)))
     most = np.where(far <= MOST, np.maximum(far, 1.0) * SLACK, MOST)
     limit = _one(most.clip(max=_most_of(kind)).astype(kind))
-    return Range(-limit, limit, True, f"±{np.max(limit):g}, which is far from {leaf!r}")
+    return Range(-limit, limit, True, f"{leaf!r}")
 
 
 def _most_of(kind: "np.dtype[Any]") -> float:
@@ -130,19 +143,20 @@ def _one(bounds: Array) -> Any:
     return bounds.flat[0] if (bounds == bounds.flat[0]).all() else bounds
 
 
-def _drawn(leaf: Leaf) -> Range | None:
+def drawn(leaf: Leaf) -> Range | None:
+    """Return the range of an action as it was drawn; None where its dtype holds no other number."""
     if isinstance(leaf, Discrete):
         return Range(0, leaf.n - 1, False, f"{leaf.n} choices")
     if isinstance(leaf, Box) and np.issubdtype(leaf.low.dtype, np.floating):
         # What a Gaussian draws is clipped or squashed on its way to the environment.
         limit = _most_of(leaf.low.dtype)
-        return Range(-limit, limit, True, f"±{limit:g}")
-    return _range(leaf)
+        return Range(-limit, limit, True, "what a policy draws")
+    return observed(leaf)
 
 
 def _remembered(leaf: Leaf) -> Range | None:
     """Return the range of a state: zeros, with which an episode begins, belong to any."""
-    found = _range(leaf)
+    found = observed(leaf)
     if found is None or found.is_real:
         return found
     return Range(np.minimum(found.low, 0), np.maximum(found.high, 0), False, found.stated)
