@@ -18,6 +18,8 @@ class OtherLayout(Exception):
             f"the run in Redis has layout {layout}, this release has layout {LAYOUT}: "
             "start brokers and learner of one release, the learner first"
         )
+        self.is_earlier = layout < LAYOUT
+        """A learner of this release brings it up to date."""
 
 
 class OtherIncarnation(Exception):

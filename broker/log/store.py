@@ -38,7 +38,7 @@ class StoreUnavailable(Exception):
 
 
 class OtherRelease(StoreUnavailable):
-    """Reports that the run in Redis has keys of another layout: this process must not go on."""
+    """Reports that the run in Redis has keys of a later layout: this process must not go on."""
 
 
 class Store:
@@ -256,7 +256,7 @@ class Store:
             self._meet(error.incarnation)
             raise StoreUnavailable(str(error)) from error
         except OtherLayout as error:
-            raise OtherRelease(str(error)) from error
+            raise (StoreUnavailable if error.is_earlier else OtherRelease)(str(error)) from error
         if not self._incarnation:
             self._meet(incarnation)
         return reply

@@ -9,7 +9,7 @@ import redis
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
 from broker.log.records import Opened
-from broker.log.script import LAYOUT
+from broker.log.script import FIRST_LAYOUT, LAYOUT
 from broker.log.store import OtherRelease, Store, StoreUnavailable
 from broker.service.admission import Admission
 from broker.service.last_credit import LastCredit
@@ -210,9 +210,12 @@ async def test_another_layout_is_refused_by_broker_and_learner(
 async def test_a_run_of_before_layouts_is_taken_over_by_a_learner(
     store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
-    """Its state says nothing of layouts and incarnations; with the log opened it does."""
+    """Its state says nothing of layouts and incarnations; until it does, brokers wait."""
     open_run(redis_url).close()
     raw.hdel(keys.STATE, "layout", "incarnation")
+    with pytest.raises(StoreUnavailable, match=f"has layout {FIRST_LAYOUT}") as told:
+        await store.status()
+    assert not isinstance(told.value, OtherRelease)
     log = open_run(redis_url)
     assert raw.hget(keys.STATE, "layout") == str(LAYOUT).encode()
     actor = Actor(store, "actor-0")
