@@ -13,6 +13,7 @@ GENERATING        name under which health watches the steps of a generator
 
 action_seed, environment_seeds, place_of   seeds and place of one actor's session, equal in equal runs
 watch, note_lag                            health watches steps and weights
+policy_maker                               makes the policy of a run, without its environments
 make_step_generator, make_step_runner      of workloads that act by one forward pass per step of environments
 """
 
@@ -26,6 +27,7 @@ from actor.link.session import Session
 from actor.rollout import generator
 from actor.rollout.loop import FragmentGenerator
 from actor.rollout.seeds import action_seed, environment_seeds, place_of
+from actor.specification.policy_maker import policy_maker
 from actor.specification.run import Run, read
 from penstock.config.settings import Settings
 from penstock.runtime.health import Health
@@ -45,6 +47,7 @@ __all__ = [
     "make_step_runner",
     "note_lag",
     "place_of",
+    "policy_maker",
     "read",
     "watch",
 ]

@@ -1,5 +1,6 @@
-"""Making a recording of experience that no actor generated, for `penstock train --from`.
+"""Recordings: read, or made of experience that no actor generated, for `penstock train --from`.
 
+    Recording         reads a recording
 RecordingWriter   writes a recording, fragment by fragment
 FragmentBuilder   collects steps of N slots and cuts them into fragments
 Stepped, Ended    one step of N slots, and the episodes that ended in it
@@ -11,9 +12,18 @@ from actor.acting.header_fields import HeaderFields
 from actor.acting.stepper import Ended, Stepped
 from actor.rollout.fragment_builder import FragmentBuilder
 from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
+from learner.recording.reader import Recording
 from learner.recording.writer import RecordingWriter
 
-__all__ = ["Ended", "FragmentBuilder", "HeaderFields", "RecordingWriter", "Stepped", "single_rank"]
+__all__ = [
+    "Ended",
+    "FragmentBuilder",
+    "HeaderFields",
+    "Recording",
+    "RecordingWriter",
+    "Stepped",
+    "single_rank",
+]
 
 
 def single_rank() -> RankGroup:

@@ -15,7 +15,7 @@ from workloads.goals.off_policy.judgement import TooLittle, judge
 from workloads.goals.traces.encoding import Encoding
 from workloads.goals.traces.judged_policy import read_policy
 from workloads.goals.traces.late_rewards import Late, read_late
-from workloads.goals.traces.log_evaluation import ask
+from workloads.goals.traces.log_evaluation import Question, ask
 from workloads.goals.traces.trace_file import Log, need_episodes
 from workloads.goals.traces.trace_reward import RewardWeights
 
@@ -41,15 +41,19 @@ def main(request: Request, *, as_json: bool) -> int:
 
     Raises ConfigurationError for a log without a whole episode and options that do not fit it.
     """
+    if request.file.is_dir():
+        return _finish([_of_recording(request, name) for name in request.policies], {}, as_json=as_json)
     log = need_episodes(request.file)
     weights = reward_weights(request.reward)
     late: Late = read_late(request.late, request.late_policy) if request.late else {}
     told = [_judged(request, log, name, weights, late) for name in request.policies]
+    logged = {"logged": _logged(log, weights, late, request.discount)}
+    return _finish(told, logged, as_json=as_json)
+
+
+def _finish(told: list[dict[str, Any]], logged: dict[str, Any], *, as_json: bool) -> int:
     if as_json:
-        sys.stdout.write(
-            json.dumps({"logged": _logged(log, weights, late, request.discount), "policies": told})
-        )
-        sys.stdout.write("\n")
+        sys.stdout.write(json.dumps({**logged, "policies": told}) + "\n")
     else:
         sys.stdout.write("\n".join(_text(one) for one in told) + "\n")
     return EXIT_OK if all(one["judged"] for one in told) else EXIT_FAILED
@@ -73,6 +77,24 @@ def _judged(request: Request, log: Log, name: str, weights: RewardWeights, late:
         name, Encoding(log.numbers, log.actions), local, deterministic=request.deterministic
     )
     asked = ask(log, encoding, policy, weights=weights, discount=request.discount, late=late)
+    return _account(name, asked, request.discount)
+
+
+def _of_recording(request: Request, name: str) -> dict[str, Any]:
+    if request.late or request.reward:
+        raise ConfigurationError(
+            f"{request.file}: a recording has its rewards; leave --late and --reward out"
+        )
+    from workloads.goals.traces.recorded_decisions import ask_recording
+
+    local = local_settings(Path(name), trust=request.trust).actor
+    asked = ask_recording(
+        request.file, Path(name), local, discount=request.discount, deterministic=request.deterministic
+    )
+    return _account(name, asked, request.discount)
+
+
+def _account(name: str, asked: Question, discount: float) -> dict[str, Any]:
     told: dict[str, Any] = {
         "policy": name,
         "episodes": asked.decisions.episodes,
@@ -81,7 +103,7 @@ def _judged(request: Request, log: Log, name: str, weights: RewardWeights, late:
         "late_unmatched": asked.late_unmatched,
     }
     try:
-        found = judge(asked.decisions, request.discount)
+        found = judge(asked.decisions, discount)
     except TooLittle as error:
         return told | {"judged": False, "why": str(error)}
     return told | {"judged": True, **asdict(found)}

@@ -76,9 +76,14 @@ def read_policy(
     return _of_run(Path(named), encoding, local, deterministic=deterministic)
 
 
-def _of_run(run: Path, log: Encoding, local: Any, *, deterministic: bool) -> tuple[JudgedPolicy, Encoding]:
+def learned_policy(run: Path, local: Any) -> tuple[Any, Any]:
+    """Return the specification of a run that has ended, and its final policy.
+
+    local: the `actor` section of this process. Raises ConfigurationError for a folder that holds none.
+    """
     # They load torch, which the other policies do without.
-    from workloads.plugin.acting import read  # noqa: PLC0415
+    from penstock.policy.weights import load_into  # noqa: PLC0415
+    from workloads.plugin.acting import policy_maker  # noqa: PLC0415
     from workloads.plugin.serving import read_final  # noqa: PLC0415
 
     try:
@@ -87,11 +92,16 @@ def _of_run(run: Path, log: Encoding, local: Any, *, deterministic: bool) -> tup
         raise ConfigurationError(
             f"--policy {run}: {error}; name `uniform`, `always:NAME` or the folder of a run that has ended"
         ) from error
-    kwargs = json.loads(final.specification.environment_json).get("kwargs", {})
+    policy = policy_maker(final.specification, local)()
+    load_into(policy, final.blob)
+    return final.specification, policy
+
+
+def _of_run(run: Path, log: Encoding, local: Any, *, deterministic: bool) -> tuple[JudgedPolicy, Encoding]:
+    specification, policy = learned_policy(run, local)
+    kwargs = json.loads(specification.environment_json).get("kwargs", {})
     encoding = Encoding(tuple(kwargs.get("numbers", log.numbers)), tuple(kwargs.get("actions", log.actions)))
-    _check_spaces(run, final.specification, encoding, log)
-    policy = read(final.specification, local).make_policy(final.specification.seed).policy
-    policy.load(final.blob)
+    _check_spaces(run, specification, encoding, log)
     return Learned(policy, deterministic), encoding
 
 
