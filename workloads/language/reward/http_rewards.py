@@ -9,6 +9,7 @@ else is an error at once. Redirects are not followed.
 """
 
 import json
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -34,6 +35,10 @@ DEADLINE_S: Final = 30.0
 MAX_REPLY_BYTES: Final = 8 * 1024 * 1024
 _LATER: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 _SHOWN: Final = 200
+
+
+# Its lines, one for each call, would grow the log of an actor for as long as it runs.
+logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 
 class HttpRewards:

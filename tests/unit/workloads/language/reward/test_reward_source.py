@@ -1,6 +1,7 @@
 """Rewards from functions and endpoints: what is a reward, what is none, and what is an error."""
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -144,6 +145,18 @@ def test_an_endpoint_is_sent_text_and_answers_rewards() -> None:
     assert {"prompt": "p", "response": "worst"} == asked[0]["samples"][0]
     turns = [{"role": "user", "content": "hello"}]
     assert {"prompt": turns, "response": "half", "cut_short": True} == asked[0]["samples"][3]
+
+
+def test_calls_of_an_endpoint_write_no_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """An actor asks for as long as it runs."""
+    caplog.set_level(logging.INFO)
+    with served([reply(rewards=[0.5])]) as (url, asked):
+        source = HttpRewards(url)
+        for _ in range(3):
+            source.score(SAMPLES[:1])
+        source.close()
+    assert len(asked) == 3
+    assert caplog.records == []
 
 
 def test_what_may_pass_by_itself_is_asked_again() -> None:
