@@ -18,6 +18,7 @@ TORCH_FREE = (
     "workloads.goals",
     "workloads.goals.commands.trace_commands",
     "workloads.goals.commands.trace_evaluation",
+    "workloads.goals.injector.gate",
     "workloads.rlhf",
     "workloads.plugin.fragments",
     "workloads.rlhf.commands.generate",
