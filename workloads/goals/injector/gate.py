@@ -4,9 +4,9 @@
     ν(a)  probability that a is done: μ(a) for goals with μ(a) ≥ τ, ε μ(a) for safe goals below τ, 0 for the
           other goals, and the rest for nothing
 
-What is done comes from ν, so log ν is the log-probability that a learner must be told: with log μ, doing
-nothing would count as if the policy had drawn it. Without ε goals below τ would never be done, and so never be
-learned.
+What is done comes from ν, so log ν is the log-probability that a learner must be told. With log μ, doing
+nothing would count as if the policy had drawn it. Without ε goals below τ would never be done, and so never
+be learned.
 """
 
 import math
