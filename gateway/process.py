@@ -37,7 +37,7 @@ ROLE = "gateway"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where a gateway keeps what it holds.
+    """Names the places where a gateway keeps what it holds.
 
     state: folder of what has no place of its own. database, registry: URLs; "": SQLite files in `state`.
     keys: file of the signing keys; None: in `state`.

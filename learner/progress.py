@@ -58,7 +58,7 @@ _NETWORK: Final = ("workload", "environment", "policy")
 
 
 def sections(settings: Settings) -> dict[str, str]:
-    """What decides the meaning of weights and fragments."""
+    """Return the settings that decide the meaning of weights and fragments, as canonical JSON by section."""
     return {
         "workload": settings.workload,
         "environment": settings.environment.canonical_json(),

@@ -15,7 +15,7 @@ from penstock.wire.schema import FragmentSchema
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeaderFields:
-    """What a header says beside the content of its fragment.
+    """Holds what a header says beside the content of its fragment.
 
     session, sequence: 0 where the fragment gets both when it is sent.
     weights: the publication that all of its steps were generated with.

@@ -20,7 +20,7 @@ class EvaluationRunner(Protocol):
 
     @property
     def local(self) -> LocalPolicy:
-        """Where weights are applied and the probe is answered."""
+        """Return the policy that weights are applied to and that answers the probe."""
 
     @property
     def evaluation(self) -> EvaluationSection:
@@ -28,7 +28,7 @@ class EvaluationRunner(Protocol):
 
     @property
     def stall_timeout_s(self) -> float:
-        """How long a step may take."""
+        """Return how long a step may take, in seconds."""
 
     def play(
         self,

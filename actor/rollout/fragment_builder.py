@@ -87,7 +87,7 @@ class FragmentBuilder:
         self._note_begins(0, np.ones(self._slots, np.bool_))
 
     def observation(self) -> dict[str, Array]:
-        """What to act on, masks and state among it: views by path, [N, ...], valid until the next `cut`."""
+        """Return what to act on, masks and state too: views by path, [N, ...], valid until the next `cut`."""
         return self._rows[self.length]
 
     @property

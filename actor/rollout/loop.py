@@ -29,7 +29,7 @@ _COUNT_S: Final = 1.0
 
 
 class FragmentGenerator(Protocol):
-    """What a worker acts with, made once and used in every session of the run."""
+    """Makes fragments for a worker; made once and used in every session of the run."""
 
     @property
     def specification(self) -> RunSpecification:
@@ -49,7 +49,7 @@ class FragmentGenerator(Protocol):
         """At least one step, until a fragment is full or `is_over`."""
 
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
-        """What was collected, as the fragment of that number, and the episodes that ended in it."""
+        """Return what was collected, as the fragment of that number, and the episodes that ended in it."""
 
     def close(self) -> None:
         """Let go of everything."""

@@ -25,7 +25,7 @@ def action_seed(run_seed: int, actor_id: str, salt: int) -> int:
 
 
 def place_of(actor_id: str, actors: int, slots: int) -> Place:
-    """Which environments of the run an actor has, of `actors` with `slots` each.
+    """Return which environments of the run an actor has, of `actors` with `slots` each.
 
     By the number that its id ends with (`actor-3`), else by a hash of the id; actors beyond `actors` share
     places.

@@ -33,7 +33,7 @@ from penstock.wire.specification import RunSpecification
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What is served: the versions in a run's folder, a run that goes on, or both."""
+    """Names what is served: the versions in a run's folder, a run that goes on, or both."""
 
     run_dir: Path | None
     broker: str | None

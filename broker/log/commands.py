@@ -26,7 +26,7 @@ class CommandRefusal(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of a command.
+    """Tells what became of a command.
 
     refusal: why it was not done; 0: done. detail: the same in words. checkpoint_id: contains what was done.
     version: under which restored weights were published. steps: of a flush, taken or pending.

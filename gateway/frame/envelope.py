@@ -37,7 +37,7 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """How the gateway may be reached.
+    """Says how the gateway may be reached.
 
     hosts: names that a request may give as its host, beside loopback's. origins: pages elsewhere from which a
     browser may call, as `https://HOST[:PORT]`. large: routes whose body may have `MAX_IMPORT_BYTES`, by path

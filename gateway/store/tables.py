@@ -14,7 +14,7 @@ from penstock.registry.models import NAMES, UtcTime, words
 
 
 class Role(StrEnum):
-    """What a member may do in a project: look; also train, promote and rate; also decide who is a member."""
+    """Says what a member may do: look; also train, promote and rate; also decide who is a member."""
 
     VIEWER = "viewer"
     EDITOR = "editor"

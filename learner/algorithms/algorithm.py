@@ -37,7 +37,7 @@ class Retained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one batch did.
+    """Reports what one batch did.
 
     applied: False when a parameter, loss or gradient was not finite, a number was not plausible or an
     exception was raised (parameters, optimiser and normaliser are as before, the caller books the batch
@@ -128,7 +128,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def published_modules(self) -> dict[str, nn.Module]:
-        """What is published, by policy name.
+        """Return what is published, by policy name.
 
         Copy (`penstock.policy.weights.snapshot`) before the next update.
         """

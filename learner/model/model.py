@@ -38,7 +38,7 @@ NO_STATE: Final = Dict(())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What a run learns with.
+    """Holds what a run learns with.
 
     target: mean return that counts as solved, or None.
     weight_bytes: size of one version of the weights.

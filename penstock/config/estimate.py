@@ -30,7 +30,7 @@ class Range:
 
     @classmethod
     def of(cls, samples: Sequence[float], likely: float | None = None) -> Self:
-        """Of measurements of one figure, at least one; likely: their mean, where nothing better is known."""
+        """Return the range of measurements of one figure, at least one; likely: else their mean."""
         middle = statistics.fmean(samples) if likely is None else likely
         low, high = min(*samples, middle), max(*samples, middle)
         return cls(low=low * (1 - MARGIN), likely=middle, high=high * (1 + MARGIN))
@@ -74,7 +74,7 @@ class Scores:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Of these; std is that of the population."""
+        """Return the figures of these scores; std is that of the population."""
         if not values:
             return cls(count=0, mean=None, std=None)
         return cls(count=len(values), mean=statistics.fmean(values), std=statistics.pstdev(values))

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """How a field is given on a command line: `seed: Annotated[int, Flag(name="--seed", help="…")] = 0`.
+    """Gives a field a flag on the command line: `seed: Annotated[int, Flag(name="--seed", help="…")] = 0`.
 
     name: `--best`, or `--best/--newest` with a name for false; "" for an argument without a flag. least: the
     smallest number that is allowed.

@@ -8,7 +8,7 @@ from penstock.config.workload import find
 
 
 def places_of(settings: Settings) -> dict[str, str]:
-    """What `actor.places` of this machine's actors is: what the run names, and over it what was said."""
+    """Return `actor.places` for this machine's actors: what the run names, and over it what was said."""
     named = {**settings.policy.kwargs, **settings.environment.kwargs}
     keys = find(settings.workload).places
     return {key: str(named[key]) for key in keys if named.get(key)} | settings.actor.places

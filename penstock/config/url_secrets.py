@@ -26,7 +26,7 @@ _HEADERS_REMEDY: Final = (
 
 
 def secret_in(text: str) -> str | None:
-    """Where a URL holds a secret; None where it holds none, or the text is no URL."""
+    """Return where a URL holds a secret; None where it holds none, or the text is no URL."""
     if "://" not in text:
         return None
     try:
@@ -41,14 +41,14 @@ def secret_in(text: str) -> str | None:
 
 
 def without_secret(text: str) -> str:
-    """What messages may show of such a URL: scheme and host."""
+    """Return what messages may show of such a URL: scheme and host."""
     scheme, _, rest = text.partition("://")
     host = re.split(r"[/?#]", rest.rpartition("@")[2], maxsplit=1)[0]
     return f"{scheme}://…{host}"
 
 
 def remedy(text: str) -> str:
-    """Where the secret of such a URL belongs."""
+    """Return where the secret of such a URL belongs."""
     return _REMEDIES.get(_scheme(text), _HEADERS_REMEDY)
 
 

@@ -50,7 +50,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientReturn:
-    """What one client had earned by a certain time after its first episode of the trial began."""
+    """Holds what one client had earned by a certain time after its first episode of the trial began."""
 
     client: str
     """Digest of its key, by which all servers know it; "" for one without a key, who is dealt an arm anew."""

@@ -29,7 +29,7 @@ _AT_ONCE: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What is compared."""
+    """Names what is compared."""
 
     canary: int
     active: int

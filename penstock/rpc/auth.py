@@ -100,7 +100,7 @@ class Credentials:
         return fresh if fresh.stamp == stamp == self.files.stamp() else None
 
     def proof(self, address: str) -> Proof:
-        """What a server with these credentials asks the callers of an address for."""
+        """Return what a server with these credentials asks the callers of an address for."""
         if address.startswith("unix:") or self.certificate is None:
             return Proof.NOTHING
         if self.accepted_tokens is not None:

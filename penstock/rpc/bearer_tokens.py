@@ -24,7 +24,7 @@ _DIGEST_LENGTH: Final = 64
 
 
 def digest(secret: str) -> str:
-    """How the file knows a token, and Redis a password."""
+    """Return the digest by which the file knows a token, and Redis a password."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

@@ -49,12 +49,12 @@ class Malformed(ValueError):
 
 
 class Absent(LookupError):
-    """What was asked for is not there, or no longer."""
+    """Reports that what was asked for is not there, or no longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRule:
-    """How a call is bounded and read.
+    """Says how a call is bounded and read.
 
     largest_bytes: size of the largest request; None: the transport's limit alone.
     deadline_s: how long a handler may take; None: for ever. It holds for calls without streams.

@@ -18,7 +18,7 @@ SCHEME: Final = "penstock://"
 
 
 class Party(StrEnum):
-    """What a process is to the others; `access` says what each may call."""
+    """Says what a process is to the others; `access` says what each may call."""
 
     ACTOR = "actor"
     """Generates experience: rollout worker, policy server, evaluation actor."""

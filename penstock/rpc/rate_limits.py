@@ -28,7 +28,7 @@ SMALL_BYTES: Final = 4 * KIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What each caller may ask for in a second. settings: that say so, for who is refused."""
+    """Limits what each caller may ask for in a second. settings: that say so, for refusals."""
 
     calls: float
     bytes: float

@@ -31,5 +31,5 @@ def finite(number: float | None) -> float | None:
 
 
 def assigned(assignments: list[str] | None, *, insecure: bool) -> tuple[str, ...]:
-    """What `--set` and `--insecure` say, as assignments."""
+    """Return what `--set` and `--insecure` say, as assignments."""
     return (*(assignments or ()), *(["security.insecure=true"] if insecure else []))

@@ -17,7 +17,7 @@ class Kind(IntEnum):
 
 
 class Slot(NamedTuple):
-    """Where one column comes from: environment, episode and index of its first step."""
+    """Tells where one column comes from: environment, episode and index of its first step."""
 
     slot_id: int
     episode_id: int

@@ -7,7 +7,7 @@ from penstock.v1 import experience_pb2, weights_pb2
 
 
 class Role(IntEnum):
-    """What kind of actor opens a session."""
+    """Names the kind of actor that opens a session."""
 
     ROLLOUT = 1
     SERVER = 2
@@ -20,7 +20,7 @@ class Role(IntEnum):
 
 
 class Durability(IntEnum):
-    """How much an acknowledgement survives."""
+    """Says how much an acknowledgement survives."""
 
     MEMORY = 1
     FSYNC_1S = 2

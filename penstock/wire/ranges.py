@@ -29,7 +29,7 @@ _OBSERVATION, _ACTION, _STATE, _FINAL = "observation", "action", "state", "final
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What one tensor may hold behind its leading axes. low, high: of one value, or of each element.
+    """Bounds what one tensor may hold behind its leading axes. low, high: of one value, or of each element.
 
     stated: what the space says, for messages.
     """
@@ -52,7 +52,7 @@ class Range:
         return bool(values.min() >= self.low and values.max() <= self.high)
 
     def inside(self, array: Array) -> NDArray[np.bool_]:
-        """Which values lie in the range, bool of the array's shape."""
+        """Return which values lie in the range, bool of the array's shape."""
         values: Any = array
         found: NDArray[np.bool_] = (values >= self.low) & (values <= self.high)
         return found
@@ -80,7 +80,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranges:
-    """By name of the tensor. parts: of a mask, how many choices each part of the action has."""
+    """Holds a range by name of the tensor. parts: of a mask, how many choices each part of the action has."""
 
     of: Mapping[str, Range]
     parts: Mapping[str, tuple[int, ...]]

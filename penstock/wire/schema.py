@@ -81,7 +81,7 @@ class FragmentSchema:
         return sum(rule.bytes_per_row() * rows[rule.axes] for rule in self.tensors)
 
     def most_ends(self, steps: int, slots: int) -> int:
-        """How many episodes may end in T steps of N slots before a message holds it no longer.
+        """Return how many episodes may end in T steps of N slots before a message holds it no longer.
 
         The number can be negative.
         """

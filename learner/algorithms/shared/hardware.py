@@ -8,7 +8,7 @@ from penstock.config.settings import LearnerSection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What the networks of an update run on.
+    """Describes what the networks of an update run on.
 
     group: the ranks. bfloat16: networks run in mixed precision. compiled: they go through `torch.compile`.
     """
@@ -19,5 +19,5 @@ class Hardware:
 
 
 def hardware_of(section: LearnerSection, group: RankGroup) -> Hardware:
-    """What the settings ask for."""
+    """Return the hardware that the settings ask for."""
     return Hardware(group=group, bfloat16=section.precision == "bfloat16", compiled=section.compile)

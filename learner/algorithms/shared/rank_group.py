@@ -140,13 +140,13 @@ class SingleRankGroup:
         return _WholeShare(steps, int(steps.sum()))
 
     def columns(self, values: Tensor) -> Tensor:
-        """As they are."""
+        """Return the values, on the CPU: there is one rank."""
         return values.cpu()
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """As it is."""
+        """Return the tensor: there is one rank."""
         return tensor
 
     def moments(self, own: Moments) -> Moments:
-        """As they are."""
+        """Return the moments: there is one rank."""
         return own

@@ -34,7 +34,7 @@ class RewardWrapper(Section):
 
 
 class EnvironmentSection(Section):
-    """What the actors step."""
+    """Describes the environments that actors step."""
 
     id: str = "CartPole-v1"
     """Any Gymnasium id; `module:Id` imports the module first."""
