@@ -65,9 +65,10 @@ class Batch:
     is_flushed: bool = False
 
     def of_fragments(self, places: Sequence[int]) -> "Batch":
-        """Return the batch of some of its fragments, copied. places: of `sources`, rising."""
+        """Return the batch of some or none of its fragments, copied. places: of `sources`, rising."""
         starts = np.cumsum([0, *(source.columns for source in self.sources)])
-        columns = np.concatenate([np.arange(starts[place], starts[place + 1]) for place in places])
+        none = np.arange(0)
+        columns = np.concatenate([none, *(np.arange(starts[at], starts[at + 1]) for at in places)])
         index = torch.from_numpy(columns).to(self.valid.device)
         # Where each column of this batch lies in the other; -1: not in it.
         moved = torch.full((len(self.slots),), -1, device=self.valid.device)

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -138,6 +138,19 @@ class Quarantine:
             if len(self._convicted) > _CONVICTED_KEPT:
                 self._convicted.popitem(last=False)
             self._sessions = self._wrong.union(self._convicted)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: who sent what cannot be learned from. Answers to the probe come again."""
+        with self._lock:
+            convicted = list(self._convicted)
+        return {"convicted": convicted, "suspected": [list(one) for one in self._suspected.items()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`."""
+        with self._lock:
+            self._convicted = OrderedDict.fromkeys(state["convicted"])
+            self._sessions = self._wrong.union(self._convicted)
+        self._suspected = Counter(dict(state["suspected"]))
 
     def _answered_wrong(self, wrong: frozenset[int]) -> None:
         with self._lock:

@@ -18,6 +18,7 @@ class Progress:
     must not change between stop and resume, as canonical JSON. training_seconds: since the first experience.
     publications: of weights, by all learners of the run.
     restored_from: oldest version whose experience is learned from. commands: `CommandRecord.state()`.
+    quarantine: `Quarantine.state()`.
     """
 
     run: str
@@ -35,6 +36,7 @@ class Progress:
     recorded: int = 0
     restored_from: int = 0
     commands: dict[str, Any] = field(default_factory=dict)
+    quarantine: dict[str, Any] = field(default_factory=dict)
     log: LogState | None = None
 
     def to_json(self) -> dict[str, Any]:

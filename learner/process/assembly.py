@@ -83,6 +83,8 @@ class Learner:
         )
         begun_at = beginning.checkpoint.id if beginning.checkpoint is not None else ""
         self._record = CommandRecord.from_state(self._progress.commands, begun_at)
+        if self._progress.quarantine:
+            foundation.model.quarantine.restore(self._progress.quarantine)
         self._clock = TrainingClock(self._progress.training_seconds)
         self._threads = ThreadGroup()
         self._reopened = threading.Event()
@@ -289,6 +291,7 @@ class Learner:
             publisher=self._publisher,
             recording=self._recording,
             commands=self._record,
+            quarantine=base.model.quarantine,
         )
         self._account = Account(
             run_dir=base.run_dir,

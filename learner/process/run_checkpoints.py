@@ -12,6 +12,7 @@ from learner.evaluation.reported_episodes import Episodes
 from learner.feed.source import FeedPosition
 from learner.lease import LeaseKeeper
 from learner.ledger import Ledger
+from learner.probe import Quarantine
 from learner.process.commands.command_record import CommandRecord
 from learner.progress import Progress
 from learner.publish.publisher import Publisher
@@ -45,6 +46,7 @@ class RunCheckpoints:
     publisher: Publisher
     recording: RecordingWriter | None
     commands: CommandRecord
+    quarantine: Quarantine
 
     def consumed(self, size: int) -> None:
         """Note that entries of `size` payload bytes were consumed; 0 where they were not the log's."""
@@ -103,5 +105,6 @@ class RunCheckpoints:
             recorded=self.position.recorded,
             restored_from=self.position.restored_from,
             commands=self.commands.state(),
+            quarantine=self.quarantine.state(),
             log=self.lease.known(),
         )

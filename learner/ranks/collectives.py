@@ -5,6 +5,7 @@ kind of collective for everything. When a rank ends, the others end here with Fa
 connection closes, otherwise within the group's timeout.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,11 @@ class TorchGroup:
     def columns(self, values: Tensor) -> Tensor:
         """Return the columns of all ranks side by side, see `RankGroup`."""
         return self._side_by_side(values)[0]
+
+    def listed(self, numbers: Sequence[int]) -> tuple[list[int], int]:
+        """Return the numbers of all ranks, see `RankGroup`."""
+        whole, first = self._side_by_side(torch.tensor([numbers], dtype=torch.int64))
+        return whole[0].tolist(), first
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up over the ranks in place, see `RankGroup`; raises Fatal when a rank is gone."""

@@ -1,7 +1,8 @@
 """Running mean and variance of observations: part of the weights, frozen while an update runs.
 
 Kept in float64 and combined exactly (Chan, Golub, LeVeque 1979), so that any grouping of the same
-steps gives the same statistics. Before the first merge they are mean 0 and variance 1.
+steps gives the same statistics, as long as no observation lies too far out to count whole. Before the first
+merge they are mean 0 and variance 1.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from penstock.policy.acting.forward import VARIANCE_FLOOR
+
+_FARTHEST = 100.0
+"""Standard deviations from the mean, as far as an observation counts once there are statistics: without this
+one fragment could widen them for as long as the run goes on, and nothing else would be told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,16 @@ class Normaliser(nn.Module):
         """Return rows [..., D] normalised with the current statistics."""
         scale = (self.variance + VARIANCE_FLOOR).rsqrt().to(rows.dtype)
         return ((rows - self.mean.to(rows.dtype)) * scale).clamp(-self.clip, self.clip)
+
+    def observe(self, rows: Tensor) -> Moments:
+        """Return the moments of raw rows [n, D]; what lies beyond `_FARTHEST` counts as if it lay there.
+
+        What is not finite stays so.
+        """
+        wide = rows.double()
+        reach = _FARTHEST * (self.variance + VARIANCE_FLOOR).sqrt()
+        near = wide.clamp(self.mean - reach, self.mean + reach)
+        return moments(torch.where(wide.isfinite() & (self.count > 0), near, wide))
 
     def merge(self, new: Moments) -> None:
         """Add the rows that `new` was computed from to the statistics."""

@@ -25,7 +25,7 @@ from learner.algorithms.off_policy.replay.transitions import fragments, transiti
 from learner.algorithms.shared.containment import ATTRIBUTABLE, ERROR, OF_THE_DEVICE, culprits, verdict
 from learner.algorithms.shared.schedule import factor
 from learner.batch import Batch
-from penstock.policy.normaliser import Moments, moments
+from penstock.policy.normaliser import Moments
 from penstock.runtime import metrics as figures
 
 log = logging.getLogger(__name__)
@@ -241,7 +241,7 @@ class OffPolicy(OffPolicyParts):
         if self.policy.normaliser is None:
             return None
         reals = self.policy.reader.raw_reals(batch.observation, torch.float64)
-        return moments(reals[: batch.valid.numel()][batch.valid.flatten()])
+        return self.policy.normaliser.observe(reals[: batch.valid.numel()][batch.valid.flatten()])
 
     def _commit(self, observed: Moments | None, gradient_steps: int) -> None:
         if observed is not None and self.policy.normaliser is not None:

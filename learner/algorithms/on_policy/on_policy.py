@@ -169,9 +169,7 @@ class OnPolicy(LearnsOnce[Own]):
 
     def update(self, batch: Batch, *, progress: float) -> Update:
         """Consume one batch with all its gradient steps, without the fragments that make it fail."""
-        attempt = partial(self._attempt, progress=progress)
-        # With several ranks a batch that fails is left out whole.
-        return contained(attempt, batch) if self._group.size == 1 else attempt(batch, is_trial=False)
+        return contained(partial(self._attempt, progress=progress), batch, self._group)
 
     def _attempt(self, batch: Batch, *, is_trial: bool, progress: float) -> Update:
         """See `Attempt`."""
@@ -322,10 +320,9 @@ class OnPolicy(LearnsOnce[Own]):
         return reason, {**finite, **scheduled.metrics(), **trace.numbers}
 
     def _farthest(self, prepared: Prepared) -> Tensor:
-        """Return the largest |log π/μ|, a scalar; 0 with several ranks, each of which has rows of its own."""
-        if self._group.size > 1:
-            return prepared.entropy.new_zeros(())
-        return (prepared.rows.proximal - prepared.rows.behaviour).abs().max()
+        """Return the largest |log π/μ| of all ranks' rows, a scalar."""
+        own = (prepared.rows.proximal - prepared.rows.behaviour).abs()
+        return prepared.rank_rows.gather(own).max()
 
     def _summed(self, prepared: Prepared, trace: Trace) -> Tensor:
         """This rank's share of `_SUMMED`, [4]."""

@@ -11,13 +11,14 @@ exception of every fragment is no fragment's fault: it is raised.
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
 import torch
 
 from learner.algorithms.algorithm import Update
+from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
 from learner.batch import Batch
 
 EMPTY: Final = "empty"
@@ -51,27 +52,39 @@ def verdict(judged: Sequence[float], max_log_ratio: float = math.inf) -> str:
     return "" if all(map(math.isfinite, judged)) else NAN
 
 
-def contained(attempt: Attempt, batch: Batch) -> Update:
+def contained(attempt: Attempt, batch: Batch, group: RankGroup | None = None) -> Update:
     """Return the update of a batch, or that of its fragments which do not make it fail.
 
-    Raises what `attempt` raises where no single fragment is the cause.
+    group: the ranks that make it together, each with fragments of its own; None: one rank. All of them find
+    the same culprits, because whether an attempt fails is judged on what they have computed together.
+
+    Raises what `attempt` raises where no single fragment is the cause, and with several ranks at once: the
+    others wait inside of the same attempt.
     """
-    whole = _tried(attempt, batch, is_trial=False)
+    group = group or SingleRankGroup()
+    tried = _tried if group.size == 1 else _made
+    whole = tried(attempt, batch, is_trial=False)
     if whole.applied or whole.reason == EMPTY or not batch.sources:
         return _or_raised(whole)
-    everyone = range(len(batch.sources))
-    found = culprits(lambda part: _why(_tried(attempt, batch.of_fragments(part), is_trial=True)), everyone)
+    own = [place for place, source in enumerate(batch.sources) if source.columns]
+    numbers, first = group.listed([batch.sources[place].number for place in own])
+    everyone = range(len(numbers))
+
+    def part(chosen: Collection[int]) -> Batch:
+        return batch.of_fragments([place for at, place in enumerate(own, first) if at in chosen])
+
+    found = culprits(lambda chosen: _why(tried(attempt, part(chosen), is_trial=True)), everyone)
     if not found or (len(found) == len(everyone) > 1):
         return _or_raised(whole)
     if len(found) == len(everyone):
         if whole.error is not None:
             log.error("a fragment made its update fail", exc_info=whole.error)
         return whole
-    rest = attempt(batch.of_fragments([one for one in everyone if one not in found]), is_trial=False)
+    rest = attempt(part([one for one in everyone if one not in found]), is_trial=False)
     if not rest.applied:
         return _or_raised(whole)
-    left_out = int(batch.of_fragments(sorted(found)).valid.sum())
-    by_number = {batch.sources[one].number: reason for one, reason in found.items()}
+    left_out = int(group.sum_(part(found).valid.sum()))
+    by_number = {numbers[one]: reason for one, reason in found.items()}
     return replace(rest, culprits=by_number, left_out=left_out)
 
 
@@ -106,6 +119,10 @@ def _tried(attempt: Attempt, batch: Batch, *, is_trial: bool) -> Update:
         raise
     except ATTRIBUTABLE as error:
         return Update(applied=False, reason=ERROR, steps=0, gradient_steps=0, metrics={}, error=error)
+
+
+def _made(attempt: Attempt, batch: Batch, *, is_trial: bool) -> Update:
+    return attempt(batch, is_trial=is_trial)
 
 
 def _or_raised(update: Update) -> Update:

@@ -11,6 +11,7 @@ back what it is given.
     minibatches sum_(gradient of own rows) → the gradient of the whole minibatch, on every rank
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -86,6 +87,10 @@ class RankGroup(Protocol):
         """Own columns [T, B] → those of all ranks side by side, rows that a rank lacks 0; on the CPU."""
         ...
 
+    def listed(self, numbers: Sequence[int]) -> tuple[list[int], int]:
+        """Return the numbers of all ranks, one rank's behind another's, and where this one's begin."""
+        ...
+
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up over all ranks, in place; equal bits on every rank."""
         ...
@@ -142,6 +147,10 @@ class SingleRankGroup:
     def columns(self, values: Tensor) -> Tensor:
         """Return the values, on the CPU: there is one rank."""
         return values.cpu()
+
+    def listed(self, numbers: Sequence[int]) -> tuple[list[int], int]:
+        """As they are."""
+        return list(numbers), 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Return the tensor: there is one rank."""

@@ -15,7 +15,7 @@ from learner.algorithms.shared.rank_group import RankGroup
 from learner.algorithms.shared.sequences import Sequences, in_columns
 from learner.batch import Batch
 from penstock.policy.memory import SeenTrajectory
-from penstock.policy.normaliser import Moments, moments
+from penstock.policy.normaliser import Moments
 from penstock.policy.policy import Policy
 from penstock.policy.trajectory import Trajectory
 
@@ -96,4 +96,4 @@ def observed_by(policy: Policy, look: SeenTrajectory, batch: Batch, group: RankG
     if policy.normaliser is None:
         return None
     reals = policy.reader.raw_reals(look.observation, torch.float64)
-    return group.moments(moments(reals[: batch.valid.numel()][batch.valid.flatten()]))
+    return group.moments(policy.normaliser.observe(reals[: batch.valid.numel()][batch.valid.flatten()]))

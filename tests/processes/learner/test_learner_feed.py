@@ -168,6 +168,25 @@ def test_a_fragment_that_cannot_be_learned_from_is_invalid_and_its_session_held(
     assert found["quarantined"] == result["ledger"]["dropped"]["quarantined"] >= 1
 
 
+def test_a_learner_that_starts_again_knows_whom_it_held(redis_url: str, tmp_path: Path) -> None:
+    """What a session sends that was held for good is not trained by the next learner either."""
+    given = settings(learner={"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False})
+    with Producer(redis_url, tmp_path) as producer:
+        with LearnerThread(redis_url, tmp_path, given) as learner:
+            hostile, honest = producer.open("hostile"), producer.open("honest")
+            until(lambda: producer.send_with_credit(hostile, 1, action=OUTSIDE), "credit")
+            producer.drive([honest], lambda: '"invalid": 1' in producer.status().learner_json)
+            before = learner.drain()["ledger"]["dropped"]
+        with LearnerThread(redis_url, tmp_path, given, resume=True) as learner:
+            producer.drive([honest, hostile], lambda: '"quarantined"' in producer.status().learner_json)
+            after = learner.drain()["ledger"]
+    assert before == {"invalid": 1}
+    assert after["balanced"]
+    assert set(after["dropped"]) == {"invalid", "quarantined"}
+    assert after["dropped"]["invalid"] == 1
+    assert audited(tmp_path, redis_url)["invalid"] == 1
+
+
 def test_a_wrong_probe_answer_quarantines_a_session(redis_url: str, tmp_path: Path) -> None:
     """Its fragments are booked `quarantined`; another session's are trained."""
     learner_section = {"total_steps": 10**9, "lease_ttl_s": 0.6, "checkpoint_interval_s": 3600}
@@ -198,13 +217,13 @@ def test_a_fragment_that_makes_an_update_fail_is_left_out_and_booked(redis_url: 
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
         session = producer.open()
-        until(lambda: producer.send_with_credit(session, reward=absurd), "leave")
+        until(lambda: producer.send_with_credit(session, 1, reward=absurd), "leave")
         producer.drive([session], lambda: learner.ended)
         result = learner.finish()
     assert result["ledger"]["balanced"]
-    assert set(result["ledger"]["dropped"]) == {"nan"}
+    assert result["ledger"]["dropped"] == {"nan": 1}
     assert result["env_steps"] == result["ledger"]["trained"] * CHARGE
-    assert audited(tmp_path, redis_url)["nan"] == result["ledger"]["dropped"]["nan"]
+    assert audited(tmp_path, redis_url)["nan"] == 1
 
 
 def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkpoint(

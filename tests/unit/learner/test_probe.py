@@ -1,5 +1,6 @@
 """The probe finds out who serves other weights than it names."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -176,3 +177,18 @@ def test_a_session_that_sent_what_cannot_be_learned_from_is_held_for_good() -> N
     quarantine.check([answer])
     assert quarantine.holds(3)
     assert not quarantine.holds(4)
+
+
+def test_who_is_held_for_good_is_so_in_the_next_process() -> None:
+    """Suspicions are counted on: the third one convicts."""
+    served = policy(0)
+    probe = make_probe(OBSERVATION, served, 0)
+    first, second = (Quarantine(probe, policy(0), 1e-3) for _ in range(2))
+    first.convict(3, "log entry 9 is invalid")
+    for _ in range(2):
+        first.suspect(4, "log entry 10 makes updates fail")
+    second.restore(json.loads(json.dumps(first.state())))
+    assert second.holds(3)
+    assert not second.holds(4)
+    second.suspect(4, "log entry 11 makes updates fail")
+    assert second.sessions == {3, 4}

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[OnPolicySection, dict[str, Any]]] = {
     "batch-norm": (PPOSection(learning_rate=1e-3, minibatches=2), {"hidden_norm": "batch"}),
     "impala": (ImpalaSection(learning_rate=1e-3, entropy_coefficient=0.01), {"hidden_norm": "layer"}),
     "reinforce": (ReinforceSection(learning_rate=1e-3, scale_rewards=True), {}),
+    "poisoned": (PPOSection(learning_rate=1e-3, epochs=1, minibatches=2), {"normalise_observations": True}),
 }
 """By name: the algorithm, and what differs from the defaults of the policy."""
 
@@ -89,6 +90,21 @@ def _gap(fragment: Fragment, update: int) -> Fragment:
     return header, arrays | {"valid": valid}
 
 
+def poisoned(fragments: list[Fragment]) -> list[Fragment]:
+    """Spoil the first and the last of several: an impossible log-probability, a reward of no size."""
+    if len(fragments) == 1:
+        return fragments
+    first, *others, last = fragments
+    return [_spoiled(first, "log_prob", -200.0), *others, _spoiled(last, "reward", np.inf)]
+
+
+def _spoiled(fragment: Fragment, name: str, value: float) -> Fragment:
+    header, arrays = fragment
+    array = arrays[name].copy()
+    array[arrays["valid"]] = value
+    return header, arrays | {name: array}
+
+
 def learn(name: str, updates: int, group: RankGroup, rank: int) -> dict[str, Tensor]:
     """The gradient of the first minibatch and the state after all updates, with what each update reported."""
     section, policy = CASES[name]
@@ -98,18 +114,27 @@ def learn(name: str, updates: int, group: RankGroup, rank: int) -> dict[str, Ten
     step: Callable[..., Tensor] = algorithm._optimiser.step
 
     def noting(gradient: Tensor, learning_rate: float, max_norm: float) -> Tensor:
-        gradients.append(gradient.clone())
+        if gradient.isfinite().all():
+            gradients.append(gradient.clone())
         return step(gradient, learning_rate, max_norm)
 
     algorithm._optimiser.step = noting  # type: ignore[method-assign]
-    metrics = []
-    for fragments in batches(updates):
+    metrics: list[list[float]] = []
+    culprits: list[int] = []
+    left_out: list[int] = []
+    for count, honest in enumerate(batches(updates)):
+        fragments = poisoned(honest) if name == "poisoned" else honest
         mine = divide([header.charge for header, _ in fragments], group.size)[rank]
-        batch = assemble(fragments[mine] or [nothing(SCHEMA)], torch.device("cpu"))
+        entries = [(10 * count + place, 100) for place in range(1, len(fragments) + 1)]
+        batch = assemble(fragments[mine] or [nothing(SCHEMA)], torch.device("cpu"), entries[mine] or None)
         update = algorithm.update(batch, progress=0.0)
         assert update.applied
         metrics.append([float(update.steps), float(update.gradient_steps), *update.metrics.values()])
-    return algorithm.state().tensors | {"gradient": gradients[0], "metrics": torch.tensor(metrics)}
+        culprits += sorted(update.culprits)
+        left_out.append(update.left_out)
+    told = {"metrics": metrics, "culprits": culprits, "left_out": left_out}
+    tensors = {key: torch.tensor(numbers) for key, numbers in told.items()}
+    return algorithm.state().tensors | tensors | {"gradient": gradients[0]}
 
 
 def main(folder: Path, updates: int, names: list[str]) -> None:

@@ -48,3 +48,26 @@ def test_numpy_rounds_like_torch() -> None:
     for dtype in (torch.float32, torch.float64):
         data = rows().to(dtype)
         np.testing.assert_allclose(fast(data.numpy()), normaliser(data).numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_one_extreme_row_does_not_blind_the_policy() -> None:
+    """It counts as 100 standard deviations; what lies nearer counts as it is, and NaN is not hidden."""
+    normaliser = Normaliser(3, 10.0)
+    normaliser.merge(normaliser.observe(rows()))
+    before = normaliser.variance.clone()
+    np.testing.assert_array_equal(normaliser.observe(rows()).spread, moments(rows()).spread)
+    normaliser.merge(normaliser.observe(torch.full((1, 3), 9e8, dtype=torch.float64)))
+    # 100² of one row in 1,001, and the variance of the others.
+    assert (normaliser.variance / before).max() < 12
+    assert not normaliser.observe(torch.tensor([[torch.nan, torch.inf, 0.0]])).checksum().isfinite()
+
+
+def test_what_is_large_from_now_on_is_followed() -> None:
+    """A number that was constant begins to move: a few batches later the statistics are those of its size."""
+    normaliser = Normaliser(1, 10.0)
+    still = torch.zeros((100_000, 1), dtype=torch.float64)
+    moving = 1e5 * torch.randn(2048, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    normaliser.merge(normaliser.observe(still))
+    for _ in range(10):
+        normaliser.merge(normaliser.observe(moving))
+    assert normaliser.variance.sqrt().item() > 2e4
