@@ -60,7 +60,9 @@ def make_probe(vocabulary: int, seed: int) -> Probe:
 
 
 def _check_length(settings: Settings, policy: LanguagePolicy) -> None:
-    length, most = settings.actor.unroll_length, policy.positions
+    goes_on = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.bootstrap_truncated
+    # What follows a row is valued behind its last token.
+    length, most = settings.actor.unroll_length + goes_on, policy.positions
     if most is not None and length > most:
         raise ConfigurationError(
             f"actor.unroll_length={length}: the model of policy.kwargs.model={policy.section.model!r} reads "

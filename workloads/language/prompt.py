@@ -7,17 +7,30 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ToolCall:
+    """What an assistant wants to have called. id: of this call. arguments: a JSON object, as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
     """One message of a conversation.
 
-    role: system, user, assistant, or what the tokenizer's chat template knows.
+    role: system, user, assistant, tool, or what the tokenizer's chat template knows.
+    content: empty where an assistant only calls tools.
+    tool_calls: of an assistant. tool_call_id: of a tool's answer, which call it answers.
     """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
 
 
-Prompt = str | tuple[Turn, ...]
+Prompt = str | tuple[Message, ...]
 
 
 def parse_prompt(value: Any) -> Prompt:
@@ -29,17 +42,17 @@ def parse_prompt(value: Any) -> Prompt:
         return value
     if not isinstance(value, Iterable) or isinstance(value, dict | bytes):
         raise ValueError(f"prompt is {type(value).__name__}, neither text nor a list of messages")  # noqa: TRY004
-    turns = tuple(_turn(one) for one in value)
-    if not turns:
+    messages = tuple(_message(one) for one in value)
+    if not messages:
         raise ValueError("prompt is an empty conversation")
-    return turns
+    return messages
 
 
 def plain(prompt: Prompt) -> Any:
     """The inverse: what JSON can hold."""
     if isinstance(prompt, str):
         return prompt
-    return [{"role": turn.role, "content": turn.content} for turn in prompt]
+    return [_plain(message) for message in prompt]
 
 
 def identity(prompt: Prompt) -> str:
@@ -47,8 +60,41 @@ def identity(prompt: Prompt) -> str:
     return json.dumps(plain(prompt), ensure_ascii=False, sort_keys=True)
 
 
-def _turn(value: Any) -> Turn:
+def _plain(message: Message) -> dict[str, Any]:
+    """As chat templates and JSON have it; what a message does not have is left out."""
+    said: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        said["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        said["tool_call_id"] = message.tool_call_id
+    return said
+
+
+def _message(value: Any) -> Message:
     role, content = (value.get("role"), value.get("content")) if isinstance(value, dict) else (None, None)
+    calls = tuple(map(_tool_call, value.get("tool_calls") or ())) if isinstance(value, dict) else ()
+    if calls and content is None:
+        content = ""
     if not isinstance(role, str) or not isinstance(content, str):
         raise ValueError("prompt holds a message without a text under `role` and one under `content`")  # noqa: TRY004
-    return Turn(role, content)
+    answers = value.get("tool_call_id") or ""
+    if not isinstance(answers, str):
+        raise ValueError("prompt holds a message whose `tool_call_id` is no text")  # noqa: TRY004
+    return Message(role, content, calls, answers)
+
+
+def _tool_call(value: Any) -> ToolCall:
+    function = value.get("function") if isinstance(value, dict) else None
+    given = (
+        (value.get("id"), function.get("name"), function.get("arguments"))
+        if isinstance(function, dict)
+        else (None,)
+    )
+    if not all(isinstance(text, str) for text in given):
+        raise ValueError(
+            "prompt holds a tool call without texts under `id`, `function.name` and `function.arguments`"
+        )
+    return ToolCall(*given)

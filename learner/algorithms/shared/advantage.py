@@ -63,10 +63,12 @@ def gae(
     carries: Tensor,
     valid: Tensor,
     *,
-    discount: float,
+    discount: float | Tensor,
     trace: float,
 ) -> Advantages:
     """Generalised advantage estimates (Schulman et al. 2016, eq. 16).
+
+    discount: γ, of all steps or of each, [T, B].
 
     δ_t = r_t + γ V_{t+1} − V_t;  A_t = δ_t + γ λ A_{t+1} where the trace carries;  target = A_t + V_t.
     """

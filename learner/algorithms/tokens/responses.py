@@ -1,7 +1,8 @@
 """Responses of a batch: rows of tokens, those that were sampled flat, and cuts of them that fit into memory.
 
-A column of a fragment is one response with its prompt before it: `valid` where a token was sampled, one end,
-at the last of these. Where tokens lie is known on the CPU, so that a minibatch asks no device for it.
+A column of a fragment is one response with its prompt before it, or a conversation, whose turns are apart by
+what was not sampled: `valid` where a token was, one end, at the last of these. Where tokens lie is known on
+the CPU, so that a minibatch asks no device for it.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from learner.batch import Batch, send
 from penstock.policy.tokens import TokenRows
@@ -60,6 +62,13 @@ class Responses:
         """Which of the n sampled tokens are the last of their row, int64 [R]."""
         return send(torch.from_numpy(np.cumsum(self.counts) - 1), self.tokens.device)
 
+    @property
+    def turn_ends(self) -> Tensor:
+        """Return which sampled tokens end a turn that another turn of their row follows, bool [n]."""
+        ends = np.append(self.step[1:] != self.step[:-1] + 1, True)
+        ends[np.cumsum(self.counts) - 1] = False
+        return send(torch.from_numpy(ends), self.tokens.device)
+
     def prompts(self) -> Tensor:
         """A number for each row, equal for equal prompts, int64 [R]."""
         first = self.step[np.cumsum(self.counts) - self.counts]
@@ -80,6 +89,26 @@ class Responses:
         """
         for part in _parts(rows[np.argsort(self.lengths[rows], kind="stable")], self.lengths, most_places):
             yield self._micro_batch(part)
+
+    def behind(self, rows: Index, most_places: int) -> Iterator[MicroBatch]:
+        """These rows with their last sampled token, which one place asks behind; `index`: of the R rows."""
+        for part in _parts(
+            rows[np.argsort(self.lengths[rows], kind="stable")], self.lengths + 1, most_places
+        ):
+            longest, device = int(self.lengths[part].max()) + 1, self.tokens.device
+            ends, on_device = (send(torch.from_numpy(one), device) for one in (self.lengths[part], part))
+            tokens = functional.pad(self.tokens.index_select(0, on_device), (0, 1))[:, :longest]
+            tokens[torch.arange(len(part), device=device), ends] = self.action[self.last[on_device]]
+            places = torch.arange(longest, device=device)
+            yield MicroBatch(
+                TokenRows(
+                    tokens=tokens,
+                    present=places <= ends[:, None],
+                    place=torch.arange(len(part), device=device) * longest + ends,
+                    action=torch.zeros_like(on_device),
+                ),
+                on_device,
+            )
 
     def _micro_batch(self, rows: Index) -> MicroBatch:
         counts, lengths, longest = self.counts[rows], self.lengths[rows], int(self.lengths[rows].max())

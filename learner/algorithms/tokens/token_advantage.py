@@ -2,7 +2,8 @@
 
 Axes: S tokens, R responses, those of a response behind one another as if nothing lay between them; `sampled`
 [S, R] is False behind its last. A response is an episode that ends with its last token: nothing follows, also
-where its length ended it, because the score speaks of all of it.
+where its length ended it, because the score speaks of all of it. A conversation has several turns in its row,
+and one that was cut goes on: `beyond` is the value of what follows it.
 """
 
 import torch
@@ -28,18 +29,36 @@ def divergence_reward(log_ratio: Tensor, *, coefficient: float, bound: float) ->
     return -coefficient * log_ratio.clamp(-bound, bound)
 
 
+def turn_discounts(turn_end: Tensor, *, discount: float, turn_discount: float) -> Tensor:
+    """γ of each token, and γ γ_turn of the last one of a turn that another follows; bool → float [S, R]."""
+    within = torch.full(turn_end.shape, discount, device=turn_end.device)
+    return within.masked_fill(turn_end, discount * turn_discount)
+
+
 def token_gae(
-    reward: Tensor, value: Tensor, sampled: Tensor, *, discount: float, trace: float, value_trace: float
+    reward: Tensor,
+    value: Tensor,
+    sampled: Tensor,
+    *,
+    discount: float | Tensor,
+    trace: float,
+    value_trace: float,
+    beyond: Tensor | None = None,
 ) -> Advantages:
     """GAE(λ) for the policy and GAE(λ_V) for the critic (Yuan et al. 2025); [S, R] each.
 
-    δ_t = r_t + γ V_{t+1} − V_t, V = 0 behind the last token;
+    δ_t = r_t + γ V_{t+1} − V_t, V = `beyond` behind the last token;
     A_t = Σ (γλ)^k δ_{t+k};  target = V_t + Σ (γλ_V)^k δ_{t+k}.
+
+    discount: γ, of all tokens or of each, [S, R], as `turn_discounts` says.
+    beyond: [R], 0 where a row ended; None: all of them did.
     """
     following = torch.zeros_like(value)
     following[:-1] = value[1:]
     carried = _carried(sampled)
     following = following.masked_fill(~carried, 0.0)
+    if beyond is not None:
+        following = torch.where(sampled & ~carried, beyond, following)
     unroll = (reward, value, following, carried, sampled)
     for_policy = gae(*unroll, discount=discount, trace=trace)
     if value_trace == trace:

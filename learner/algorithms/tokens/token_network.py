@@ -72,6 +72,15 @@ class TokenNetwork:
             read[:, one.part.index] = torch.stack([column.detach().float() for column in columns])
         return read
 
+    def values_beyond(self, responses: Responses, most_places: int) -> Tensor:
+        """Return V of what follows each row that was cut short, 0 for the others, float32 [R]."""
+        values = torch.zeros(len(responses), device=self.device)
+        cut = responses.cut_short.cpu().numpy().nonzero()[0]
+        if len(cut):
+            for part in responses.behind(cut, most_places):
+                values[part.index] = self.outputs(part.rows).value.detach().float()
+        return values
+
     def accumulate(self, names: Sequence[str], built: Sequence[Tensor], slopes: Sequence[Tensor]) -> None:
         """Add ∂loss/∂parameters of these optimisers to their flat gradients.
 

@@ -4,7 +4,8 @@ Three policies of the same model: μ that sampled, π_prox at the start of this 
 the reference that training began with. Of n sampled tokens, with s the score at the end of a response:
 
     r_t = 1[last] s − penalty 1[cut short] − β clip(log π_prox − log π_ref, ±bound)
-    A   = GAE(γ, λ), or returns less those of other responses (`token_advantage`), whitened
+    A   = GAE(γ, λ), with γ γ_turn between the turns of a conversation,
+          or returns less those of other responses (`token_advantage`), whitened
     L   = −1/n Σ min(π_prox/μ, C) · min(ρ A, clip(ρ, 1−ε, 1+ε) A),   ρ = π_θ/π_prox   (Hilton et al. 2021)
         + c_v ½ 1/n Σ max((V − R)², (clip(V, V_old ± δ) − R)²) − c_e 1/n Σ H
 
@@ -98,7 +99,7 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
             kept = self._only_pass(responses)
             passes = (kept,) if kept else self._passes(responses, np.arange(len(responses)))
             read = network.read(passes, responses.sampled, has_reference=self._kl_coefficient > 0.0)
-            prepared = prepare(responses, read, self.section, self._kl_coefficient)
+            prepared = prepare(responses, read, self.section, self._kl_coefficient, self._beyond(responses))
         backup, drawn = network.backup(), self._permutations.get_state()
         is_kept = False
         try:
@@ -132,6 +133,11 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
             return None
         with torch.enable_grad():
             return next(self._passes(responses, np.arange(len(responses))))
+
+    def _beyond(self, responses: Responses) -> Tensor | None:
+        if not self.section.bootstrap_truncated:
+            return None
+        return self._network.values_beyond(responses, self.section.micro_batch_tokens)
 
     def _passes(self, responses: Responses, rows: Index) -> Iterator[Pass]:
         return self._network.passes(responses, rows, self.section.micro_batch_tokens)

@@ -19,6 +19,7 @@ from learner.algorithms.tokens.token_advantage import (
     leave_one_out,
     scored,
     token_gae,
+    turn_discounts,
     whitened,
 )
 from penstock.config.sections.token import TokenPPOSection
@@ -44,8 +45,18 @@ class Rewards(NamedTuple):
     divergence: Tensor
 
 
-def prepare(responses: Responses, read: Tensor, section: TokenPPOSection, kl_coefficient: float) -> Prepared:
-    """read: log π_prox, entropy, V, [3, n], and log π_ref, [4, n], where a coefficient multiplies it."""
+def prepare(
+    responses: Responses,
+    read: Tensor,
+    section: TokenPPOSection,
+    kl_coefficient: float,
+    beyond: Tensor | None = None,
+) -> Prepared:
+    """Return what the epochs of an update take.
+
+    read: log π_prox, entropy, V, [3, n], and log π_ref, [4, n], where a coefficient multiplies it.
+    beyond: [R], the value of what follows each row; None: nothing follows any.
+    """
     (proximal, entropy, value), reference = read[:3], read[3:]
     log_ratio = proximal - (reference[0] if len(reference) else proximal)
     grid = Grid(responses)
@@ -55,7 +66,7 @@ def prepare(responses: Responses, read: Tensor, section: TokenPPOSection, kl_coe
         grid.spread(scored(responses.reward, cut, eos_penalty=section.eos_penalty)),
         grid.spread(divergence_reward(log_ratio, coefficient=kl_coefficient, bound=section.log_ratio_bound)),
     )
-    estimated = _advantages(responses, grid, section, rewards, grid.spread(value))
+    estimated = _advantages(responses, grid, section, rewards, grid.spread(value), beyond)
     advantage, target = grid.gather(estimated.advantage), grid.gather(estimated.target)
     if section.normalise_advantages and section.advantage != "group":
         advantage = whitened(advantage, len(responses))
@@ -66,7 +77,12 @@ def prepare(responses: Responses, read: Tensor, section: TokenPPOSection, kl_coe
 
 
 def _advantages(
-    responses: Responses, grid: Grid, section: TokenPPOSection, rewards: Rewards, value: Tensor
+    responses: Responses,
+    grid: Grid,
+    section: TokenPPOSection,
+    rewards: Rewards,
+    value: Tensor,
+    beyond: Tensor | None,
 ) -> Advantages:
     """[S, R] each; without a critic the targets are its values."""
     discount, reward = section.discount, rewards.score + rewards.divergence
@@ -76,9 +92,10 @@ def _advantages(
                 reward,
                 value,
                 grid.sampled,
-                discount=discount,
+                discount=_discounts(responses, grid, section),
                 trace=section.gae_lambda,
                 value_trace=section.value_lambda,
+                beyond=beyond,
             )
         case "group":
             prompts, by_deviation = responses.prompts(), section.normalise_advantages
@@ -88,3 +105,11 @@ def _advantages(
         case "reinforce":
             advantage = leave_one_out(reward, grid.sampled, discount=discount)
     return Advantages(advantage, value)
+
+
+def _discounts(responses: Responses, grid: Grid, section: TokenPPOSection) -> float | Tensor:
+    if section.turn_discount == 1.0:
+        return section.discount
+    return turn_discounts(
+        grid.spread(responses.turn_ends), discount=section.discount, turn_discount=section.turn_discount
+    )

@@ -18,6 +18,10 @@ class TokenPPOSection(OnPolicySection):
     """Which algorithm, a choice."""
     discount: Fraction = 1.0
     """γ, per token."""
+    turn_discount: Fraction = 1.0
+    """γ_turn, per turn: what a later turn of a conversation earns counts so much less in the one before."""
+    bootstrap_truncated: bool = False
+    """A column that was cut short goes on: what follows is valued; false: its length ended it; yes or no."""
     advantage: Literal["gae", "group", "reinforce"] = "gae"
     """A choice. gae: with the critic; group: less the mean of its prompt; reinforce: less the batch's."""
     epochs: Positive = 2
@@ -69,3 +73,18 @@ class TokenPPOSection(OnPolicySection):
         if target is not None and info.data.get("kl_coefficient") == 0.0:
             raise ValueError("kl_coefficient=0 is multiplied and stays 0; begin with another, such as 0.05")
         return target
+
+    @field_validator("advantage")
+    @classmethod
+    def _turns_need_a_critic(cls, advantage: str, info: ValidationInfo) -> str:
+        for name, usual in (("turn_discount", 1.0), ("bootstrap_truncated", False)):
+            if advantage != "gae" and info.data.get(name, usual) != usual:
+                raise ValueError(f"{advantage} has no critic, by which {name} values turns; use gae")
+        return advantage
+
+    @field_validator("eos_penalty")
+    @classmethod
+    def _an_end_is_penalised(cls, penalty: float, info: ValidationInfo) -> float:
+        if penalty and info.data.get("bootstrap_truncated"):
+            raise ValueError("is taken where a length ends a response; with bootstrap_truncated it goes on")
+        return penalty

@@ -6,7 +6,7 @@ from typing import Final
 from penstock.v1 import reward_pb2 as pb
 from penstock.wire.limits import MAX_MESSAGE_BYTES, MIB
 from penstock.wire.rawproto import Unfit, fields
-from workloads.language.prompt import Prompt, Turn
+from workloads.language.prompt import Message, Prompt
 from workloads.language.reward.reward_source import BadReward, Rewards, Sample, ScoredBy, checked
 
 MAX_REWARD_SAMPLES: Final = 1024
@@ -76,7 +76,7 @@ def sample_from_proto(message: pb.RewardSample) -> Sample:
         raise ValueError(f"{message.ByteSize()} bytes, at most {MAX_SAMPLE_BYTES}")
     prompt: Prompt = message.prompt
     if message.conversation:
-        prompt = tuple(Turn(turn.role, turn.content) for turn in message.conversation)
+        prompt = tuple(Message(turn.role, turn.content) for turn in message.conversation)
     return Sample(
         prompt=prompt,
         response=message.response,

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.config.settings import ConfigurationError
 from workloads.language import tiny_models
-from workloads.language.prompt import Turn
+from workloads.language.prompt import Message
 from workloads.language.tokenizer import Encoder, Tokenizer, TooLong, load_tokenizer, pad
 
 TEMPLATE = "{% for turn in messages %}{{ turn['role'] + ' ' + turn['content'] + ' ' }}{% endfor %}assistant"
@@ -41,7 +41,7 @@ def test_a_response_is_never_cut() -> None:
 
 def test_a_conversation_goes_through_the_chat_template() -> None:
     """Without one it is refused with the remedy."""
-    turns = (Turn("user", "a"),)
+    turns = (Message("user", "a"),)
     plain = tokenizer()
     with pytest.raises(ValueError, match="no chat template"):
         Encoder(plain, 16).encode(turns, "b")

@@ -82,3 +82,30 @@ def test_a_batch_without_a_response_is_none() -> None:
     """As that of a rank that got no fragment."""
     batch = batch_of(fragment(GIVEN))
     assert read_responses(replace(batch, valid=torch.zeros_like(batch.valid))) is None
+
+
+def test_behind_a_row_its_last_token_is_read_too() -> None:
+    """One place a row, behind what was sampled last; those of similar length together."""
+    found = read()
+    parts = list(found.behind(np.array([0, 1]), 9))
+    assert [part.index.tolist() for part in parts] == [[1], [0]]
+    shorter, longer = (part.rows for part in parts)
+    assert longer.tokens.tolist() == [[2, 3, 4, 5, 6]]
+    assert longer.present.all()
+    assert longer.place.tolist() == [4]
+    assert shorter.tokens.tolist() == [[2, 3, 7, 8]]
+    (both,) = found.behind(np.array([0, 1]), 10)
+    assert both.rows.tokens[both.index.tolist().index(1)].tolist()[:4] == [2, 3, 7, 8]
+    assert both.rows.present.sum().item() == 9
+    assert sorted(both.rows.place.tolist()) == [3, 9]
+
+
+def test_turns_end_where_the_next_sampled_token_of_a_row_is_not_the_next_token() -> None:
+    """Never at the end of a row: nothing follows it."""
+    batch = batch_of(fragment(GIVEN))
+    valid = batch.valid.clone()
+    valid[2, 0] = False
+    found = read_responses(replace(batch, valid=valid))
+    assert found is not None
+    assert found.turn_ends.tolist() == [True, False, False, False, False]
+    assert not read().turn_ends.any()

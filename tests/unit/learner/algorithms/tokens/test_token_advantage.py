@@ -12,6 +12,7 @@ from learner.algorithms.tokens.token_advantage import (
     returns,
     scored,
     token_gae,
+    turn_discounts,
     whitened,
 )
 
@@ -43,6 +44,38 @@ def test_gae_is_the_sum_that_defines_it(discount: float, trace: float, value_tra
             assert estimated.target[t, row].item() == pytest.approx(target, abs=1e-12)
         assert not estimated.advantage[count:, row].any()
         assert not estimated.target[count:, row].any()
+
+
+def test_between_turns_what_follows_counts_less() -> None:
+    """γ γ_turn at the last token of a turn: at λ = 1 a token is worth Σ γ^k γ_turn^turns r."""
+    reward, value, sampled = tokens()
+    turn_end = torch.zeros_like(sampled)
+    turn_end[1, 0] = turn_end[0, 2] = True
+    discount = turn_discounts(turn_end, discount=0.9, turn_discount=0.5).double()
+    estimated = token_gae(reward, value, sampled, discount=discount, trace=1.0, value_trace=1.0)
+    for row, count in enumerate(COUNTS):
+        for t in range(count):
+            worth = sum(
+                0.9 ** (k - t) * 0.5 ** int(turn_end[t:k, row].sum()) * reward[k, row].item()
+                for k in range(t, count)
+            )
+            assert estimated.target[t, row].item() == pytest.approx(worth, abs=1e-6)
+            assert estimated.advantage[t, row].item() == pytest.approx(worth - value[t, row].item(), abs=1e-6)
+
+
+def test_a_row_that_goes_on_is_worth_what_follows_it() -> None:
+    """The value beyond stands behind the last token of each row, however long it is."""
+    reward, value, sampled = tokens()
+    beyond = torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64)
+    ended, going_on = (
+        token_gae(reward, value, sampled, discount=0.9, trace=1.0, value_trace=1.0, beyond=one)
+        for one in (None, beyond)
+    )
+    for row, count in enumerate(COUNTS):
+        for t in range(count):
+            more = (going_on.target - ended.target)[t, row].item()
+            assert more == pytest.approx(0.9 ** (count - t) * beyond[row].item(), abs=1e-12)
+    assert not going_on.target[~sampled].any()
 
 
 def test_at_lambda_one_the_advantage_is_the_return_less_the_value() -> None:

@@ -251,3 +251,44 @@ def test_columns_that_are_no_whole_response_are_left_out() -> None:
     nothing = torch.zeros_like(batch.valid)
     update = make().update(replace(batch, truncated=nothing, terminated=nothing), progress=0.0)
     assert (update.applied, update.reason) == (False, "empty")
+
+
+# ---------------------------------------------------------------- conversations
+
+
+def test_a_column_that_was_cut_is_worth_what_its_critic_sees_behind_it() -> None:
+    """With `bootstrap_truncated` its last target is r + V, read after the last token; else r alone."""
+    policy = SmallTokenPolicy()
+    cut = replace(responses(policy, count=1)[0], finished=False)
+    found = read_responses(batch_of(fragment([cut])))
+    assert found is not None
+    whole = torch.tensor([[*cut.prompt, *cut.tokens]])
+    place = torch.tensor([whole.shape[1] - 1])
+    rows = TokenRows(whole, torch.ones_like(whole, dtype=torch.bool), place, torch.tensor([0]))
+    behind = policy.outputs(rows).value.item()
+    targets = {}
+    for goes_on in (False, True):
+        algorithm = make(policy, bootstrap_truncated=goes_on, kl_coefficient=0.0)
+        beyond = algorithm._beyond(found)
+        read = torch.stack(_read(policy, cut)[:3]).detach()
+        targets[goes_on] = prepare(found, read, algorithm.section, 0.0, beyond).target[-1].item()
+    assert targets[False] == pytest.approx(cut.score, abs=1e-6)
+    assert targets[True] == pytest.approx(cut.score + behind, abs=1e-5)
+    assert abs(behind) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"advantage": "group", "turn_discount": 0.9}, "turn_discount values turns; use gae"),
+        (
+            {"advantage": "reinforce", "bootstrap_truncated": True},
+            "bootstrap_truncated values turns; use gae",
+        ),
+        ({"eos_penalty": 0.1, "bootstrap_truncated": True}, "with bootstrap_truncated it goes on"),
+    ],
+)
+def test_what_needs_a_critic_or_an_end_is_refused_without(section: dict[str, Any], message: str) -> None:
+    """By name, with the remedy."""
+    with pytest.raises(ValueError, match=message):
+        TokenPPOSection(**section)

@@ -16,7 +16,7 @@ from penstock.registry.registry import Registry
 from workloads.language.feedback.examples import SHOWN, Preference, Scored
 from workloads.language.feedback.reading import Feedback, Source, read
 from workloads.language.feedback.scale import parse_scale
-from workloads.language.prompt import Turn
+from workloads.language.prompt import Message
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "p", "response": "a", "score": 5},
@@ -89,7 +89,7 @@ def test_a_conversation_and_a_response_of_one_message(tmp_path: Path) -> None:
     row = {"prompt": turns, "chosen": [{"role": "assistant", "content": "hi"}], "rejected": "no"}
     (example,) = found(written(tmp_path, [row])).examples
     assert isinstance(example, Preference)
-    assert (Turn("user", "hello"),) == example.prompt
+    assert (Message("user", "hello"),) == example.prompt
     assert "hi" == example.chosen
 
 

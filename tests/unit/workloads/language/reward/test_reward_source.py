@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from workloads.language.prompt import Prompt, Turn
+from workloads.language.prompt import Message, Prompt
 from workloads.language.reward import http_rewards
 from workloads.language.reward.callable_rewards import CallableRewards
 from workloads.language.reward.http_rewards import HttpRewards
@@ -135,7 +135,7 @@ def reply(**fields: Any) -> Answer:
 
 def test_an_endpoint_is_sent_text_and_answers_rewards() -> None:
     """Null is none; a conversation stays one."""
-    samples = [*SAMPLES[:3], Sample(prompt=(Turn("user", "hello"),), response="half", cut_short=True)]
+    samples = [*SAMPLES[:3], Sample(prompt=(Message("user", "hello"),), response="half", cut_short=True)]
     with served([reply(rewards=[-1.0, None, 0, 0.5], model="v7")]) as (url, asked):
         source = HttpRewards(url)
         rewards = source.score(samples)

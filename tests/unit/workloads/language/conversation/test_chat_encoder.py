@@ -1,0 +1,68 @@
+"""Messages as ids, and how a conversation goes on behind ids that were sampled."""
+
+import pytest
+
+from tests.support.language.chat_words import FORGETTING_TEMPLATE, chat_tokenizer
+from workloads.language.conversation.chat_encoder import ChatEncoder, NotContinued
+from workloads.language.prompt import Message, ToolCall
+from workloads.language.tiny_models import build_tokenizer
+
+EOS, USER, ASSISTANT, TOOL = 2, 5, 6, 7
+A, B, C, ADD = 8, 9, 10, 11
+
+
+def encoder(**kwargs: str) -> ChatEncoder:
+    """Of the words a, b, c, add."""
+    return ChatEncoder(chat_tokenizer("a", "b", "c", "add", **kwargs))
+
+
+def test_a_prompt_ends_where_the_assistant_begins() -> None:
+    """By the template, with tools where there are any."""
+    ask = [Message("user", "a b")]
+    assert encoder().begin(ask) == [USER, A, B, EOS, ASSISTANT]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert encoder().begin(ask, tools) == [4, ADD, EOS, USER, A, B, EOS, ASSISTANT]
+
+
+@pytest.mark.parametrize(("last", "first"), [(EOS, []), (C, [EOS])])
+def test_what_follows_begins_behind_the_end_that_was_sampled(last: int, first: list[int]) -> None:
+    """An answer that its length ended gets the template's end as context; one with an end gets no second."""
+    follow = encoder().follow([Message("user", "a")], last, [Message("user", "b")])
+    assert follow == [*first, USER, B, EOS, ASSISTANT]
+
+
+def test_prompt_answer_and_what_follows_are_the_rendering_of_all() -> None:
+    """Where the answer was sampled as the tokenizer would write it."""
+    made, ask = encoder(), [Message("user", "a")]
+    call = ToolCall("call-0", "add", "{}")
+    whole = [*ask, Message("assistant", "b c"), Message("tool", "a", tool_call_id=call.id)]
+    held = [*made.begin(ask), B, C, EOS]
+    assert [*held, *made.follow(ask, EOS, whole[2:])] == made.begin(whole)
+
+
+def test_a_template_that_changes_earlier_answers_cannot_be_continued() -> None:
+    """It is said so, and not tokenised again in silence."""
+    with pytest.raises(NotContinued, match="changes earlier messages"):
+        encoder(template=FORGETTING_TEMPLATE).follow([Message("user", "a")], EOS, [Message("user", "b")])
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (Message("user", "a <eos> b"), "content"),
+        (Message("tool", "a<assistant>b"), "content"),
+        (Message("assistant", "", (ToolCall("0", "add", '{"x": "<user>"}'),)), r"tool_calls\.arguments"),
+    ],
+)
+def test_control_tokens_in_texts_are_refused(message: Message, field: str) -> None:
+    """Else a text of one could speak in the name of another."""
+    with pytest.raises(ValueError, match=rf"messages\[1\]\.{field} holds '<"):
+        encoder().begin([Message("user", "a"), message])
+    with pytest.raises(ValueError, match="is a control token"):
+        encoder().follow([Message("user", "a")], EOS, [message])
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
+    """With the remedy."""
+    with pytest.raises(ValueError, match=r"set tokenizer\.chat_template"):
+        ChatEncoder(build_tokenizer(["a"]))

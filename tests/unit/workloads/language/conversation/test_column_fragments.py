@@ -1,0 +1,62 @@
+"""Columns as a fragment, checked as broker and learner do, and read as the losses read it."""
+
+import numpy as np
+import pytest
+
+from actor.acting.header_fields import HeaderFields
+from learner.algorithms.tokens.responses import Grid, read_responses
+from learner.fragment_check import check_meaning
+from penstock.config.settings import ConfigurationError
+from penstock.wire.fragment import Fragment, check
+from penstock.wire.messages import Publication
+from penstock.wire.schema import TensorRule, fragment_schema
+from penstock.wire.spaces import Discrete
+from tests.support.experience.token_experience import batch_of
+from tests.support.language.columns import CUT, NONE, TWO
+from workloads.language.conversation.column import Column
+from workloads.language.conversation.column_fragments import ColumnFragments
+
+SCHEMA = fragment_schema(Discrete(12), Discrete(12))
+FIELDS = HeaderFields(
+    run="r", session=1, sequence=1, weights=Publication(version=4, update=3, sha256="", size=0), round=0
+)
+
+
+def cut(*columns: Column) -> Fragment:
+    """Which the broker takes, and the learner."""
+    made, _ = ColumnFragments(SCHEMA, len(columns), 0).cut(columns, FIELDS)
+    check(made, SCHEMA, "r")
+    check_meaning(made.header, made.arrays())
+    return made
+
+
+def test_a_conversation_is_one_row_of_the_learner() -> None:
+    """Its turns behind one another, their border known; a column without a turn is none."""
+    found = read_responses(batch_of(cut(TWO, CUT, NONE)))
+    assert found is not None
+    assert found.action.tolist() == [9, 2, 11, 9]
+    assert found.reward.tolist() == [0.0, 0.5, 1.0, -1.0]
+    assert found.turn_ends.tolist() == [False, True, False, False]
+    assert found.cut_short.tolist() == [False, True]
+    assert Grid(found).spread(found.reward).tolist() == [[0.0, -1.0], [0.5, 0.0], [1.0, 0.0]]
+
+
+def test_the_header_names_the_version_of_each_turn() -> None:
+    """Its age is that of the oldest."""
+    assert {(span.slot, span.version) for span in cut(TWO, CUT).header.weights} == {(0, 3), (1, 4)}
+    assert cut(TWO, CUT).header.oldest_update == 2
+    assert [span.version for span in cut(NONE).header.weights] == [4]
+
+
+def test_episodes_are_told_with_all_that_they_earned() -> None:
+    """One a column, by slot."""
+    _, episodes = ColumnFragments(SCHEMA, 3, 0).cut([TWO, CUT, NONE], FIELDS)
+    told = sorted((one.slot_id, one.episode_return, one.length, one.terminated) for one in episodes)
+    np.testing.assert_equal(told, [(0, 1.5, 3, True), (1, -1.0, 1, False)])
+
+
+def test_a_tensor_that_columns_do_not_have_is_refused() -> None:
+    """By name."""
+    extra = fragment_schema(Discrete(12), Discrete(12), (TensorRule(name="extra/other", dtype="float32"),))
+    with pytest.raises(ConfigurationError, match=r"tensors \['extra/other'\]"):
+        ColumnFragments(extra, 1, 0)

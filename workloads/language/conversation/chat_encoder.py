@@ -1,0 +1,105 @@
+"""Messages as token ids, by the chat template of the tokenizer, and how a conversation goes on.
+
+    begin     all messages ─► ids of a prompt
+    follow    ids behind sampled ones: the template's end of an answer, new messages, where the next begins
+
+What was sampled is never tokenised again: `follow` renders the messages before it with a mark in place of the
+answer, and tokenises only what the template puts behind the mark. A template that renders earlier messages
+otherwise once others follow them (some leave out what was thought) cannot be continued.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from jinja2 import TemplateError
+
+from workloads.language.prompt import Message, plain
+from workloads.language.tokenizer import Tokenizer
+
+_MARK: Final = "⟦answer⟧"
+
+Tools = Sequence[dict[str, Any]]
+"""Functions that may be called, as the template takes them: {"type": "function", "function": {…}} each."""
+
+
+class NotContinued(ValueError):
+    """What follows cannot be put behind what was sampled."""
+
+
+class ChatEncoder:
+    """Used by one thread at a time; raises ValueError for a tokenizer without a chat template."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        if tokenizer.chat_template is None:
+            raise ValueError(
+                "the tokenizer has no chat template: set tokenizer.chat_template and save it with the model"
+            )
+        self._tokenizer = tokenizer
+        self._controls = sorted(set(tokenizer.all_special_tokens) | set(tokenizer.get_added_vocab()))
+
+    def begin(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """Ids of a prompt that ends where the assistant begins.
+
+        Raises ValueError for texts with control tokens, and for what the template does not take.
+        """
+        self._check(messages)
+        return self._ids(self._render(messages, tools, opens=True))
+
+    def follow(
+        self, before: Sequence[Message], last_id: int, new: Sequence[Message], tools: Tools = ()
+    ) -> list[int]:
+        """Ids between an answer's last token and the next answer.
+
+        before: the messages that the answer answered. last_id: its last token, which may be its end.
+        new: the messages after it, at least one. Raises NotContinued, and ValueError as `begin`.
+        """
+        self._check(new)
+        answered = [*before, Message("assistant", _MARK)]
+        whole = self._render([*answered, *new], tools, opens=True)
+        head, mark, tail = whole.partition(_MARK)
+        if not mark or not self._render(answered, tools, opens=False).startswith(head + mark):
+            raise NotContinued("messages: the chat template changes earlier messages when others follow them")
+        end = self._tokenizer.eos_token
+        if last_id == self._tokenizer.eos_token_id and tail.lstrip().startswith(end):
+            tail = tail.lstrip().removeprefix(end)
+        return self._ids(tail)
+
+    def _check(self, messages: Sequence[Message]) -> None:
+        """Text of people and tools holds no control tokens: it could speak in another's name."""
+        for index, message in enumerate(messages):
+            texts = {"content": message.content}
+            for call in message.tool_calls:
+                texts |= {"tool_calls.name": call.name, "tool_calls.arguments": call.arguments}
+            for field, text in texts.items():
+                for control in self._controls:
+                    if control in text:
+                        raise ValueError(
+                            f"messages[{index}].{field} holds {control!r}, which is a control token of the "
+                            "model: leave it out"
+                        )
+
+    def _render(self, messages: Sequence[Message], tools: Tools, *, opens: bool) -> str:
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [_with_objects(message) for message in plain(tuple(messages))],
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=opens,
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"messages: the model's chat template does not take them: {error}") from error
+        return text
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as templates want it: the arguments of tool calls as an object, where they are one."""
+    for call in message.get("tool_calls", ()):
+        try:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        except ValueError:
+            continue  # A model may write what is no JSON; the template gets its text.
+    return message
