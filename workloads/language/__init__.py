@@ -7,6 +7,7 @@
     reward/             the reward model: training, scores, the service, and other sources of rewards
     policy/             the model that is trained: its adapter, values, and the reference it began with
     generation/         generating responses, having them rewarded, and making fragments of them
+    conversation/       conversations of several turns, and columns of fragments made of them
     language_model      the learner's side of a language model
 
 No module of this package imports a workload. Importing the package imports nothing heavy;

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from penstock.wire.header import WeightSpan
-from penstock.wire.tensor import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class Column:
         return max(1, len(self.ids) - 1)
 
 
-def column_tensors(columns: Sequence[Column], pad_id: int) -> dict[str, Array]:
+def column_tensors(columns: Sequence[Column], pad_id: int) -> dict[str, Any]:
     """The tensors of the module's table, by name: [T, N], `observation` [T + 1, N], `final/…` [K]."""
     steps, count = max(column.rows for column in columns), len(columns)
     tokens = np.full((steps + 1, count), pad_id, np.int64)
