@@ -5,7 +5,7 @@ import pytest
 
 from actor.acting.header_fields import HeaderFields
 from learner.algorithms.tokens.responses import Grid, read_responses
-from learner.fragment_check import check_meaning
+from learner.feed.fragment_check import check_meaning
 from penstock.config.settings import ConfigurationError
 from penstock.wire.fragment import Fragment, check
 from penstock.wire.messages import Publication
