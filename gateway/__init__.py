@@ -1,6 +1,7 @@
 """HTTP with people behind it: accounts, projects, feedback and jobs, in front of what Penstock learns.
 
     frame       what every request passes: hosts, sizes, rates, who may call which route, errors
+    jobs        trainings that people ask for
     accounts    users, projects, tokens, sessions and the audit
     store       the gateway's own database
     routes      the calls, by what they are about

@@ -1,7 +1,7 @@
 """The application: its routes, whom they admit, what surrounds them, and the parts that they work with."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from fastapi import APIRouter, FastAPI
@@ -10,29 +10,48 @@ from gateway.frame.api_errors import add_handlers
 from gateway.frame.envelope import Doors, Envelope
 from gateway.frame.parts import Parts
 from gateway.frame.route_access import ACCESS, Table, add_routes
-from gateway.routes import account_routes, feedback_link_routes, feedback_routes, project_routes
+from gateway.jobs.job_kinds import JobKind
+from gateway.routes import (
+    account_routes,
+    console_routes,
+    control_routes,
+    description_routes,
+    feedback_link_routes,
+    feedback_routes,
+    job_routes,
+    project_routes,
+)
 from penstock import __version__
 
 OWN: Final = (
     account_routes.router,
+    console_routes.router,
     project_routes.router,
     feedback_routes.router,
     feedback_link_routes.router,
+    job_routes.router,
+    control_routes.router,
+    description_routes.router,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoreRoutes:
-    """Routes that a workload adds: its router of `GuardedRoute`, and who may call each of them."""
+class Service:
+    """What a workload adds to a gateway.
+
+    router: its routes, of `GuardedRoute`. access: who may call each of them. kinds: of jobs, by the name that
+    templates give.
+    """
 
     router: APIRouter
     access: Table
+    kinds: Mapping[str, JobKind] = field(default_factory=dict)
 
 
-def make_app(parts: Parts, doors: Doors, more: Sequence[MoreRoutes] = ()) -> FastAPI:
+def make_app(parts: Parts, doors: Doors, services: Sequence[Service] = ()) -> FastAPI:
     """Return the application.
 
-    more: routes of workloads.
+    services: of workloads.
     Raises ValueError for a route without a line of access, and for a line without its route.
     """
     app = FastAPI(
@@ -46,7 +65,7 @@ def make_app(parts: Parts, doors: Doors, more: Sequence[MoreRoutes] = ()) -> Fas
     app.state.parts = parts
     app.state.access = {}
     add_routes(app, OWN, ACCESS)
-    for one in more:
+    for one in services:
         add_routes(app, [one.router], one.access)
     add_handlers(app)
     app.add_middleware(Envelope, doors=doors, admit=parts.limits.admit_address)

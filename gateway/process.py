@@ -8,18 +8,23 @@ gateway to its callers.
 
 import logging
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from gateway.accounts.accounts import Accounts
 from gateway.accounts.expiry import sweep
 from gateway.accounts.signing_keys import make_keys, read_keys
-from gateway.application import make_app
+from gateway.application import Service, make_app
 from gateway.frame.call_limits import CallLimits
 from gateway.frame.envelope import Doors
 from gateway.frame.parts import Parts
 from gateway.http_server import HttpServer
+from gateway.jobs.job_desk import AT_ONCE, JobDesk
+from gateway.jobs.runner import Runner
+from gateway.jobs.steering import Steering
 from gateway.store.accounts_database import open_database
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.settings import Settings
@@ -33,6 +38,8 @@ from penstock.runtime.lifecycle import Lifecycle
 log = logging.getLogger(__name__)
 
 ROLE = "gateway"
+END_S: Final = 10.0
+"""Seconds that a gateway which ends waits for what it is just writing about jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +47,15 @@ class Places:
     """Names the places where a gateway keeps what it holds.
 
     state: folder of what has no place of its own. database, registry: URLs; "": SQLite files in `state`.
-    keys: file of the signing keys; None: in `state`.
+    keys: file of the signing keys; None: in `state`. models: folder below which models that were trained are
+    exported; None: in `state`.
     """
 
     state: Path
     database: str = ""
     registry: str = ""
     keys: Path | None = None
+    models: Path | None = None
 
     def database_url(self) -> str:
         """Return the URL of the accounts database."""
@@ -60,6 +69,10 @@ class Places:
         """Return the file of the signing keys."""
         return self.keys or self.state / "keys.json"
 
+    def models_folder(self) -> Path:
+        """Return the folder below which models are exported."""
+        return self.models or self.state / "models"
+
     def _url(self, option: str, said: str, file: str) -> str:
         if "://" in said and urlsplit(said).password is not None:
             raise ConfigurationError(
@@ -67,6 +80,32 @@ class Places:
                 "give the password in PGPASSWORD or a passfile"
             )
         return said or f"sqlite:///{self.state.absolute() / file}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """How jobs are run, as `launch` hands it in.
+
+    at_once: jobs that run at the same time. services: routes and kinds of jobs of workloads.
+    """
+
+    runner: Runner
+    steering: Steering
+    at_once: int = AT_ONCE
+    services: Sequence[Service] = ()
+
+    def desk(self, accounts: Accounts, registry: Registry, models: Path) -> JobDesk:
+        """Return the desk of the jobs. models: folder below which models are exported."""
+        kinds = {name: kind for one in self.services for name, kind in one.kinds.items()}
+        return JobDesk(
+            accounts,
+            registry,
+            self.runner,
+            kinds,
+            models=models,
+            at_once=self.at_once,
+            steering=self.steering,
+        )
 
 
 def open_accounts(places: Places) -> tuple[Accounts, Database]:
@@ -91,9 +130,18 @@ def open_accounts(places: Places) -> tuple[Accounts, Database]:
 
 
 def main(
-    lifecycle: Lifecycle, settings: Settings, *, places: Places, doors: Doors, listen: str, insecure: bool
+    lifecycle: Lifecycle,
+    settings: Settings,
+    *,
+    places: Places,
+    doors: Doors,
+    listen: str,
+    insecure: bool,
+    work: Work | None = None,
 ) -> int:
     """Serve until the lifecycle drains; returns the exit code.
+
+    work: how jobs are run; None: there are none.
 
     Raises ConfigurationError for an address, places or credentials that cannot be used, Fatal for a database
     that does not answer.
@@ -103,17 +151,18 @@ def main(
     accounts, database = open_accounts(places)
     registry = _open_registry(places)
     try:
-        parts = Parts(accounts=accounts, registry=registry, limits=CallLimits())
+        desk = None if work is None else work.desk(accounts, registry, places.models_folder())
+        parts = Parts(accounts=accounts, registry=registry, limits=CallLimits(), desk=desk)
         server = HttpServer(
-            make_app(parts, doors),
+            make_app(parts, doors, () if work is None else work.services),
             listen,
             certificate=settings.security.tls_certificate,
             key=settings.security.tls_key,
             insecure=insecure,
         )
-        threading.Thread(
-            target=sweep, args=(accounts, lifecycle.draining), name="expiry", daemon=True
-        ).start()
+        beside = [_beside(lifecycle, "expiry", lambda end: sweep(accounts, end))]
+        if desk is not None:
+            beside.append(_beside(lifecycle, "jobs", desk.work))
         server.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
         health.set_ready(True)
         announce(ROLE, metrics_port=metrics_port, address=server.address)
@@ -121,10 +170,19 @@ def main(
         lifecycle.draining.wait()
         health.set_ready(False, "draining")
         server.stop()
+        for thread in beside:
+            thread.join(END_S)
     finally:
         registry.close()
         database.close()
     return EXIT_OK
+
+
+def _beside(lifecycle: Lifecycle, name: str, work: Callable[[threading.Event], None]) -> threading.Thread:
+    """Do work that ends with the lifecycle in a thread of its own."""
+    thread = threading.Thread(target=work, args=(lifecycle.draining,), name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 def _open_registry(places: Places) -> Registry:

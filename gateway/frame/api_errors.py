@@ -25,6 +25,7 @@ from gateway.accounts.account_errors import (
     TooManyAttempts,
     Unauthenticated,
 )
+from gateway.jobs.steering import CannotSteer
 from penstock.registry.registry_errors import Conflict, NotAllowed, RegistryError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,10 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(RegistryError)
     async def database_error(_request: Request, error: RegistryError) -> Response:
         return _of_database(error).response()
+
+    @app.exception_handler(CannotSteer)
+    async def refused(_request: Request, error: CannotSteer) -> Response:
+        return ApiError(409, str(error)).response()
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> Response:

@@ -6,16 +6,18 @@ from fastapi import Request
 
 from gateway.accounts.accounts import Accounts
 from gateway.frame.call_limits import CallLimits
+from gateway.jobs.job_desk import JobDesk
 from penstock.registry.registry import Registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of one gateway, made when it starts."""
+    """The parts of one gateway, made when it starts. desk: None where it runs no jobs."""
 
     accounts: Accounts
     registry: Registry
     limits: CallLimits
+    desk: JobDesk | None = None
 
 
 def parts_of(request: Request) -> Parts:

@@ -38,7 +38,10 @@ class Access(StrEnum):
 Table = Mapping[tuple[str, str], Access]
 
 ACCESS: Final[Table] = {
+    ("GET", "/"): Access.ANYBODY,
+    ("GET", "/console/{file}"): Access.ANYBODY,
     ("GET", "/api/health"): Access.ANYBODY,
+    ("GET", "/api/openapi.json"): Access.ANYBODY,
     ("POST", "/api/auth/token"): Access.ANYBODY,
     ("POST", "/api/auth/sign-up"): Access.ANYBODY,
     ("POST", "/api/auth/sign-out"): Access.KNOWN,
@@ -62,6 +65,17 @@ ACCESS: Final[Table] = {
     ("POST", "/api/projects/{project}/agents/{agent_id}/links"): Access.EDITOR,
     ("DELETE", "/api/projects/{project}/links/{link}"): Access.EDITOR,
     ("GET", "/api/link"): Access.ANYBODY,
+    ("GET", "/api/projects/{project}/templates"): Access.VIEWER,
+    ("GET", "/api/projects/{project}/jobs"): Access.VIEWER,
+    ("POST", "/api/projects/{project}/jobs"): Access.EDITOR,
+    ("GET", "/api/projects/{project}/jobs/{job}"): Access.VIEWER,
+    ("GET", "/api/projects/{project}/jobs/{job}/log"): Access.VIEWER,
+    ("POST", "/api/projects/{project}/jobs/{job}/cancel"): Access.EDITOR,
+    ("POST", "/api/projects/{project}/jobs/{job}/control/{action}"): Access.EDITOR,
+    ("GET", "/api/projects/{project}/jobs/{job}/versions"): Access.VIEWER,
+    ("POST", "/api/projects/{project}/jobs/{job}/promote"): Access.EDITOR,
+    ("POST", "/api/projects/{project}/jobs/{job}/rollback"): Access.EDITOR,
+    ("PUT", "/api/projects/{project}/jobs/{job}/traffic"): Access.EDITOR,
     ("POST", "/api/link/ratings"): Access.ANYBODY,
     ("DELETE", "/api/me/feedback"): Access.KNOWN,
 }

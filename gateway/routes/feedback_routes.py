@@ -33,6 +33,12 @@ Short = Annotated[Text, Field(max_length=64)]
 Long = Annotated[Text, Field(min_length=1, max_length=MAX_TEXT)]
 
 
+class JsonLines(Response):
+    """An answer of one JSON object a line."""
+
+    media_type = "application/x-ndjson"
+
+
 class RatedResponse(Body):
     """A response to a prompt.
 
@@ -83,7 +89,7 @@ def give(
     return {"id": kept.public_id, "agentId": agent_id, "createdAt": kept.created}
 
 
-@router.get("/api/projects/{project}/agents/{agent_id}/feedback")
+@router.get("/api/projects/{project}/agents/{agent_id}/feedback", response_class=JsonLines)
 def export(
     request: Request,
     member: Member,
@@ -94,10 +100,19 @@ def export(
     """Return ratings behind number `after` as JSON lines, oldest first; ask on with the last `number`."""
     found = parts_of(request).registry.ratings(_policy(member, agent_id), after, limit)
     lines = "".join(f"{json.dumps(_exported(one))}\n" for one in found)
-    return Response(lines, media_type="application/x-ndjson")
+    return JsonLines(lines)
 
 
-@router.post("/api/projects/{project}/agents/{agent_id}/feedback", status_code=201)
+@router.post(
+    "/api/projects/{project}/agents/{agent_id}/feedback",
+    status_code=201,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {JsonLines.media_type: {"schema": {"type": "string"}}},
+        }
+    },
+)
 async def take_in(request: Request, member: Member, agent_id: AgentId) -> dict[str, int]:
     """Store ratings that come as JSON lines, all or none; lines of an export may be sent as they are."""
     content = await request.body()

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Integer, MetaData, String, Text
+from sqlalchemy import JSON, BigInteger, Index, Integer, MetaData, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from penstock.registry.models import NAMES, UtcTime, words
@@ -24,6 +24,27 @@ class Role(StrEnum):
         """Return whether this role may do all that the other may."""
         ranks = tuple(Role)
         return ranks.index(self) >= ranks.index(other)
+
+
+class JobState(StrEnum):
+    """What has become of a job.
+
+    queued ─► running ─► finished | failed | cancelled | lost        queued ─► cancelled
+
+    failed: it ended with a cause. lost: its processes are gone and nothing says how they ended.
+    """
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether it will change again."""
+        return self in {JobState.QUEUED, JobState.RUNNING}
 
 
 class Base(DeclarativeBase):
@@ -159,3 +180,38 @@ class FeedbackLinkRow(Base):
     created: Mapped[datetime] = mapped_column(UtcTime)
     expires: Mapped[datetime] = mapped_column(UtcTime)
     revoked: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class JobRow(Base):
+    """A training that somebody asked for.
+
+    facts: what was true when it was asked for, as its kind of job needs it. place: the runner that has it, ""
+    while it is queued. cancelled_by: who wants it to end, or None. result: of one that finished, as its kind
+    says it.
+    """
+
+    __tablename__ = "jobs"
+
+    number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    id: Mapped[str] = mapped_column(String(32), unique=True)
+    project: Mapped[str] = mapped_column(String(24))
+    agent: Mapped[str] = mapped_column(String(39))
+    template: Mapped[str] = mapped_column(String(64))
+    numbers: Mapped[dict[str, Any]] = mapped_column(JSON)
+    facts: Mapped[dict[str, Any]] = mapped_column(JSON)
+    request_key: Mapped[str | None] = mapped_column(String(64))
+    by: Mapped[str] = mapped_column("by_whom", String(64))
+    state: Mapped[JobState] = mapped_column(words(JobState, "state"))
+    cause: Mapped[str] = mapped_column(Text)
+    place: Mapped[str] = mapped_column(String(32))
+    cancelled_by: Mapped[str | None] = mapped_column(String(64))
+    result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    created: Mapped[datetime] = mapped_column(UtcTime)
+    began: Mapped[datetime | None] = mapped_column(UtcTime)
+    ended: Mapped[datetime | None] = mapped_column(UtcTime)
+
+    __table_args__ = (
+        Index("ix_jobs_agent", "project", "agent"),
+        Index("ix_jobs_state", "state", "place"),
+        Index("ix_jobs_request_key", "project", "request_key", unique=True),
+    )

@@ -80,12 +80,20 @@ class ControlCalls:
 
     def want(self, call: str, reason: str, *, as_json: bool) -> int:
         """Make Pause, Resume or Stop; prints what is wanted now and returns the exit code."""
+        state, revision = self.wanted(call, reason)
+        text = f"{state} (revision {revision})"
+        _say(json.dumps({"desired": state, "revision": revision}) if as_json else text)
+        return EXIT_OK
+
+    def wanted(self, call: str, reason: str) -> tuple[str, int]:
+        """Make Pause, Resume or Stop; returns the state that is wanted now, and its revision."""
         request = pb.ControlRequest(reason=reason)
         reply = self._called(lambda: getattr(self._stub, call)(request, timeout=CALL_DEADLINE_S))
-        state = RunState(reply.desired).label
-        text = f"{state} (revision {reply.revision})"
-        _say(json.dumps({"desired": state, "revision": reply.revision}) if as_json else text)
-        return EXIT_OK
+        return RunState(reply.desired).label, reply.revision
+
+    def asked(self, ask: Ask) -> pb.Command:
+        """Ask once; returns the command as it is."""
+        return self._called(ask)
 
     def checkpoint(self, name: str, request_id: str, reason: str) -> Ask:
         """Return the call that asks for a checkpoint; name: "" for none."""
@@ -119,7 +127,7 @@ class ControlCalls:
                 sys.stderr.write(f"waiting for the learner ({now - began:.0f} s)\n")
             pause.wait(ASK_S)
             command = self._asked_again(ask, command)
-        _say(json.dumps(_json(command)) if as_json else _line(command))
+        _say(json.dumps(command_json(command)) if as_json else _line(command))
         return EXIT_FAILED if command.state == pb.COMMAND_STATE_REFUSED else EXIT_OK
 
     def _asked_again(self, ask: Ask, before: pb.Command) -> pb.Command:
@@ -165,7 +173,8 @@ def _line(command: pb.Command) -> str:
             return f"{what}: asked for, --request-id {command.request_id}"
 
 
-def _json(command: pb.Command) -> dict[str, Any]:
+def command_json(command: pb.Command) -> dict[str, Any]:
+    """Return a command as a JSON object."""
     return MessageToDict(command, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 

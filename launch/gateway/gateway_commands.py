@@ -17,7 +17,7 @@ from penstock.runtime.exit import EXIT_USAGE
 from penstock.runtime.foreground import in_foreground
 
 if TYPE_CHECKING:
-    from gateway.process import Places
+    from gateway.process import Places, Work
     from penstock.config.settings import Settings
     from penstock.runtime.lifecycle import Lifecycle
 
@@ -69,6 +69,19 @@ def gateway(
         list[str] | None,
         typer.Option("--origin", metavar="URL", help="Pages of this origin may call; may be repeated."),
     ] = None,
+    templates: Annotated[
+        Path | None,
+        typer.Option(
+            "--templates", help="Folder of templates: people may have trainings run here that they describe."
+        ),
+    ] = None,
+    models: Annotated[
+        Path | None,
+        typer.Option("--models", help="Folder below which models that were trained are exported."),
+    ] = None,
+    jobs_at_once: Annotated[
+        int, typer.Option("--jobs-at-once", min=1, help="Trainings at the same time; others queue.")
+    ] = 1,
     config: ConfigFile = None,
     assignments: Assignments = None,
     endpoints: EndpointFile = None,
@@ -84,8 +97,16 @@ def gateway(
         from gateway.process import Places, main
 
         doors = Doors(hosts=frozenset(hosts or ()), origins=frozenset(origins or ()))
-        places = Places(state=state, database=database, registry=registry, keys=keys)
-        return main(lifecycle, settings, places=places, doors=doors, listen=listen, insecure=insecure)
+        places = Places(state=state, database=database, registry=registry, keys=keys, models=models)
+        return main(
+            lifecycle,
+            settings,
+            places=places,
+            doors=doors,
+            listen=listen,
+            insecure=insecure,
+            work=None if templates is None else _work(state, templates, jobs_at_once),
+        )
 
     in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
 
@@ -203,6 +224,22 @@ def _check_extra() -> None:
     if absent:
         typer.echo(f"no gateway without {', '.join(absent)}; {how_to_install('gateway')}", err=True)
         raise typer.Exit(EXIT_USAGE)
+
+
+def _work(state: Path, templates: Path, at_once: int) -> "Work":
+    """Return how jobs are run here; raises ConfigurationError."""
+    from gateway.process import Work
+    from launch.gateway.local_runner import LocalRunner
+    from launch.gateway.run_steering import RunSteering
+    from penstock.config.configuration_error import ConfigurationError
+
+    if not templates.is_dir():
+        raise ConfigurationError(f"--templates {templates}: no folder")
+    try:
+        runner = LocalRunner(state / "jobs", templates)
+    except OSError as error:
+        raise ConfigurationError(f"--state {state}: {error.strerror}") from error
+    return Work(runner=runner, steering=RunSteering(state / "jobs"), at_once=at_once)
 
 
 def _places(state: Path, database: str, keys: Path | None) -> "Places":

@@ -67,13 +67,28 @@ def retire(place: Place, version: int, *, reason: str, as_json: bool) -> int:
     return EXIT_OK
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledBack:
+    """What a rollback came to: as JSON values, and in lines for people."""
+
+    content: dict[str, Any]
+    lines: tuple[str, ...]
+
+
 def rollback(place: Place, version: int | None, *, reason: str, as_json: bool) -> int:
     """Withdraw the canary or the active version; returns the exit code."""
+    done = rolled_back(place, version, reason, by=operator())
+    _tell(done.content, "\n".join(done.lines), as_json=as_json)
+    return EXIT_OK
+
+
+def rolled_back(place: Place, version: int | None, reason: str, *, by: str) -> RolledBack:
+    """Withdraw the canary or the active version. by: for the audit."""
     with opened(place, to_write=True) as registry:
-        done = registry.rollback(place.policy, reason, by=operator(), version=version)
+        done = registry.rollback(place.policy, reason, by=by, version=version)
         note = ""
         try:
-            active = _renumbered(registry, place) or done.active
+            active = _renumbered(registry, place, by) or done.active
         except (OSError, ValueError) as error:
             active, note = done.active, f"its content has no number of its own yet: {error}"
         awaiting = registry.awaiting_number(place.policy) is not None
@@ -85,8 +100,7 @@ def rollback(place: Place, version: int | None, *, reason: str, as_json: bool) -
     lines = [version_line(done.withdrawn), "nothing is active" if active is None else version_line(active)]
     if awaiting:
         lines.append(note or "the learner of the run gives its content a number of its own")
-    _tell(content, "\n".join(lines), as_json=as_json)
-    return EXIT_OK
+    return RolledBack(content=content, lines=tuple(lines))
 
 
 def traffic(place: Place, wish: Wish, *, reason: str, as_json: bool) -> int:
@@ -94,12 +108,12 @@ def traffic(place: Place, wish: Wish, *, reason: str, as_json: bool) -> int:
     with opened(place, to_write=wish != Wish()) as registry:
         now = registry.traffic(place.policy)
         if wish != Wish():
-            now = registry.set_traffic(_wished(now, wish), reason, by=operator())
+            now = registry.set_traffic(wished(now, wish), reason, by=operator())
     _tell(traffic_json(now), traffic_line(now), as_json=as_json)
     return EXIT_OK
 
 
-def _renumbered(registry: Registry, place: Place) -> PolicyVersion | None:
+def _renumbered(registry: Registry, place: Place, by: str) -> PolicyVersion | None:
     """Return the copy under a new number; None where there is nothing to copy, or a learner will do it."""
     original = registry.awaiting_number(place.policy)
     if original is None or place.folder is None:
@@ -113,7 +127,7 @@ def _renumbered(registry: Registry, place: Place) -> PolicyVersion | None:
         write_kept(place.folder, version, blob)
         reason = f"content of version {original.version}, which a rollback made active again"
         return registry.record_rollback(
-            place.policy, version=version, restores=original.version, reason=reason, by=operator()
+            place.policy, version=version, restores=original.version, reason=reason, by=by
         )
 
 
@@ -127,7 +141,8 @@ def _forget(place: Place, retired: PolicyVersion) -> None:
         forget_kept(place.folder, retired.version)
 
 
-def _wished(now: Traffic, wish: Wish) -> Traffic:
+def wished(now: Traffic, wish: Wish) -> Traffic:
+    """Return the traffic of now with the changes that are wished for."""
     changed = {
         name: value
         for name, value in (

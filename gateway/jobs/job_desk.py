@@ -1,0 +1,174 @@
+"""Has the jobs of one place run, and sees them end.
+
+    queued ─► taken (the row names this place) ─► begun (the runner has its processes) ─► ended ─► settled
+
+A look goes over all jobs of the place and does for each what its row and its processes ask for. Nothing is
+remembered between two looks that a gateway which was killed would have to remember: whether a job was ever
+started is known from its folder, so that it is started once, and what ended meanwhile is settled late. While
+the database is away, jobs go on and nothing is settled.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.accounts.accounts import Accounts
+from gateway.jobs import job_queue
+from gateway.jobs.job_kinds import JobKind, PlainTraining
+from gateway.jobs.job_records import Job, Outcome, Template
+from gateway.jobs.runner import CannotBegin, Runner, Stage
+from gateway.jobs.steering import Steering
+from gateway.store.tables import JobState
+from penstock.registry.registry import Registry
+from penstock.registry.registry_errors import RegistryError
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks where nothing is asked for."""
+AT_ONCE: Final = 1
+"""Jobs of a place that run at the same time, unless the operator says otherwise."""
+
+log = logging.getLogger(__name__)
+
+
+class JobDesk:
+    """The jobs of one place.
+
+    kinds: what workloads add, by the name that templates give. models: folder below which models are
+    exported. at_once: jobs that run at the same time. steering: of their runs.
+    """
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        registry: Registry,
+        runner: Runner,
+        kinds: Mapping[str, JobKind],
+        *,
+        models: Path,
+        at_once: int = AT_ONCE,
+        steering: Steering | None = None,
+    ) -> None:
+        self.runner = runner
+        self.steering = steering
+        self._models = models
+        self._estimating = threading.Lock()
+        self._accounts = accounts
+        self._registry = registry
+        self._kinds = {"": PlainTraining(), **kinds}
+        self._at_once = at_once
+        self._asked_to_end = set[str]()
+        self._called = threading.Event()
+
+    def call(self) -> None:
+        """Have the desk look soon: something was asked for."""
+        self._called.set()
+
+    def work(self, end: threading.Event) -> None:
+        """Look until `end` is set, as long as no other gateway has the place; a thread's body."""
+        while not end.is_set():
+            with self.runner.desk() as own:
+                while own and not end.is_set():
+                    self._look_safely()
+                    self._called.wait(LOOK_S)
+                    self._called.clear()
+            end.wait(LOOK_S)
+
+    def look(self) -> None:
+        """Take what is queued and there is room for; begin, end and settle what asks for it."""
+        place = self.runner.place
+        while self._accounts.run(lambda session, now: job_queue.claim(session, now, place, self._at_once)):
+            pass
+        for job in self._accounts.look(lambda session: job_queue.at_place(session, place)):
+            self._look_at(job)
+
+    def template(self, name: str) -> Template | None:
+        """Return a template, None where there is none of that name and kind."""
+        found = self.runner.templates().get(name)
+        return found if found is not None and found.kind in self._kinds else None
+
+    def facts(self, template: Template, policy: str) -> Mapping[str, Any]:
+        """Return what the kind of a template wants to be known of `PROJECT/AGENT` when a job is asked for."""
+        return self._kinds[template.kind].facts(self._registry, policy)
+
+    def estimate(
+        self, template: Template, numbers: Mapping[str, float], policy: str, facts: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the dry run of a job as JSON values; raises CannotBegin, also where another one is going on.
+
+        It trains for some seconds, on the cores that jobs have.
+        """
+        if not self._estimating.acquire(blocking=False):
+            raise CannotBegin("another dry run is going on: try again in a minute")
+        try:
+            prepare = self._kinds[template.kind].prepare
+            return self.runner.estimate(
+                template.name, numbers, lambda folder: prepare(self._registry, policy, facts, folder)
+            )
+        except OSError as error:
+            raise CannotBegin(f"the dry run could not be made: {error.strerror}") from error
+        finally:
+            self._estimating.release()
+
+    def _look_safely(self) -> None:
+        try:
+            self.look()
+        except RegistryError as error:
+            log.warning("jobs go on, unsettled", extra={"error": str(error)})
+        except Exception:
+            log.exception("a look at the jobs failed: the next one tries again")
+
+    def _look_at(self, job: Job) -> None:
+        found = self.runner.find(job.id)
+        if isinstance(found, Outcome):
+            self._settle(job, found)
+        elif found is Stage.NOT_BEGUN and job.cancelled_by is not None:
+            self._settle(job, Outcome(state=JobState.CANCELLED, cause="cancelled before it began"))
+        elif found is Stage.NOT_BEGUN:
+            self._begin(job)
+        elif job.cancelled_by is not None and job.id not in self._asked_to_end:
+            self._asked_to_end.add(job.id)
+            self.runner.stop(job.id)
+
+    def _begin(self, job: Job) -> None:
+        try:
+            folder, policy = self.runner.folder(job.id), f"{job.project}/{job.agent}"
+            settings = self._kind(job).prepare(self._registry, policy, job.facts, folder)
+            self.runner.begin(job, settings)
+        except OSError as error:
+            self._settle(job, _failed(f"it could not be begun: {error.strerror}"))
+        except CannotBegin as error:
+            self._settle(job, _failed(f"it could not be begun: {error}"))
+
+    def _settle(self, job: Job, outcome: Outcome) -> None:
+        result: Mapping[str, Any] | None = None
+        if job.cancelled_by is not None and outcome.state is not JobState.FINISHED:
+            outcome = Outcome(state=JobState.CANCELLED, cause=outcome.cause)
+        if outcome.state is JobState.FINISHED:
+            outcome, result = self._conclude(job, outcome)
+        self._accounts.run(lambda session, now: job_queue.settle(session, now, job.id, outcome, result))
+        self._asked_to_end.discard(job.id)
+        log.info("a job has ended", extra={"job": job.id, "state": outcome.state, "cause": outcome.cause})
+
+    def _conclude(self, job: Job, outcome: Outcome) -> tuple[Outcome, Mapping[str, Any] | None]:
+        earlier = self._accounts.look(
+            lambda session: job_queue.read(session, job.project, job.agent, JobState.FINISHED)
+        )
+        try:
+            kind, folder = self._kind(job), self.runner.folder(job.id)
+            return outcome, kind.conclude(job, outcome, earlier, folder=folder, models=self._models)
+        except OSError as error:
+            return _failed(f"its training finished; what it made was not exported: {error.strerror}"), None
+        except (ValueError, CannotBegin) as error:
+            return _failed(f"its training finished; what it made was not exported: {error}"), None
+
+    def _kind(self, job: Job) -> JobKind:
+        template = self.template(job.template)
+        if template is None:
+            raise CannotBegin(f"the gateway offers no template {job.template!r} any more")
+        return self._kinds[template.kind]
+
+
+def _failed(cause: str) -> Outcome:
+    return Outcome(state=JobState.FAILED, cause=cause)

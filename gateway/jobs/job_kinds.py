@@ -1,0 +1,67 @@
+"""Kinds of jobs: what a workload adds to a training that a template describes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from gateway.jobs.job_records import Job, Outcome
+from penstock.registry.registry import Registry
+
+_SHOWN: Final = ("solved", "mean_return", "updates", "policy_version", "training_seconds")
+
+
+class JobKind(Protocol):
+    """What a kind of job needs before it begins, and what is made of it once it has finished.
+
+    `prepare` and `conclude` may be called again for the same job, after a gateway was killed in them.
+    """
+
+    def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
+        """Return what is true of an agent now, for the row of a job; raises an AccountError to refuse it."""
+
+    def prepare(
+        self, registry: Registry, policy: str, facts: Mapping[str, Any], folder: Path
+    ) -> Mapping[str, Any]:
+        """Write what a job reads into its folder; returns the settings that name it.
+
+        policy: `PROJECT/AGENT`, under which the registry has its ratings. facts: of the job.
+
+        Raises OSError where the folder cannot be written.
+        """
+
+    def conclude(
+        self, job: Job, outcome: Outcome, earlier: Sequence[Job], *, folder: Path, models: Path
+    ) -> Mapping[str, Any]:
+        """Return what a finished job came to, with its files where they shall be found.
+
+        earlier: jobs of the agent that have finished. folder: of the job; the run's is `run` in it. models:
+        below which models are exported. Raises OSError where files cannot be written, ValueError where the
+        run lacks what its kind must leave.
+        """
+
+
+class PlainTraining:
+    """A training that needs nothing but its template: its result is what its summary says."""
+
+    def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def prepare(
+        self, registry: Registry, policy: str, facts: Mapping[str, Any], folder: Path
+    ) -> Mapping[str, Any]:
+        """Write nothing."""
+        return {}
+
+    def conclude(
+        self, job: Job, outcome: Outcome, earlier: Sequence[Job], *, folder: Path, models: Path
+    ) -> Mapping[str, Any]:
+        """Return the figures of the summary that people ask for first."""
+        summary = outcome.summary or {}
+        return {name: finite(summary.get(name)) for name in _SHOWN}
+
+
+def finite(value: Any) -> Any:
+    """Return a value of a summary as JSON has it: a number that is none is null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

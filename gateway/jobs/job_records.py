@@ -1,0 +1,87 @@
+"""A job as its callers see it, what a template lets them choose, and what a job that ended left."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from gateway.accounts.account_errors import BadInput
+from gateway.store.tables import JobState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training that somebody asked for; the fields are those of `JobRow`."""
+
+    id: str
+    project: str
+    agent: str
+    template: str
+    numbers: Mapping[str, float]
+    facts: Mapping[str, Any]
+    by: str
+    state: JobState
+    cause: str
+    place: str
+    cancelled_by: str | None
+    result: Mapping[str, Any] | None
+    created: datetime
+    began: datetime | None
+    ended: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A number of a template that callers may choose, between `least` and `most`.
+
+    whole: it has no decimals. setting: `SECTION.KEY` of the run. scale: the setting is so many times it.
+    """
+
+    setting: str
+    least: float
+    most: float
+    default: float
+    whole: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A configuration that the operator offers, and the numbers in it that callers may choose.
+
+    kind: of the jobs made from it, as a workload calls it; "": a plain training. model: what is shown of the
+    configuration.
+    """
+
+    name: str
+    title: str
+    numbers: Mapping[str, Number]
+    kind: str = ""
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+    def chosen(self, said: Mapping[str, float]) -> dict[str, float]:
+        """Return all numbers, those that were not said by default; raises BadInput for one out of bounds."""
+        unknown = said.keys() - self.numbers.keys()
+        if unknown:
+            known = ", ".join(self.numbers) or "none"
+            raise BadInput("numbers", f"this template has no such number; its numbers are: {known}")
+        return {name: _checked(name, one, said.get(name)) for name, one in self.numbers.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a job that began has ended. summary: the run's, None where it left none."""
+
+    state: JobState
+    cause: str = ""
+    summary: Mapping[str, Any] | None = None
+
+
+def _checked(name: str, number: Number, said: float | None) -> float:
+    value = number.default if said is None else said
+    if not math.isfinite(value) or not number.least <= value <= number.most:
+        raise BadInput(name, f"use a number from {number.least:g} to {number.most:g}")
+    if number.whole and value != int(value):
+        raise BadInput(name, "use a whole number")
+    return int(value) if number.whole else value

@@ -1,0 +1,58 @@
+"""What a gateway is handed to have jobs run; `launch` has the one that starts processes on this machine."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+from gateway.jobs.job_records import Job, Outcome, Template
+
+
+class Stage(Enum):
+    """Where a job is that a runner has and that has not ended."""
+
+    NOT_BEGUN = "nothing of it was ever started"
+    GOING_ON = "its processes live"
+
+
+class CannotBegin(Exception):
+    """Reports a job that cannot be started; the message is the cause that its callers read."""
+
+
+class Runner(Protocol):
+    """Starts jobs, finds them again, and ends them. place: its name in the rows of jobs."""
+
+    place: str
+
+    def templates(self) -> Mapping[str, Template]:
+        """Return the templates by name."""
+
+    def desk(self) -> AbstractContextManager[bool]:
+        """Hold the place, where no other gateway does: True inside the block, and its jobs are this one's."""
+
+    def folder(self, job: str) -> Path:
+        """Return the folder of a job, made where it is absent; raises OSError."""
+
+    def begin(self, job: Job, settings: Mapping[str, Any]) -> None:
+        """Start the processes of a job, unless they were ever started.
+
+        settings: over its template and numbers, nested as in TOML. Raises CannotBegin, OSError.
+        """
+
+    def find(self, job: str) -> Stage | Outcome:
+        """Return where a job is, whoever started it."""
+
+    def stop(self, job: str) -> None:
+        """Ask the processes of a job to end."""
+
+    def read_log(self, job: str, begin: int, most: int) -> bytes:
+        """Return at most `most` bytes of a job's log from byte `begin` on; b"" where there are none yet."""
+
+    def estimate(
+        self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Return the dry run of a job as JSON values; raises CannotBegin, OSError.
+
+        prepare: writes into the folder that it is given, and returns settings as `begin` takes them.
+        """

@@ -1,0 +1,39 @@
+"""The console: a page for people, of a few files that call the API like any other program."""
+
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter, Response
+
+from gateway.frame.api_errors import ApiError
+from gateway.frame.route_access import GuardedRoute
+
+router = APIRouter(route_class=GuardedRoute, tags=["console"])
+
+_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_FILES: Final = {file.name: file for file in (Path(__file__).parent / "static").iterdir()}
+
+
+class Page(Response):
+    """The page itself."""
+
+    media_type = "text/html"
+
+
+@router.get("/", response_class=Page)
+def page() -> Page:
+    """Return the page."""
+    return Page(_FILES["index.html"].read_bytes())
+
+
+@router.get(
+    "/console/{file}",
+    response_class=Response,
+    responses={200: {"content": {kind: {} for kind in _TYPES.values()}}},
+)
+def file_of_page(file: str) -> Response:
+    """Return a file of the page."""
+    found = _FILES.get(file)
+    if found is None:
+        raise ApiError(404, "no such file of the page")
+    return Response(found.read_bytes(), media_type=_TYPES[found.suffix])

@@ -1,0 +1,16 @@
+"""The description of all calls, for programs and for people who write them."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from gateway.frame.api_description import describe
+from gateway.frame.route_access import GuardedRoute
+
+router = APIRouter(route_class=GuardedRoute, tags=["description"])
+
+
+@router.get("/api/openapi.json")
+def openapi(request: Request) -> dict[str, Any]:
+    """Return the OpenAPI document of this gateway."""
+    return describe(request.app)

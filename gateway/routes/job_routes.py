@@ -1,0 +1,191 @@
+"""Jobs: trainings that editors ask for from the operator's templates, and that every member follows."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+
+from gateway.accounts.principal import Membership
+from gateway.frame.api_errors import ApiError
+from gateway.frame.parts import Parts, parts_of
+from gateway.frame.route_access import GuardedRoute, member_of
+from gateway.jobs import job_queue
+from gateway.jobs.job_desk import JobDesk
+from gateway.jobs.job_records import Job, Template
+from gateway.jobs.log_stream import follow
+from gateway.routes.feedback_routes import Key
+from gateway.routes.request_text import Body, Line
+from gateway.store.tables import JobState
+
+router = APIRouter(route_class=GuardedRoute, tags=["jobs"])
+
+Member = Annotated[Membership, Depends(member_of)]
+AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,38}$")]
+MAX_NUMBERS: Final = 64
+
+
+class EventStream(StreamingResponse):
+    """An answer of server-sent events."""
+
+    media_type = "text/event-stream"
+
+
+class NewJob(Body):
+    """A training of an agent: a template of this gateway, and what is chosen of its numbers."""
+
+    agent: AgentName
+    template: Line
+    numbers: Annotated[dict[Line, float], Field(max_length=MAX_NUMBERS, default_factory=dict)]
+
+
+@router.get("/api/projects/{project}/templates")
+def templates(request: Request) -> dict[str, Any]:
+    """Return the templates that jobs are made from, with the numbers that may be chosen."""
+    desk = parts_of(request).desk
+    found = desk.runner.templates() if desk is not None else {}
+    return {"templates": [_shown_template(one) for one in found.values()]}
+
+
+@router.post("/api/projects/{project}/jobs", status_code=201)
+def submit(
+    request: Request, member: Member, body: NewJob, idempotency_key: Annotated[Key | None, Header()] = None
+) -> dict[str, Any]:
+    """Queue a training. With an `Idempotency-Key` the same request again returns the same job."""
+    return shown(
+        queue(
+            parts_of(request),
+            member,
+            agent=body.agent,
+            template=body.template,
+            numbers=body.numbers,
+            request_key=idempotency_key,
+        )
+    )
+
+
+@router.get("/api/projects/{project}/jobs")
+def jobs(
+    request: Request,
+    member: Member,
+    agent: Annotated[str | None, Query(max_length=39)] = None,
+    state: JobState | None = None,
+) -> dict[str, Any]:
+    """Return the newest jobs of a project, newest first; of one agent, in one state."""
+    found = parts_of(request).accounts.look(
+        lambda session: job_queue.read(session, member.project, agent, state)
+    )
+    return {"jobs": [shown(one) for one in found]}
+
+
+@router.get("/api/projects/{project}/jobs/{job}")
+def job(request: Request, member: Member, job: str) -> dict[str, Any]:
+    """Return a job: its state, the cause where it failed, its result once it has finished."""
+    return shown(_find(parts_of(request), member, job))
+
+
+@router.post("/api/projects/{project}/jobs/{job}/cancel")
+def cancel(request: Request, member: Member, job: str) -> dict[str, Any]:
+    """End a job: at once where it is queued; else its processes are asked to, and its state says when."""
+    parts, by = parts_of(request), member.principal.subject
+    found = parts.accounts.run(
+        lambda session, now: job_queue.cancel(session, now, member.project, job, by=by)
+    )
+    desk_of(request).call()
+    return shown(found)
+
+
+@router.get("/api/projects/{project}/jobs/{job}/log", response_class=EventStream)
+async def log(
+    request: Request,
+    member: Member,
+    job: str,
+    last_event_id: Annotated[int, Header(ge=0, lt=2**53)] = 0,
+) -> EventStream:
+    """Send the log of a job as server-sent events, a line each, until the job has ended.
+
+    The id of an event is the byte behind its line: a browser that connects again goes on there. The last
+    event is `state`.
+    """
+    parts, desk = parts_of(request), desk_of(request)
+    look: Callable[[], Job] = lambda: _find(parts, member, job)  # noqa: E731 - handed on
+    found = await run_in_threadpool(look)
+    if found.place not in {"", desk.runner.place}:
+        raise ApiError(409, "the log of this job lies with the gateway of another machine: ask that one")
+    events: AsyncIterator[str] = follow(desk.runner, look, last_event_id)
+    return EventStream(events)
+
+
+def queue(
+    parts: Parts,
+    member: Membership,
+    *,
+    agent: str,
+    template: str,
+    numbers: Mapping[str, float],
+    request_key: str | None = None,
+    kind: str | None = None,
+) -> Job:
+    """Queue a job, once for a key; raises ApiError, AccountError.
+
+    kind: of the template, where the caller wants one.
+    """
+    desk = desk_of_parts(parts)
+    known = parts.accounts.look(lambda session: job_queue.by_key(session, member.project, request_key))
+    found = template_of(desk, template, kind)
+    chosen = found.chosen(numbers)
+    facts = known.facts if known is not None else desk.facts(found, f"{member.project}/{agent}")
+    made = parts.accounts.run(
+        lambda session, now: job_queue.submit(
+            session,
+            now,
+            member,
+            agent=agent,
+            template=template,
+            numbers=chosen,
+            facts=facts,
+            request_key=request_key,
+        )
+    )
+    desk.call()
+    return made
+
+
+def template_of(desk: JobDesk, name: str, kind: str | None = None) -> Template:
+    """Return a template, of one kind where it is given; raises ApiError 422."""
+    found = desk.template(name)
+    if found is None or kind not in {None, found.kind}:
+        raise ApiError(422, "this gateway offers no such template", field="template")
+    return found
+
+
+def desk_of(request: Request) -> JobDesk:
+    """Return the desk of the gateway that a request came to; raises ApiError where it runs no jobs."""
+    return desk_of_parts(parts_of(request))
+
+
+def desk_of_parts(parts: Parts) -> JobDesk:
+    """Return the desk; raises ApiError where the gateway runs no jobs."""
+    if parts.desk is None:
+        raise ApiError(409, "this gateway runs no jobs: its operator starts it with --templates DIR")
+    return parts.desk
+
+
+def shown(job: Job) -> dict[str, Any]:
+    """Return a job as its callers see it."""
+    hidden = {"place", "facts"}
+    return {name: getattr(job, name) for name in Job.__dataclass_fields__ if name not in hidden}
+
+
+def _find(parts: Parts, member: Membership, job: str) -> Job:
+    return parts.accounts.look(lambda session: job_queue.get(session, member.project, job))
+
+
+def _shown_template(template: Template) -> dict[str, Any]:
+    numbers = {
+        name: {"least": one.least, "most": one.most, "default": one.default, "whole": one.whole}
+        for name, one in template.numbers.items()
+    }
+    return {"name": template.name, "title": template.title, "numbers": numbers, "model": template.model}

@@ -1,0 +1,90 @@
+// Calls of the gateway, with the tokens of this tab. They lie in its own storage and go in a header: there is no
+// cookie that a page of somebody else could have sent.
+
+const KEY = "penstock";
+let tokens = JSON.parse(sessionStorage.getItem(KEY) ?? "null");
+let renewing = null;
+
+export class Refused extends Error {
+  constructor(status, content) {
+    super(content?.detail ?? `the gateway answered ${status}`);
+    this.status = status;
+  }
+}
+
+export const isSignedIn = () => tokens !== null;
+
+export async function signIn(username, password) {
+  keep(await exchange({ grant_type: "password", username, password }));
+}
+
+export async function signOut() {
+  await call("POST", "/api/auth/sign-out").catch(() => null);
+  keep(null);
+}
+
+// Returns the answer as JSON, null where it has no body.
+export async function call(method, path, body) {
+  const reply = await send(method, path, body);
+  return reply.status === 204 ? null : reply.json();
+}
+
+// Returns the lines of an answer of JSON lines.
+export async function lines(path) {
+  const text = await (await send("GET", path)).text();
+  return text.split("\n").filter(Boolean).map((line) => JSON.parse(line));
+}
+
+// Yields { event, data } of a stream of server-sent events; ends with it, or when `signal` says so.
+export async function* events(path, signal) {
+  const reply = await send("GET", path, undefined, signal);
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  let kept = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (kept + value).split("\n\n");
+    kept = parts.pop();
+    for (const part of parts) {
+      const fields = Object.fromEntries(part.split("\n").map((line) => line.split(/: (.*)/s)));
+      if (fields.data !== undefined) yield { event: fields.event, data: JSON.parse(fields.data) };
+    }
+  }
+}
+
+async function send(method, path, body, signal) {
+  let reply = await once(method, path, body, signal);
+  if (reply.status === 401 && tokens !== null) {
+    await renewed();
+    reply = await once(method, path, body, signal);
+  }
+  if (!reply.ok) throw new Refused(reply.status, await reply.json().catch(() => null));
+  return reply;
+}
+
+function once(method, path, body, signal) {
+  const headers = tokens === null ? {} : { Authorization: `Bearer ${tokens.access_token}` };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  return fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
+}
+
+// A refresh token is exchanged once, however many calls find that the access token has expired.
+function renewed() {
+  renewing ??= exchange({ grant_type: "refresh_token", refresh_token: tokens.refresh_token })
+    .then(keep, (error) => { keep(null); throw error; })
+    .finally(() => { renewing = null; });
+  return renewing;
+}
+
+async function exchange(form) {
+  const reply = await fetch("/api/auth/token", { method: "POST", body: new URLSearchParams(form) });
+  const content = await reply.json();
+  if (!reply.ok) throw new Refused(reply.status, content);
+  return content;
+}
+
+function keep(found) {
+  tokens = found;
+  if (found === null) sessionStorage.removeItem(KEY);
+  else sessionStorage.setItem(KEY, JSON.stringify(found));
+}

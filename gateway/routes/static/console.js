@@ -1,0 +1,57 @@
+// The console: what is shown is what the address says behind its `#`: PROJECT/PLACE, or PROJECT/jobs/JOB.
+
+import { call, isSignedIn, signIn, signOut } from "./api.js";
+import { button, element, field, form, guarded } from "./elements.js";
+import { job, jobs } from "./jobs.js";
+import { audit, feedback, people } from "./people.js";
+
+const PLACES = { jobs: "Jobs", feedback: "Feedback", people: "People", audit: "Audit" };
+const main = document.getElementById("main");
+let leaving = new AbortController();
+
+async function show() {
+  leaving.abort();
+  leaving = new AbortController();
+  if (!isSignedIn()) return showSignIn();
+  const me = await call("GET", "/api/me");
+  const [project, place = "jobs", id] = decodeURIComponent(location.hash.slice(2)).split("/");
+  const member = me.projects.find((one) => one.project === project) ?? me.projects[0];
+  if (member === undefined) return fill(element("h2", {}, "You belong to no project"));
+  showPlaces(me, member, place);
+  const base = `/api/projects/${member.project}`;
+  const context = { base, project: member.project, role: member.role, signal: leaving.signal, again: show };
+  const views = { jobs: id ? (one) => job(one, id) : jobs, feedback, people, audit };
+  fill(...(await (views[place] ?? jobs)(context)));
+}
+
+function showSignIn() {
+  document.getElementById("places").hidden = true;
+  document.getElementById("who").hidden = true;
+  fill(element("h2", {}, "Sign in"),
+    form("Sign in", async ({ name, password }) => { await signIn(name, password); await show(); },
+      field("Name", "name", { autocomplete: "username", required: true }),
+      field("Password", "password", { type: "password", autocomplete: "current-password", required: true })));
+}
+
+function showPlaces(me, member, place) {
+  const nav = document.getElementById("places");
+  const named = Object.entries(PLACES).filter(([key]) => member.role === "owner" || key !== "audit");
+  nav.replaceChildren(...named.map(([key, text]) => element("a", {
+    href: `#/${member.project}/${key}`, "aria-current": key === place ? "page" : undefined,
+  }, text)));
+  nav.hidden = false;
+  const who = document.getElementById("who");
+  const others = me.projects.filter((one) => one.project !== member.project)
+    .map((one) => [element("a", { href: `#/${one.project}/${place}` }, one.project), " "]);
+  who.replaceChildren(`${me.name}, ${member.role} of ${member.project} `, ...others.flat(),
+    button("Sign out", async () => { await signOut(); location.hash = ""; await show(); }));
+  who.hidden = false;
+}
+
+function fill(...children) {
+  main.replaceChildren(...children);
+  main.focus();
+}
+
+addEventListener("hashchange", () => guarded(show));
+guarded(show);

@@ -1,0 +1,110 @@
+"""Templates of jobs: recipes for `penstock train`, each with a table that says what callers may choose.
+
+    [template]
+    title = "From feedback to a better model"
+    kind = "rlhf"                                   # left out: a plain training
+
+    [template.numbers.maxSteps]
+    setting = "learner.total_steps"
+    least = 1
+    most = 100_000
+    default = 1000
+    whole = true
+    scale = 1024                                    # the setting is 1,024 times the number
+
+The name of a template is that of its file. A file is read anew when it has changed.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.jobs.job_records import Number, Template
+from penstock.config.configuration_error import ConfigurationError
+
+TABLE: Final = "template"
+
+
+class _Number(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    setting: str = Field(pattern=r"^[a-z_]+(\.[a-z_]+)+$")
+    least: float
+    most: float
+    default: float
+    whole: bool = False
+    scale: float = 1.0
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    title: str = ""
+    kind: str = ""
+    numbers: dict[str, _Number] = Field(default_factory=dict)
+
+
+def read_templates(folder: Path) -> dict[str, Template]:
+    """Return the templates of a folder by name; raises ConfigurationError for a file that is none."""
+    return {file.stem: _template(file) for file in sorted(folder.glob("*.toml"))}
+
+
+def recipe_of(file: Path) -> dict[str, Any]:
+    """Return the configuration of a template, without its table; raises ConfigurationError."""
+    content = _content(file)
+    content.pop(TABLE, None)
+    return content
+
+
+def chosen_settings(template: Template, numbers: Mapping[str, float]) -> dict[str, Any]:
+    """Return the settings that the numbers of a job stand for, nested as in TOML."""
+    found: dict[str, Any] = {}
+    for name, value in numbers.items():
+        number = template.numbers[name]
+        scaled = value * number.scale
+        one: Any = round(scaled) if number.whole else scaled
+        for key in reversed(number.setting.split(".")):
+            one = {key: one}
+        lay_over(found, one)
+    return found
+
+
+def lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    """Put the values of `above` into `below`, table by table, also into `kwargs`."""
+    for key, value in above.items():
+        if isinstance(value, Mapping):
+            lay_over(below.setdefault(key, {}), value)
+        else:
+            below[key] = value
+
+
+def _template(file: Path) -> Template:
+    content = _content(file)
+    try:
+        table = _Table.model_validate(content.get(TABLE, {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join((TABLE, *map(str, first["loc"])))
+        raise ConfigurationError(f"{file}: {key}: {first['msg']}") from error
+    return Template(
+        name=file.stem,
+        title=table.title or file.stem,
+        kind=table.kind,
+        numbers={name: Number(**one.model_dump()) for name, one in table.numbers.items()},
+        model={
+            "workload": content.get("workload", "control"),
+            "environment": content.get("environment", {}).get("id", ""),
+            "algorithm": content.get("algorithm", {}).get("name", "ppo"),
+            "policy": content.get("policy", {}).get("kwargs", {}),
+        },
+    )
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{file}: cannot be read as TOML: {error}") from error

@@ -1,0 +1,94 @@
+"""Steers the runs of local jobs: orders go to the run's broker, decisions about versions to its registry."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.jobs.steering import Action, CannotSteer, Order, TrafficChange
+from launch.control.control_calls import Ask, ControlCalls, command_json, opened_for
+from launch.gateway.local_runner import RUN_FOLDER
+from launch.policy.policy_steering import Wish, rolled_back, wished
+from launch.policy.policy_view import traffic_json, version_json
+from launch.policy.registry_place import find_place, opened
+from penstock.config.configuration_error import ConfigurationError
+from penstock.registry.records import Status
+from penstock.runtime.exit import Fatal
+
+REGISTRY_FILE: Final = "registry.sqlite"
+_STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.STOP: "Stop"}
+
+
+class RunSteering:
+    """Steers runs below a folder of jobs."""
+
+    def __init__(self, jobs: Path) -> None:
+        self._jobs = jobs
+
+    def order(self, job: str, order: Order) -> Mapping[str, Any]:
+        """Tell a run that goes on what is wanted, and return how far that has come."""
+        with _told(), opened_for(str(self._run(job)), None, ()) as calls:
+            if order.action in _STATES:
+                state, revision = calls.wanted(_STATES[order.action], order.reason)
+                return {"desired": state, "revision": revision}
+            return command_json(calls.asked(_command(calls, order)))
+
+    def versions(self, job: str) -> Mapping[str, Any]:
+        """Return the registered versions of a run, and its traffic."""
+        run = self._run(job)
+        if not (run / REGISTRY_FILE).exists():
+            return {"versions": [], "traffic": None}
+        with _told():
+            place = find_place(str(run), None, None)
+            with opened(place) as registry:
+                found = registry.list(place.policy)
+                traffic = registry.traffic(place.policy)
+        return {"versions": [version_json(one) for one in found], "traffic": traffic_json(traffic)}
+
+    def promote(
+        self, job: str, version: int, *, to: str, canary_share: float | None, reason: str, by: str
+    ) -> Mapping[str, Any]:
+        """Make a version `active` or `canary`, and return it."""
+        with _told():
+            place = find_place(str(self._run(job)), None, None)
+            with opened(place, to_write=True) as registry:
+                return version_json(
+                    registry.promote(
+                        place.policy, version, reason, by=by, to=Status(to), canary_share=canary_share
+                    )
+                )
+
+    def roll_back(self, job: str, version: int | None, *, reason: str, by: str) -> Mapping[str, Any]:
+        """Withdraw a version, the canary or the active one, and return what is active then."""
+        with _told():
+            return rolled_back(find_place(str(self._run(job)), None, None), version, reason, by=by).content
+
+    def set_traffic(self, job: str, change: TrafficChange, *, reason: str, by: str) -> Mapping[str, Any]:
+        """Change the traffic, and return it."""
+        wish = Wish(canary_share=change.canary_share, latest_share=change.latest_share, shadow=change.shadow)
+        with _told():
+            place = find_place(str(self._run(job)), None, None)
+            with opened(place, to_write=True) as registry:
+                now = registry.traffic(place.policy)
+                return traffic_json(registry.set_traffic(wished(now, wish), reason, by=by))
+
+    def _run(self, job: str) -> Path:
+        return self._jobs / job / RUN_FOLDER
+
+
+def _command(calls: ControlCalls, order: Order) -> Ask:
+    made: dict[Action, Callable[[], Ask]] = {
+        Action.CHECKPOINT: lambda: calls.checkpoint(order.name, order.request_id, order.reason),
+        Action.RESTORE: lambda: calls.restore(order.name, order.request_id, order.reason),
+        Action.FLUSH: lambda: calls.flush(order.min_steps, order.request_id, order.reason),
+    }
+    return made[order.action]()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Tell refusals as the gateway knows them."""
+    try:
+        yield
+    except (ConfigurationError, Fatal, ValueError) as error:
+        raise CannotSteer(str(error)) from error

@@ -1,0 +1,296 @@
+"""Jobs as their users see them: through a gateway that is killed in each of their states."""
+
+import fcntl
+import json
+import signal
+import sqlite3
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+pytest.importorskip("argon2", reason="the gateway needs its extra")
+
+import httpx2
+import psutil
+
+from gateway.jobs.job_records import Outcome
+from gateway.jobs.runner import Stage
+from gateway.store.tables import JobState
+from launch.gateway.local_runner import LocalRunner
+from tests.processes.gateway.test_gateway_process import PASSWORD, operator, shared_database, sign_in
+from tests.support.gateway.gateway_process import PATIENCE_S, GatewayProcess
+from tests.support.gateway.job_templates import write_templates
+from tests.support.gateway.leftover_jobs import end_jobs
+from tests.support.storage.postgresql_server import find_programs
+
+__all__ = ["shared_database"]
+
+JOBS: Final = "/api/projects/alpha/jobs"
+LONG: Final = 1000
+
+
+class Client:
+    """An editor of `alpha` at a gateway."""
+
+    def __init__(self, gateway: GatewayProcess, token: str) -> None:
+        headers = {"Authorization": f"Bearer {token}"}
+        self.http = httpx2.Client(base_url=gateway.url, headers=headers, timeout=60)
+
+    def submit(self, agent: str, template: str = "quick", steps: int = 2, key: str = "") -> dict[str, Any]:
+        """A new job."""
+        numbers = {"maxSteps": steps} if template == "quick" else {}
+        body = {"agent": agent, "template": template, "numbers": numbers}
+        headers = {"Idempotency-Key": key} if key else {}
+        reply = self.http.post(JOBS, json=body, headers=headers)
+        assert reply.status_code == 201, reply.text
+        return dict(reply.json())
+
+    def job(self, job: dict[str, Any]) -> dict[str, Any]:
+        """It as it is now."""
+        return dict(self.http.get(f"{JOBS}/{job['id']}").json())
+
+    def cancel(self, job: dict[str, Any]) -> None:
+        """Cancel it."""
+        assert self.http.post(f"{JOBS}/{job['id']}/cancel").status_code == 200
+
+    def events(self, job: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Its log, until it has ended."""
+        with self.http.stream("GET", f"{JOBS}/{job['id']}/log", timeout=PATIENCE_S) as reply:
+            assert reply.headers["content-type"].startswith("text/event-stream")
+            kind = ""
+            for line in reply.iter_lines():
+                if line.startswith("event: "):
+                    kind = line.removeprefix("event: ")
+                elif line.startswith("data: "):
+                    yield kind, json.loads(line.removeprefix("data: "))
+
+    def ended(self, job: dict[str, Any]) -> dict[str, Any]:
+        """It, once it has ended."""
+        *_, (kind, _) = self.events(job)
+        assert kind == "state"
+        return self.job(job)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where a gateway lies, with templates."""
+    write_templates(tmp_path / "templates")
+    yield tmp_path
+    end_jobs(tmp_path)
+
+
+@pytest.fixture
+def token(folder: Path) -> str:
+    """A token of an editor of `alpha`."""
+    done = operator(folder, "token", "add", "ci", "--project", "alpha")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def started(folder: Path) -> GatewayProcess:
+    """A gateway that runs one job at a time."""
+    return GatewayProcess(folder, "--templates", "templates")
+
+
+def until(holds: Any) -> None:
+    """Wait until something holds."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.1)):
+        if holds():
+            return
+        pause.wait(0.1)
+    pytest.fail("it did not come to hold")
+
+
+def trainings(folder: Path, job: dict[str, Any]) -> list[psutil.Process]:
+    """The launchers of a job that live."""
+    place = folder / "gateway-state" / "jobs" / job["id"]
+    found = []
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        words = process.info["cmdline"] or []
+        if process.info["cwd"] == str(place) and "train" in words and "launch.cli" in words:
+            found.append(process)
+    return found
+
+
+def is_training(folder: Path, job: dict[str, Any]) -> bool:
+    """Whether its learner has made an update."""
+    file = folder / "gateway-state" / "jobs" / str(job["id"]) / "run" / "metrics.jsonl"
+    return file.exists() and file.stat().st_size > 0
+
+
+def test_a_training_is_asked_for_followed_and_finished(folder: Path, token: str) -> None:
+    """The next one waits for it; one whose configuration is wrong says so; a key stands for one job."""
+    with started(folder) as gateway:
+        client = Client(gateway, token)
+        first, wrong = client.submit("one", key="k-1"), client.submit("two", "wrong")
+        assert client.submit("one", key="k-1")["id"] == first["id"]
+        assert client.http.post(JOBS, json={"agent": "one", "template": "quick"}).status_code == 409
+        events = list(client.events(first))
+        assert any("training" in str(data) for kind, data in events if kind == "line")
+        assert events[-1] == ("state", {"state": "finished", "cause": ""})
+        found = client.job(first)
+        assert found["result"]["updates"] >= 2
+        failed = client.ended(wrong)
+        assert failed["state"] == "failed"
+        assert "No-such-environment-v0" in failed["cause"]
+        assert failed["began"] >= found["ended"]
+
+
+def test_a_gateway_that_is_killed_finds_its_jobs_again(folder: Path, token: str) -> None:
+    """One that runs, one that waits, one that ended meanwhile: none is started twice, none is lost."""
+    with started(folder) as gateway:
+        client = Client(gateway, token)
+        running, queued = client.submit("one", steps=LONG), client.submit("two")
+        until(lambda: is_training(folder, running))
+        gateway.process.send_signal(signal.SIGKILL)
+        gateway.process.wait()
+    (training,) = trainings(folder, running)
+    with started(folder) as gateway:
+        client = Client(gateway, token)
+        assert client.job(running)["state"] == "running"
+        assert trainings(folder, running) == [training]
+        client.cancel(running)
+        assert client.ended(running)["state"] == "cancelled"
+        assert trainings(folder, running) == []
+        until(lambda: client.job(queued)["state"] == "running")
+        until(lambda: is_training(folder, queued))
+        gateway.process.send_signal(signal.SIGKILL)
+        gateway.process.wait()
+    ended = folder / "gateway-state" / "jobs" / queued["id"] / "ended.json"
+    until(ended.exists)
+    with started(folder) as gateway:
+        assert Client(gateway, token).ended(queued)["state"] == "finished"
+        log = (folder / "gateway-state" / "jobs" / queued["id"] / "train.log").read_text()
+        assert log.count("starting") == 1, log
+
+
+def test_a_job_whose_processes_are_killed_is_lost_and_said_to_be(folder: Path, token: str) -> None:
+    """And the next one begins."""
+    with started(folder) as gateway:
+        client = Client(gateway, token)
+        job = client.submit("one", steps=LONG)
+        until(lambda: is_training(folder, job))
+        (training,) = trainings(folder, job)
+        around = training.parent()
+        assert around is not None
+        around.kill()
+        training.kill()
+        found = client.ended(job)
+        assert (found["state"], found["result"]) == ("lost", None)
+        assert "were killed" in found["cause"]
+        assert client.ended(client.submit("one"))["state"] == "finished"
+
+
+@pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
+def test_two_gateways_on_one_database_run_each_job_once(shared_database: str, folder: Path) -> None:
+    """Each in folders of its own; the log of a job is read where it runs."""
+    options = ("--database", shared_database, "--registry", shared_database, "--keys", str(folder / "keys"))
+    added = operator(folder, "token", "add", "ci", "--project", "alpha", *options[:2], *options[4:])
+    assert added.returncode == 0, added.stderr
+    states = [folder / name for name in ("one", "two")]
+    begun = [
+        GatewayProcess(folder, *options, "--state", str(state), "--templates", "templates")
+        for state in states
+    ]
+    with begun[0] as one, begun[1] as two:
+        clients = [Client(gateway, added.stdout.strip()) for gateway in (one, two)]
+        jobs = [clients[number % 2].submit(f"agent-{number}") for number in range(3)]
+        until(lambda: all(clients[0].job(job)["state"] == "finished" for job in jobs))
+    for job in jobs:
+        assert sum((state / "jobs" / job["id"] / "begun.json").exists() for state in states) == 1
+    assert all(any((state / "jobs" / job["id"]).exists() for job in jobs) for state in states)
+
+
+def test_what_was_taken_and_never_begun_is_begun(folder: Path, token: str) -> None:
+    """A gateway that was killed between the two left a row that names its place, and nothing else."""
+    with started(folder) as gateway:
+        client = Client(gateway, token)
+        blocker = client.submit("one", steps=LONG)
+        until(lambda: client.job(blocker)["state"] == "running")
+        job = client.submit("two")
+        client.cancel(blocker)
+        gateway.process.send_signal(signal.SIGKILL)
+        gateway.process.wait()
+    state = folder / "gateway-state"
+    with sqlite3.connect(state / "accounts.sqlite") as database:
+        place = (state / "jobs" / "place").read_text()
+        database.execute("UPDATE jobs SET state = 'running', place = ? WHERE id = ?", (place, job["id"]))
+    with started(folder) as gateway:
+        client = Client(gateway, token)
+        until(lambda: client.job(job)["state"] == "finished")
+        assert client.job(blocker)["state"] == "cancelled"
+
+
+def test_what_holds_the_lock_goes_on_and_what_was_begun_is_not_begun_again(folder: Path) -> None:
+    """From the moment on in which a process inherits the lock, before it has noted anything."""
+    runner = LocalRunner(folder / "jobs", folder / "templates")
+    assert runner.find("a") is Stage.NOT_BEGUN
+    place = runner.folder("a")
+    with (place / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        holder = subprocess.Popen(["sleep", "600"], pass_fds=(lock.fileno(),))
+    try:
+        assert runner.find("a") is Stage.GOING_ON
+    finally:
+        holder.kill()
+        holder.wait()
+    assert runner.find("a") is Stage.NOT_BEGUN
+    (place / "begun.json").write_text(json.dumps({"group": holder.pid}))
+    found = runner.find("a")
+    assert isinstance(found, Outcome)
+    assert found.state is JobState.LOST
+
+
+def test_one_gateway_at_a_time_has_a_place(folder: Path) -> None:
+    """Another one of the same folder waits, and has it when the first is gone."""
+    first, second = (LocalRunner(folder / "jobs", folder / "templates") for _ in range(2))
+    assert first.place == second.place
+    with first.desk() as own, second.desk() as other:
+        assert (own, other) == (True, False)
+    with second.desk() as own:
+        assert own
+
+
+def test_a_run_is_steered_and_the_audit_says_by_whom(folder: Path, token: str) -> None:
+    """Paused, resumed, kept under a name and gone back to; a name that is none is refused."""
+    operator(folder, "user", "add", "ada", "--project", "alpha", stdin=f"{PASSWORD}\n")
+    with started(folder) as gateway:
+        client = Client(gateway, token)
+        job = client.submit("one", steps=LONG)
+        until(lambda: is_training(folder, job))
+
+        def order(action: str, **body: Any) -> dict[str, Any]:
+            reply = client.http.post(f"{JOBS}/{job['id']}/control/{action}", json=body)
+            assert reply.status_code == 200, reply.text
+            return dict(reply.json())
+
+        def answered(action: str, **body: Any) -> dict[str, Any]:
+            until(lambda: order(action, **body)["state"] != "COMMAND_STATE_PENDING")
+            return order(action, **body)
+
+        assert order("pause")["desired"] == "paused"
+        assert order("resume")["desired"] == "running"
+        kept = answered("checkpoint", name="good", requestId="r-1")
+        assert kept["state"] == "COMMAND_STATE_DONE", kept
+        assert answered("restore", name="good", requestId="r-2")["state"] == "COMMAND_STATE_DONE"
+        assert answered("restore", name="absent", requestId="r-3")["state"] == "COMMAND_STATE_REFUSED"
+        path = client.http.post(f"{JOBS}/{job['id']}/control/checkpoint", json={"name": "../../etc"})
+        assert (path.status_code, path.json()["field"]) == (422, "name")
+        order("stop")
+        assert client.ended(job)["state"] == "cancelled"
+        found = client.http.get(f"{JOBS}/{job['id']}/versions").json()["versions"]
+        newest = found[-1]["version"]
+        body = {"version": newest, "reason": "looks good"}
+        promoted = client.http.post(f"{JOBS}/{job['id']}/promote", json=body)
+        assert (promoted.status_code, promoted.json()["status"]) == (200, "active"), promoted.text
+        assert client.http.post(f"{JOBS}/{job['id']}/control/pause", json={}).status_code == 409
+        person = {"Authorization": f"Bearer {sign_in(gateway)['access_token']}"}
+        audit = httpx2.get(f"{gateway.url}/api/projects/alpha/audit", headers=person, timeout=60).json()
+        rows = [entry["action"] for entry in audit["entries"] if entry["by"].startswith("token/")]
+        assert {"run: pause", "run: resume", "run: checkpoint", "run: restore", "run: stop"} <= set(rows)
+        assert "promote" in rows
