@@ -57,7 +57,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     components["responses"] = {str(status): error_answer(text) for status, text in ERRORS.items()}
     for route in app.routes:
         assert isinstance(route, APIRoute)
-        for method in route.methods:
+        for method in route.methods or ():
             operation = content["paths"][route.path_format][method.lower()]
             access = app.state.access[method, route.path]
             _complete(operation, access)
