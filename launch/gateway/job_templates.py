@@ -2,7 +2,7 @@
 
     [template]
     title = "From feedback to a better model"
-    kind = "rlhf"                                   # left out: a plain training
+    kind = "feedback"                               # left out: a plain training
 
     [template.numbers.maxSteps]
     setting = "learner.total_steps"
@@ -95,7 +95,7 @@ def _template(file: Path) -> Template:
         kind=table.kind,
         numbers={name: Number(**one.model_dump()) for name, one in table.numbers.items()},
         model={
-            "workload": content.get("workload", "control"),
+            "workload": content.get("workload", ""),
             "environment": content.get("environment", {}).get("id", ""),
             "algorithm": content.get("algorithm", {}).get("name", "ppo"),
             "policy": content.get("policy", {}).get("kwargs", {}),

@@ -93,7 +93,7 @@ def test_restarts_are_told_before_the_first(harness: Harness) -> None:
 
 def test_a_crashed_service_is_restarted_with_its_restart_arguments(harness: Harness) -> None:
     """The learner's second life begins with --resume."""
-    code = "import sys; print(sys.argv[1:]); '--resume' in sys.argv or sys.exit('boom')"
+    code = "import sys; print(sys.argv[1:], flush=True); '--resume' in sys.argv or sys.exit('boom')"
     harness.supervisor.start(python(code, on_restart=("--resume",)))
     harness.until(lambda: harness.supervisor.is_done("worker"))
     assert "['--resume']" in harness.log()
