@@ -58,11 +58,20 @@ def own_broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def learner(redis_url: str) -> Iterator[LearnerLog]:
+def learner(broker: BrokerProcess, redis_url: str) -> Iterator[LearnerLog]:
     """The learner's side of an open run."""
-    log = open_run(redis_url)
+    log = open_met_run(broker, redis_url)
     yield log
     log.close()
+
+
+def open_met_run(broker: BrokerProcess, redis_url: str, weights: bytes = b"weights-1") -> LearnerLog:
+    """Open a run, and have the broker meet it: it remembers that of the test before."""
+    log = open_run(redis_url, weights=weights)
+    with SimulatedActor(broker.address, "first") as actor:
+        actor.session = 1
+        eventually(lambda: refusal_of(actor.watch()).reason is not Reason.NOT_READY, "this run at the broker")
+    return log
 
 
 def test_before_the_learner_an_actor_is_told_to_wait(broker: BrokerProcess) -> None:
@@ -170,7 +179,7 @@ def test_a_held_watch_ends_with_its_wait_when_nothing_happens(
 def test_large_weights_come_in_chunks_from_any_offset(redis_url: str, broker: BrokerProcess) -> None:
     """Each at most 1 MiB; a broken transfer goes on where it stopped; behind the end there is nothing."""
     blob = bytes(range(256)) * 10_000
-    log = open_run(redis_url, weights=blob)
+    log = open_met_run(broker, redis_url, blob)
     with SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
         news = actor.watch()
