@@ -175,8 +175,10 @@ def test_an_actor_without_a_broker_gives_up_its_flush(
     with network_run(redis_server, tmp_path) as run:
         before = abandoned._value.get()
         actor, built = start_actor(run)
-        run.proxy.set(blackhole=True)
+        # Credit comes over the same line: a slow one fills the outbox, and then nothing comes through.
+        run.proxy.set(delay_s=0.2)
         eventually(lambda: metrics.OUTBOX_FRAGMENTS._value.get() > 1, "an outbox that fills")
+        run.proxy.set(blackhole=True)
         actor.drain("test")
         assert actor.join(PATIENCE_S)
         left = abandoned._value.get() - before
