@@ -77,6 +77,7 @@ def shortened(plan: Plan, run_dir: Path, steps: int) -> Plan:
     settings = plan.settings
     learner = {
         "total_steps": steps,
+        "total_updates": None,
         "stop_at_target": False,
         "checkpoint_interval_s": _NEVER_S,
         "record": settings.learner.record and run_dir / "record",

@@ -21,6 +21,7 @@ from typing import Final
 
 from launch.dry_run.calibration import Calibration, calibrate, shortened, with_artefacts
 from launch.dry_run.limits import judge, look
+from launch.dry_run.pace import Pace
 from launch.dry_run.prediction import Facts, predict
 from launch.dry_run.report import DryRun, lines, to_json
 from launch.run import stored_prediction
@@ -151,7 +152,9 @@ def _dry_run(plan: Plan, folder: Path, lifecycle: Lifecycle, *, as_json: bool) -
         calibrations = _calibrate(prepared.plan, folder, lifecycle, as_json=as_json)
     finally:
         device.close()
-    prediction = predict(_facts(plan), calibrations, prepared.seconds, prepared.size, device.peak)
+    prediction = predict(
+        _facts(plan, calibrations[-1].pace), calibrations, prepared.seconds, prepared.size, device.peak
+    )
     last = calibrations[-1]
     return DryRun(
         plan=plan,
@@ -242,11 +245,14 @@ def next_steps(one: Calibration) -> int:
     return pace.warmup_steps + round(measured)
 
 
-def _facts(plan: Plan) -> Facts:
+def _facts(plan: Plan, pace: Pace | None) -> Facts:
     settings = plan.settings
+    total_steps = settings.learner.total_steps or 0
+    if settings.learner.total_updates is not None and pace is not None:
+        total_steps = min(total_steps, round(settings.learner.total_updates * pace.steps_per_update))
     longest = find(settings.workload).longest
     return Facts(
-        total_steps=settings.learner.total_steps or 0,
+        total_steps=total_steps,
         checkpoint_interval_s=settings.learner.checkpoint_interval_s,
         checkpoints_kept=settings.learner.keep_checkpoints + settings.learner.keep_best,
         evaluation_interval_steps=settings.evaluation.interval_steps,

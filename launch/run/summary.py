@@ -39,6 +39,7 @@ _LEARNT: Final = (
 _ENDINGS: Final = {
     "target": "the target was reached",
     "steps": "all steps are done",
+    "updates": "all updates are done",
     "no_improvement": "evaluations brought no improvement any more (evaluation.patience)",
     "stopped": "an operator stopped it",
     "recording": "the recording is at its end",

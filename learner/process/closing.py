@@ -37,7 +37,7 @@ class Closing:
         None: the weights of the last update are the newest.
         """
         self.offers.finish()
-        if ending in (Ending.STEPS, Ending.RECORDING):
+        if ending in {Ending.STEPS, Ending.UPDATES, Ending.RECORDING}:
             self._evaluate_last()
         if ending.finished and ending is not Ending.TARGET and self.section.patience is not None:
             return self._restore_best()

@@ -11,6 +11,7 @@ class Ending(StrEnum):
 
     TARGET = "target"
     STEPS = "steps"
+    UPDATES = "updates"
     NO_IMPROVEMENT = "no_improvement"
     STOPPED = "stopped"
     DRAINED = "drained"
@@ -21,7 +22,13 @@ class Ending(StrEnum):
     @property
     def finished(self) -> bool:
         """Whether the run is done, and not only this process."""
-        return self in (Ending.TARGET, Ending.STEPS, Ending.NO_IMPROVEMENT, Ending.RECORDING)
+        return self in {
+            Ending.TARGET,
+            Ending.STEPS,
+            Ending.UPDATES,
+            Ending.NO_IMPROVEMENT,
+            Ending.RECORDING,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

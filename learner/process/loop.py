@@ -113,6 +113,9 @@ class Loop:
         total_steps = self.section.total_steps
         if total_steps is not None and self.books.ledger.env_steps >= total_steps:
             return Ending.STEPS
+        total_updates = self.section.total_updates
+        if total_updates is not None and self.algorithm.updates >= total_updates:
+            return Ending.UPDATES
         return None if self._is_fed else Ending.RECORDING
 
     def _pause(self) -> None:

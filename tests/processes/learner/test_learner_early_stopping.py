@@ -163,6 +163,25 @@ def test_a_run_whose_steps_are_done_ends_with_its_best_version_too(redis_url: st
     assert account(tmp_path)["policy_version"] > max(judge.judged)
 
 
+def test_a_run_ends_after_its_updates(redis_url: str, tmp_path: Path) -> None:
+    """Not one more, though more steps were asked for."""
+    section = {
+        "total_steps": 10**6,
+        "total_updates": 3,
+        "checkpoint_interval_s": 3600,
+        "stop_at_target": False,
+    }
+    with (
+        LearnerThread(redis_url, tmp_path, settings(learner=section)) as learner,
+        Producer(redis_url) as producer,
+    ):
+        session = producer.open()
+        producer.drive([session], lambda: learner.ended)
+        result = learner.finish()
+    assert (result["ending"], result["updates"]) == ("updates", 3)
+    assert result["env_steps"] == 3 * BATCH
+
+
 def curve(run_dir: Path) -> Sequence[dict[str, Any]]:
     """Lines of `metrics.jsonl`."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
