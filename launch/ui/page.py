@@ -1,8 +1,8 @@
 """The page as an ASGI application: four kinds of JSON, and the files of the page itself.
 
-There is no authentication, so the page offers only GET, and answers go to a browser on this machine alone:
-a request under another host's name (a page elsewhere whose name was made to lead here) is refused.
-Everything the page loads comes from here; the content policy forbids the rest.
+The page offers only GET. A request under another host's name (a page elsewhere whose name was made to lead
+here) or from a page of another origin is refused, and so is a browser that was not let in. Everything the
+page loads comes from here, and no page may frame it; the content policy forbids the rest.
 """
 
 import math
@@ -12,8 +12,9 @@ from importlib import resources
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 
+from launch.ui.admission import PARAMETER, Admission
 from launch.ui.catalogue import Catalogue, UnknownRun
 from penstock.config.settings import ConfigurationError
 
@@ -36,22 +37,27 @@ _TYPES: Final = {
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-def make_app(catalogue: Catalogue, *, any_host: bool = False) -> FastAPI:
-    """Return the application. any_host: allow the page to be reached under other names than loopback's."""
+def make_app(catalogue: Catalogue, *, any_host: bool = False, admission: Admission | None = None) -> FastAPI:
+    """Return the application.
+
+    any_host: allow the page to be reached under other names than loopback's. admission: who is let in; None:
+    whoever reaches it.
+    """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    _guard(app, any_host=any_host)
+    _guard(app, any_host=any_host, admission=admission)
     _serve_page(app)
     _serve_runs(app, catalogue)
     return app
 
 
-def _guard(app: FastAPI, *, any_host: bool) -> None:
+def _guard(app: FastAPI, *, any_host: bool, admission: Admission | None) -> None:
     @app.middleware("http")
-    async def check_host(request: Request, pass_on: Callable[[Request], Awaitable[Response]]) -> Response:
-        if any_host or request.url.hostname in _LOOPBACK:
+    async def check(request: Request, pass_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        reply = _refusal(request, any_host=any_host)
+        if reply is None and admission is not None:
+            reply = _entrance(request, admission)
+        if reply is None:
             reply = await pass_on(request)
-        else:
-            reply = JSONResponse({"detail": "this page answers on loopback only"}, status_code=421)
         reply.headers.update(HEADERS)
         return reply
 
@@ -62,6 +68,33 @@ def _guard(app: FastAPI, *, any_host: bool) -> None:
     @app.exception_handler(ConfigurationError)
     async def unreadable(_request: Request, error: ConfigurationError) -> Response:
         return JSONResponse({"detail": str(error)}, status_code=409)
+
+
+def _refusal(request: Request, *, any_host: bool) -> Response | None:
+    """Return what a request under another name, or of a page elsewhere, is answered."""
+    if not any_host and request.url.hostname not in _LOOPBACK:
+        return JSONResponse({"detail": "this page answers on loopback only"}, status_code=421)
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+        return JSONResponse({"detail": "pages of another origin may not ask"}, status_code=403)
+    return None
+
+
+def _entrance(request: Request, admission: Admission) -> Response | None:
+    """Exchange the secret of the address for the cookie, and refuse a browser that has neither."""
+    is_known = admission.admits(request.cookies.get(admission.cookie))
+    secret = request.query_params.get(PARAMETER)
+    if request.url.path == "/" and secret is not None:
+        away = RedirectResponse("/", status_code=303)
+        session = admission.exchange(secret)
+        if session is not None:
+            away.set_cookie(admission.cookie, session, httponly=True, samesite="strict")
+        if session is not None or is_known:
+            return away
+    if is_known:
+        return None
+    told = "open the address that `penstock ui` printed; it lets in one browser: start it again for another"
+    return JSONResponse({"detail": told}, status_code=401)
 
 
 def _serve_page(app: FastAPI) -> None:

@@ -1,7 +1,8 @@
 """Serves the page: in the foreground for `penstock ui`, beside the supervisor for `penstock train --ui`.
 
-Plain HTTP and no authentication, so it binds to loopback unless `--insecure` is given. Beside a run it lives
-in a thread of the launcher that the run does not wait for: a failure of the page does not affect the run.
+Plain HTTP, so it binds to loopback unless `--insecure` is given. In the foreground it lets in one browser, by
+the secret in the address that it prints. Beside a run it lives in a thread of the launcher that the run does
+not wait for: a failure of the page does not affect the run.
 """
 
 import logging
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from launch.ui.admission import PARAMETER, Admission
 from launch.ui.catalogue import Catalogue
 from penstock.config.extras import how_to_install
 from penstock.config.settings import ConfigurationError
@@ -32,7 +34,9 @@ class Page:
     the extra `ui` is not installed.
     """
 
-    def __init__(self, folder: Path, address: str, *, insecure: bool) -> None:
+    def __init__(
+        self, folder: Path, address: str, *, insecure: bool, admission: Admission | None = None
+    ) -> None:
         try:
             import uvicorn
 
@@ -43,7 +47,7 @@ class Page:
         self._socket = _bind(address)
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-        app = make_app(Catalogue(folder), any_host=not is_local(address))
+        app = make_app(Catalogue(folder), any_host=not is_local(address), admission=admission)
         # The launcher's own logging stays as it is: lines of a web server are no lines of a run.
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11")
         self._server = uvicorn.Server(config)
@@ -83,8 +87,9 @@ def main(folder: Path, address: str, *, insecure: bool) -> int:
         raise ConfigurationError(f"{folder}: no such folder; name the one that holds runs, as `runs`")
     lifecycle = Lifecycle("ui")
     lifecycle.install()
-    with Page(folder, address, insecure=insecure) as page:
-        sys.stdout.write(f"{page.url}\n")
+    admission = Admission()
+    with Page(folder, address, insecure=insecure, admission=admission) as page:
+        sys.stdout.write(f"{page.url}?{PARAMETER}={admission.secret}\n")
         sys.stdout.flush()
         lifecycle.draining.wait()
     return EXIT_INTERRUPTED if lifecycle.interrupted else EXIT_OK

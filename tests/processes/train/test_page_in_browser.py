@@ -61,7 +61,7 @@ class Screen:
         self.tab = browser.new_page(viewport=WIDE, color_scheme="light", reduced_motion="reduce")
         self.tab.set_default_timeout(1000 * PATIENCE_S)
         self.complaints: list[str] = []
-        origin = url.partition("#")[0]
+        origin = url.partition("#")[0].partition("?")[0]
         self.tab.on("console", lambda message: self.complaints.append(message.text))
         self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.tab.on(
@@ -199,6 +199,12 @@ def see_a_learner_that_was_killed(browser: "Browser", training: Training) -> Non
         )
         screen.until(f"() => ({NEWEST_STEP})() > {steps}")
         assert screen.complaints == []
+        assert "secret" not in screen.tab.url
+        elsewhere = browser.new_context().new_page()
+        for address in (url, url.partition("?")[0]):
+            reply = elsewhere.goto(address)
+            assert reply is not None
+            assert reply.status == 401, "another profile"
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from penstock.registry.registry import Registry
 
 testclient = pytest.importorskip("fastapi.testclient", reason="the page needs the extra `ui`")
 
+from launch.ui.admission import Admission  # noqa: E402
 from launch.ui.catalogue import Catalogue  # noqa: E402
 from launch.ui.page import make_app  # noqa: E402 - where FastAPI is
 from launch.ui.server import Page  # noqa: E402
@@ -267,11 +269,58 @@ def test_the_page_in_the_foreground_serves_until_it_is_asked_to_end(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
-        with urllib.request.urlopen(f"{url}api/runs", timeout=60) as reply:  # noqa: S310 - http
+        here = url.partition("?")[0]
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            browser.open(f"{here}api/runs", timeout=60)
+        browser.open(url, timeout=60).close()
+        with browser.open(f"{here}api/runs", timeout=60) as reply:
             assert [one["name"] for one in json.loads(reply.read())["runs"]] == ["a"]
         process.send_signal(number)
         assert process.stdout.read() == ""
     assert process.returncode == code
+
+
+def browser_at(folder: Path, admission: Admission) -> Any:
+    """A browser that has not been let in; it keeps cookies."""
+    app = make_app(Catalogue(folder), admission=admission)
+    return testclient.TestClient(app, base_url="http://127.0.0.1", follow_redirects=False)
+
+
+def test_the_secret_of_the_address_lets_in_one_browser_once(tmp_path: Path) -> None:
+    """It is exchanged for a cookie that no script reads and no other site sends, and leaves the address."""
+    make_run(tmp_path / "a")
+    admission = Admission()
+    app = make_app(Catalogue(tmp_path), admission=admission)
+    mine, other = (
+        testclient.TestClient(app, base_url="http://127.0.0.1", follow_redirects=False) for _ in range(2)
+    )
+    for path in ("/", "/main.js", "/api/runs", "/?secret=guess", "/?secret=", "/api/runs?secret=x"):
+        assert mine.get(path).status_code == 401, path
+    entered = mine.get(f"/?secret={admission.secret}")
+    assert (entered.status_code, entered.headers["location"]) == (303, "/")
+    words = {word.strip().lower() for word in entered.headers["set-cookie"].split(";")}
+    assert {"httponly", "samesite=strict", "path=/"} <= words
+    assert admission.secret not in entered.headers["set-cookie"]
+    assert mine.get("/").status_code == mine.get("/api/runs").status_code == 200
+    assert mine.get(f"/?secret={admission.secret}").status_code == 303, "its own address again"
+    for path in (f"/?secret={admission.secret}", "/api/runs"):
+        assert other.get(path).status_code == 401
+    other.cookies.set(admission.cookie, "guess")
+    assert other.get("/api/runs").status_code == 401
+
+
+def test_a_page_elsewhere_can_neither_ask_nor_frame(tmp_path: Path) -> None:
+    """Whatever cookie its browser has."""
+    make_run(tmp_path / "a")
+    admission = Admission()
+    browser = browser_at(tmp_path, admission)
+    browser.get(f"/?secret={admission.secret}")
+    for origin in ("https://evil.example", "http://127.0.0.1:1", "null", "http://127.0.0.1.evil.example"):
+        assert browser.get("/api/runs", headers={"Origin": origin}).status_code == 403, origin
+    assert browser.get("/api/runs", headers={"Origin": "http://127.0.0.1"}).status_code == 200
+    assert browser.get("/api/runs", headers={"Host": "evil.example"}).status_code == 421
+    assert "frame-ancestors 'none'" in browser.get("/").headers["content-security-policy"]
 
 
 def test_the_command_line_stays_on_loopback_by_itself() -> None:
