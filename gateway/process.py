@@ -120,13 +120,21 @@ def open_accounts(places: Places) -> tuple[Accounts, Database]:
     except OSError as error:
         raise ConfigurationError(f"--keys {places.keys_file()}: {error.strerror}") from error
     keys = read_keys(places.keys_file())
+    database = open_accounts_database(places)
+    return Accounts(database, keys), database
+
+
+def open_accounts_database(places: Places) -> Database:
+    """Open the database of the accounts, with tables made where there are none.
+
+    Raises ConfigurationError for a place that cannot be used, Fatal for a database that does not answer.
+    """
     try:
-        database = open_database(places.database_url(), migrate=True)
+        return open_database(places.database_url(), migrate=True)
     except (SchemaMismatch, ValueError) as error:
         raise ConfigurationError(f"--database: {error}") from error
     except Unavailable as error:
         raise Fatal(str(error)) from error
-    return Accounts(database, keys), database
 
 
 def main(
@@ -149,7 +157,7 @@ def main(
     health = Health(ROLE)
     _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
     accounts, database = open_accounts(places)
-    registry = _open_registry(places)
+    registry = open_registry(places)
     try:
         desk = None if work is None else work.desk(accounts, registry, places.models_folder())
         parts = Parts(accounts=accounts, registry=registry, limits=CallLimits(), desk=desk)
@@ -185,7 +193,11 @@ def _beside(lifecycle: Lifecycle, name: str, work: Callable[[threading.Event], N
     return thread
 
 
-def _open_registry(places: Places) -> Registry:
+def open_registry(places: Places) -> Registry:
+    """Open the registry, with tables made where there are none.
+
+    Raises ConfigurationError for a place that cannot be used, Fatal for a database that does not answer.
+    """
     try:
         return Registry.open(places.registry_url(), migrate=True)
     except (SchemaMismatch, ValueError) as error:

@@ -13,6 +13,7 @@ WORKDIR /build
 COPY constraints.txt pyproject.toml README.md ./
 COPY actor actor
 COPY broker broker
+COPY gateway gateway
 COPY launch launch
 COPY learner learner
 COPY penstock penstock

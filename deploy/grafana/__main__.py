@@ -8,14 +8,14 @@ from typing import Final
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from deploy.grafana import fleet, flow, serving, training
+from deploy.grafana import fleet, flow, people, serving, training
 
 FOLDER: Final = Path(__file__).parent
 
 
 def documents() -> Mapping[Path, str]:
     """Return path and text of every dashboard."""
-    boards = {module.BOARD: module.board() for module in (training, flow, serving, fleet)}
+    boards = {module.BOARD: module.board() for module in (training, flow, serving, fleet, people)}
     encoder = JSONEncoder(sort_keys=True, indent=2)
     return {FOLDER / f"{name}.json": encoder.encode(board.build()) + "\n" for name, board in boards.items()}
 

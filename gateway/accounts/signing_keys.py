@@ -97,10 +97,11 @@ def make_keys(file: Path) -> None:
 def read_keys(file: Path) -> Keys:
     """Return the keys of a file; raises ConfigurationError for one that others may read or that is broken."""
     try:
-        mode, text = file.stat().st_mode, file.read_text()
+        status, text = file.stat(), file.read_text()
     except OSError as error:
         raise ConfigurationError(f"--keys {file}: {error.strerror}") from error
-    if mode & 0o077:
+    # One that belongs to somebody else, as a mounted secret to root, can only be read by a group.
+    if status.st_mode & (0o077 if status.st_uid == os.geteuid() else 0o037):
         raise ConfigurationError(f"--keys {file}: others may read it; chmod 600 it, and renew the keys")
     try:
         content = json.loads(text)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.frame import people_metrics
+from gateway import people_metrics
 from gateway.frame.api_errors import ApiError, route_of
 from penstock.wire.limits import MIB
 

@@ -70,6 +70,8 @@ ACCESS: Final[Table] = {
     ("POST", "/api/projects/{project}/jobs"): Access.EDITOR,
     ("GET", "/api/projects/{project}/jobs/{job}"): Access.VIEWER,
     ("GET", "/api/projects/{project}/jobs/{job}/log"): Access.VIEWER,
+    ("GET", "/api/projects/{project}/jobs/{job}/curve"): Access.VIEWER,
+    ("POST", "/api/projects/{project}/estimates"): Access.EDITOR,
     ("POST", "/api/projects/{project}/jobs/{job}/cancel"): Access.EDITOR,
     ("POST", "/api/projects/{project}/jobs/{job}/control/{action}"): Access.EDITOR,
     ("GET", "/api/projects/{project}/jobs/{job}/versions"): Access.VIEWER,

@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from gateway import people_metrics
 from gateway.accounts.accounts import Accounts
-from gateway.jobs import job_queue
+from gateway.jobs import job_queue, policy_versions
 from gateway.jobs.job_kinds import JobKind, PlainTraining
-from gateway.jobs.job_records import Job, Outcome, Template
+from gateway.jobs.job_records import Conclusion, Job, Outcome, Template
 from gateway.jobs.runner import CannotBegin, Runner, Stage
 from gateway.jobs.steering import Steering
 from gateway.store.tables import JobState
@@ -60,6 +61,9 @@ class JobDesk:
         self._at_once = at_once
         self._asked_to_end = set[str]()
         self._called = threading.Event()
+        for state in JobState:
+            if not state.is_open:
+                people_metrics.JOBS_ENDED.labels(state)  # there at 0 before the first one: a rise is seen
 
     def call(self) -> None:
         """Have the desk look soon: something was asked for."""
@@ -82,6 +86,8 @@ class JobDesk:
             pass
         for job in self._accounts.look(lambda session: job_queue.at_place(session, place)):
             self._look_at(job)
+        for state, count in self._accounts.look(job_queue.open_counts).items():
+            people_metrics.JOBS.labels(state).set(count)
 
     def template(self, name: str) -> Template | None:
         """Return a template, None where there is none of that name and kind."""
@@ -127,9 +133,11 @@ class JobDesk:
             self._settle(job, Outcome(state=JobState.CANCELLED, cause="cancelled before it began"))
         elif found is Stage.NOT_BEGUN:
             self._begin(job)
-        elif job.cancelled_by is not None and job.id not in self._asked_to_end:
+        elif self._is_to_be_asked(job) and self.runner.stop(job.id):
             self._asked_to_end.add(job.id)
-            self.runner.stop(job.id)
+
+    def _is_to_be_asked(self, job: Job) -> bool:
+        return job.cancelled_by is not None and job.id not in self._asked_to_end
 
     def _begin(self, job: Job) -> None:
         try:
@@ -142,22 +150,21 @@ class JobDesk:
             self._settle(job, _failed(f"it could not be begun: {error}"))
 
     def _settle(self, job: Job, outcome: Outcome) -> None:
-        result: Mapping[str, Any] | None = None
+        made: Conclusion | None = None
         if job.cancelled_by is not None and outcome.state is not JobState.FINISHED:
             outcome = Outcome(state=JobState.CANCELLED, cause=outcome.cause)
         if outcome.state is JobState.FINISHED:
-            outcome, result = self._conclude(job, outcome)
-        self._accounts.run(lambda session, now: job_queue.settle(session, now, job.id, outcome, result))
+            outcome, made = self._conclude(job, outcome)
+        self._accounts.run(lambda session, now: job_queue.settle(session, now, job.id, outcome, made))
+        people_metrics.JOBS_ENDED.labels(outcome.state).inc()
         self._asked_to_end.discard(job.id)
         log.info("a job has ended", extra={"job": job.id, "state": outcome.state, "cause": outcome.cause})
 
-    def _conclude(self, job: Job, outcome: Outcome) -> tuple[Outcome, Mapping[str, Any] | None]:
-        earlier = self._accounts.look(
-            lambda session: job_queue.read(session, job.project, job.agent, JobState.FINISHED)
-        )
+    def _conclude(self, job: Job, outcome: Outcome) -> tuple[Outcome, Conclusion | None]:
+        taken = self._accounts.look(lambda session: policy_versions.labels(session, job.project, job.agent))
         try:
             kind, folder = self._kind(job), self.runner.folder(job.id)
-            return outcome, kind.conclude(job, outcome, earlier, folder=folder, models=self._models)
+            return outcome, kind.conclude(job, outcome, taken, folder=folder, models=self._models)
         except OSError as error:
             return _failed(f"its training finished; what it made was not exported: {error.strerror}"), None
         except (ValueError, CannotBegin) as error:

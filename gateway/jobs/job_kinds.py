@@ -1,11 +1,11 @@
 """Kinds of jobs: what a workload adds to a training that a template describes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from gateway.jobs.job_records import Job, Outcome
+from gateway.jobs.job_records import Conclusion, Job, Outcome
 from penstock.registry.registry import Registry
 
 _SHOWN: Final = ("solved", "mean_return", "updates", "policy_version", "training_seconds")
@@ -14,7 +14,7 @@ _SHOWN: Final = ("solved", "mean_return", "updates", "policy_version", "training
 class JobKind(Protocol):
     """What a kind of job needs before it begins, and what is made of it once it has finished.
 
-    `prepare` and `conclude` may be called again for the same job, after a gateway was killed in them.
+    `prepare` and `conclude` may be called again for a job, after a gateway was killed in them.
     """
 
     def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
@@ -31,13 +31,13 @@ class JobKind(Protocol):
         """
 
     def conclude(
-        self, job: Job, outcome: Outcome, earlier: Sequence[Job], *, folder: Path, models: Path
-    ) -> Mapping[str, Any]:
+        self, job: Job, outcome: Outcome, taken: Collection[str], *, folder: Path, models: Path
+    ) -> Conclusion:
         """Return what a finished job came to, with its files where they shall be found.
 
-        earlier: jobs of the agent that have finished. folder: of the job; the run's is `run` in it. models:
-        below which models are exported. Raises OSError where files cannot be written, ValueError where the
-        run lacks what its kind must leave.
+        taken: labels of the versions that the agent has. folder: of the job, with the run's, `run`, in it.
+        models: below which models are exported. Raises OSError where files cannot be written, ValueError
+        where the run lacks what its kind must leave.
         """
 
 
@@ -55,11 +55,11 @@ class PlainTraining:
         return {}
 
     def conclude(
-        self, job: Job, outcome: Outcome, earlier: Sequence[Job], *, folder: Path, models: Path
-    ) -> Mapping[str, Any]:
+        self, job: Job, outcome: Outcome, taken: Collection[str], *, folder: Path, models: Path
+    ) -> Conclusion:
         """Return the figures of the summary that people ask for first."""
         summary = outcome.summary or {}
-        return {name: finite(summary.get(name)) for name in _SHOWN}
+        return Conclusion(result={name: finite(summary.get(name)) for name in _SHOWN})
 
 
 def finite(value: Any) -> Any:

@@ -15,7 +15,8 @@ from gateway.accounts import audit
 from gateway.accounts.account_errors import AccountConflict, NoSuchThing
 from gateway.accounts.principal import Membership
 from gateway.accounts.secrets import new_id
-from gateway.jobs.job_records import Job, Outcome
+from gateway.jobs import policy_versions
+from gateway.jobs.job_records import Conclusion, Job, Outcome
 from gateway.store.tables import JobRow, JobState
 
 MAX_OPEN: Final = 16
@@ -87,15 +88,24 @@ def at_place(session: Session, place: str) -> tuple[Job, ...]:
     return tuple(record(row) for row in session.scalars(select(JobRow).where(own).order_by(JobRow.number)))
 
 
-def settle(
-    session: Session, now: datetime, id_: str, outcome: Outcome, result: Mapping[str, Any] | None
-) -> None:
-    """Write how a running job has ended; one that is settled stays as it is."""
+def open_counts(session: Session) -> dict[JobState, int]:
+    """Return how many jobs of all projects are queued, and how many run."""
+    counted = select(JobRow.state, func.count()).where(JobRow.state.in_(_OPEN)).group_by(JobRow.state)
+    counts = dict.fromkeys(_OPEN, 0)
+    for state, count in session.execute(counted):
+        counts[state] = count
+    return counts
+
+
+def settle(session: Session, now: datetime, id_: str, outcome: Outcome, made: Conclusion | None) -> None:
+    """Write how a running job has ended, and the version that it made; one that is settled stays so."""
     row = session.scalar(select(JobRow).where(JobRow.id == id_))
     if row is None or not row.state.is_open:
         return
     row.state, row.cause, row.ended = outcome.state, outcome.cause, now
-    row.result = None if result is None else dict(result)
+    row.result = None if made is None else dict(made.result)
+    if made is not None and made.version is not None:
+        policy_versions.add(session, now, record(row), made.version)
     _note(session, now, row, f"job {outcome.state}", by=row.cancelled_by or row.by)
 
 

@@ -35,15 +35,14 @@ class Job:
 class Number:
     """A number of a template that callers may choose, between `least` and `most`.
 
-    whole: it has no decimals. setting: `SECTION.KEY` of the run. scale: the setting is so many times it.
+    whole: it has no decimals. settings: `SECTION.KEY` of the run, and how many times the number each one is.
     """
 
-    setting: str
+    settings: Mapping[str, float]
     least: float
     most: float
     default: float
     whole: bool = False
-    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +75,30 @@ class Outcome:
     state: JobState
     cause: str = ""
     summary: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedVersion:
+    """A policy that a job trained, and where it lies.
+
+    version: its label, once for an agent. reward_mean, reward_std: of its answers to prompts that were held
+    out, by the reward model; None where there is no such figure.
+    """
+
+    version: str
+    model_path: str
+    reward_model_path: str
+    feedback_count: int
+    reward_mean: float | None
+    reward_std: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """What a finished job came to. result: as its callers see it. version: that its agent has from now on."""
+
+    result: Mapping[str, Any]
+    version: TrainedVersion | None = None
 
 
 def _checked(name: str, number: Number, said: float | None) -> float:

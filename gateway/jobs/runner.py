@@ -43,11 +43,14 @@ class Runner(Protocol):
     def find(self, job: str) -> Stage | Outcome:
         """Return where a job is, whoever started it."""
 
-    def stop(self, job: str) -> None:
-        """Ask the processes of a job to end."""
+    def stop(self, job: str) -> bool:
+        """Ask the processes of a job to end; False: there are none yet that could be asked."""
 
     def read_log(self, job: str, begin: int, most: int) -> bytes:
         """Return at most `most` bytes of a job's log from byte `begin` on; b"" where there are none yet."""
+
+    def read_curve(self, job: str) -> Mapping[str, list[Any]]:
+        """Return the curve of a job's run as columns of equal length, thinned, oldest first."""
 
     def estimate(
         self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import Field
 
+from gateway import people_metrics
 from gateway.accounts import feedback_links
 from gateway.accounts.account_errors import BadInput
 from gateway.accounts.feedback_links import FeedbackLink
@@ -107,6 +108,7 @@ def rate(request: Request, link: Link, body: LinkRating) -> dict[str, Any]:
         request_key=link.request_key(body.item),
     )
     (kept,) = parts.registry.add_ratings(f"{link.project}/{link.agent}", [rating])
+    people_metrics.RATINGS.labels("link").inc()
     return {"id": kept.public_id, "createdAt": kept.created}
 
 

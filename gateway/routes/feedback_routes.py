@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
+from gateway import people_metrics
 from gateway.accounts import audit
 from gateway.accounts.principal import Membership, Principal
 from gateway.frame.api_errors import ApiError
@@ -53,9 +54,9 @@ class RatedResponse(Body):
 
 
 class Opinion(Body):
-    """A score from 0 to 1, and what may be said beside it."""
+    """A score from 0 to 1, a number and no word for one, and what may be said beside it."""
 
-    score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+    score: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
     notes: Annotated[Text, Field(max_length=MAX_TEXT)] = ""
 
 
@@ -86,6 +87,7 @@ def give(
     parts = parts_of(request)
     rating = _rating(parts, member, body, idempotency_key)
     (kept,) = parts.registry.add_ratings(_policy(member, agent_id), [rating])
+    people_metrics.RATINGS.labels("call").inc()
     return {"id": kept.public_id, "agentId": agent_id, "createdAt": kept.created}
 
 
@@ -143,6 +145,7 @@ def forget_me(request: Request, caller: Annotated[Principal, Depends(principal_o
 def _take_in(parts: Parts, member: Membership, agent: str, content: bytes) -> dict[str, int]:
     new = [_rating(parts, member, line, line.request) for line in _lines(content)]
     parts.registry.add_ratings(_policy(member, agent), new)
+    people_metrics.RATINGS.labels("lines").inc(len(new))
     by, project = member.principal.subject, member.project
     parts.accounts.run(
         lambda session, now: audit.note(

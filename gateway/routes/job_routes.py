@@ -1,6 +1,7 @@
 """Jobs: trainings that editors ask for from the operator's templates, and that every member follows."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Query, Request
@@ -16,6 +17,7 @@ from gateway.jobs import job_queue
 from gateway.jobs.job_desk import JobDesk
 from gateway.jobs.job_records import Job, Template
 from gateway.jobs.log_stream import follow
+from gateway.jobs.runner import CannotBegin
 from gateway.routes.feedback_routes import Key
 from gateway.routes.request_text import Body, Line
 from gateway.store.tables import JobState
@@ -86,6 +88,24 @@ def job(request: Request, member: Member, job: str) -> dict[str, Any]:
     return shown(_find(parts_of(request), member, job))
 
 
+@router.get("/api/projects/{project}/jobs/{job}/curve")
+def curve(request: Request, member: Member, job: str) -> dict[str, list[float | None]]:
+    """Return the curve of a job's run so far: columns of updates, environment steps and mean return."""
+    parts, desk = parts_of(request), desk_of(request)
+    found = _find(parts, member, job)
+    _check_here(found, desk)
+    return dict(desk.runner.read_curve(found.id))
+
+
+@router.post("/api/projects/{project}/estimates")
+def estimate(request: Request, member: Member, body: NewJob) -> dict[str, Any]:
+    """Return what a training would take: its dry run, which trains for some seconds and leaves nothing."""
+    found = estimated(
+        desk_of(request), member, agent=body.agent, template=body.template, numbers=body.numbers
+    )
+    return dict(found.dry_run)
+
+
 @router.post("/api/projects/{project}/jobs/{job}/cancel")
 def cancel(request: Request, member: Member, job: str) -> dict[str, Any]:
     """End a job: at once where it is queued; else its processes are asked to, and its state says when."""
@@ -112,8 +132,7 @@ async def log(
     parts, desk = parts_of(request), desk_of(request)
     look: Callable[[], Job] = lambda: _find(parts, member, job)  # noqa: E731 - handed on
     found = await run_in_threadpool(look)
-    if found.place not in {"", desk.runner.place}:
-        raise ApiError(409, "the log of this job lies with the gateway of another machine: ask that one")
+    _check_here(found, desk)
     events: AsyncIterator[str] = follow(desk.runner, look, last_event_id)
     return EventStream(events)
 
@@ -153,6 +172,36 @@ def queue(
     return made
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The numbers of a training, the facts that it would begin with, its dry run, and its model."""
+
+    numbers: Mapping[str, float]
+    facts: Mapping[str, Any]
+    dry_run: Mapping[str, Any]
+    model: Mapping[str, Any]
+
+
+def estimated(
+    desk: JobDesk,
+    member: Membership,
+    *,
+    agent: str,
+    template: str,
+    numbers: Mapping[str, float],
+    kind: str | None = None,
+) -> Estimate:
+    """Return the dry run of a training, which takes some seconds; raises ApiError, AccountError."""
+    found = template_of(desk, template, kind)
+    chosen, policy = found.chosen(numbers), f"{member.project}/{agent}"
+    facts = desk.facts(found, policy)
+    try:
+        dry_run = desk.estimate(found, chosen, policy, facts)
+    except CannotBegin as error:
+        raise ApiError(409, str(error)) from error
+    return Estimate(numbers=chosen, facts=facts, dry_run=dry_run, model=found.model)
+
+
 def template_of(desk: JobDesk, name: str, kind: str | None = None) -> Template:
     """Return a template, of one kind where it is given; raises ApiError 422."""
     found = desk.template(name)
@@ -177,6 +226,12 @@ def shown(job: Job) -> dict[str, Any]:
     """Return a job as its callers see it."""
     hidden = {"place", "facts"}
     return {name: getattr(job, name) for name in Job.__dataclass_fields__ if name not in hidden}
+
+
+def _check_here(job: Job, desk: JobDesk) -> None:
+    """Raise ApiError for a job whose files lie elsewhere."""
+    if job.place not in {"", desk.runner.place}:
+        raise ApiError(409, "the files of this job lie with the gateway of another machine: ask that one")
 
 
 def _find(parts: Parts, member: Membership, job: str) -> Job:

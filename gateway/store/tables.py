@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Index, Integer, MetaData, String, Text
+from sqlalchemy import JSON, BigInteger, Double, Index, Integer, MetaData, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from penstock.registry.models import NAMES, UtcTime, words
@@ -215,3 +215,26 @@ class JobRow(Base):
         Index("ix_jobs_state", "state", "place"),
         Index("ix_jobs_request_key", "project", "request_key", unique=True),
     )
+
+
+class PolicyVersionRow(Base):
+    """A policy that a job trained; a row each.
+
+    id: of the job. version: its label, once for an agent. reward_mean, reward_std: None where not known.
+    """
+
+    __tablename__ = "agent_policy_versions"
+
+    number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    id: Mapped[str] = mapped_column(String(32), unique=True)
+    project: Mapped[str] = mapped_column(String(24))
+    agent_id: Mapped[str] = mapped_column(String(39))
+    version: Mapped[str] = mapped_column(String(32))
+    model_path: Mapped[str] = mapped_column(Text)
+    reward_model_path: Mapped[str] = mapped_column(Text)
+    feedback_count: Mapped[int] = mapped_column(BigInteger)
+    reward_mean: Mapped[float | None] = mapped_column(Double)
+    reward_std: Mapped[float | None] = mapped_column(Double)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+
+    __table_args__ = (Index("ix_agent_policy_versions_label", "project", "agent_id", "version", unique=True),)

@@ -6,7 +6,7 @@ can read it and the keys is the operator; the audit names them so.
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -17,6 +17,7 @@ from penstock.runtime.exit import EXIT_USAGE
 from penstock.runtime.foreground import in_foreground
 
 if TYPE_CHECKING:
+    from gateway.application import Service
     from gateway.process import Places, Work
     from penstock.config.settings import Settings
     from penstock.runtime.lifecycle import Lifecycle
@@ -38,6 +39,9 @@ DatabaseUrl = Annotated[
         "--database", metavar="URL", help="Accounts: sqlite:///FILE or postgresql://USER@HOST/DATABASE."
     ),
 ]
+RegistryUrl = Annotated[
+    str, typer.Option("--registry", metavar="URL", help="Registry of versions and ratings, as a run's.")
+]
 KeysFile = Annotated[
     Path | None, typer.Option("--keys", help="File of the signing keys, shared by all gateways; made once.")
 ]
@@ -57,9 +61,7 @@ def gateway(
     listen: Annotated[str, typer.Option(metavar="ADDRESS", help="HOST:PORT.")] = "127.0.0.1:8000",
     state: State = _STATE,
     database: DatabaseUrl = "",
-    registry: Annotated[
-        str, typer.Option("--registry", metavar="URL", help="Registry of versions and ratings, as a run's.")
-    ] = "",
+    registry: RegistryUrl = "",
     keys: KeysFile = None,
     hosts: Annotated[
         list[str] | None,
@@ -109,6 +111,30 @@ def gateway(
         )
 
     in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
+
+
+@gateway_commands.command("migrate")
+def migrate(state: State = _STATE, database: DatabaseUrl = "", registry: RegistryUrl = "") -> None:
+    """Make the tables of both databases, or bring them up to date, and end."""
+
+    def body() -> int:
+        from launch.gateway.installation import migrate as run
+
+        return run(_places(state, database, None, registry))
+
+    finish(body)
+
+
+@gateway_commands.command("keys")
+def make_keys(file: Annotated[Path, typer.Argument(help="Written once, for its owner alone.")]) -> None:
+    """Write a file of signing keys for several gateways to share."""
+
+    def body() -> int:
+        from launch.gateway.installation import make_keys as run
+
+        return run(file)
+
+    finish(body)
 
 
 @user_commands.command("add")
@@ -239,10 +265,19 @@ def _work(state: Path, templates: Path, at_once: int) -> "Work":
         runner = LocalRunner(state / "jobs", templates)
     except OSError as error:
         raise ConfigurationError(f"--state {state}: {error.strerror}") from error
-    return Work(runner=runner, steering=RunSteering(state / "jobs"), at_once=at_once)
+    return Work(runner=runner, steering=RunSteering(state / "jobs"), at_once=at_once, services=_services())
 
 
-def _places(state: Path, database: str, keys: Path | None) -> "Places":
+def _services() -> "list[Service]":
+    """Return what the installed workloads add to a gateway."""
+    from penstock.config.plugins import installed
+    from penstock.config.workload import find, load
+
+    paths = [workload.http for workload in map(find, installed()) if workload.http]
+    return [cast("Service", load(path)()) for path in paths]
+
+
+def _places(state: Path, database: str, keys: Path | None, registry: str = "") -> "Places":
     from gateway.process import Places
 
-    return Places(state=state, database=database, keys=keys)
+    return Places(state=state, database=database, keys=keys, registry=registry)

@@ -5,12 +5,11 @@
     kind = "feedback"                               # left out: a plain training
 
     [template.numbers.maxSteps]
-    setting = "learner.total_steps"
+    settings = {"learner.total_steps" = 1024}       # the setting is 1,024 times the number
     least = 1
     most = 100_000
     default = 1000
     whole = true
-    scale = 1024                                    # the setting is 1,024 times the number
 
 The name of a template is that of its file. A file is read anew when it has changed.
 """
@@ -18,7 +17,7 @@ The name of a template is that of its file. A file is read anew when it has chan
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -31,12 +30,11 @@ TABLE: Final = "template"
 class _Number(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    setting: str = Field(pattern=r"^[a-z_]+(\.[a-z_]+)+$")
+    settings: dict[Annotated[str, Field(pattern=r"^[a-z_]+(\.[a-z_]+)+$")], float] = Field(min_length=1)
     least: float
     most: float
     default: float
     whole: bool = False
-    scale: float = 1.0
 
 
 class _Table(BaseModel):
@@ -64,11 +62,11 @@ def chosen_settings(template: Template, numbers: Mapping[str, float]) -> dict[st
     found: dict[str, Any] = {}
     for name, value in numbers.items():
         number = template.numbers[name]
-        scaled = value * number.scale
-        one: Any = round(scaled) if number.whole else scaled
-        for key in reversed(number.setting.split(".")):
-            one = {key: one}
-        lay_over(found, one)
+        for setting, times in number.settings.items():
+            one: Any = round(value * times) if number.whole else value * times
+            for key in reversed(setting.split(".")):
+                one = {key: one}
+            lay_over(found, one)
     return found
 
 

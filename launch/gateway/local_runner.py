@@ -3,12 +3,14 @@
     JOBS/place             the name of this place
     JOBS/desk.lock         held by the gateway that looks after the place
     JOBS/ID/lock           held by the processes of a job as long as one of them lives
+    JOBS/ID/starts         a byte for each time that its process was started before it was begun
     JOBS/ID/begun.json     was there before the training began
     JOBS/ID/ended.json     its exit code
     JOBS/ID/job.toml, train.log, run/
 
 A job whose lock is free and that was begun has ended, and is never begun again. One that was not begun had
-nothing started that lives, because what is started inherits the lock before it does anything.
+nothing started that lives, because what is started inherits the lock before it does anything; it is started
+again, a few times.
 """
 
 import fcntl
@@ -30,6 +32,8 @@ from gateway.jobs.runner import CannotBegin, Stage
 from gateway.store.tables import JobState
 from launch.gateway.job_process import BEGUN_FILE, ENDED_FILE, LOG_FILE
 from launch.gateway.job_templates import chosen_settings, lay_over, read_templates, recipe_of
+from launch.inspection.curve import Curve
+from launch.inspection.observation import METRICS_FILE
 from launch.run.child_process import last_line, penstock, without_configuration
 from launch.run.disk import problem
 from launch.run.summary import SUMMARY_FILE
@@ -39,6 +43,12 @@ from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
 RUN_FOLDER: Final = "run"
 LOCK_FILE: Final = "lock"
 CONFIG_FILE: Final = "job.toml"
+STARTS_FILE: Final = "starts"
+MAX_STARTS: Final = 3
+"""How often a job's process is started that ends before it has noted that it began."""
+CURVE_POINTS: Final = 300
+ESTIMATE_S: Final = 900.0
+"""Longest time of a dry run, in seconds."""
 _LOST: Final = "its processes were killed, or the machine went down: nothing says how it ended"
 
 
@@ -80,16 +90,18 @@ class LocalRunner:
         with (folder / LOCK_FILE).open("a") as lock:
             if not _try_lock(lock, fcntl.LOCK_EX) or (folder / BEGUN_FILE).exists():
                 return
+            _count_start(folder)
             around = (sys.executable, "-P", "-m", "launch.gateway.job_process", str(lock.fileno()))
-            self._begun[job.id] = subprocess.Popen(
-                (*around, str(folder), *command),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=without_configuration(os.environ),
-                pass_fds=(lock.fileno(),),
-                start_new_session=True,
-            )
+            with (folder / LOG_FILE).open("ab") as log:
+                self._begun[job.id] = subprocess.Popen(
+                    (*around, str(folder), *command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    env=without_configuration(os.environ),
+                    pass_fds=(lock.fileno(),),
+                    start_new_session=True,
+                )
 
     def find(self, job: str) -> Stage | Outcome:
         """Return where a job is, whoever started it."""
@@ -105,11 +117,13 @@ class LocalRunner:
             child.wait()  # its lock is free, so it has ended: the kernel may forget it
         return _outcome(folder) if (folder / BEGUN_FILE).exists() else Stage.NOT_BEGUN
 
-    def stop(self, job: str) -> None:
-        """Ask the processes of a job to end, while one of them lives."""
+    def stop(self, job: str) -> bool:
+        """Ask the processes of a job to end; False: none of them is known yet, or none lives any more."""
         begun = _read(self._jobs / job / BEGUN_FILE)
-        if begun is not None and self.find(job) is Stage.GOING_ON:
-            os.killpg(begun["group"], signal.SIGTERM)  # the lock says that the group is there, and so its own
+        if begun is None or self.find(job) is not Stage.GOING_ON:
+            return False
+        os.killpg(begun["group"], signal.SIGTERM)  # the lock says that the group is there, and so its own
+        return True
 
     def read_log(self, job: str, begin: int, most: int) -> bytes:
         """Return at most `most` bytes of a job's log from byte `begin` on."""
@@ -120,6 +134,15 @@ class LocalRunner:
         except FileNotFoundError:
             return b""
 
+    def read_curve(self, job: str) -> Mapping[str, list[Any]]:
+        """Return steps and mean return of a job's run as columns, oldest first."""
+        points = Curve(self._jobs / job / RUN_FOLDER / METRICS_FILE, CURVE_POINTS).poll()
+        return {
+            "updates": [point.updates for point in points],
+            "envSteps": [point.env_steps for point in points],
+            "meanReturn": [point.mean_return for point in points],
+        }
+
     def estimate(
         self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]
     ) -> dict[str, Any]:
@@ -128,14 +151,20 @@ class LocalRunner:
         with tempfile.TemporaryDirectory(prefix="estimate-", dir=self._jobs) as made:
             folder = Path(made)
             self._write_recipe(folder, template, numbers, prepare(folder))
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env=without_configuration(os.environ),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                check=False,
-            )
+            try:
+                done = subprocess.run(
+                    command,
+                    cwd=folder,
+                    env=without_configuration(os.environ),
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    check=False,
+                    timeout=ESTIMATE_S,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise CannotBegin(
+                    f"the dry run took longer than {ESTIMATE_S:g} s: train without it"
+                ) from error
         try:
             return dict(json.loads(done.stdout))
         except ValueError as error:
@@ -168,6 +197,17 @@ def _outcome(folder: Path) -> Outcome:
         return Outcome(state=JobState.CANCELLED, cause="it was asked to end", summary=summary)
     said = (summary or {}).get("failure") or last_line(folder / LOG_FILE)
     return Outcome(state=JobState.FAILED, cause=said or f"it ended with exit code {code}", summary=summary)
+
+
+def _count_start(folder: Path) -> None:
+    """Count a start durably; raises CannotBegin for one too many."""
+    with (folder / STARTS_FILE).open("ab") as file:
+        if file.tell() >= MAX_STARTS:
+            said = problem((folder,)) or last_line(folder / LOG_FILE) or "it left no word"
+            raise CannotBegin(f"its process ended {MAX_STARTS} times before it had begun: {said}")
+        file.write(b".")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _try_lock(file: IO[str], kind: int) -> bool:

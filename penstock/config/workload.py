@@ -76,6 +76,8 @@ class Workload:
     """
     longest: str = ""
     """(section: EnvironmentSection) → most steps of an episode, or None; "": not known."""
+    http: str = ""
+    """() → `gateway.surface.Service`: what the workload adds to a gateway that runs jobs; "": nothing."""
     services: str = ""
     """(Settings, folder of sockets: Path) → `Services`.
 

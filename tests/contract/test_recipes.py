@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import tomli_w
 
+from launch.gateway.job_templates import chosen_settings, lay_over, read_templates, recipe_of
 from launch.run.plan import make_plan
 from launch.run.request import Request
+from penstock.config.sections.token import TokenPPOSection
 from workloads.rlhf.language_section import language
 
 FOLDER: Final = Path(__file__).parents[2] / "recipes"
 RECIPES: Final = sorted(FOLDER.glob("*.toml"))
+SERVICES: Final = sorted((FOLDER / "service").glob("*.toml"))
 GIB: Final = 1024**3
 
 
@@ -23,6 +27,23 @@ def test_it_resolves(recipe: Path, tmp_path: Path) -> None:
     assert plan.settings.run.startswith(recipe.stem)
     if plan.settings.workload == "rlhf":
         assert language(plan.settings.environment).response_tokens < plan.settings.actor.unroll_length
+
+
+@pytest.mark.parametrize("file", SERVICES, ids=lambda path: path.stem)
+def test_a_template_of_the_service_resolves_and_its_fragments_find_room(file: Path, tmp_path: Path) -> None:
+    """With the numbers that it has when nothing is chosen; an update is of a fragment."""
+    template = read_templates(file.parent)[file.stem]
+    recipe = recipe_of(file)
+    lay_over(recipe, chosen_settings(template, template.chosen({})))
+    (tmp_path / "job.toml").write_text(tomli_w.dumps(recipe))
+    settings = make_plan(Request(what=str(tmp_path / "job.toml"), run_dir=tmp_path / "run")).settings
+    fragment = settings.actor.unroll_length * settings.environment.count
+    section = settings.algorithm
+    assert isinstance(section, TokenPPOSection)
+    assert fragment <= section.batch_steps
+    assert settings.learner.total_updates == template.chosen({})["maxSteps"]
+    longest = language(settings.environment).response_tokens * settings.environment.count
+    assert settings.learner.total_steps == settings.learner.total_updates * longest
 
 
 def test_the_memory_of_the_gpu_adds_up() -> None:

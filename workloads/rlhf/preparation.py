@@ -1,6 +1,7 @@
 """What a run of language models needs before its processes start, made where it is not there yet.
 
     task = "sentiment"    RUN/base_model/, a tiny pre-trained model; RUN/feedback.jsonl, noisy opinions
+    task = "words"        RUN/base_model/, a tiny model that is pre-trained on the feedback's own texts
     feedback              RUN/reward_model/, trained on it, unless `reward` names one
     prompts               those of the feedback, unless they are named
 
@@ -12,6 +13,7 @@ import gc
 import json
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +36,8 @@ _PLACES: Final = ("model", "prompts", "feedback", "reward")
 _TEXTS: Final = 4000
 _STEPS: Final = 400
 _OPINIONS: Final = 2500
+_VOCABULARY: Final = 4000
+"""Words that a model of the feedback's words knows."""
 _SPREAD: Final = 0.125
 """Of the tiny model's first weights: an adapter can make it sure of a word."""
 
@@ -56,6 +60,8 @@ def made_first(settings: Settings, run_dir: Path, progress: Progress) -> tuple[d
     made: dict[str, Any] = {}
     if section.task == "sentiment":
         made |= _sentiment(section, run_dir, settings.seed, progress)
+    if section.task == "words" and not section.model:
+        made["model"] = str(_model_of_words(section, run_dir / BASE_MODEL, settings.seed, progress))
     section = section.model_copy(update=made)
     made["prompts"] = section.prompts or section.feedback
     section = section.model_copy(update=made)
@@ -133,6 +139,38 @@ def _base_model(folder: Path, seed: int, progress: Progress) -> Path:
         tiny_models.save(model, tokenizer, temporary)
         temporary.rename(folder)
     return folder.absolute()
+
+
+def _model_of_words(section: Language, folder: Path, seed: int, progress: Progress) -> Path:
+    """A tiny language model whose words are those of the feedback, and that writes like its responses."""
+    from workloads.language import tiny_models  # noqa: PLC0415 - loads torch
+    from workloads.language.feedback.feedback_places import rows_of  # noqa: PLC0415
+
+    if not section.feedback:
+        raise ConfigurationError("environment.kwargs.feedback='': task='words' makes its model from feedback")
+    if not folder.is_dir():
+        progress.say(f"preparing: a tiny language model of the feedback's words, in {folder}")
+        texts = [(str(row["prompt"]), str(row["response"])) for _, row in rows_of(section.feedback)]
+        tokenizer = tiny_models.build_tokenizer(_words(texts))
+        fitting = tiny_models.fitting(tokenizer, texts)
+        if not fitting:
+            raise ConfigurationError(
+                f"environment.kwargs.feedback={section.feedback}: no text has {tiny_models.MAX_TOKENS} words "
+                "or fewer; name a model for longer ones"
+            )
+        model = tiny_models.build_model(tokenizer, seed=seed, spread=_SPREAD)
+        tiny_models.pretrain(model, tokenizer, fitting, steps=_STEPS, seed=seed, stop=progress.stop)
+        temporary = folder.with_suffix(".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        tiny_models.save(model, tokenizer, temporary)
+        temporary.rename(folder)
+    return folder.absolute()
+
+
+def _words(texts: Iterable[tuple[str, str]]) -> list[str]:
+    """The most frequent words of texts, in an order that does not depend on that of the rows."""
+    counts = Counter(word for both in texts for text in both for word in text.split())
+    return [word for word, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:_VOCABULARY]]
 
 
 def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progress) -> str:

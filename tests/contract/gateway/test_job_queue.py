@@ -8,7 +8,7 @@ import pytest
 from gateway.accounts.account_errors import AccountConflict, BadInput, NoSuchThing
 from gateway.accounts.principal import Membership, Principal
 from gateway.jobs import job_queue
-from gateway.jobs.job_records import Job, Number, Outcome, Template
+from gateway.jobs.job_records import Conclusion, Job, Number, Outcome, Template
 from gateway.store.tables import JobState, Role
 from tests.support.gateway.small_gateway import SmallGateway
 
@@ -40,8 +40,9 @@ def claim(gateway: SmallGateway, place: str, most: int = 1) -> Job | None:
 
 def settle(gateway: SmallGateway, job: Job, state: JobState, **result: Any) -> None:
     """It has ended."""
+    made = Conclusion(result=result)
     gateway.accounts.run(
-        lambda session, now: job_queue.settle(session, now, job.id, Outcome(state=state), result)
+        lambda session, now: job_queue.settle(session, now, job.id, Outcome(state=state), made)
     )
 
 
@@ -125,7 +126,7 @@ def test_a_job_ends_once(small_gateway: SmallGateway) -> None:
 )
 def test_a_template_gives_its_numbers_and_nothing_else(said: dict[str, float], field: str) -> None:
     """Between their bounds."""
-    number = Number(setting="learner.total_steps", least=1, most=10, default=2, whole=True, scale=512)
+    number = Number(settings={"learner.total_steps": 512}, least=1, most=10, default=2, whole=True)
     template = Template(name="quick", title="", numbers={"maxSteps": number})
     assert template.chosen({}) == {"maxSteps": 2}
     with pytest.raises(BadInput) as caught:

@@ -47,6 +47,11 @@ class GatewayProcess:
         """Where its metrics are."""
         return f"http://127.0.0.1:{self._endpoint.metrics_port}/metrics"
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """All of where it is."""
+        return self._endpoint
+
     def end(self) -> int:
         """Ask it to end; returns its exit code."""
         self.process.terminate()

@@ -10,15 +10,14 @@ run = "quick"
 title = "CartPole, a moment"
 
 [template.numbers.maxSteps]
-setting = "learner.total_steps"
+settings = {"learner.total_steps" = 512}
 least = 1
 most = 1000
 default = 2
 whole = true
-scale = 512
 
 [template.numbers.learningRate]
-setting = "algorithm.learning_rate"
+settings = {"algorithm.learning_rate" = 1}
 least = 1e-6
 most = 1e-2
 default = 3e-4
@@ -33,6 +32,9 @@ unroll_length = 64
 
 [algorithm]
 batch_steps = 512
+
+[learner]
+keep_every_updates = 5
 
 [evaluation]
 episodes = 2

@@ -1,6 +1,6 @@
 """A gateway without a process: its application on a database, with a clock that a test moves."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,10 +11,12 @@ from fastapi.testclient import TestClient
 from gateway.accounts import api_tokens, sessions, users
 from gateway.accounts.accounts import Accounts
 from gateway.accounts.signing_keys import Keys, make_keys, read_keys
-from gateway.application import make_app
+from gateway.application import Service, make_app
 from gateway.frame.call_limits import CallLimits
 from gateway.frame.envelope import Doors
 from gateway.frame.parts import Parts
+from gateway.jobs.job_desk import JobDesk
+from gateway.jobs.runner import Runner
 from gateway.store.accounts_database import open_database
 from gateway.store.tables import AuditRow, Role
 from penstock.registry.registry import Registry
@@ -54,15 +56,31 @@ class SmallGateway:
     """Ids of those who were added, by name."""
 
     @classmethod
-    def at(cls, url: str, registry_url: str, folder: Path, **limits: Rates) -> Self:
-        """Open one; limits: of calls, as CallLimits takes them."""
+    def at(
+        cls,
+        url: str,
+        registry_url: str,
+        folder: Path,
+        *,
+        runner: Runner | None = None,
+        services: Sequence[Service] = (),
+        **limits: Rates,
+    ) -> Self:
+        """Open one; limits: of calls, as CallLimits takes them.
+
+        runner: of jobs, which are queued and not taken until a test has the desk look.
+        """
         make_keys(folder / "keys.json")
         keys, clock = read_keys(folder / "keys.json"), Clock()
         accounts = Accounts(open_database(url, migrate=True), keys, clock)
         registry = Registry.open(registry_url, migrate=True)
         calls = CallLimits(**({"address": _MANY, "account": _MANY} | limits))
-        parts = Parts(accounts=accounts, registry=registry, limits=calls)
-        app = make_app(parts, Doors())
+        kinds = {name: kind for one in services for name, kind in one.kinds.items()}
+        desk = (
+            None if runner is None else JobDesk(accounts, registry, runner, kinds, models=folder / "models")
+        )
+        parts = Parts(accounts=accounts, registry=registry, limits=calls, desk=desk)
+        app = make_app(parts, Doors(), services)
         client = TestClient(app, base_url=ADDRESS, raise_server_exceptions=False)
         return cls(accounts=accounts, registry=registry, keys=keys, clock=clock, client=client, parts=parts)
 

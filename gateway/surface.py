@@ -1,0 +1,136 @@
+"""What the routes of workloads import; the rest of the gateway is none of theirs.
+
+A workload's record names in `http` a function that returns a `Service`: a router of `GuardedRoute`, who may
+call each of its routes, and the kinds of jobs behind them.
+
+    Membership, member_of     who calls, and in which project, of a route that asks for a role
+    queue, versions_of        trainings of an agent, and what they made
+    estimate                  the dry run of one
+    ended                     waits until one has ended
+    ApiError                  an answer other than success
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
+from gateway.accounts.principal import Membership
+from gateway.application import Service
+from gateway.frame.api_description import error_answer
+from gateway.frame.api_errors import ApiError
+from gateway.frame.parts import parts_of
+from gateway.frame.route_access import Access, GuardedRoute, member_of
+from gateway.jobs import job_queue, policy_versions
+from gateway.jobs.job_kinds import JobKind, finite
+from gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion
+from gateway.routes import job_routes
+from gateway.routes.feedback_routes import AgentId, Key
+from gateway.routes.job_routes import Estimate
+from gateway.routes.request_text import Body, Line
+from gateway.store.tables import JobState, PolicyVersionRow
+from penstock.registry.ratings import KeptRating
+from penstock.registry.registry import Registry
+
+__all__ = [
+    "Access",
+    "AgentId",
+    "ApiError",
+    "Body",
+    "Conclusion",
+    "Estimate",
+    "GuardedRoute",
+    "Job",
+    "JobKind",
+    "JobState",
+    "Key",
+    "Line",
+    "Membership",
+    "Outcome",
+    "Service",
+    "TrainedVersion",
+    "ended",
+    "error_answer",
+    "estimate",
+    "finite",
+    "member_of",
+    "queue",
+    "ratings_of",
+    "versions_of",
+]
+
+_LOOK_S: Final = 0.5
+_PAGE: Final = 1000
+
+
+async def queue(
+    request: Request,
+    member: Membership,
+    *,
+    agent: str,
+    template: str,
+    numbers: Mapping[str, float],
+    kind: str,
+    request_key: str | None,
+) -> Job:
+    """Queue a training of an agent from a template of a kind, once for a key.
+
+    Raises ApiError and AccountError, which the gateway answers for.
+    """
+    return await run_in_threadpool(
+        job_routes.queue,
+        parts_of(request),
+        member,
+        agent=agent,
+        template=template,
+        numbers=numbers,
+        request_key=request_key,
+        kind=kind,
+    )
+
+
+async def ended(request: Request, job: Job, within_s: float) -> Job:
+    """Return a job once it has ended, or as it is after `within_s` seconds, or when its caller has gone."""
+    accounts, loop = parts_of(request).accounts, asyncio.get_running_loop()
+    until_s = loop.time() + within_s
+    while job.state.is_open and loop.time() < until_s and not await request.is_disconnected():
+        await asyncio.sleep(_LOOK_S)
+        project, id_ = job.project, job.id
+        job = await run_in_threadpool(
+            accounts.look, lambda session, project=project, id_=id_: job_queue.get(session, project, id_)
+        )
+    return job
+
+
+def estimate(
+    request: Request,
+    member: Membership,
+    *,
+    agent: str,
+    template: str,
+    kind: str,
+    numbers: Mapping[str, float],
+) -> Estimate:
+    """Return the dry run of a training from a template of a kind.
+
+    It trains for some seconds. Raises ApiError and AccountError, which the gateway answers for.
+    """
+    desk = job_routes.desk_of(request)
+    return job_routes.estimated(desk, member, agent=agent, template=template, numbers=numbers, kind=kind)
+
+
+def versions_of(request: Request, member: Membership, agent: str) -> tuple[PolicyVersionRow, ...]:
+    """Return the trained versions of an agent, newest first."""
+    return parts_of(request).accounts.look(
+        lambda session: policy_versions.read(session, member.project, agent)
+    )
+
+
+def ratings_of(registry: Registry, policy: str) -> list[KeptRating]:
+    """Return all ratings of `PROJECT/AGENT`, oldest first."""
+    found: list[KeptRating] = []
+    while page := registry.ratings(policy, found[-1].number if found else 0, _PAGE):
+        found += page
+    return found

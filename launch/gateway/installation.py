@@ -1,0 +1,30 @@
+"""What an operator does once for gateways that share a database: tables and keys."""
+
+import sys
+from pathlib import Path
+
+from gateway.accounts.signing_keys import make_keys as write_keys
+from gateway.accounts.signing_keys import read_keys
+from gateway.process import Places, open_accounts_database, open_registry
+from penstock.config.configuration_error import ConfigurationError
+from penstock.runtime.exit import EXIT_OK
+
+
+def migrate(places: Places) -> int:
+    """Bring both databases up to date; returns the exit code. Raises ConfigurationError, Fatal."""
+    if not (places.database and places.registry):
+        places.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for opened in (open_accounts_database(places), open_registry(places)):
+        opened.close()
+    sys.stdout.write("the tables are up to date\n")
+    return EXIT_OK
+
+
+def make_keys(file: Path) -> int:
+    """Write keys, unless the file is there; returns the exit code. Raises ConfigurationError."""
+    try:
+        write_keys(file)
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {error.strerror}") from error
+    read_keys(file)
+    return EXIT_OK

@@ -1,0 +1,188 @@
+"""The service that trains an agent from feedback, on each kind of database, as far as nothing is trained."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gateway.frame.route_access import PROJECT_HEADER
+from gateway.jobs import job_queue
+from gateway.jobs.job_records import Conclusion, Outcome, TrainedVersion
+from gateway.store.tables import JobState, Role
+from launch.gateway.local_runner import LocalRunner
+from tests.support.gateway.small_gateway import SmallGateway
+from workloads.rlhf.policy_service import service
+
+TEMPLATES: Final = Path(__file__).parents[3] / "recipes" / "service"
+FEEDBACK: Final = "/api/policies/feedback/my_agent"
+TRAIN: Final = "/api/policies/train_policy/my_agent"
+POLICIES: Final = "/api/policies/my_agent"
+
+
+@pytest.fixture
+def gateway(database_url: str, tmp_path: Path) -> SmallGateway:
+    """One that offers the service."""
+    registry = f"sqlite:///{tmp_path}/registry.sqlite" if "sqlite" in database_url else database_url
+    runner = LocalRunner(tmp_path / "jobs", TEMPLATES)
+    return SmallGateway.at(database_url, registry, tmp_path, runner=runner, services=[service()])
+
+
+@pytest.fixture
+def editor(gateway: SmallGateway) -> dict[str, str]:
+    """The header of a program that may give feedback and train."""
+    return gateway.token("alpha")
+
+
+def post(gateway: SmallGateway, path: str, caller: dict[str, str], body: Any, **headers: str) -> Any:
+    """The answer to a body."""
+    return gateway.client.post(path, json=body, headers=caller | headers)
+
+
+def give(gateway: SmallGateway, caller: dict[str, str], count: int) -> None:
+    """So many ratings."""
+    for number in range(count):
+        body = {"prompt": f"question {number}", "response": "yes of course", "score": number / 20}
+        assert post(gateway, FEEDBACK, caller, body).status_code == 200
+
+
+def trained(gateway: SmallGateway, agent: str, label: str, mean: float | None) -> str:
+    """A version of an agent, as a job that has finished leaves it; returns its id."""
+    member = gateway.accounts.membership(
+        gateway.accounts.authenticate(gateway.token("alpha")["Authorization"]), "alpha"
+    )
+    job = gateway.accounts.run(
+        lambda session, now: job_queue.submit(
+            session, now, member, agent=agent, template="rlhf", numbers={}, facts={}
+        )
+    )
+    made = TrainedVersion(
+        version=label,
+        model_path=f"models/alpha/{agent}/{label}/policy",
+        reward_model_path=f"models/alpha/{agent}/{label}/reward_model",
+        feedback_count=int(label[1:]),
+        reward_mean=mean,
+        reward_std=0.25,
+    )
+    outcome = Outcome(state=JobState.FINISHED)
+    gateway.accounts.run(
+        lambda session, now: job_queue.settle(
+            session, now, job.id, outcome, Conclusion(result={}, version=made)
+        )
+    )
+    return job.id
+
+
+def test_submit_feedback(gateway: SmallGateway, editor: dict[str, str]) -> None:
+    """The fields that a program of the service sends; the answer names the rating."""
+    body = {"prompt": "2 + 2?", "response": "4", "score": 0.9, "runId": "run-1", "notes": "right"}
+    reply = post(gateway, FEEDBACK, editor, body)
+    assert reply.status_code == 200
+    assert reply.json().keys() == {"id", "agentId", "createdAt"}
+    (kept,) = gateway.registry.ratings("alpha/my_agent")
+    rating = kept.rating
+    assert (kept.public_id, rating.project) == (reply.json()["id"], "alpha")
+    assert (rating.prompt, rating.response, rating.score, rating.run, rating.notes) == tuple(body.values())
+
+
+@pytest.mark.parametrize("score", [-0.1, 1.1, "NaN", None, "high", True])
+def test_submit_feedback_invalid_score(gateway: SmallGateway, editor: dict[str, str], score: Any) -> None:
+    """422, which names the field; nothing is stored."""
+    content = '{"prompt": "a", "response": "b", "score": NaN}' if score == "NaN" else None
+    body = None if content else {"prompt": "a", "response": "b", "score": score}
+    headers = editor | {"Content-Type": "application/json"}
+    reply = gateway.client.post(FEEDBACK, content=content, json=body, headers=headers)
+    assert (reply.status_code, reply.json()["field"]) == (422, "score")
+    assert gateway.registry.ratings("alpha/my_agent") == ()
+
+
+def test_list_policies_empty(gateway: SmallGateway, editor: dict[str, str]) -> None:
+    """An agent of which nothing is known has no versions."""
+    assert gateway.get(POLICIES, editor).json() == []
+
+
+def test_list_policies_with_data(gateway: SmallGateway, editor: dict[str, str]) -> None:
+    """Newest first, with what their trainings came to; others see none of them."""
+    ids = [trained(gateway, "my_agent", "v15", 0.5), trained(gateway, "my_agent", "v20", None)]
+    trained(gateway, "another", "v11", 0.1)
+    found = gateway.get(POLICIES, editor).json()
+    assert [(one["id"], one["version"], one["feedbackCount"]) for one in found] == [
+        (ids[1], "v20", 20),
+        (ids[0], "v15", 15),
+    ]
+    assert [one["metrics"] for one in found] == [
+        {"rewardMean": None, "rewardStd": 0.25},
+        {"rewardMean": 0.5, "rewardStd": 0.25},
+    ]
+    assert found[1]["modelPath"] == "models/alpha/my_agent/v15/policy"
+    assert gateway.get(POLICIES, gateway.token("beta")).json() == []
+    gateway.person("eve", "beta", Role.OWNER)
+    assert gateway.get(POLICIES, gateway.bearer("eve") | {PROJECT_HEADER: "alpha"}).status_code == 404
+
+
+def test_train_policy_insufficient_feedback(gateway: SmallGateway, editor: dict[str, str]) -> None:
+    """Below ten ratings it is 400, dry or not; so it is where all of them are of one prompt."""
+    give(gateway, editor, 9)
+    for asked in ({}, {"dryRun": True}):
+        reply = post(gateway, TRAIN, editor, asked)
+        assert (reply.status_code, reply.json()["error"]) == (400, "insufficient")
+        assert "9 ratings: give at least 10" in reply.json()["detail"]
+    for _ in range(10):
+        body = {"prompt": "the same", "response": "yes", "score": 0.5}
+        post(gateway, "/api/policies/feedback/other", editor, body)
+    reply = post(gateway, "/api/policies/train_policy/other", editor, {})
+    assert (reply.status_code, "one prompt" in reply.json()["detail"]) == (400, True)
+
+
+def test_a_number_out_of_bounds_is_refused_by_name(gateway: SmallGateway, editor: dict[str, str]) -> None:
+    """And so is a preset that is none, and whatever is no field."""
+    give(gateway, editor, 10)
+    for wrong, field in (
+        ({"maxSteps": 0}, "maxSteps"),
+        ({"maxSteps": 10**9}, "maxSteps"),
+        ({"maxSteps": 1.5}, "maxSteps"),
+        ({"learningRate": 1.0}, "learningRate"),
+        ({"preset": "no"}, "template"),
+        ({"model": "/etc/passwd"}, "model"),
+    ):
+        reply = post(gateway, TRAIN, editor, wrong)
+        assert (reply.status_code, reply.json()["field"]) == (422, field), reply.text
+
+
+def test_who_does_not_wait_gets_the_address_of_the_job(gateway: SmallGateway, editor: dict[str, str]) -> None:
+    """At once; the same key is the same training, also once it was cancelled; another one is a conflict."""
+    give(gateway, editor, 10)
+    asked = {"Prefer": "wait=0", "Idempotency-Key": "k"}
+    first = post(gateway, TRAIN, editor, {"maxSteps": 8}, **asked)
+    assert first.status_code == 202, first.text
+    place = first.headers["Location"]
+    assert gateway.get(place, editor).json()["state"] == "queued"
+    assert gateway.get(place, editor).json()["numbers"]["maxSteps"] == 8
+    assert post(gateway, TRAIN, editor, {"maxSteps": 8}, **asked).json() == first.json()
+    assert post(gateway, TRAIN, editor, {"maxSteps": 8}, Prefer="wait=0").status_code == 409
+    assert gateway.client.post(f"{place}/cancel", headers=editor).status_code == 200
+    ended = post(gateway, TRAIN, editor, {"maxSteps": 8}, **asked)
+    assert (ended.status_code, ended.json()["error"]) == (409, "cancelled")
+
+
+def test_a_training_that_failed_is_500_with_its_cause(gateway: SmallGateway, editor: dict[str, str]) -> None:
+    """The one 500 that the description declares."""
+    give(gateway, editor, 10)
+    asked = {"Prefer": "wait=0", "Idempotency-Key": "k"}
+    id_ = post(gateway, TRAIN, editor, {}, **asked).json()["policyId"]
+    outcome = Outcome(state=JobState.FAILED, cause="no room on the disk")
+    gateway.accounts.run(lambda session, now: job_queue.settle(session, now, id_, outcome, None))
+    reply = post(gateway, TRAIN, editor, {}, **asked)
+    assert (reply.status_code, reply.json()["error"]) == (500, "training_failed")
+    assert reply.json()["detail"] == "no room on the disk"
+
+
+def test_only_editors_train_and_every_member_lists(gateway: SmallGateway) -> None:
+    """Of the project; the routes of a workload are in the table as all others are."""
+    viewer, editor = gateway.token("alpha", Role.VIEWER), gateway.token("alpha")
+    give(gateway, editor, 10)
+    assert post(gateway, TRAIN, viewer, {}).status_code == 403
+    assert post(gateway, TRAIN, {}, {}).status_code == 401
+    assert gateway.get(POLICIES, viewer).status_code == 200
+    assert gateway.get(POLICIES, {}).status_code == 401
+    trained(gateway, "my_agent", "v10", 0.5)
+    assert gateway.get(POLICIES, editor | {PROJECT_HEADER: "beta"}).status_code == 404

@@ -1,0 +1,119 @@
+"""Jobs that train an agent from its feedback: what they begin with, and what they leave.
+
+    MODELS/PROJECT/AGENT/v15/    policy, reward_model, training_results.json
+
+The label of a version is `v` and the number of ratings that it was trained on; the next one of as many is
+`v15.2`.
+"""
+
+import itertools
+import json
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any, Final
+
+from gateway.surface import ApiError, Conclusion, Job, Outcome, TrainedVersion, finite, ratings_of
+from penstock.registry.ratings import KeptRating
+from penstock.registry.registry import Registry
+from workloads.rlhf.artefacts import MANIFEST, RESULTS
+from workloads.rlhf.preparation import FEEDBACK, REWARD_MODEL
+
+KIND: Final = "rlhf"
+ASPECT: Final = "overall"
+LEAST_RATINGS: Final = 10
+LEAST_PROMPTS: Final = 2
+
+
+class FeedbackTraining:
+    """The kind of job; see `gateway.jobs.job_kinds.JobKind`."""
+
+    def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
+        """Return how much feedback there is, what it says, and how far it goes; raises ApiError 400."""
+        found = _used(registry, policy)
+        prompts = {json.dumps(one.rating.prompt) for one in found}
+        if len(found) < LEAST_RATINGS:
+            told = f"{len(found)} ratings: give at least {LEAST_RATINGS} before training"
+            raise ApiError(400, told, error="insufficient")
+        if len(prompts) < LEAST_PROMPTS:
+            told = "all feedback is of one prompt: give some of others, by which the result is measured"
+            raise ApiError(400, told, error="insufficient")
+        scores = [one.rating.score or 0.0 for one in found]
+        return {
+            "feedbackCount": len(found),
+            "through": found[-1].number,
+            "scoreMean": fmean(scores),
+            "scoreStd": pstdev(scores),
+        }
+
+    def prepare(
+        self, registry: Registry, policy: str, facts: Mapping[str, Any], folder: Path
+    ) -> Mapping[str, Any]:
+        """Write the feedback that there was when the job was asked for; raises OSError."""
+        file = folder / FEEDBACK
+        rows = [one.rating for one in _used(registry, policy) if one.number <= facts["through"]]
+        file.write_text(
+            "".join(
+                json.dumps({"prompt": row.prompt, "response": row.response, "score": row.score}) + "\n"
+                for row in rows
+            )
+        )
+        return {"environment": {"kwargs": {"feedback": str(file), "feedback_scale": "0:1"}}}
+
+    def conclude(
+        self, job: Job, outcome: Outcome, taken: Collection[str], *, folder: Path, models: Path
+    ) -> Conclusion:
+        """Export the models; returns where they lie and what they are worth. Raises OSError, ValueError."""
+        summary = outcome.summary or {}
+        label = _label(job.facts["feedbackCount"], taken)
+        place = models / job.project / job.agent / label
+        _export(folder / "run", place)
+        evaluation = summary.get("evaluation") or {}
+        made = TrainedVersion(
+            version=label,
+            model_path=str(place / "policy"),
+            reward_model_path=str(place / REWARD_MODEL),
+            feedback_count=job.facts["feedbackCount"],
+            reward_mean=finite(evaluation.get("mean")),
+            reward_std=finite(evaluation.get("std")),
+        )
+        result = {
+            "version": made.version,
+            "modelPath": made.model_path,
+            "rewardModelPath": made.reward_model_path,
+            "feedbackCount": made.feedback_count,
+            "trainingSteps": summary.get("updates"),
+            "rewardMean": made.reward_mean,
+            "rewardStd": made.reward_std,
+        }
+        return Conclusion(result=result, version=made)
+
+
+def _used(registry: Registry, policy: str) -> list[KeptRating]:
+    """Return the scores of responses as a whole; other aspects and pairs are not of this training."""
+    found = ratings_of(registry, policy)
+    return [one for one in found if one.rating.score is not None and one.rating.key == ASPECT]
+
+
+def _label(count: int, taken: Collection[str]) -> str:
+    """Return the first label of so many ratings that no version has."""
+    labels = itertools.chain([f"v{count}"], (f"v{count}.{number}" for number in itertools.count(2)))
+    return next(label for label in labels if label not in taken)
+
+
+def _export(run: Path, place: Path) -> None:
+    """Copy what the run left; the folder appears whole. One of a gateway that was killed is made anew."""
+    manifest = json.loads((run / MANIFEST).read_text())
+    if manifest["policy"] is None:
+        raise ValueError("the run has no final policy")
+    temporary = place.with_name(f".{place.name}")
+    for left in (temporary, place):
+        shutil.rmtree(left, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    shutil.copytree(run / manifest["policy"], temporary / "policy")
+    shutil.copytree(
+        run / REWARD_MODEL, temporary / REWARD_MODEL, ignore=shutil.ignore_patterns("checkpoints")
+    )
+    shutil.copy2(run / RESULTS, temporary / RESULTS)
+    temporary.rename(place)

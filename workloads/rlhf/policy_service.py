@@ -1,0 +1,153 @@
+"""Routes by which a program gives feedback on an agent's answers and has a policy trained from it.
+
+    POST /api/policies/feedback/{agent_id}        is the gateway's own
+    POST /api/policies/train_policy/{agent_id}    a dry run, or a training that is waited for
+    GET  /api/policies/{agent_id}                 what was trained
+
+A training is a job: who does not want to wait says `Prefer: wait=N`, and gets its address after N seconds.
+"""
+
+import re
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from gateway.surface import (
+    Access,
+    AgentId,
+    ApiError,
+    Body,
+    GuardedRoute,
+    Job,
+    JobState,
+    Key,
+    Line,
+    Membership,
+    Service,
+    ended,
+    error_answer,
+    estimate,
+    member_of,
+    queue,
+    versions_of,
+)
+from workloads.rlhf.feedback_training import KIND, FeedbackTraining
+
+router = APIRouter(route_class=GuardedRoute, tags=["policies"])
+
+WAIT_S: Final = 600.0
+MAX_WAIT_S: Final = 3600.0
+_WAIT: Final = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
+
+Member = Annotated[Membership, Depends(member_of)]
+
+
+class TrainingRequest(Body):
+    """What is asked of a training.
+
+    maxSteps: updates of the policy at most. learningRate: of the policy. preset: name of a template of the
+    gateway. Numbers that are left out are those of the template.
+    """
+
+    dryRun: bool = False  # noqa: N815 - as callers of the service know it
+    maxSteps: int | None = None  # noqa: N815
+    learningRate: float | None = None  # noqa: N815
+    preset: Line = KIND
+
+    def numbers(self) -> dict[str, float]:
+        """Return the numbers that were said."""
+        said = {"maxSteps": self.maxSteps, "learningRate": self.learningRate}
+        return {name: value for name, value in said.items() if value is not None}
+
+
+@router.post(
+    "/api/policies/train_policy/{agent_id}",
+    response_model=None,
+    responses={
+        202: {"description": "It goes on: the job is at the address in `Location`."},
+        500: error_answer("The training failed; `detail` is its cause."),
+    },
+)
+async def train_policy(
+    request: Request,
+    member: Member,
+    agent_id: AgentId,
+    body: TrainingRequest,
+    prefer: Annotated[str, Header(max_length=256)] = "",
+    idempotency_key: Annotated[Key | None, Header()] = None,
+) -> Response | dict[str, Any]:
+    """Train a policy from an agent's feedback and answer when it is trained, or say what it would take.
+
+    With an `Idempotency-Key` the same request again is about the same training.
+    """
+    if body.dryRun:
+        return await run_in_threadpool(_dry_run, request, member, agent_id, body)
+    job = await queue(
+        request,
+        member,
+        agent=agent_id,
+        template=body.preset,
+        numbers=body.numbers(),
+        kind=KIND,
+        request_key=idempotency_key,
+    )
+    return _answer(await ended(request, job, _wait_s(prefer)))
+
+
+@router.get("/api/policies/{agent_id}")
+def policies(request: Request, member: Member, agent_id: AgentId) -> list[dict[str, Any]]:
+    """Return the trained versions of an agent, newest first."""
+    return [
+        {
+            "id": one.id,
+            "agentId": one.agent_id,
+            "version": one.version,
+            "modelPath": one.model_path,
+            "rewardModelPath": one.reward_model_path,
+            "feedbackCount": one.feedback_count,
+            "metrics": {"rewardMean": one.reward_mean, "rewardStd": one.reward_std},
+            "createdAt": one.created_at,
+        }
+        for one in versions_of(request, member, agent_id)
+    ]
+
+
+def service() -> Service:
+    """Return what this workload adds to a gateway."""
+    access = {
+        ("POST", "/api/policies/train_policy/{agent_id}"): Access.EDITOR,
+        ("GET", "/api/policies/{agent_id}"): Access.VIEWER,
+    }
+    return Service(router=router, access=access, kinds={KIND: FeedbackTraining()})
+
+
+def _dry_run(request: Request, member: Membership, agent: str, body: TrainingRequest) -> dict[str, Any]:
+    found = estimate(request, member, agent=agent, template=body.preset, kind=KIND, numbers=body.numbers())
+    return {
+        "dry_run": True,
+        "feedbackCount": found.facts["feedbackCount"],
+        "estimatedSteps": found.numbers["maxSteps"],
+        "estimatedTimeMinutes": round(found.dry_run["seconds"]["likely"] / 60, 2),
+        "scoreMean": found.facts["scoreMean"],
+        "scoreStd": found.facts["scoreStd"],
+        "modelConfig": {**found.model, **found.numbers},
+    }
+
+
+def _answer(job: Job) -> Response | dict[str, Any]:
+    if job.state is JobState.FINISHED:
+        return {"status": "trained", "policyId": job.id, **(job.result or {})}
+    if job.state is JobState.CANCELLED:
+        raise ApiError(409, "the training was cancelled", error="cancelled")
+    if not job.state.is_open:
+        raise ApiError(500, job.cause or "the training failed", error="training_failed")
+    place = f"/api/projects/{job.project}/jobs/{job.id}"
+    content = {"status": job.state, "policyId": job.id, "job": place}
+    return JSONResponse(content, status_code=202, headers={"Location": place})
+
+
+def _wait_s(prefer: str) -> float:
+    found = _WAIT.search(prefer)
+    return WAIT_S if found is None else min(float(found[1]), MAX_WAIT_S)
