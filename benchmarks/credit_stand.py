@@ -18,8 +18,9 @@ from benchmarks.virtual_time import Clock
 from broker.log import keys, replies
 from broker.log.envelope import unpack
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Pacing, Scope
+from broker.log.learner_records import Pacing
 from broker.log.script import load
+from broker.log.store_records import Scope
 
 CHARGE: Final = 10
 """Steps of a fragment."""

@@ -28,7 +28,7 @@ from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
 from benchmarks.transfer import Transfer
 from broker.log.learner_log import LearnerLog
-from broker.log.records import LogEntry, Pacing
+from broker.log.learner_records import LogEntry, Pacing
 from penstock.rpc.auth import Credentials
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.wire.fragment import Fragment

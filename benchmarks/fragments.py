@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from broker.log.records import Pacing
+from broker.log.learner_records import Pacing
 from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
 from penstock.wire.limits import MIB
 from penstock.wire.schema import Axes, FragmentSchema, fragment_schema

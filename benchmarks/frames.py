@@ -21,7 +21,7 @@ from benchmarks.rate import touch
 from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
 from benchmarks.transfer import Transfer
-from broker.log.records import LogEntry
+from broker.log.learner_records import LogEntry
 from penstock.wire.fragment import build, read_payload
 from penstock.wire.spaces import Box
 from penstock.wire.tensor import Array

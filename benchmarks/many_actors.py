@@ -25,7 +25,7 @@ from benchmarks.table import Options, Table
 from benchmarks.transfer import cpu_seconds
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Commit
+from broker.log.learner_records import Commit
 from penstock.wire.limits import KIB, MIB
 
 SIZE: Final = 64 * KIB

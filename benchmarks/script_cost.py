@@ -17,7 +17,7 @@ from benchmarks.services import services
 from broker.log import keys
 from broker.log.envelope import unpack
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Pacing
+from broker.log.learner_records import Pacing
 from broker.log.script import load
 
 CALLS: Final = 200

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Lease, LogState, Renewal
+from broker.log.learner_records import Lease, LogState, Renewal
 from learner.probe import Quarantine
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal

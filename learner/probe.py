@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broker.log.records import ProbeAnswer
+from broker.log.learner_records import ProbeAnswer
 from penstock.policy.policy import Policy
 from penstock.runtime import metrics
 from penstock.wire.spaces import Space, leaves, sample

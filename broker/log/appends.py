@@ -18,8 +18,8 @@ from typing import Any, Final
 from redis.exceptions import NoScriptError
 
 from broker.log import keys
-from broker.log.records import AppendItem
 from broker.log.script import load
+from broker.log.store_records import AppendItem
 
 AT_ONCE: Final = 2
 """Pipelines under way at once: while Redis works on one, the next is written."""

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from broker.log import keys, replies
 from broker.log.connection import connect, without_password
-from broker.log.records import Commit, LogEntry
+from broker.log.learner_records import Commit, LogEntry
 from broker.log.script import KEPT_LOST
 from penstock.rpc.tls_files import TlsFiles
 from penstock.runtime.exit import Fatal

@@ -22,8 +22,7 @@ from broker.log.connection import REPLY_TIMEOUT_S, connect
 from broker.log.guard import READ_BYTES
 from broker.log.kept_weights import KeptWeights, chunks
 from broker.log.learner_calls import LearnerCalls, fenced_off
-from broker.log.log_memory import LogMemory, to_lua
-from broker.log.records import (
+from broker.log.learner_records import (
     Commit,
     Lease,
     LogEntry,
@@ -32,9 +31,10 @@ from broker.log.records import (
     Renewal,
     ReportEntry,
     Residue,
-    Status,
     Verdict,
 )
+from broker.log.log_memory import LogMemory, to_lua
+from broker.log.store_records import Status
 from penstock.config.settings import ConfigurationError
 from penstock.rpc.tls_files import TlsFiles
 from penstock.runtime.failpoint import failpoint

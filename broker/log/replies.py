@@ -8,22 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from broker.log.entry_memory import entry_bytes
-from broker.log.records import (
-    Appended,
-    Change,
-    Commit,
-    Gauges,
-    Lease,
-    LogEntry,
-    Opened,
-    ProbeAnswer,
-    Renewal,
-    ReportEntry,
-    Scope,
-    SessionRow,
-    Status,
-    Watched,
-)
+from broker.log.learner_records import Commit, Lease, LogEntry, ProbeAnswer, Renewal, ReportEntry
+from broker.log.store_records import Appended, Change, Gauges, Opened, Scope, SessionRow, Status, Watched
 from penstock.wire.fragment import parse_header
 from penstock.wire.messages import Credit, News, Publication, Report, Role, RunState
 from penstock.wire.refusal import Reason, Refusal

@@ -18,8 +18,8 @@ from broker.log.appends import Appends
 from broker.log.commands import Command, CommandAction
 from broker.log.connection import connect_async, is_unavailable
 from broker.log.envelope import OtherIncarnation, OtherLayout, unpack
-from broker.log.records import Appended, AppendItem, Change, ControlAction, Opened, Status, Watched
 from broker.log.script import Script, load
+from broker.log.store_records import Appended, AppendItem, Change, ControlAction, Opened, Status, Watched
 from penstock.rpc.tls_files import TlsFiles
 from penstock.runtime.failpoint import failpoint
 from penstock.wire.limits import STAGING_EXPIRY_S

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from broker.log.records import AppendItem
+from broker.log.store_records import AppendItem
 from penstock.wire import conformance
 from penstock.wire.append import SentFragment
 from penstock.wire.header import FragmentHeader

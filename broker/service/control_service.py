@@ -9,8 +9,8 @@ import logging
 from typing import Any, Final
 
 from broker.log.commands import CommandAction
-from broker.log.records import ControlAction, SessionRow, Status
 from broker.log.store import Store
+from broker.log.store_records import ControlAction, SessionRow, Status
 from broker.service.command_messages import command_to_proto
 from broker.service.session_owners import caller_name
 from broker.service.version_messages import traffic_from_proto, traffic_to_proto, version_to_proto

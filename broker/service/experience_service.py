@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from broker.log.guard import ServerFacts
-from broker.log.records import Appended, AppendItem
 from broker.log.store import Store, StoreUnavailable
+from broker.log.store_records import Appended, AppendItem
 from broker.service.admission import NOT_WRITTEN, Admission, Admitted
 from broker.service.call_rules import check_number, redis_down
 from broker.service.changes import Changes

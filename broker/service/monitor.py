@@ -14,8 +14,8 @@ from typing import Final
 from redis.exceptions import RedisError
 
 from broker.log import guard
-from broker.log.records import Status
 from broker.log.store import OtherRelease, Store, StoreUnavailable
+from broker.log.store_records import Status
 from penstock.config.settings import BrokerSection
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from broker.log.records import Appended, AppendItem
+from broker.log.store_records import Appended, AppendItem
 from penstock.runtime import tracing
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from broker.log.commands import Answer
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Commit, Renewal
+from broker.log.learner_records import Commit, Renewal
 from learner.algorithms.algorithm import Algorithm
 from learner.checkpoint.store import CheckpointStore
 from learner.lease import LeaseKeeper

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.log.records import Commit, Lease
+from broker.log.learner_records import Commit, Lease
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import Checkpoint, CheckpointStore, Damaged
 from learner.ledger import Ledger

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from broker.log.learner_log import LearnerLog
-from broker.log.records import ReportEntry
+from broker.log.learner_records import ReportEntry
 from learner.evaluation.evaluation import Evaluation, Result, way
 from learner.lease import LeaseKeeper
 from penstock.runtime import metrics

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.log.learner_log import LearnerLog
-from broker.log.records import LogEntry, Verdict
+from broker.log.learner_records import LogEntry, Verdict
 from learner.algorithms.algorithm import Algorithm
 from learner.feed.log_batch import LogBatch
 from learner.feed.payloads import Found, Payloads, State

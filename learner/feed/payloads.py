@@ -16,7 +16,7 @@ from typing import Protocol, Self
 import torch
 
 from broker.log.learner_log import LearnerLog
-from broker.log.records import LogEntry
+from broker.log.learner_records import LogEntry
 from learner.batch import assemble, nothing
 from learner.feed.fragment_check import check_meaning
 from learner.feed.log_batch import reward_of

@@ -10,7 +10,7 @@ from typing import Final
 
 from broker.log.entry_memory import entry_bytes
 from broker.log.guard import READ_BYTES
-from broker.log.records import Pacing
+from broker.log.learner_records import Pacing
 from broker.log.script import MOST_FETCHED
 from learner.algorithms.algorithm import Algorithm, Retained
 from learner.checkpoint.checkpointer import Room

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from broker.log.records import Pacing
+from broker.log.learner_records import Pacing
 from learner.algorithms.algorithm import Algorithm, Imitator
 from learner.algorithms.registry import check_hardware
 from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Lease, LogState
+from broker.log.learner_records import Lease, LogState
 from learner.algorithms.algorithm import AlgorithmState
 from learner.checkpoint.resume import Beginning, choose
 from learner.checkpoint.resume_options import ResumeOptions

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from broker.log.learner_log import LearnerLog
-from broker.log.records import LogEntry
+from broker.log.learner_records import LogEntry
 from learner.algorithms.algorithm import Algorithm
 from learner.batch import assemble
 from learner.feed.payloads import opened

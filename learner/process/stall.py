@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from broker.log.records import SessionRow, Status
+from broker.log.store_records import SessionRow, Status
 from learner.ledger import Drop
 from penstock.runtime.health import Health
 from penstock.wire.messages import Role

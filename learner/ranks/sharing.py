@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from broker.log.learner_log import LearnerLog
-from broker.log.records import LogEntry
+from broker.log.learner_records import LogEntry
 from learner.feed.payloads import Found, Payloads, State
 from learner.feed.upload import Staged
 from learner.ledger import DIGEST_BYTES

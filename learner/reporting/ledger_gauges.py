@@ -1,6 +1,6 @@
 """The ledger as metrics."""
 
-from broker.log.records import Renewal
+from broker.log.learner_records import Renewal
 from learner.ledger import Drop, Ledger
 from penstock.runtime import metrics
 

@@ -44,7 +44,7 @@ def in_foreground(
     from penstock.runtime import logs, tracing
     from penstock.runtime.health import ENDPOINT_VARIABLE
     from penstock.runtime.lifecycle import leave, run_service
-    from penstock.runtime.metrics import watch_certificate
+    from penstock.runtime.process_metrics import watch_certificate
 
     keep_private()
     if endpoints is not None:

@@ -20,7 +20,7 @@ from typing import Final
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock.rpc.auth import AddressInUse
-from penstock.runtime import metrics
+from penstock.runtime import metrics, process_metrics
 from penstock.runtime.garbage_collection import collect_as_usual
 
 ENDPOINT_VARIABLE: Final = "PENSTOCK_ENDPOINT_FILE"
@@ -56,7 +56,7 @@ class Health:
         self._failure: str | None = None
         self._not_ready: str | None = "starting"
         self._read_s: dict[str, float] = {}
-        metrics.set_role(role)
+        process_metrics.set_role(role)
 
     def set_ready(self, ready: bool, why: str = "") -> None:
         """Declare the process ready to serve, or not ready with the reason `why`.

@@ -5,24 +5,11 @@ session. Each process imports this module and serves the families of its own rol
 declares its own with `declare`.
 """
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-    Summary,
-    generate_latest,
-)
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 
+from penstock.runtime import process_metrics
 from penstock.wire.refusal import Reason
 
 _ALL: Final = [CollectorRegistry() for _ in range(10)]
@@ -98,83 +85,13 @@ def declare(role: str) -> Families:
     return Families(group)
 
 
-class _CpuSeconds(Collector):
-    """Collects CPU time of this process and the children it has waited for, by role."""
-
-    role = "unknown"
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield one series."""
-        times = os.times()
-        total = times.user + times.system + times.children_user + times.children_system
-        family = CounterMetricFamily(
-            "penstock_cpu_seconds", "CPU time used by this process, in seconds", labels=["role"]
-        )
-        family.add_metric([self.role], total)
-        yield family
-
-
-class _CertificateExpiry(Collector):
-    """Collects the time at which the certificate of this process expires; no series without one.
-
-    The file is read at every scrape, because certificates are rotated.
-    """
-
-    path: Path | None = None
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield one series; its value is 0, long ago, when the file cannot be read."""
-        if self.path is None:
-            return
-        family = GaugeMetricFamily(
-            "penstock_certificate_expiry_timestamp_seconds",
-            "When the certificate of this process runs out, in seconds since 1970; 0: it cannot be read",
-        )
-        family.add_metric([], certificate_expiry_s(self.path))
-        yield family
-
-
-def certificate_expiry_s(path: Path) -> float:
-    """Return the first moment at which a certificate of the PEM file's chain expires, in seconds since 1970.
-
-    Returns 0 when there is no such file.
-    """
-    # Only processes with TLS need to load it.
-    from cryptography import x509  # noqa: PLC0415
-
-    try:
-        chain = x509.load_pem_x509_certificates(path.read_bytes())
-    except (OSError, ValueError):
-        return 0.0
-    return min(one.not_valid_after_utc.timestamp() for one in chain)
-
-
-_process = CollectorRegistry()
-ProcessCollector(registry=_process)
-PlatformCollector(registry=_process)
-_cpu = _CpuSeconds()
-_process.register(_cpu)
-_certificate = _CertificateExpiry()
-_process.register(_certificate)
-
-
-def set_role(role: str) -> None:
-    """Name the role of this process: what it serves and the label of its CPU seconds."""
-    _cpu.role = role
-
-
-def watch_certificate(path: Path | None) -> None:
-    """Export when the certificate in this PEM file expires; None: this process has no certificate."""
-    _certificate.path = path
-
-
 def exposition(role: str | None = None) -> bytes:
     """Return the families of a role in Prometheus's text format.
 
     role: None: this process's; all families when the role is unknown.
     """
-    groups = _GROUPS.get(role or _cpu.role, _ALL)
-    return b"".join(map(generate_latest, (_process, *groups)))
+    groups = _GROUPS.get(role or process_metrics.role(), _ALL)
+    return b"".join(map(generate_latest, (process_metrics.PROCESS, *groups)))
 
 
 # Actor that unrolls

@@ -11,8 +11,8 @@
 A fragment's header carries the context of its `actor.unroll`: all that happens to the fragment later is a
 child of that span. An update has many fragments, so it is a trace of its own with a link to each one's
 `learner.batch`. While it is off nothing of OpenTelemetry is imported here, no header has a context, and each
-call here is one look: the no-op tracer of opentelemetry-api takes 50 µs for a block where this takes 0.4, and
-80 ms of CPU to import.
+call here is one look: the no-op tracer of opentelemetry-api takes 6 µs for a block where this takes 0.3, and
+35 ms of CPU to import.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ import pytest
 
 from broker.log.commands import Answer, CommandRefusal
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Commit
+from broker.log.learner_records import Commit
 from broker.log.script import KEPT_COMMANDS, MAX_PENDING_COMMANDS
 from broker.log.store import Store
 from penstock.v1 import control_pb2 as pb

@@ -6,8 +6,9 @@ import pytest
 import redis
 
 from broker.log import keys
-from broker.log.records import AppendItem, Commit
+from broker.log.learner_records import Commit
 from broker.log.store import Store
+from broker.log.store_records import AppendItem
 from penstock.wire.fragment import header_bytes
 from penstock.wire.messages import Role
 from tests.support.run import small_run

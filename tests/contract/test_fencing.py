@@ -13,7 +13,7 @@ import redis
 
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Commit, Totals
+from broker.log.learner_records import Commit, Totals
 from broker.log.store import Store, StoreUnavailable
 from penstock.wire.refusal import Reason, Refused
 from tests.support.network.proxy import Proxy

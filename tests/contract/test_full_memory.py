@@ -6,8 +6,9 @@ import pytest
 import redis
 
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Commit, Opened
+from broker.log.learner_records import Commit
 from broker.log.store import Store
+from broker.log.store_records import Opened
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Episode, Report, Role, Watch
 from penstock.wire.refusal import Reason

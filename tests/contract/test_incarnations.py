@@ -8,9 +8,9 @@ import redis
 
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Opened
 from broker.log.script import FIRST_LAYOUT, LAYOUT
 from broker.log.store import OtherRelease, Store, StoreUnavailable
+from broker.log.store_records import Opened
 from broker.service.admission import Admission
 from broker.service.last_credit import LastCredit
 from broker.service.session_owners import SessionOwners

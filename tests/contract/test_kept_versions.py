@@ -6,8 +6,8 @@ import redis
 
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Status
 from broker.log.store import Store
+from broker.log.store_records import Status
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Publication, Role, Watch
 from tests.support.run.small_run import RUN, specification

@@ -12,8 +12,8 @@ import redis
 from benchmarks.virtual_time import Clock, virtual_time
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Opened
 from broker.log.store import Store
+from broker.log.store_records import Opened
 from penstock.wire.messages import Credit, Role, Watch
 from penstock.wire.refusal import Reason
 from tests.support.run.small_run import CHARGE, specification

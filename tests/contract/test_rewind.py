@@ -8,9 +8,10 @@ import redis
 
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Commit, LogState, Opened, Residue, Verdict
+from broker.log.learner_records import Commit, LogState, Residue, Verdict
 from broker.log.script import JUMP
 from broker.log.store import Store
+from broker.log.store_records import Opened
 from penstock.wire.messages import Episode, Report, Role, Watch
 from penstock.wire.refusal import Reason, Refusal, Refused
 from tests.support.run.small_run import CHARGE, RUN, specification

@@ -11,8 +11,9 @@ import redis
 from broker.log import keys, learner_log
 from broker.log import script as scripts
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Commit, Opened, Totals
+from broker.log.learner_records import Commit, Totals
 from broker.log.store import Store
+from broker.log.store_records import Opened
 from penstock.config.settings import ConfigurationError
 from penstock.wire.fragment import Kind
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES

@@ -1,5 +1,6 @@
 """The core and the launcher find workloads by entry point and name none in their text."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = ("penstock", "broker", "actor", "learner", "launch")
+CORE = ("penstock", "broker", "actor", "learner", "gateway", "launch")
+TEXT = {".py", ".lua", ".mako", ".toml", ".html", ".js", ".css"}
 NAMED = re.compile(
-    r"\brlhf\b|\bworkloads\.(?!plugin\b)[a-z_]+|\bfrom workloads\b|\bimport workloads\b"
+    r"\brlhf\b|[\"']goals[\"']|\bworkloads\.(?!plugin\b)[a-z_]+|\bfrom workloads\b|\bimport workloads\b"
     r"|\bworkload\b.*\"control\""
 )
 TORCH_FREE = (
@@ -28,8 +30,12 @@ TORCH_FREE = (
 
 @pytest.mark.parametrize("package", CORE)
 def test_no_module_of_the_core_names_a_workload(package: str) -> None:
-    """Neither imported nor in a string, a comment or a docstring; generated stubs left out."""
-    sources = [path for path in (ROOT / package).rglob("*.py") if "v1" not in path.parts]
+    """Neither imported nor in a string, a comment, a docstring or a page; what others wrote is left out."""
+    sources = [
+        path
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in TEXT and not {"v1", "vendor"} & set(path.parts)
+    ]
     assert sources
     named = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
@@ -38,6 +44,25 @@ def test_no_module_of_the_core_names_a_workload(package: str) -> None:
         if NAMED.search(line)
     ]
     assert named == []
+
+
+@pytest.mark.parametrize(
+    "module", sorted((ROOT / "workloads" / "plugin").glob("[a-z]*.py")), ids=lambda module: module.stem
+)
+def test_every_module_of_the_surface_is_described(module: Path) -> None:
+    """In the docstring of the package and in the tutorial; its own docstring lists the names it offers."""
+    package = ast.get_docstring(ast.parse((module.parent / "__init__.py").read_text())) or ""
+    assert re.search(rf"^    {module.stem} ", package, flags=re.MULTILINE)
+    tutorial = (ROOT / "docs" / "tutorials" / "add-a-workload.md").read_text()
+    assert f"`workloads.plugin.{module.stem}`" in tutorial
+    tree = ast.parse(module.read_text())
+    [offered] = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    described = ast.get_docstring(tree) or ""
+    assert [name for name in offered if not re.search(rf"\b{name}\b", described)] == []
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)

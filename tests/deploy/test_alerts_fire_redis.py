@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from broker.log import keys
-from broker.log.records import Commit
+from broker.log.learner_records import Commit
 from penstock.wire.limits import MIB
 from tests.deploy.alert_scenes import (
     ENDLESS,

@@ -17,7 +17,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Commit, LogState
+from broker.log.learner_records import Commit, LogState
 from broker.log.script import JUMP
 from penstock.wire.refusal import Reason, Refused
 from tests.property.store_machine import BUDGET, MOST_ENTRIES, StoreMachine

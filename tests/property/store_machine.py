@@ -19,9 +19,10 @@ from hypothesis.stateful import (
 )
 
 from broker.log import keys, replies
-from broker.log.records import Appended, Commit, Opened
+from broker.log.learner_records import Commit
 from broker.log.script import JUMP
 from broker.log.store import Store
+from broker.log.store_records import Appended, Opened
 from penstock.wire.messages import Role, Watch
 from tests.support.oracles import run_model
 from tests.support.run import small_run

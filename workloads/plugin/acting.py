@@ -2,14 +2,14 @@
 
 It covers reading the specification, holding the policy, generating fragments and playing an evaluation.
 
-read              a specification as a `Run`: its sections with this machine's places, its spaces checked
-Run               what was read; makes environments and policies
-LocalPolicy       a policy and the publication of the weights that it holds
-Session           an open session with the broker: newest weights, credit, seeds
-Played            one evaluated episode
+read               a specification as a `Run`: its sections with this machine's places, its spaces checked
+Run                what was read; makes environments and policies
+LocalPolicy        a policy and the publication of the weights that it holds
+Session            an open session with the broker: newest weights, credit, seeds
+Played             one evaluated episode
 FragmentGenerator  protocol of what a record's `generator` makes: generates fragments
-EvaluationRunner  protocol of what a record's `runner` makes: plays evaluations
-GENERATING        name under which health watches the steps of a generator
+EvaluationRunner   protocol of what a record's `runner` makes: plays evaluations
+GENERATING         name under which health watches the steps of a generator
 
 action_seed, environment_seeds, place_of   seeds and place of one actor's session, equal in equal runs
 watch, note_lag                            health watches steps and weights

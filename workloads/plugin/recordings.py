@@ -1,6 +1,6 @@
 """Recordings: read, or made of experience that no actor generated, for `penstock train --from`.
 
-    Recording         reads a recording
+Recording         reads a recording
 RecordingWriter   writes a recording, fragment by fragment
 FragmentBuilder   collects steps of N slots and cuts them into fragments
 Stepped, Ended    one step of N slots, and the episodes that ended in it

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from actor.link.session import Session
-from broker.log.records import Commit, ProbeAnswer, Totals
+from broker.log.learner_records import Commit, ProbeAnswer, Totals
 from penstock.config.settings import ConfigurationError
 from penstock.policy.weights import encode
 from penstock.rpc.auth import Credentials

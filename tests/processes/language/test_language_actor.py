@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from broker.log.records import ProbeAnswer
+from broker.log.learner_records import ProbeAnswer
 from penstock.config.settings import ConfigurationError
 from penstock.policy.weights import encode
 from penstock.runtime.exit import EXIT_OK

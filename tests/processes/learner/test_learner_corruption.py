@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from broker.log.records import Commit, Lease, LogState, Totals
+from broker.log.learner_records import Commit, Lease, LogState, Totals
 from learner.checkpoint.resume import Beginning, choose
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import CheckpointStore

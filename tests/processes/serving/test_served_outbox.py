@@ -18,7 +18,7 @@ from actor.link.broker_client import BrokerClient
 from actor.link.outbox import Outbox
 from actor.link.session import Session, open_session
 from actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
-from broker.log.records import Commit
+from broker.log.learner_records import Commit
 from penstock.client import PolicyClient
 from penstock.client.arrays import to_parts
 from penstock.rpc.auth import Credentials

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import redis
 
 from broker.log import keys
-from broker.log.records import Commit
+from broker.log.learner_records import Commit
 from learner.checkpoint.store import Checkpoint, CheckpointStore
 from tests.support.fleet.one_parameter_learner import DEFAULTS
 

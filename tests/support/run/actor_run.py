@@ -15,7 +15,7 @@ import numpy as np
 
 from actor import process
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Pacing
+from broker.log.learner_records import Pacing
 from penstock.config import settings as configuration
 from penstock.config.workload import find, load
 from penstock.policy.policy import Policy

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Pacing
+from broker.log.learner_records import Pacing
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
 from tests.support.run.small_run import CHARGE, RUN, STEPS, specification
 

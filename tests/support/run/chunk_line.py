@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from broker.log.records import Opened
 from broker.log.store import Store
+from broker.log.store_records import Opened
 from broker.service.changes import Changes
 from broker.service.last_credit import LastCredit
 from broker.service.session_owners import SessionOwners

@@ -20,8 +20,8 @@ import numpy as np
 
 from actor.link.ack_journal import AckJournal
 from broker.log.commands import Answer, Command
-from broker.log.records import Appended, AppendItem, Status
 from broker.log.store import Store, StoreUnavailable
+from broker.log.store_records import Appended, AppendItem, Status
 from launch.audit.audit_command import audit
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.process.entry import main

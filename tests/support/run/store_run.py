@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Appended, AppendItem, Opened, Pacing
+from broker.log.learner_records import Pacing
 from broker.log.store import Store, StoreUnavailable
+from broker.log.store_records import Appended, AppendItem, Opened
 from penstock.wire.fragment import Kind, header_bytes
 from penstock.wire.messages import Credit, Role, Watch
 from tests.support.run import small_run

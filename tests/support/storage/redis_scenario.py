@@ -8,7 +8,7 @@ from broker.log import guard
 from broker.log.commands import Answer
 from broker.log.connection import connect_async
 from broker.log.learner_log import LearnerLog
-from broker.log.records import Commit, LogState
+from broker.log.learner_records import Commit, LogState
 from broker.log.store import Store
 from penstock.config.settings import BrokerSection
 from penstock.wire.fragment import Kind

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.log.records import Totals
+from broker.log.learner_records import Totals
 from learner.ledger import Drop, Ledger, Origin, append_lineage, ranges
 
 

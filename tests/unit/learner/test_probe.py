@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from broker.log.records import ProbeAnswer
+from broker.log.learner_records import ProbeAnswer
 from learner.probe import ROWS, Quarantine, make_probe
 from penstock.config.settings import PolicySection
 from penstock.policy import weights

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.log.records import Change, Scope
+from broker.log.store_records import Change, Scope
 from broker.service.changes import Changes, Held
 
 Feed = asyncio.Queue[Change | None]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker.log.audit_log import HeldEntry, HeldLog, LostFragments, LostSessions
-from broker.log.records import Commit, Totals
+from broker.log.learner_records import Commit, Totals
 from launch.audit.books import Books
 from launch.audit.findings import Kind, Problem
 from launch.audit.journals import Journals, JournalSession

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.log.records import Commit, Lease
+from broker.log.learner_records import Commit, Lease
 from learner.checkpoint.resume import choose
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import CheckpointStore

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker.log.records import ReportEntry
+from broker.log.learner_records import ReportEntry
 from learner.evaluation.evaluation import Evaluation
 from learner.evaluation.reported_episodes import WINDOW, Episodes
 from penstock.config.settings import EvaluationSection

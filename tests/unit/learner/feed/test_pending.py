@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from broker.log.records import LogEntry
+from broker.log.learner_records import LogEntry
 from learner.feed.pending import Pending
 from tests.support.run.small_run import SLOTS, STEPS, fragment
 

@@ -1,6 +1,6 @@
 """The words with which a run ends that made no updates."""
 
-from broker.log.records import Status
+from broker.log.store_records import Status
 from learner.process.stall import cause
 
 

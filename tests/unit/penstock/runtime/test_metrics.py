@@ -1,13 +1,9 @@
 """Every metric is declared once, with unit and help."""
 
 import re
-import time
-from pathlib import Path
 
 import pytest
 
-from launch.commands.certificates import Order
-from launch.commands.certificates import main as certificates
 from penstock.runtime import metrics
 
 PLATFORM = ("process_", "python_")
@@ -66,30 +62,6 @@ def test_what_alerts_watch_is_there_before_its_first_event() -> None:
     assert re.search(
         r"^penstock_canaries_withdrawn_total \d", metrics.exposition("server").decode(), re.MULTILINE
     )
-
-
-def expiry() -> float | None:
-    """What is told of the certificate."""
-    text = metrics.exposition("broker").decode()
-    found = re.search(r"^penstock_certificate_expiry_timestamp_seconds (\S+)$", text, re.MULTILINE)
-    return None if found is None else float(found[1])
-
-
-def test_a_certificate_tells_when_it_runs_out_also_when_it_was_replaced(tmp_path: Path) -> None:
-    """No series without one; a file that cannot be read is as bad as one that has run out."""
-    assert expiry() is None
-    certificate = tmp_path / "broker.pem"
-    metrics.watch_certificate(certificate)
-    try:
-        assert expiry() == 0
-        for days in (10.0, 90.0):
-            certificates(Order(folder=tmp_path, run="run-a", days=days))
-            assert expiry() == pytest.approx(time.time() + days * 86_400, abs=3_600)
-        certificate.write_text("no certificate")
-        assert expiry() == 0
-    finally:
-        metrics.watch_certificate(None)
-    assert expiry() is None
 
 
 def test_an_evaluator_does_not_say_which_version_it_acts_with() -> None:

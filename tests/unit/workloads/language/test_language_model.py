@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from broker.log.records import ProbeAnswer
+from broker.log.learner_records import ProbeAnswer
 from learner.algorithms.shared.rank_group import SingleRankGroup
 from learner.model.model import Model
 from penstock.config import settings as configuration

@@ -2,8 +2,8 @@
 
 import json
 
+from broker.log.learner_records import Commit, LogEntry, LogState, Totals
 from broker.log.log_memory import LogMemory, to_lua
-from broker.log.records import Commit, LogEntry, LogState, Totals
 from broker.log.script import load, names
 from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
 
