@@ -19,7 +19,8 @@ from typing import Final
 from actor.link.broker_client import BrokerClient
 from actor.link.fragment_queue import RolloutQueue
 from actor.link.outbox import Outbox
-from actor.link.session import Session, open_session
+from actor.link.session import Session
+from actor.link.session_opening import open_session
 from benchmarks import fragments, plain_redis
 from benchmarks.child import child
 from benchmarks.fragments import Shape, numbered, shape_of

@@ -25,7 +25,8 @@ import torch
 from torch import nn
 
 from actor.link.broker_client import BrokerClient
-from actor.link.session import Session, Weights
+from actor.link.session import Session
+from actor.link.weight_fetch import Weights
 from benchmarks import plain_grpc, plain_redis
 from benchmarks.child import child
 from benchmarks.experience_path import PACING, RUN, opened, specification_of

@@ -6,7 +6,8 @@ forward pass that draws the actions, not a number that was passed along.
 
 import time
 
-from actor.link.session import Session, Weights
+from actor.link.session import Session
+from actor.link.weight_fetch import Weights
 from penstock.policy.acting.acting_policy import ActingPolicy
 from penstock.policy.acting.drawing import Place
 from penstock.runtime import metrics, tracing

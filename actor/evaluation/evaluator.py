@@ -14,7 +14,8 @@ from actor.acting.health_watch import BEING_MADE, ENVIRONMENT
 from actor.evaluation.play import Played
 from actor.evaluation.runner import EvaluationRunner
 from actor.link.broker_client import BrokerClient
-from actor.link.session import Session, count_strikes, open_session
+from actor.link.session import Session
+from actor.link.session_opening import count_strikes, open_session
 from penstock.config.settings import Settings
 from penstock.config.workload import find, load
 from penstock.runtime import metrics

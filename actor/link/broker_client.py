@@ -1,45 +1,34 @@
-"""The broker's calls as functions of dataclasses: one channel, a deadline on every call, one retry loop.
+"""The broker's calls as functions of dataclasses, each with a deadline that leaves time for its bytes.
 
-A call comes back with what the broker said, a refusal included. When it is not known whether the broker
-heard (it is down, it restarts, the deadline passed) the same request is sent again with full jitter
-until it is answered or `stop` is set (Interrupted); every call is safe to repeat. What no repetition
-changes (a malformed request, no permission, a message above the limit) is Fatal. Used by several threads.
-
-A deadline leaves time for the bytes. A connection on which a deadline passes and nothing at all was heard for
-the second half of it leads nowhere, whatever the operating system thinks of it: the calls go on over a new
-one. Not for all of it: what came just after the call began would keep a dead connection for another deadline,
-and two of those that watch are as long as a session lives.
+A call comes back with what the broker said, a refusal included. `actor.link.repeated_calls` sends it again
+until it is answered. Used by several threads.
 """
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import grpc
 
+from actor.link.repeated_calls import NotFound, RepeatedCalls
 from penstock.rpc import call_status
 from penstock.rpc.auth import Credentials
-from penstock.rpc.channel import open_channel
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
-from penstock.runtime.retry import Interrupted, retry
-from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2
+from penstock.v1 import experience_pb2, weights_pb2
 from penstock.wire import append
 from penstock.wire.fragment import Fragment
 from penstock.wire.limits import (
     APPEND_DEADLINE_S,
     CALL_DEADLINE_S,
     LEAST_BYTES_PER_S,
-    MAX_MESSAGE_BYTES,
     WATCH_GRACE_S,
     WEIGHT_CHUNK_BYTES,
 )
 from penstock.wire.messages import Credit, News, Publication, Report, Role, RunState, Watch
-from penstock.wire.rawproto import read_beside
 from penstock.wire.refusal import Refusal
 from penstock.wire.specification import RunSpecification
 
@@ -47,10 +36,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-_APPEND = "/penstock.v1.ExperienceService/Append"
-_WATCH = "/penstock.v1.WeightService/WatchLatest"
-_GET_WEIGHTS = "/penstock.v1.WeightService/GetWeights"
-_COMPLAIN_EVERY_S = 10.0
 _CHUNK_DEADLINE_S = CALL_DEADLINE_S + WEIGHT_CHUNK_BYTES / LEAST_BYTES_PER_S
 
 
@@ -96,36 +81,6 @@ def _understood(method: Callable[P, T]) -> Callable[P, T]:
     return reading
 
 
-class _Line:
-    """A channel with its stubs, and when anything was last heard on it (monotonic seconds)."""
-
-    def __init__(self, address: str, credentials: Credentials) -> None:
-        self.channel = open_channel(address, credentials)
-        self.experience = experience_pb2_grpc.ExperienceServiceStub(self.channel)
-        # Its requests are bytes.
-        self.append = self.channel.unary_unary(
-            _APPEND,
-            request_serializer=bytes,
-            response_deserializer=experience_pb2.AppendReply.FromString,
-        )
-        # Their replies are a message and its large field.
-        self.watch = self.channel.unary_unary(
-            _WATCH,
-            request_serializer=weights_pb2.WatchLatestRequest.SerializeToString,
-            response_deserializer=partial(
-                read_beside, weights_pb2.WatchLatestReply, weights_pb2.WatchLatestReply.WEIGHTS_FIELD_NUMBER
-            ),
-        )
-        self.weights = self.channel.unary_unary(
-            _GET_WEIGHTS,
-            request_serializer=weights_pb2.GetWeightsRequest.SerializeToString,
-            response_deserializer=partial(
-                read_beside, weights_pb2.GetWeightsReply, weights_pb2.GetWeightsReply.CHUNK_FIELD_NUMBER
-            ),
-        )
-        self.heard_s = 0.0
-
-
 class BrokerClient:
     """Calls to one broker."""
 
@@ -136,12 +91,8 @@ class BrokerClient:
 
         on_answer: called after every answer, a refusal included, in the thread that asked.
         """
-        self.address, self._on_answer = address, on_answer
-        self._credentials = credentials
-        self._line = _Line(address, credentials)
-        self._changing = threading.Lock()
-        self._closed = False
-        self._complained_s = -_COMPLAIN_EVERY_S
+        self.address = address
+        self._calls = RepeatedCalls(address, credentials, on_answer)
 
     @_understood
     def open_session(
@@ -153,7 +104,9 @@ class BrokerClient:
             role=experience_pb2.Role.ValueType(role.value),
             describe_only=describe_only,
         )
-        reply = self._call(lambda line: line.experience.OpenSession, request, CALL_DEADLINE_S, stop)
+        reply = self._calls.call(
+            lambda connection: connection.experience.OpenSession, request, CALL_DEADLINE_S, stop
+        )
         refusal = Refusal.from_proto(reply.refusal)
         if refusal is not None:
             return refusal
@@ -180,7 +133,7 @@ class BrokerClient:
         metrics.FRAGMENT_BYTES_SENT.inc(size)
         deadline_s = APPEND_DEADLINE_S + size / LEAST_BYTES_PER_S
         repeated = lambda: metrics.FRAGMENTS_RESENT.inc(len(fragments))  # noqa: E731 - one use
-        reply = self._call(lambda line: line.append, request, deadline_s, stop, repeated)
+        reply = self._calls.call(lambda connection: connection.append, request, deadline_s, stop, repeated)
         return Appended(
             acked_through=reply.acked_through,
             refusal=Refusal.from_proto(reply.refusal),
@@ -190,8 +143,8 @@ class BrokerClient:
     @_understood
     def report(self, report: Report, stop: threading.Event) -> tuple[int, Refusal | None]:
         """ReportEpisodes: last report taken, and why this one was not."""
-        reply = self._call(
-            lambda line: line.experience.ReportEpisodes, report.to_proto(), CALL_DEADLINE_S, stop
+        reply = self._calls.call(
+            lambda connection: connection.experience.ReportEpisodes, report.to_proto(), CALL_DEADLINE_S, stop
         )
         return reply.acked_through, Refusal.from_proto(reply.refusal)
 
@@ -199,7 +152,7 @@ class BrokerClient:
         """CloseSession; a broker that does not answer in time closes the session by its timeout."""
         request = experience_pb2.CloseSessionRequest(session=session)
         try:
-            self._line.experience.CloseSession(request, timeout=give_up_s)
+            self._calls.connection.experience.CloseSession(request, timeout=give_up_s)
         except grpc.RpcError as error:
             log.warning(
                 "session not closed, it will expire",
@@ -223,107 +176,23 @@ class BrokerClient:
             gives_back=watch.gives_back,
         )
         deadline_s = watch.wait_ms / 1000 + WATCH_GRACE_S
-        reply, weights = self._call(lambda line: line.watch, request, deadline_s, stop)
+        reply, weights = self._calls.call(lambda connection: connection.watch, request, deadline_s, stop)
         return Refusal.from_proto(reply.refusal) or _news(reply, bytes(weights))
 
     def weights(self, session: int, version: int, offset: int, stop: threading.Event) -> Chunk | None:
         """GetWeights from `offset`; None when the version is no longer kept."""
         request = weights_pb2.GetWeightsRequest(session=session, version=version, offset=offset)
         try:
-            reply, data = self._call(lambda line: line.weights, request, _CHUNK_DEADLINE_S, stop)
-        except _NotFound:
+            reply, data = self._calls.call(
+                lambda connection: connection.weights, request, _CHUNK_DEADLINE_S, stop
+            )
+        except NotFound:
             return None
         return Chunk(publication=Publication.from_proto(reply.publication), data=data)
 
     def close(self) -> None:
         """End the channel; a call that is being held ends with CANCELLED."""
-        with self._changing:
-            self._closed = True
-            self._line.channel.close()
-
-    def _call(
-        self,
-        method: Callable[[_Line], Callable[..., T]],
-        request: Any,
-        deadline_s: float,
-        stop: threading.Event,
-        on_repeat: Callable[[], Any] = lambda: None,
-    ) -> T:
-        def on_wait(error: Exception, delay_s: float) -> None:
-            metrics.RECONNECTS.inc()
-            self._complain(error, delay_s)
-            on_repeat()
-
-        try:
-            return retry(
-                lambda: self._attempt(method, request, deadline_s),
-                retryable=lambda error: _is_repeatable(error) and not stop.is_set(),
-                stop=stop,
-                on_wait=on_wait,
-            )
-        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed under the call
-            if stop.is_set():
-                raise Interrupted from error
-            raise _final(self.address, error) from error
-
-    def _attempt(self, method: Callable[[_Line], Callable[..., T]], request: Any, deadline_s: float) -> T:
-        line = self._line
-        try:
-            reply = method(line)(request, timeout=deadline_s)
-        except ValueError as error:
-            if self._closed or line is self._line:
-                raise
-            raise _Replaced("another thread took a new connection") from error
-        except grpc.RpcError as error:
-            if call_status.code_of(error) is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                line.heard_s = time.monotonic()
-            elif line.heard_s < time.monotonic() - deadline_s / 2:
-                self._replace(line)
-            raise
-        line.heard_s = time.monotonic()
-        self._on_answer()
-        return reply
-
-    def _replace(self, line: _Line) -> None:
-        """A new connection instead of `line`; calls that hang on the old one end with CANCELLED."""
-        with self._changing:
-            if self._closed or line is not self._line:
-                return
-            self._line = _Line(self.address, self._credentials)
-        line.channel.close()
-
-    def _complain(self, error: Exception, delay_s: float) -> None:
-        now = time.monotonic()
-        if now - self._complained_s >= _COMPLAIN_EVERY_S:
-            self._complained_s = now
-            log.warning(
-                "the broker does not answer, trying again",
-                extra={"broker": self.address, "error": call_status.text_of(error), "delay_s": delay_s},
-            )
-
-
-class _NotFound(Exception):
-    """The broker knows no such thing."""
-
-
-class _Replaced(Exception):
-    """The connection was replaced before the call began."""
-
-
-def _is_repeatable(error: Exception) -> bool:
-    return isinstance(error, _Replaced) or call_status.is_repeatable(error)
-
-
-def _final(address: str, error: Exception) -> Exception:
-    if call_status.code_of(error) is grpc.StatusCode.NOT_FOUND:
-        return _NotFound(call_status.text_of(error))
-    if call_status.is_too_large(error):
-        return Fatal(
-            f"a message between this actor and the broker at {address} is above the limit of "
-            f"{MAX_MESSAGE_BYTES} bytes ({call_status.text_of(error)}); lower actor.unroll_length or "
-            "environment.count"
-        )
-    return Fatal(f"the broker at {address} refuses this actor's calls: {call_status.text_of(error)}")
+        self._calls.close()
 
 
 def _news(reply: weights_pb2.WatchLatestReply, weights: bytes) -> News:

@@ -10,48 +10,29 @@ absolute: what arrives late or twice changes nothing. An error in a thread of th
 by `check`, in the main thread.
 """
 
-import hashlib
-import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from actor.link.broker_client import Appended, BrokerClient, Opened
-from penstock.runtime import logs, metrics
-from penstock.runtime.exit import Fatal
+from actor.link.weight_fetch import Weights, checked, fetch
 from penstock.runtime.failpoint import failpoint
-from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 from penstock.wire.fragment import Fragment
-from penstock.wire.limits import MAX_WATCH_WAIT_MS, MAX_WEIGHT_BYTES
-from penstock.wire.messages import Credit, News, Publication, Report, Role, RunState, Watch
+from penstock.wire.limits import MAX_WATCH_WAIT_MS
+from penstock.wire.messages import Credit, News, Publication, Report, RunState, Watch
 from penstock.wire.refusal import Reason, Refusal
 from penstock.wire.specification import RunSpecification
 
-log = logging.getLogger(__name__)
-
 CLOSE_DEADLINE_S = 2.0
-MAX_STRIKES = 3
 _IDLE_S = 0.05
 """Pause after a watch that came back early with nothing new, so that a hasty broker costs no core."""
-_WAITING = (Reason.NOT_READY, Reason.FULL)
-_LEAST_WAIT_S = 0.05
+WAITING = (Reason.NOT_READY, Reason.FULL)
+"""Refusals after which the same is asked again."""
+LEAST_WAIT_S = 0.05
 _FLUSH_WAIT_MS = 200
 _EVERY_VERSION = 2**53
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """A publication, its bytes, and the numbers that came with it.
-
-    blob: the bytes, their digest checked.   arrived_s: when they arrived, in monotonic seconds.
-    """
-
-    publication: Publication
-    blob: bytes
-    arrived_s: float
-    scalars: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +215,7 @@ class Session:
 
         Any other refusal ends the session.
         """
-        if refusal.reason in _WAITING:
+        if refusal.reason in WAITING:
             self._closing.wait(max(least_wait_s, refusal.retry_after_ms / 1000))
         else:
             self.end_by(refusal)
@@ -298,28 +279,8 @@ class Session:
             self._applied = _Applied(publication, probe)
 
     def fetch(self, version: int) -> Weights | None:
-        """The bytes of a version in chunks, from where a broken transfer stopped.
-
-        None: it is no longer kept, or another run publishes under its number by now. Raises Fatal when the
-        bytes do not have the digest published.
-        """
-        pieces: list[memoryview] = []
-        size, publication = 0, None
-        while True:
-            failpoint("weights.fetching", version)
-            chunk = self._broker_client.weights(self.number, version, size, self._closing)
-            if chunk is None or chunk.publication != (publication or chunk.publication):
-                return None
-            publication = chunk.publication
-            if chunk.publication.size > MAX_WEIGHT_BYTES:
-                raise Fatal(
-                    f"weights {version}: {chunk.publication.size} bytes, {MAX_WEIGHT_BYTES} are allowed"
-                )
-            pieces.append(chunk.data)
-            size += len(chunk.data)
-            self._note_lag(*self._lag[:2], size)
-            if size >= chunk.publication.size or not chunk.data:
-                return _checked(chunk.publication, b"".join(pieces))
+        """Return the weights of a version; see `weight_fetch.fetch`."""
+        return fetch(self._broker_client, self.number, version, self._closing, self._note_arrived)
 
     def _watch(self) -> None:
         while not self.is_closing and not self.is_over:
@@ -328,9 +289,9 @@ class Session:
             reply = self._broker_client.watch(self._request(applied), self._closing)
             failpoint("watch.answered", self._begun_through)
             if isinstance(reply, Refusal):
-                if reply.reason in _WAITING:
+                if reply.reason in WAITING:
                     failpoint("watch.waiting", self._begun_through)
-                self.wait_or_end(reply, _LEAST_WAIT_S)
+                self.wait_or_end(reply, LEAST_WAIT_S)
                 continue
             if not self._take(reply) and time.monotonic() - asked_s < self._wait_ms / 2000:
                 failpoint("watch.waiting", self._begun_through)
@@ -375,92 +336,18 @@ class Session:
         self._lag = (known, newest, arrived_bytes)
         self._on_lag(*self._lag)
 
+    def _note_arrived(self, arrived_bytes: int) -> None:
+        self._note_lag(*self._lag[:2], arrived_bytes)
+
     def _known_version(self) -> int:
         if not self._follows_weights:
             return _EVERY_VERSION
         return self._weights.publication.version if self._weights else 0
 
     def _newer(self, news: News) -> Weights | None:
-        weights = _checked(news.latest, news.weights) if news.weights else self.fetch(news.latest.version)
+        weights = checked(news.latest, news.weights) if news.weights else self.fetch(news.latest.version)
         return None if weights is None else replace(weights, scalars=news.scalars)
 
 
 def _ignore(_known: int, _newest: int, _arrived_bytes: int) -> None:
     """Do nothing: the caller does not watch the lag."""
-
-
-def _checked(publication: Publication, blob: bytes) -> Weights:
-    digest = hashlib.sha256(blob).hexdigest()
-    if len(blob) != publication.size or digest != publication.sha256:
-        raise Fatal(
-            f"weights {publication.version}: {len(blob)} bytes with digest {digest[:12]}…, "
-            f"{publication.size} with {publication.sha256[:12]}… were published"
-        )
-    return Weights(publication, blob, time.monotonic())
-
-
-def open_session(
-    broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle
-) -> Session | None:
-    """The actor's next session; None when the process drains or the run has ended.
-
-    Waits, with a message, while no learner has written the run specification. Raises Fatal when refused.
-    """
-    opened = _ask(broker_client, actor_id, role, lifecycle, describe_only=False)
-    if opened is None:
-        return None
-    failpoint("session.opened", opened.session)
-    metrics.SESSIONS_OPENED.inc()
-    log.info("session open", extra={"session": opened.session, "run_name": opened.specification.run})
-    return Session(broker_client, opened, follows_weights=role is not Role.EVALUATION)
-
-
-def describe_run(
-    broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle
-) -> RunSpecification | None:
-    """What a session would be for, without one: waits, raises and is None as `open_session`.
-
-    A broker of an earlier release opens a session, which the actor's next one closes.
-    """
-    described = _ask(broker_client, actor_id, role, lifecycle, describe_only=True)
-    return None if described is None else described.specification
-
-
-def _ask(
-    broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle, *, describe_only: bool
-) -> Opened | None:
-    said = False
-    while not lifecycle.draining.is_set():
-        failpoint("session.opening")
-        try:
-            reply = broker_client.open_session(
-                actor_id, role, lifecycle.draining, describe_only=describe_only
-            )
-        except Interrupted:
-            break
-        if isinstance(reply, Opened):
-            logs.name_run(reply.specification.run)
-            return reply
-        if reply.reason is Reason.RUN_CLOSED:
-            log.info("the run has ended")
-            break
-        if reply.reason not in _WAITING:
-            raise Fatal(f"the broker opens no session for {actor_id}: {reply}")
-        if not said:
-            log.info("waiting for the run", extra={"refusal": reply})
-            said = True
-        failpoint("session.waiting")
-        lifecycle.draining.wait(max(_LEAST_WAIT_S, reply.retry_after_ms / 1000))
-    return None
-
-
-def count_strikes(strikes: int, refusal: Refusal, *, acknowledged: bool) -> int:
-    """Sessions in a row that ended badly; raises Fatal at the third, and at once when fenced."""
-    if refusal.reason is Reason.FENCED:
-        raise Fatal(f"another process acts under this name, or the run has a new owner: {refusal}")
-    if refusal.reason is Reason.EXPIRED:
-        return strikes
-    strikes = 1 if acknowledged else strikes + 1
-    if strikes >= MAX_STRIKES:
-        raise Fatal(f"the broker refused {strikes} sessions of this actor in a row, the last with {refusal}")
-    return strikes

@@ -20,7 +20,8 @@ from actor.link.ack_journal import AckJournal
 from actor.link.broker_client import BrokerClient
 from actor.link.fragment_queue import RolloutQueue
 from actor.link.outbox import Outbox
-from actor.link.session import Session, count_strikes, describe_run, open_session
+from actor.link.session import Session
+from actor.link.session_opening import count_strikes, describe_run, open_session
 from actor.rollout.loop import FragmentGenerator, Rollout
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health

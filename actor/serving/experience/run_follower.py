@@ -16,7 +16,8 @@ from typing import Final
 from actor.link.ack_journal import AckJournal
 from actor.link.broker_client import BrokerClient
 from actor.link.outbox import Outbox
-from actor.link.session import Session, count_strikes, open_session
+from actor.link.session import Session
+from actor.link.session_opening import count_strikes, open_session
 from actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
 from actor.serving.versions.loaded_versions import Weights
 from penstock.runtime import metrics

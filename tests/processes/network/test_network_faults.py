@@ -11,7 +11,7 @@ import pytest
 
 from actor.link import broker_client
 from actor.link.broker_client import BrokerClient
-from actor.link.session import open_session
+from actor.link.session_opening import open_session
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
 from penstock.runtime.lifecycle import Lifecycle

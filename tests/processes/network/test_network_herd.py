@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from actor.link.broker_client import BrokerClient
-from actor.link.session import Session, open_session
+from actor.link.session import Session
+from actor.link.session_opening import open_session
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
 from penstock.runtime.lifecycle import Lifecycle

@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from actor.link.broker_client import BrokerClient
 from actor.link.outbox import Outbox
-from actor.link.session import Session, open_session
+from actor.link.session import Session
+from actor.link.session_opening import open_session
 from actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
 from broker.log.learner_records import Commit
 from penstock.client import PolicyClient

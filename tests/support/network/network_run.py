@@ -22,7 +22,8 @@ import pytest
 from actor.link.broker_client import BrokerClient
 from actor.link.fragment_queue import RolloutQueue
 from actor.link.outbox import Outbox
-from actor.link.session import Session, count_strikes, open_session
+from actor.link.session import Session
+from actor.link.session_opening import count_strikes, open_session
 from broker.log.learner_log import LearnerLog
 from penstock.rpc import channel
 from penstock.rpc.auth import Credentials

@@ -19,7 +19,8 @@ import psutil
 import redis
 
 from actor.link.broker_client import BrokerClient
-from actor.link.session import Session, open_session
+from actor.link.session import Session
+from actor.link.session_opening import open_session
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
 from learner.lease import LeaseKeeper

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actor.link.session import count_strikes
+from actor.link.session_opening import count_strikes
 from penstock.runtime.exit import Fatal
 from penstock.wire.refusal import Reason, Refusal
 
