@@ -117,7 +117,7 @@ async def test_a_call_whose_reply_is_lost_is_not_repeated_by_the_client(redis_ur
         with losing_one_reply(proxy), pytest.raises(StoreUnavailable):
             await store.append(1, 0, [])
         with losing_one_reply(proxy), pytest.raises(redis.ConnectionError):
-            learner._redis.execute_command("STRLEN", keys.SPECIFICATION)
+            learner._calls.client.execute_command("STRLEN", keys.SPECIFICATION)
         after = calls(redis_url)
         learner.close()
         await store.aclose()

@@ -78,7 +78,7 @@ def nothing_stored(learner: LearnerLog) -> Iterator[None]:
             learner.acked(),
             learner.resident(0),
             len(learner.read_reports(0, 100)),
-            set(learner._redis.scan_iter("penstock:staging:*")),
+            set(learner._calls.client.scan_iter("penstock:staging:*")),
         )
 
     before = traces()
