@@ -24,7 +24,7 @@ from launch.run.progress import read_rows
 from launch.run.run import Run
 from launch.run.services import private_folder
 from launch.run.summary import SUMMARY_FILE, Ending, RedisFacts, make_summary, write_summary
-from launch.run.supervisor import Account
+from launch.run.supervised_service import Account
 from penstock.config.estimate import Scores
 from penstock.config.settings import ConfigurationError
 from penstock.config.workload import find, load

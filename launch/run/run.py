@@ -24,7 +24,8 @@ from launch.run.progress import MetricsTail
 from launch.run.redis_service import ask
 from launch.run.services import service_environment, service_specs
 from launch.run.summary import RedisFacts
-from launch.run.supervisor import Account, GaveUp, Supervisor
+from launch.run.supervised_service import Account, GaveUp
+from launch.run.supervisor import Supervisor
 from penstock.config.settings import ConfigurationError, MetricsSection
 from penstock.rpc.auth import AddressInUse
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK

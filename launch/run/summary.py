@@ -16,7 +16,7 @@ from launch.run import stored_prediction
 from launch.run.disk import sizes
 from launch.run.memory import together
 from launch.run.plan import Plan
-from launch.run.supervisor import Account
+from launch.run.supervised_service import Account
 
 SUMMARY_FILE: Final = "summary.json"
 _LEARNT: Final = (

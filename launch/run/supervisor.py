@@ -5,36 +5,23 @@ ends in order), or the whole run fails. A service that dies gets restarted after
 that somebody else has asked to end, an actor after STOPPED_S, since an operator's stop makes it end as well.
 Exit 0 of a service that does not say that it ends in order is a death like others.
 
-After MAX_FAILURES deaths in a row the supervisor raises `GaveUp` with the service's last line. The row begins
-anew when the service was ready for HEALTHY_S (SOUND_S, where it was killed because it made no progress), and
-where it was killed when it was ready and the run has come further since: from outside, or an actor that made
-no progress. `GaveUp` is raised at
-once after exit 2 (its configuration will not get better), after exit 3 (the run has failed) and after it has
-itself waited in vain for longer than HEALTHY_S. All methods belong to one thread; children's deaths arrive
-through a queue.
+A service that is not worth another start (`launch.run.supervised_service`) ends the run: `GaveUp`, with the
+service's last line. All methods belong to one thread; children's deaths arrive through a queue.
 """
 
 import logging
 import queue
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from launch.inspection.health_probe import probe
 from launch.run.child_process import CleanExit, DrainStage, Exit, Folder, ServiceProcess, ServiceSpec
-from launch.run.memory import NO_MEMORY, Memory, Trees
+from launch.run.memory import Trees
+from launch.run.supervised_service import Account, Service, how
 from penstock.runtime import metrics
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
 from penstock.runtime.health import Endpoint
-from penstock.runtime.retry import full_jitter
 
-MAX_FAILURES: Final = 5
-HEALTHY_S: Final = 30.0
-SOUND_S: Final = 3600.0
-BACKOFF_BASE_S: Final = 0.2
-BACKOFF_CAP_S: Final = 5.0
 RED_LIMIT_S: Final = 30.0
 STOPPED_S: Final = 5.0
 _STACKS_S: Final = 0.2
@@ -42,74 +29,6 @@ _KILL_S: Final = 2.0
 _MEMORY_INTERVAL_S: Final = 1.0
 
 log = logging.getLogger(__name__)
-
-
-class GaveUp(Exception):
-    """A service keeps dying. `code` is what the launcher should exit with."""
-
-    def __init__(self, text: str, code: int) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """What a service has used so far, over all its restarts."""
-
-    name: str
-    role: str
-    pid: int
-    restarts: int
-    cpu_seconds: float
-    memory: Memory = NO_MEMORY
-    """Of the life that needed most, with all that it started."""
-
-
-@dataclass(slots=True)
-class _Service:
-    spec: ServiceSpec
-    process: ServiceProcess | None = None
-    started_s: float = 0.0
-    restart_at_s: float | None = None
-    failures: int = 0
-    restarts: int = 0
-    red_since_s: float | None = None
-    was_ready: bool = False
-    has_helped: bool = False
-    """The run has come further while it was ready."""
-    red_reason: str = ""
-    cpu_seconds: float = 0.0
-    last_pid: int = 0
-    memory: Memory = NO_MEMORY
-    delays: Iterator[float] = field(default_factory=lambda: full_jitter(BACKOFF_BASE_S, BACKOFF_CAP_S))
-
-    @property
-    def lived_s(self) -> float:
-        """Seconds since it was started."""
-        return time.monotonic() - self.started_s
-
-    def is_sound_after(self, death: Exit) -> bool:
-        """Whether the deaths before this one count no more.
-
-        A `kill -9` says nothing about a service that has helped the run on. Nor does one for standing still
-        about an actor: its environment hangs now and then, and starting it again is the remedy.
-        """
-        is_excused = self.spec.role == "actor" if self.red_reason else death.code == -signal.SIGKILL
-        if self.has_helped and is_excused:
-            return True
-        return self.was_ready and self.lived_s > (SOUND_S if self.red_reason else HEALTHY_S)
-
-    def check_worth(self, death: Exit, cause: str) -> None:
-        """Raise GaveUp when it is not worth a restart."""
-        name, how = self.spec.name, _how(death.code)
-        if death.code == EXIT_USAGE:
-            raise GaveUp(cause or f"{name}: {how}", EXIT_USAGE)
-        if death.code == EXIT_RUN_FAILED:
-            raise GaveUp(cause or f"{name} ({how}) left no last line: is its disk full?", EXIT_FAILED)
-        if death.code == EXIT_FAILED and self.lived_s > HEALTHY_S and not self.was_ready:
-            raise GaveUp(f"{name} failed ({how}): {cause}", EXIT_FAILED)
-        if self.failures >= MAX_FAILURES:
-            raise GaveUp(f"{name} failed {self.failures} times in a row ({how}): {cause}", EXIT_FAILED)
 
 
 class Supervisor:
@@ -126,14 +45,14 @@ class Supervisor:
         self._lifeline_fd = lifeline_fd
         self._environment = environment
         self._on_event = on_event
-        self._services: dict[str, _Service] = {}
+        self._services: dict[str, Service] = {}
         self._exits: queue.SimpleQueue[Exit | None] = queue.SimpleQueue()
         self._trees = Trees()
         self._memory_read_s = time.monotonic()
 
     def start(self, spec: ServiceSpec) -> None:
         """Start a service; returns before it is ready."""
-        service = self._services.setdefault(spec.name, _Service(spec))
+        service = self._services.setdefault(spec.name, Service(spec))
         metrics.RESTARTS.labels(spec.role)  # 0 is told before the first: an alert must see it rise
         self._launch(service)
 
@@ -262,7 +181,7 @@ class Supervisor:
         """Return the names of the services in starting order: of one stage of the drain, or all."""
         return [name for name, service in self._services.items() if stage in (None, service.spec.stage)]
 
-    def _launch(self, service: _Service) -> None:
+    def _launch(self, service: Service) -> None:
         service.restart_at_s = service.red_since_s = None
         service.was_ready, service.has_helped, service.red_reason = False, False, ""
         service.started_s = time.monotonic()
@@ -290,7 +209,7 @@ class Supervisor:
         except queue.Empty:
             return
 
-    def _settle(self, death: Exit) -> tuple[_Service, str]:
+    def _settle(self, death: Exit) -> tuple[Service, str]:
         """Book a death; returns the service and the last line that it wrote."""
         service = self._services[death.name]
         cause = service.process.last_line() if service.process else ""
@@ -304,23 +223,17 @@ class Supervisor:
         if death.in_order and service.spec.clean_exit is not CleanExit.DIED:
             self._on_end(service)
             return
-        cause = _cause(service, death, said)
-        if service.is_sound_after(death):
-            service.failures = 0
-            service.delays = full_jitter(BACKOFF_BASE_S, BACKOFF_CAP_S)
-        service.failures += 1
-        service.check_worth(death, cause)
-        service.restart_at_s = time.monotonic() + next(service.delays)
+        cause = service.count_death(death, said)
         why = f": {cause}" if cause and death.code >= 0 and not death.in_order else ""
-        self._on_event(f"{death.name} died ({_how(death.code)}), restarting{why}")
+        self._on_event(f"{death.name} died ({how(death.code)}), restarting{why}")
 
-    def _on_end(self, service: _Service) -> None:
+    def _on_end(self, service: Service) -> None:
         log.info("ended", extra={"service": service.spec.name})
         if service.spec.clean_exit is CleanExit.STOPPED:
             self._on_event(f"{service.spec.name} ended (exit 0), restarting unless the run ends")
             service.restart_at_s = time.monotonic() + STOPPED_S
 
-    def _await_end(self, services: Sequence[_Service], grace_s: float) -> list[str]:
+    def _await_end(self, services: Sequence[Service], grace_s: float) -> list[str]:
         deadline = time.monotonic() + grace_s
         while alive := [s.spec.name for s in services if s.process is not None]:
             left_s = deadline - time.monotonic()
@@ -329,16 +242,3 @@ class Supervisor:
             for death in self._deaths(left_s):
                 self._settle(death)
         return []
-
-
-def _cause(service: _Service, death: Exit, said: str) -> str:
-    """Why it died, as far as that is known. said: the last line that it wrote."""
-    if service.red_reason:
-        return f"unhealthy: {service.red_reason}"
-    if death.code == EXIT_OK and not death.in_order:
-        return "it was not asked to end: what it runs has left the program"
-    return said
-
-
-def _how(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit {code}"

@@ -7,7 +7,7 @@ from launch.run.memory import Memory
 from launch.run.plan import Plan, make_plan, prepare_folder
 from launch.run.request import Request
 from launch.run.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
-from launch.run.supervisor import Account
+from launch.run.supervised_service import Account
 
 LEARNT = {
     "solved": True,

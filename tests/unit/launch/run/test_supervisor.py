@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from launch.run import supervised_service
 from launch.run import supervisor as module
 from launch.run.child_process import CleanExit, Folder, ServiceSpec, last_line, without_configuration
-from launch.run.supervisor import GaveUp, Supervisor
+from launch.run.supervised_service import GaveUp
+from launch.run.supervisor import Supervisor
 from penstock.runtime import metrics
 
 PATIENCE_S = 20.0
@@ -68,8 +70,8 @@ class Harness:
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
     """A supervisor with a short back-off; what it started is gone afterwards."""
-    monkeypatch.setattr(module, "BACKOFF_BASE_S", 0.01)
-    monkeypatch.setattr(module, "BACKOFF_CAP_S", 0.02)
+    monkeypatch.setattr(supervised_service, "BACKOFF_BASE_S", 0.01)
+    monkeypatch.setattr(supervised_service, "BACKOFF_CAP_S", 0.02)
     harness = Harness(tmp_path)
     yield harness
     harness.supervisor.kill(harness.supervisor.names())
@@ -149,7 +151,7 @@ def test_an_actor_that_ended_is_started_again_unless_the_run_ends(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator's stop ends actors too: time for the learner to follow, and no failure is counted."""
-    monkeypatch.setattr(module, "MAX_FAILURES", 1)
+    monkeypatch.setattr(supervised_service, "MAX_FAILURES", 1)
     monkeypatch.setattr(module, "STOPPED_S", 1e6)
     harness.supervisor.start(python("", clean_exit=CleanExit.STOPPED))
     harness.until(lambda: not harness.supervisor.is_running("worker"))
@@ -193,7 +195,7 @@ def test_a_kill_of_a_service_that_helped_the_run_on_is_not_counted(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often, and without a pause; where the run stands still it is."""
-    monkeypatch.setattr(module, "MAX_FAILURES", 2)
+    monkeypatch.setattr(supervised_service, "MAX_FAILURES", 2)
     harness.supervisor.start(python(SERVES))
     for _ in range(3):
         kill_when_ready(harness, after_progress=True)
@@ -213,7 +215,7 @@ def test_an_actor_that_hangs_now_and_then_is_started_again_while_the_run_goes_on
     harness: Harness, monkeypatch: pytest.MonkeyPatch, role: str, ends: bool
 ) -> None:
     """However often; any other service that stands still again and again fails the run."""
-    monkeypatch.setattr(module, "MAX_FAILURES", 2)
+    monkeypatch.setattr(supervised_service, "MAX_FAILURES", 2)
     monkeypatch.setattr(module, "RED_LIMIT_S", 0.1)
     supervisor = harness.supervisor
     supervisor.start(replace(python(HANGS), role=role))
@@ -317,7 +319,7 @@ def test_a_service_that_waited_in_vain_is_not_made_to_wait_again(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that has given up on Redis after a minute has waited enough: its words end the run."""
-    monkeypatch.setattr(module, "HEALTHY_S", 0.0)
+    monkeypatch.setattr(supervised_service, "HEALTHY_S", 0.0)
     harness.supervisor.start(python("raise SystemExit('redis did not answer for 60 s')"))
     with pytest.raises(GaveUp, match="redis did not answer for 60 s"):
         harness.until(lambda: False)
@@ -370,8 +372,8 @@ def test_a_service_that_stands_still_again_and_again_ends_the_run(
     The reason of its health is the cause.
     """
     monkeypatch.setattr(module, "RED_LIMIT_S", 0.0)
-    monkeypatch.setattr(module, "HEALTHY_S", 0.0)
-    monkeypatch.setattr(module, "MAX_FAILURES", 2)
+    monkeypatch.setattr(supervised_service, "HEALTHY_S", 0.0)
+    monkeypatch.setattr(supervised_service, "MAX_FAILURES", 2)
     code = (
         "import os, pathlib, threading; from penstock.runtime.health import Health, announce, serve_http\n"
         "health = Health('worker'); health.set_ready(True)\n"
