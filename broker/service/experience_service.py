@@ -21,7 +21,7 @@ from broker.service.call_rules import check_number, redis_down
 from broker.service.changes import Changes
 from broker.service.last_credit import LastCredit
 from broker.service.session_owners import SessionOwners, caller_name
-from broker.service.staging import StagingBudget
+from broker.service.staging import StagingLimit
 from broker.service.traces import trace_append
 from penstock.rpc.boundary import Malformed
 from penstock.runtime import metrics, tracing
@@ -47,7 +47,7 @@ class ExperienceService(ExperienceServiceServicer):
         self,
         store: Store,
         admission: Admission,
-        staging: StagingBudget,
+        staging: StagingLimit,
         facts: ServerFacts,
         owners: SessionOwners,
         last_credit: LastCredit,

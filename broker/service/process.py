@@ -31,7 +31,7 @@ from broker.service.experience_service import ExperienceService
 from broker.service.last_credit import LastCredit
 from broker.service.monitor import LOOKS, Monitor
 from broker.service.session_owners import SessionOwners
-from broker.service.staging import StagingBudget
+from broker.service.staging import StagingLimit
 from broker.service.versions import Versions
 from broker.service.weight_cache import WeightCache
 from broker.service.weight_service import WeightService
@@ -167,7 +167,7 @@ def assemble(frame: ServerFrame, settings: Settings, redis_url: str, facts: guar
     experience = ExperienceService(
         store,
         admission,
-        StagingBudget(section.max_staged_bytes),
+        StagingLimit(section.max_staged_bytes),
         facts,
         owners,
         last_credit,

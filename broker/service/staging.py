@@ -13,7 +13,7 @@ from penstock.wire.refusal import Reason, Refusal, Refused
 RETRY_AFTER_MS = 50
 
 
-class StagingBudget:
+class StagingLimit:
     """Counts the bytes in flight of one event loop; not for several threads."""
 
     def __init__(self, ceiling_bytes: int) -> None:
@@ -22,7 +22,7 @@ class StagingBudget:
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """Hold `size` bytes of the budget; raises Refused(FULL) when they do not fit.
+        """Hold `size` bytes of the ceiling; raises Refused(FULL) when they do not fit.
 
         One append is always let in, so that a ceiling below one message slows down and never blocks.
         """

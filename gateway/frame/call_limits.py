@@ -6,7 +6,7 @@ The counts are of this process: several gateways give each caller as much again.
 from typing import Final
 
 from gateway.frame.api_errors import ApiError
-from penstock.rpc.rate_limits import Budgets, Exceeded, Rates
+from penstock.rpc.rate_limits import Exceeded, RateLimits, Rates
 from penstock.wire.limits import MIB
 
 ADDRESS: Final = Rates(calls=200.0, bytes=32.0 * MIB, settings="per address")
@@ -14,11 +14,11 @@ ACCOUNT: Final = Rates(calls=100.0, bytes=16.0 * MIB, settings="per account")
 
 
 class CallLimits:
-    """The budgets of addresses and accounts; for one event loop."""
+    """The limits of addresses and accounts; for one event loop."""
 
     def __init__(self, address: Rates = ADDRESS, account: Rates = ACCOUNT) -> None:
-        self._addresses = Budgets(address)
-        self._accounts = Budgets(account)
+        self._addresses = RateLimits(address)
+        self._accounts = RateLimits(account)
 
     def admit_address(self, address: str) -> None:
         """Count a request of an address; raises ApiError 429 for one too many."""
@@ -29,10 +29,10 @@ class CallLimits:
         _take(self._accounts, subject)
 
 
-def _take(budgets: Budgets, caller: str) -> None:
-    """Refuse what the budget would make wait: an HTTP client waits by itself."""
+def _take(limits: RateLimits, caller: str) -> None:
+    """Refuse what the limits would make wait: an HTTP client waits by itself."""
     try:
-        wait_s = budgets.reserve(caller, 0)
+        wait_s = limits.reserve(caller, 0)
     except Exceeded as error:
         raise ApiError(429, str(error), retry_s=1) from error
     if wait_s > 0:

@@ -1,12 +1,12 @@
 """What every call passes before anything of it is parsed: who calls, may they, and not too much.
 
-    bytes ─► identity (certificate or token) ─► run ─► table (`access`) ─► budget ─► parse ─► handler
-               UNAUTHENTICATED         PERMISSION_DENIED         RESOURCE_EXHAUSTED
+    bytes ─► identity (certificate or token) ─► run ─► table (`access`) ─► rate limits ─► parse ─► handler
+               UNAUTHENTICATED         PERMISSION_DENIED           RESOURCE_EXHAUSTED
 
-A token is looked at before the message is even received. On plaintext callers have no identity; budgets hold
-all the same. A budget is that of the caller's name; where several share a certificate or a token,
-or show none, that of the connection (on a unix socket connections cannot be told apart: none). Replies that
-are not read yet count by connection and by name.
+A token is looked at before the message is even received. On plaintext callers have no identity; the rate
+limits hold all the same. They hold for the caller's name; where several share a certificate or a token, or
+show none, for the connection (on a unix socket connections cannot be told apart, so there is no limit).
+Replies that are not read yet count by connection and by name.
 The caller is `identity.CALLER` while a handler runs.
 """
 
@@ -23,7 +23,7 @@ from penstock.rpc.access import NO_CALLS, Calls, may_call
 from penstock.rpc.auth import Proof
 from penstock.rpc.bearer_tokens import AcceptedTokens
 from penstock.rpc.identity import CALLER, Identity, Unidentified, from_alternative_names
-from penstock.rpc.rate_limits import Budgets, Exceeded
+from penstock.rpc.rate_limits import Exceeded, RateLimits
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ Context = Any
 """grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
 Handler = Any
 Check = Callable[[Context, int], Awaitable[str | None]]
-"""Admits a call of so many bytes and says whose budget it is; aborts it otherwise."""
+"""Admits a call of so many bytes and says under whose limits; aborts it otherwise."""
 
 _ALTERNATIVE_NAMES: Final = "x509_subject_alternative_name"
 _COMPLAIN_EVERY_S: Final = 1.0
@@ -53,7 +53,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         *,
         proof: Proof,
         run: str,
-        budgets: Budgets,
+        limits: RateLimits,
         tokens: AcceptedTokens | None = None,
         on_denied: Callable[[str], None] = lambda _label: None,
         calls: Calls = NO_CALLS,
@@ -61,7 +61,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         """`run`: whose callers are served; `on_denied` is told why a call was not, as a metric's label."""
         if proof is Proof.TOKEN and tokens is None:
             raise ValueError("proof=TOKEN: name the accepted tokens")
-        self._proof, self._run, self._budgets, self._tokens = proof, run, budgets, tokens
+        self._proof, self._run, self._limits, self._tokens = proof, run, limits, tokens
         self._on_denied, self._calls = on_denied, calls
         self._gated: dict[str, Handler] = {}
         self._complained_s = -_COMPLAIN_EVERY_S
@@ -82,7 +82,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
             handler = await continuation(handler_call_details)
             if handler is None:
                 return None
-            self._gated[method] = _gated(handler, self._check_of(method), self._budgets)
+            self._gated[method] = _gated(handler, self._check_of(method), self._limits)
         return self._gated[method]
 
     def _check_of(self, method: str) -> Check:
@@ -95,7 +95,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
                     CALLER.set(caller)
                 payer = _payer(caller, context)
                 if payer is not None:
-                    delay_s = self._budgets.reserve(payer, size)
+                    delay_s = self._limits.reserve(payer, size)
                     # Not for nothing: even a sleep of 0 is a round of the event loop.
                     if delay_s > 0:
                         await asyncio.sleep(delay_s)
@@ -104,7 +104,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
             except Unidentified as error:
                 await self._deny(context, method, _unauthenticated(str(error)))
             except Exceeded as error:
-                await self._deny(context, method, _over_budget(str(error)))
+                await self._deny(context, method, _too_much(str(error)))
             else:
                 return payer
             raise AssertionError("a denied call was not aborted")
@@ -153,22 +153,22 @@ def _unauthenticated(text: str) -> Denied:
     return Denied(grpc.StatusCode.UNAUTHENTICATED, "unauthenticated", text)
 
 
-def _over_budget(text: str) -> Denied:
+def _too_much(text: str) -> Denied:
     return Denied(grpc.StatusCode.RESOURCE_EXHAUSTED, "budget", text)
 
 
 def _payer(caller: Identity | None, context: Context) -> str | None:
-    """Whose budget pays: the name's, else the connection's; None where connections look alike."""
+    """Return whose limits count: the name's, else the connection's; None where connections look alike."""
     if caller is not None and caller.name:
         return str(caller)
     peer = str(context.peer())
     return None if peer.startswith("unix") else peer
 
 
-def _gated(handler: Handler, check: Check, budgets: Budgets) -> Handler:
+def _gated(handler: Handler, check: Check, limits: RateLimits) -> Handler:
     """A handler of the same kind that checks first. Unary requests are parsed behind the check."""
     if handler.request_streaming or handler.response_streaming:
-        return _gated_stream(handler, check, budgets)
+        return _gated_stream(handler, check, limits)
     parse, inner = handler.request_deserializer, handler.unary_unary
 
     async def call(raw: bytes, context: Context) -> Any:
@@ -176,17 +176,17 @@ def _gated(handler: Handler, check: Check, budgets: Budgets) -> Handler:
         reply = await inner(parse(raw) if parse else raw, context)
         if payer is not None:
             size = len(reply) if isinstance(reply, bytes) else reply.ByteSize()
-            budgets.charge(payer, size)
-            await _keep(context, budgets, payer, size)
+            limits.charge(payer, size)
+            await _keep(context, limits, payer, size)
         return reply
 
     return grpc.unary_unary_rpc_method_handler(call, response_serializer=handler.response_serializer)
 
 
-async def _keep(context: Context, budgets: Budgets, payer: str, size: int) -> None:
+async def _keep(context: Context, limits: RateLimits, payer: str, size: int) -> None:
     """Count the reply until it has left; aborts the call of a caller that reads nothing."""
     try:
-        was_read = budgets.keep(payer, str(context.peer()), size)
+        was_read = limits.keep(payer, str(context.peer()), size)
     except Exceeded as error:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
     else:
@@ -194,12 +194,12 @@ async def _keep(context: Context, budgets: Budgets, payer: str, size: int) -> No
 
 
 async def _paid(
-    messages: AsyncIterator[Any], payer: str, budgets: Budgets, context: Context
+    messages: AsyncIterator[Any], payer: str, limits: RateLimits, context: Context
 ) -> AsyncIterator[Any]:
-    """The messages of a stream, each a call of its caller's budget."""
+    """The messages of a stream, each a call under its caller's limits."""
     async for message in messages:
         try:
-            delay_s = budgets.reserve(payer, len(message) if isinstance(message, bytes) else 0)
+            delay_s = limits.reserve(payer, len(message) if isinstance(message, bytes) else 0)
         except Exceeded as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         if delay_s > 0:
@@ -207,7 +207,7 @@ async def _paid(
         yield message
 
 
-def _gated_stream(handler: Handler, check: Check, budgets: Budgets) -> Handler:
+def _gated_stream(handler: Handler, check: Check, limits: RateLimits) -> Handler:
     """Streams are checked when they begin; each of their messages is paid for."""
     streams = handler.request_streaming
     request_kind = "stream" if handler.request_streaming else "unary"
@@ -217,7 +217,7 @@ def _gated_stream(handler: Handler, check: Check, budgets: Budgets) -> Handler:
 
     async def checked(request: Any, context: Context) -> Any:
         payer = await check(context, 0)
-        return request if payer is None or not streams else _paid(request, payer, budgets, context)
+        return request if payer is None or not streams else _paid(request, payer, limits, context)
 
     async def call(request: Any, context: Context) -> Any:
         return await inner(await checked(request, context), context)

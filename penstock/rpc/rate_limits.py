@@ -48,8 +48,8 @@ class _Bucket:
     filled_s: float
 
 
-class Budgets:
-    """The buckets of every caller."""
+class RateLimits:
+    """Holds the buckets of every caller. For one event loop."""
 
     def __init__(self, rates: Rates, clock: Callable[[], float] = monotonic) -> None:
         self._rates = rates
@@ -66,7 +66,7 @@ class Budgets:
         return len(self._buckets)
 
     def reserve(self, caller: str, size: int) -> float:
-        """Seconds to wait before a call of `size` bytes is served.
+        """Return the seconds to wait before a call of `size` bytes is served.
 
         Raises Exceeded, and takes nothing then.
         """
@@ -82,7 +82,7 @@ class Budgets:
         return delay
 
     def charge(self, caller: str, size: int) -> None:
-        """Bytes that were sent to the caller; later calls wait for them."""
+        """Take the bytes of a reply that was sent to the caller; later calls wait for them."""
         self._bucket(caller).bytes -= size
 
     def keep(self, caller: str, connection: str, size: int) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from penstock.rpc.auth import Credentials, Proof
 from penstock.rpc.bearer_tokens import AcceptedTokens
 from penstock.rpc.boundary import Boundary
 from penstock.rpc.gate import Gate
-from penstock.rpc.rate_limits import Budgets, Rates
+from penstock.rpc.rate_limits import RateLimits, Rates
 from penstock.rpc.server import STREAMS_PER_CONNECTION, bind, build_server
 from penstock.runtime import metrics
 from penstock.runtime.health import announce
@@ -117,7 +117,7 @@ def _gate(settings: Settings, own: Credentials, address: str, rates: Rates | Non
         proof=proof,
         run=settings.run,
         tokens=_tokens(own) if proof is Proof.TOKEN else None,
-        budgets=Budgets(
+        limits=RateLimits(
             rates or Rates(calls=settings.broker.max_calls_per_s, bytes=settings.broker.max_bytes_per_s)
         ),
         on_denied=lambda label: metrics.REFUSALS.labels(reason=label).inc(),

@@ -1,6 +1,6 @@
 """The reward service: one reward model behind gRPC, in its own process so that it can have its own GPU.
 
-    bytes ─► gate (who calls, budgets) ─► outline ─► parse ─► limits ─► token ids ─► batcher ─► scores
+    bytes ─► gate (who calls, how often) ─► outline ─► parse ─► limits ─► token ids ─► batcher ─► scores
 
 The service is stateless: it remembers nothing between calls, and any number of services serve the same model.
 An error of a request is a refusal inside the reply that names the sample; a full queue is OVERLOADED with a

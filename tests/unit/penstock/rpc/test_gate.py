@@ -8,7 +8,7 @@ import pytest
 
 from penstock.rpc.auth import Proof
 from penstock.rpc.gate import Gate
-from penstock.rpc.rate_limits import Budgets, Rates
+from penstock.rpc.rate_limits import RateLimits, Rates
 from penstock.v1 import weights_pb2 as pb
 from penstock.wire.limits import MIB
 
@@ -56,7 +56,7 @@ async def test_who_does_not_read_is_answered_no_more(reply: Any) -> None:
     async def handler(_details: Any) -> Any:
         return grpc.unary_unary_rpc_method_handler(get)
 
-    gate = Gate(proof=Proof.NOTHING, run="", budgets=Budgets(Rates(calls=1e6, bytes=1e12)))
+    gate = Gate(proof=Proof.NOTHING, run="", limits=RateLimits(Rates(calls=1e6, bytes=1e12)))
     gated = await gate.intercept_service(handler, Details())  # type: ignore[arg-type]
     first = Call()
     assert await gated.unary_unary(b"", first) is reply
