@@ -1,6 +1,25 @@
-"""The registry of policy versions.
+"""The registry of policy versions: which are kept, which serve, how clients are routed. No torch.
 
-Which are kept, which serve, and how clients are routed (SQLAlchemy; no torch).
+registry         every operation, one transaction each
+records          what it returns
+registry_errors  what it raises
+kept             versions that are kept
+transitions      promotion, rollback, retirement
+steering         traffic of a policy
+routing          which version answers a client
+judgement        a canary on trial, for all servers together
+safety           when it is found worse
+bounds           what is compared, and how much worse is worse
+evidence         e-processes: evidence that may be looked at at any time
+feedback         rewards that came too late
+ratings          ratings of responses
+weight_files     weights as files
+database         connections and transactions
+models           tables
+rows             rows and records
+upgrade          tables of earlier versions
+snapshot         a file that is only read
+migrations/      the tables' history
 """
 
 import logging

@@ -1,12 +1,13 @@
 """Goals: learn from logs of tasks, and which goal a live system should have next.
 
-    traces       lines of a log: read, checked, encoded, rewarded
-    off_policy   what a policy would have earned, from what another one did
-    host         a small host with faults, simulated, and its optimum
-    executors    what carries goals out: the simulated host, or commands of this machine
-    injector     which proposals of a policy are carried out, and how likely that is
-    tasks        `Goals-v0`, `Traces-v0`
-    commands     `penstock traces`
+    traces          lines of a log: read, checked, encoded, rewarded
+    off_policy      what a policy would have earned, from what another one did
+    host            a small host with faults, simulated, and its optimum
+    executors       what carries goals out: the simulated host, or commands of this machine
+    injector        which proposals of a policy are carried out, and how likely that is
+    tasks           `Goals-v0`, `Traces-v0`
+    commands        `penstock traces`
+    goals_defaults  settings of a run
 
 Importing this package imports nothing heavy.
 """

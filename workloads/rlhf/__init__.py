@@ -1,16 +1,18 @@
 """Reinforcement learning from feedback: feedback trains a reward model, whose scores train a language model.
 
-    language_section     what `environment.kwargs` of a run may hold
-    environment          spaces and target of a run, defaults its settings
-    response_generator   what a rollout worker generates with
-    response_evaluation  what an evaluation measures with
-    preparation          what a run needs before it starts
-    rehearsal            the same in short
-    artefacts            what a run leaves
-    final_answers        responses of the final policy of a run
-    policy_service       routes of a gateway by which programs have an agent trained
-    feedback_training    the jobs behind them
-    sentiment            a task whose true reward and best policy are known
+    language_section      what `environment.kwargs` of a run may hold
+    language_environment  spaces and target of a run
+    language_defaults     its settings
+    response_generator    what a rollout worker generates with
+    response_evaluation   what an evaluation measures with
+    preparation           what a run needs before it starts
+    rehearsal             the same in short
+    artefacts             what a run leaves
+    final_answers         responses of the final policy of a run
+    policy_service        routes of a gateway by which programs have an agent trained
+    feedback_training     the jobs behind them
+    sentiment             a task whose true reward and best policy are known
+    commands/             `penstock reward …` and `penstock generate`
 
 What it shares with other workloads of language models is in `workloads.language`. Importing this package
 imports nothing heavy; `pip install 'penstock-rl[rlhf]'` brings what the modules need.

@@ -1,1 +1,7 @@
-"""Which versions get traffic, and how a canary is judged."""
+"""Which versions get traffic, and how a canary is judged.
+
+traffic         follows the registry: which versions are loaded, which arm has which
+canary_monitor  reports what clients saw; `penstock.registry.judgement` decides
+client_returns  what each client earned
+answer_windows  how often answers failed or were slow
+"""

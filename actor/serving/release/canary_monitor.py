@@ -2,7 +2,7 @@
 
     episodes ─► client_returns ─┐
                                 ├─► `take` ─► the registry judges, for all servers together ─► `judged`
-    answers ─► answer_windows ──┘                  (penstock.registry.safety)
+    answers ─► answer_windows ──┘      (penstock.registry.judgement, by the bets of penstock.registry.safety)
 
 What a server has seen goes to the registry with each look at it, and the judgement comes back: several
 servers and restarts make one trial. A canary that is found worse is withdrawn by name: a second server

@@ -1,4 +1,10 @@
-"""What all algorithms have in common that learn from each batch once and forget it: batches and budget."""
+"""The base of algorithms that learn from each batch once and forget it: batch size, budget, staleness.
+
+Staleness is bounded twice. The `budget` of outstanding steps is (S+1) batches, S being `algorithm.staleness`:
+the broker gives credit within it (`broker/log/scripts/_credit.lua`), so that what an actor begins now is
+trained at most S updates later. What is older than `stale_after` updates all the same is dropped by the feed
+(`learner/feed/log_feed.py`).
+"""
 
 import math
 from typing import Generic, TypeVar
@@ -11,7 +17,7 @@ Own = TypeVar("Own", bound=OnPolicySection)
 
 
 class LearnsOnce(Algorithm, Generic[Own]):
-    """The part that does not depend on what is learned."""
+    """Takes from the settings what does not depend on what is learned."""
 
     def __init__(self, section: Own) -> None:
         self.section = section
@@ -31,7 +37,11 @@ class LearnsOnce(Algorithm, Generic[Own]):
         return min(count, max(1, math.ceil(steps * count / self.section.batch_steps)))
 
     def budget(self, fragment_charge: int) -> int:
-        """(S+1)·B; raises ValueError with both numbers when it is below one fragment."""
+        """Return the most steps that may be outstanding, (S+1)·B.
+
+        fragment_charge: steps of one fragment, T·N. Raises ValueError, with both numbers, when the budget is
+        below it.
+        """
         budget = (self.section.staleness + 1) * self.section.batch_steps
         if budget < fragment_charge:
             raise ValueError(
@@ -41,5 +51,5 @@ class LearnsOnce(Algorithm, Generic[Own]):
         return budget
 
     def makes_batch(self, fragments: int, charge: int) -> bool:
-        """Whether the charges reach the batch size, B steps."""
+        """Return whether fragments make a batch of B steps. charge: the sum of theirs, in steps."""
         return charge >= self.section.batch_steps
